@@ -1,0 +1,85 @@
+# Needs Python >= 3.11 and make; everything else comes into .venv by itself.
+
+PYTHON ?= python3
+VENV   ?= .venv
+PG     ?=
+ARGS   ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+BIN := $(VENV)/bin
+
+# The version is part of the stamp's name, so that another PYTHON makes the environment anew.
+PYVER := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+READY := $(VENV)/.ready-$(PYVER)
+
+ifeq ($(PG),)
+WITH_PG :=
+else ifeq ($(PG),15)
+WITH_PG := $(BIN)/python scripts/postgres15 --
+else
+WITH_PG = $(error PG=$(PG) is not known: leave it out for the embedded server, or say PG=15)
+endif
+
+.PHONY: help
+help:
+	@echo 'gen_durable: a durable state-machine engine on Postgres.'
+	@echo
+	@echo '  make demo     see it work: starts an embedded Postgres and runs a machine in front of you'
+	@echo '  make test     run the tests on the embedded Postgres'
+	@echo '  make check    lint, format, import directions and types (ruff, lint-imports, mypy, pyright)'
+	@echo '  make fmt      format the code and apply the safe fixes'
+	@echo '  make venv     only make or refresh the environment in $(VENV); the others do it when needed'
+	@echo '  make clean    remove $(VENV), caches and build output (data in .gen_durable/ stays)'
+	@echo
+	@echo 'Variables:'
+	@echo '  PYTHON=python3.12       the interpreter of the environment, 3.11 or later (now: $(PYTHON))'
+	@echo '  VENV=.venv312           where the environment lives (now: $(VENV))'
+	@echo '  PG=15                   test on a throw-away cluster of postgresql-15 (root installs it)'
+	@echo '  ARGS="-k signal -x"     passed on to pytest, or to the demo'
+	@echo
+	@echo 'Start with `make demo`; before a commit run `make check test`.'
+
+.PHONY: demo
+demo: $(READY)
+	@$(BIN)/gen-durable demo $(ARGS)
+
+.PHONY: test
+test: $(READY)
+	$(WITH_PG) $(BIN)/pytest $(ARGS)
+
+.PHONY: check
+check: export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+check: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+.PHONY: fmt
+fmt: $(READY)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+.PHONY: clean
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests docs examples scripts bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+.PHONY: venv $(VENV)
+venv $(VENV): $(READY)
+
+# The stamp comes last: an interrupted install is done again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "gen_durable needs Python 3.11 or later; '$(PYTHON)' is $(or $(PYVER),no interpreter that runs)." >&2; \
+	  echo 'Name another one: make PYTHON=/path/to/python3.11' >&2; \
+	  exit 1; }
+	@echo 'Making $(VENV) with Python $(PYVER); the first time takes about a minute ...'
+	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt -e '.[all,dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""gen_durable: durable state machines on Postgres."""

@@ -1,0 +1,107 @@
+"""The options of a worker, checked when it is made: a combination that cannot work is refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from gen_durable.errors import ConfigError
+from gen_durable.limits import check_name
+
+DAY: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long ended instances are kept, by how they ended. None keeps them for good."""
+
+    done: timedelta | None = DAY
+    failed: timedelta | None = DAY
+    cancelled: timedelta | None = DAY
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Everything that a worker can be told. The defaults suit most."""
+
+    queues: Mapping[str, int] = field(default_factory=lambda: {"default": 10})
+    lease_ttl: timedelta = timedelta(seconds=15)
+    heartbeat_interval: timedelta = timedelta(seconds=5)
+    poll_interval: timedelta = timedelta(seconds=1)
+    max_poll_interval: timedelta = timedelta(seconds=5)
+    reap_interval: timedelta | None = timedelta(seconds=5)
+    gc_interval: timedelta | None = timedelta(seconds=60)
+    gc_retention: timedelta | Retention | None = DAY
+    gc_batch: int = 10_000
+    prefetch: int = 0
+    min_demand: int = 1
+    drain_timeout: timedelta = timedelta(seconds=5)
+    max_crashes: int | None = None
+    run_ahead_time: timedelta = timedelta(milliseconds=100)
+    run_ahead_steps: int = 32
+    flush_batch: int = 500
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_queues(self.queues)
+        for name in ("lease_ttl", "heartbeat_interval", "poll_interval", "max_poll_interval", "reap_interval", "gc_interval"):
+            _check_positive(name, getattr(self, name))
+        for name in ("drain_timeout", "run_ahead_time"):
+            _check_not_negative(name, getattr(self, name))
+        for name, least in (("gc_batch", 1), ("prefetch", 0), ("min_demand", 1), ("run_ahead_steps", 0), ("flush_batch", 1)):
+            _check_int(name, getattr(self, name), least)
+        for name in ("max_crashes", "threads"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 1)
+        if self.heartbeat_interval * 3 > self.lease_ttl:
+            raise ConfigError(
+                f"heartbeat_interval ({self.heartbeat_interval}) must be at most a third of lease_ttl "
+                f"({self.lease_ttl}): a claim must survive two missed beats"
+            )
+        if self.max_poll_interval < self.poll_interval:
+            raise ConfigError(
+                f"max_poll_interval ({self.max_poll_interval}) must not be below poll_interval ({self.poll_interval}): "
+                "it is the ceiling that idle polling backs off to"
+            )
+        for name, slots in self.queues.items():
+            if self.min_demand > slots + self.prefetch:
+                raise ConfigError(
+                    f"min_demand ({self.min_demand}) is above the {slots + self.prefetch} rows that queue {name!r} can "
+                    "hold (concurrency + prefetch): it would never pick"
+                )
+
+    @property
+    def retention(self) -> Retention:
+        """`gc_retention` by status."""
+        if isinstance(self.gc_retention, Retention):
+            return self.gc_retention
+        return Retention(self.gc_retention, self.gc_retention, self.gc_retention)
+
+
+def _check_queues(queues: Mapping[str, int]) -> None:
+    for name, slots in queues.items():
+        check_name(name, "a queue's name", ConfigError)
+        _check_int(f"the concurrency of queue {name!r}", slots, 1)
+
+
+def _check_positive(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, timedelta):
+        raise ConfigError(f"{name} must be a timedelta, got {value!r}: write timedelta(seconds=...)")
+    if value <= timedelta(0):
+        raise ConfigError(f"{name} must be above zero, got {value}")
+
+
+def _check_not_negative(name: str, value: object) -> None:
+    if not isinstance(value, timedelta):
+        raise ConfigError(f"{name} must be a timedelta, got {value!r}: write timedelta(seconds=...)")
+    if value < timedelta(0):
+        raise ConfigError(f"{name} must not be negative, got {value}")
+
+
+def _check_int(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be a whole number from {least} on, got {value!r}")

@@ -1,0 +1,20 @@
+"""The program of the supervisor process, run by its path: `python __main__.py <directory> <binaries> <lock fd>`.
+
+It stays for as long as the server does, so it loads nothing but the standard library and this room: the front door of
+the package, and with it the driver and the engine, is replaced by an empty package that only knows where to look.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+if __name__ == "__main__":
+    package = types.ModuleType("gen_durable")
+    package.__path__ = [str(Path(__file__).parents[1])]
+    sys.modules["gen_durable"] = package
+
+    from gen_durable.embedded.supervisor import main
+
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,85 @@
+"""flock, the only thing that says who is alive.
+
+In: a path. Out: a `Lock`, held until it is closed or the process dies. A lock belongs to the *open file description*:
+a child that inherits the descriptor holds it too, and it is free when the last copy is closed. Hence `close` never
+unlocks: that would take the lock from the copies as well. `revoke` does just that, where it is wanted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from gen_durable.embedded.layout import open_owned
+
+
+class Lock:
+    """One descriptor with a lock on it. Descriptors are closed on exec, unless they are handed on by name."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @property
+    def fd(self) -> int:
+        return self._fd
+
+    def same_file(self, path: Path) -> bool:
+        """Whether `path` still is the file that is locked: False when it was deleted or replaced."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), path.stat())
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        """Close this copy. Safe to call twice."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def revoke(self) -> None:
+        """Unlock for every process that has a copy, and close this one."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.close()
+
+
+def try_exclusive(path: Path) -> Lock | None:
+    """The exclusive lock on `path`, or None when anybody else has any lock on it."""
+    return _try(open_owned(path, os.O_RDWR), fcntl.LOCK_EX)
+
+
+def is_free(path: Path) -> bool:
+    """Whether nobody has a lock on `path`. Takes it for an instant, so a `shared` may have to try twice.
+
+    Does not create the file: a question must not bring back a directory that is being deleted.
+    """
+    lock = _try(os.open(path, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_EX)
+    if lock is None:
+        return False
+    lock.close()
+    return True
+
+
+def shared(path: Path, timeout: float) -> Lock | None:
+    """A shared lock on `path`, or None when an exclusive one stays in the way for `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while (lock := _try(open_owned(path, os.O_RDWR), fcntl.LOCK_SH)) is None:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.02)
+    return lock
+
+
+def _try(fd: int, kind: int) -> Lock | None:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return Lock(fd)

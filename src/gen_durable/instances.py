@@ -1,0 +1,108 @@
+"""What can be seen of an instance from outside: its status, its row, and how waiting for it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from gen_durable.codec import decode_plain
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Status(str, Enum):
+    """Where an instance is in its life; the same words as in the database."""
+
+    RUNNABLE = "runnable"
+    EXECUTING = "executing"
+    AWAITING_SIGNAL = "awaiting_signal"
+    AWAITING_CHILDREN = "awaiting_children"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the instance has ended."""
+        return self in (Status.DONE, Status.FAILED, Status.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One row, as it is now."""
+
+    id: int
+    machine: str
+    version: int
+    step: str
+    status: Status
+    queue: str
+    priority: int
+    partition_key: str | None
+    unique_key: bytes | None
+    awaits: tuple[str, ...]
+    attempt: int
+    crashes: int
+    claims: int
+    seq: int
+    last_error: str | None
+    locked_by: str | None
+    parent_id: int | None
+    children_pending: int
+    eligible_at: datetime
+    await_deadline: datetime | None
+    inserted_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    raw_state: bytes
+    raw_result: bytes | None
+
+    @property
+    def state(self) -> Any:
+        """The state as plain JSON values."""
+        return decode_plain(self.raw_state)
+
+    @property
+    def result(self) -> Any:
+        """The result as plain JSON values; None unless done."""
+        return None if self.raw_result is None else decode_plain(self.raw_result)
+
+    def __repr__(self) -> str:
+        return f"Instance(id={self.id}, {self.machine}.{self.step}, {self.status.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[R_co]):
+    """The instance is done; here is its result."""
+
+    id: int
+    result: R_co
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The instance has failed for good; here is why."""
+
+    id: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The instance was cancelled."""
+
+    id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The time to wait is over and the instance has not ended; it goes on."""
+
+    id: int
+
+
+Ending: TypeAlias = "Finished[R_co] | Failed | Cancelled | Pending"
+"""How `Handle.wait` can end."""

@@ -1,0 +1,299 @@
+"""The six outcomes of a step, and `Start`, the description of an instance to be made.
+
+In: what user code decided. Out: a value that says what the row becomes; nothing happens until it is committed.
+`Outcome[R]` is the type a step returns, R being what the machine's `Done` carries in the end. It is covariant, and an
+outcome that leads to a step has that step's R, so a type checker follows the result through the whole machine.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast, final, overload
+
+from typing_extensions import Never
+
+from gen_durable.errors import InputError, InvalidOutcome
+from gen_durable.limits import (
+    MAX_CHILDREN,
+    check_delay,
+    check_key,
+    check_moment,
+    check_name,
+    check_priority,
+    check_text_key,
+    clean_error,
+)
+
+if TYPE_CHECKING:
+    from gen_durable.context import Context
+    from gen_durable.jobs import Job
+    from gen_durable.machines import StepSpec
+    from gen_durable.signals import Signal
+
+S = TypeVar("S")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+BoundStep: TypeAlias = "Callable[[S, Context], Awaitable[Outcome[R]]] | Callable[[S, Context], Outcome[R]]"
+"""A step as passed inside a machine: `self.ship`."""
+Startable: TypeAlias = (
+    "Callable[[Any, S, Context], Awaitable[Outcome[R]]] | Callable[[Any, S, Context], Outcome[R]] | Job[S, R]"
+)
+"""A step or job as passed from outside: `Checkout.start`, `greet`."""
+
+Scope: TypeAlias = Literal["runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled"]
+LIVE: Final[tuple[Scope, ...]] = ("runnable", "executing", "awaiting_signal", "awaiting_children")
+
+
+@final
+class Keep:
+    """The type of `KEEP`: leave the row's value as it is."""
+
+    def __repr__(self) -> str:
+        return "KEEP"
+
+
+KEEP: Final = Keep()
+
+
+class Outcome(Generic[R_co]):
+    """What a step returns. One of `Next`, `Replay`, `Await`, `ScheduleChildren`, `Done`, `Stop`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(...)"
+
+
+@final
+class Next(Outcome[R]):
+    """Go to another step. Its state is committed first; the attempt counter starts again at 0."""
+
+    __slots__ = ("delay", "partition_key", "priority", "queue", "run_ahead", "state", "step")
+    __match_args__ = ("step", "state")
+
+    def __init__(
+        self,
+        step: BoundStep[S, R],
+        state: S,
+        *,
+        delay: timedelta | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        partition_key: str | Keep | None = KEEP,
+        run_ahead: bool = True,
+    ) -> None:
+        self.step = step_of(step, "Next")
+        self.state: object = state
+        self.delay = check_delay(delay, "Next(delay=)") if delay is not None else 0.0
+        self.queue = check_name(queue, "Next(queue=)") if queue is not None else None
+        self.priority = check_priority(priority) if priority is not None else None
+        self.partition_key = (
+            check_text_key(partition_key, "Next(partition_key=)") if isinstance(partition_key, str) else partition_key
+        )
+        self.run_ahead = run_ahead
+
+
+@final
+class Replay(Outcome[Never]):
+    """Run the same step again, now or `after` a while; the attempt counter goes up by one."""
+
+    __slots__ = ("after", "state")
+    __match_args__ = ("state", "after")
+
+    def __init__(self, state: object, after: timedelta = timedelta(0)) -> None:
+        self.state = state
+        self.after = check_delay(after, "Replay(after=)")
+
+
+@final
+class Await(Outcome[R]):
+    """Wait for a signal, or any of several, without holding a worker; then run `then` (or this same step again).
+
+    With a `timeout` the step also runs when nothing came in time: `ctx.first(signal)` is None then.
+    """
+
+    __slots__ = ("names", "state", "then", "timeout")
+    __match_args__ = ("names", "then", "state")
+
+    @overload
+    def __init__(
+        self: Await[Never],
+        signals: Signal[Any] | Iterable[Signal[Any]],
+        *,
+        state: object,
+        timeout: timedelta | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        signals: Signal[Any] | Iterable[Signal[Any]],
+        *,
+        then: BoundStep[S, R],
+        state: S,
+        timeout: timedelta | None = None,
+    ) -> None: ...
+    def __init__(
+        self,
+        signals: Signal[Any] | Iterable[Signal[Any]],
+        *,
+        then: object = None,
+        state: object,
+        timeout: timedelta | None = None,
+    ) -> None:
+        self.names = _signal_names(signals)
+        self.then = step_of(then, "Await(then=)") if then is not None else None
+        self.state = state
+        self.timeout = check_delay(timeout, "Await(timeout=)") if timeout is not None else None
+
+
+@final
+class ScheduleChildren(Outcome[R]):
+    """Start a batch of children and wait until every one has ended; then run `then` with `ctx.children`."""
+
+    __slots__ = ("children", "state", "then")
+    __match_args__ = ("children", "then", "state")
+
+    def __init__(self, children: Iterable[Start[Any]], *, then: BoundStep[S, R], state: S) -> None:
+        self.children: Sequence[Start[Any]] = tuple(children)
+        for child in self.children:
+            if not isinstance(child, Start):
+                raise InvalidOutcome(
+                    f"ScheduleChildren takes Start(...) values, got {type(child).__name__}: "
+                    "write Start(Pack.pack, state)"
+                )
+        if len(self.children) > MAX_CHILDREN:
+            raise InvalidOutcome(
+                f"ScheduleChildren got {len(self.children):,} children, at most {MAX_CHILDREN:,} are allowed at once: "
+                "start them in several rounds, or let children start children"
+            )
+        self.then = step_of(then, "ScheduleChildren(then=)")
+        self.state: object = state
+
+
+@final
+class Done(Outcome[R]):
+    """The instance has ended well, with a result."""
+
+    __slots__ = ("result",)
+    __match_args__ = ("result",)
+
+    @overload
+    def __init__(self: Done[None]) -> None: ...
+    @overload
+    def __init__(self, result: R) -> None: ...
+    def __init__(self, result: object = None) -> None:
+        self.result = result
+
+
+@final
+class Stop(Outcome[Never]):
+    """The instance has failed for good; the reason is kept in the row."""
+
+    __slots__ = ("reason",)
+    __match_args__ = ("reason",)
+
+    def __init__(self, reason: str | BaseException) -> None:
+        self.reason = reason if isinstance(reason, str) else describe(reason)
+
+
+AnyOutcome: TypeAlias = "Next[Any] | Replay | Await[Any] | ScheduleChildren[Any] | Done[Any] | Stop"
+OUTCOMES: Final = (Next, Replay, Await, ScheduleChildren, Done, Stop)
+
+
+@final
+class Start(Generic[R]):
+    """An instance to be made: for `insert_many` and for `ScheduleChildren`."""
+
+    __slots__ = (
+        "delay",
+        "partition_key",
+        "priority",
+        "queue",
+        "schedule_at",
+        "state",
+        "step",
+        "unique_key",
+        "unique_scope",
+    )
+
+    def __init__(
+        self,
+        step: Startable[S, R],
+        state: S,
+        *,
+        queue: str | None = None,
+        priority: int = 0,
+        partition_key: str | None = None,
+        delay: timedelta | None = None,
+        schedule_at: datetime | None = None,
+        unique_key: str | bytes | None = None,
+        unique_scope: Iterable[Scope] = LIVE,
+    ) -> None:
+        self.step = step_of(step, "Start")
+        self.state: object = state
+        self.queue = check_name(queue, "queue") if queue is not None else self.step.machine.queue
+        self.priority = check_priority(priority)
+        self.partition_key = check_text_key(partition_key, "partition_key") if partition_key is not None else None
+        if delay is not None and schedule_at is not None:
+            raise InputError("give either delay or schedule_at, not both")
+        self.delay = check_delay(delay, "delay") if delay is not None else 0.0
+        self.schedule_at = check_moment(schedule_at, "schedule_at") if schedule_at is not None else None
+        self.unique_key = check_key(unique_key, "unique_key") if unique_key is not None else None
+        self.unique_scope = _scope(unique_scope) if self.unique_key is not None else ()
+
+    def __repr__(self) -> str:
+        return f"Start({self.step.machine.name}.{self.step.name})"
+
+
+def step_of(step: object, where: str) -> StepSpec:
+    """The step behind a method, function or job, or an error that says what was passed instead."""
+    spec = getattr(step, "__gen_durable_step__", None)
+    if spec is not None and hasattr(spec, "machine"):
+        return cast("StepSpec", spec)
+    if inspect.iscoroutine(step):
+        step.close()
+        raise InvalidOutcome(f"{where} got a step that was called: pass the step itself, as in Next(self.ship, state)")
+    if isinstance(step, Outcome):
+        raise InvalidOutcome(f"{where} got the outcome of a step that was called: pass the step itself")
+    name = getattr(step, "__name__", None)
+    if callable(step) and name is not None:
+        raise InvalidOutcome(f"{where} got {name!r}, which is not a step: decorate it with @step or @job")
+    raise InvalidOutcome(f"{where} takes a step such as self.ship, Checkout.start or a @job, got {type(step).__name__}")
+
+
+def describe(error: BaseException) -> str:
+    """An exception as it is kept in `last_error`: its type and its words."""
+    try:
+        words = str(error)
+    except Exception:
+        words = "(its text cannot be made)"
+    return clean_error(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+
+
+def _signal_names(signals: Signal[Any] | Iterable[Signal[Any]]) -> tuple[str, ...]:
+    from gen_durable.signals import Signal  # here, not above: signals and outcomes are peers
+
+    several = (signals,) if isinstance(signals, Signal) else tuple(signals)
+    for signal in several:
+        if not isinstance(signal, Signal):
+            raise InvalidOutcome(f"Await takes Signal values, got {type(signal).__name__}: declare Signal(name, type)")
+    if not several:
+        raise InvalidOutcome("Await needs at least one signal to wait for")
+    return tuple(sorted({signal.name for signal in several}))
+
+
+def _scope(scope: Iterable[Scope]) -> tuple[Scope, ...]:
+    several = tuple(dict.fromkeys(scope))
+    known = (*LIVE, "done", "failed", "cancelled")
+    for status in several:
+        if status not in known:
+            raise InputError(f"unique_scope names {status!r}, which is no status: use some of {', '.join(known)}")
+    if "runnable" not in several:
+        raise InputError(
+            "unique_scope must hold 'runnable', the status in which every instance begins: "
+            "a key that is not taken from the start would be taken later, when nobody can be told"
+        )
+    return several

@@ -1,0 +1,1 @@
+"""The driver's room: the only imports of asyncpg. Connections that heal, faults told apart, LISTEN, migrations."""

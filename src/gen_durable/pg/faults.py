@@ -1,0 +1,63 @@
+"""What an error of the driver means for the caller.
+
+In: whatever a statement raised. Out: one of four words. Anything that is not a plain SQL error counts as a dead
+connection (asyncpg raises InternalClientError and friends when a backend is killed under it).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import asyncpg
+
+
+class Fault(enum.Enum):
+    """What to do about an error."""
+
+    GONE = "gone"  # the connection is dead or useless: reconnect; whether the statement committed is unknown
+    BUSY = "busy"  # nothing was committed, the same statement may succeed later
+    BLOCKED = "blocked"  # a lock was not to be had: nothing was committed, somebody holds a row of this batch
+    REFUSED = "refused"  # the statement's data or text is at fault: the same statement will fail again
+
+
+class ConnectionLost(Exception):
+    """The connection broke, or could not be made. If `sent`, whether the statement committed is unknown."""
+
+    def __init__(self, cause: BaseException, *, sent: bool) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.cause = cause
+        self.sent = sent
+
+
+_GONE_CODES: Final = frozenset({"25006", "57P01", "57P02", "57P03", "57P04", "57P05", "53300"})
+_BUSY_CODES: Final = frozenset({"40001", "40P01", "57014"})
+_BUSY_CLASSES: Final = frozenset({"53", "58", "25", "XX"})
+
+
+def classify(error: BaseException) -> Fault:
+    """What an error from the driver means."""
+    code = getattr(error, "sqlstate", None)
+    if not isinstance(error, asyncpg.PostgresError) or not isinstance(code, str):
+        return Fault.GONE
+    if code in _GONE_CODES or code.startswith("08"):
+        return Fault.GONE
+    if code == "55P03":
+        return Fault.BLOCKED
+    if code in _BUSY_CODES or code[:2] in _BUSY_CLASSES:
+        return Fault.BUSY
+    return Fault.REFUSED
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE of a server error."""
+    code = getattr(error, "sqlstate", None)
+    return code if isinstance(code, str) else None
+
+
+def detail_of(error: BaseException) -> tuple[str | None, str | None]:
+    """The DETAIL and HINT of a server error."""
+    return getattr(error, "detail", None), getattr(error, "hint", None)
+
+
+SqlError = asyncpg.PostgresError

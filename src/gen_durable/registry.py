@@ -1,0 +1,69 @@
+"""What a worker can run: the only way from a row's text to code.
+
+In: machine instances and jobs, handed over by the host program. Out: the step for a (name, version, step), or nothing.
+No import, no getattr, no scan follows a row's text; an unknown name simply is not in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gen_durable.errors import DefinitionError
+from gen_durable.jobs import Job
+from gen_durable.machines import Machine, MachineSpec, StepSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A step that can be run: its spec, the bound function, and who answers for its errors."""
+
+    spec: StepSpec
+    call: Callable[..., Any]
+    owner: Machine | Job[Any, Any]
+
+
+class Registry:
+    """All steps of the given machines and jobs, old names included."""
+
+    __slots__ = ("_entries", "specs")
+
+    def __init__(self, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
+        self._entries: dict[tuple[str, int, str], Entry] = {}
+        self.specs: list[MachineSpec] = []
+        for machine in machines:
+            if isinstance(machine, type):
+                raise DefinitionError(f"machines takes instances: pass {machine.__name__}(), not the class")
+            if not isinstance(machine, Machine):
+                raise DefinitionError(f"machines takes Machine instances, got {type(machine).__name__}")
+            self._add(type(machine).__gen_durable__, machine)
+        for job in jobs:
+            if not isinstance(job, Job):
+                raise DefinitionError(f"jobs takes functions decorated with @job, got {type(job).__name__}")
+            self._add(job.__gen_durable_step__.machine, job)
+
+    def _add(self, spec: MachineSpec, owner: Machine | Job[Any, Any]) -> None:
+        if not spec.steps:
+            raise DefinitionError(f"machine {spec.name!r} has no steps: mark at least one method with @step")
+        if any(s.name == spec.name and s.version == spec.version for s in self.specs):
+            raise DefinitionError(
+                f"two machines or jobs are called {spec.name!r} version {spec.version}: "
+                "rename one (name=...) or give it another version"
+            )
+        self.specs.append(spec)
+        for step in spec.steps.values():
+            _ = step.state_codec  # resolves annotations now, so that a mistake stops the start and not a row
+            _ = step.result_codec
+            call = owner.fn if isinstance(owner, Job) else step.fn.__get__(owner)
+            for name in (step.name, *step.aliases):
+                self._entries[spec.name, spec.version, name] = Entry(step, call, owner)
+
+    def find(self, machine: str, version: int, step: str) -> Entry | None:
+        """The step to run for a row, or None when this worker does not know it."""
+        return self._entries.get((machine, version, step))
+
+    @property
+    def known(self) -> list[str]:
+        """Every name this worker can run, as the pick function compares them: `machine/version/step`."""
+        return [f"{machine}/{version}/{step}" for machine, version, step in self._entries]

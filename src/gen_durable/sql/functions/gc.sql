@@ -1,0 +1,36 @@
+-- gc: delete ended instances past their retention.
+--
+-- In: how many seconds each kind of end is kept (null: for good); how many at most. Out: how many were deleted.
+-- An ended child of a parent that has not ended is spared: the parent may still read it. Signals go by cascade.
+-- Index: gen_durable_finished; primary key for the parents. Locks: SKIP LOCKED; deletion by primary key
+-- (tests/interleavings: gc_signal).
+create or replace function @schema.gc(keep_done float8, keep_failed float8, keep_cancelled float8, batch int)
+returns int
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+  deleted int;
+begin
+  with old as (
+    select g.id from @schema.gen_durable g
+    where g.finished_at < now() - make_interval(secs => least(keep_done, keep_failed, keep_cancelled))
+      and g.finished_at < now() - make_interval(secs => case g.status
+        when 'done' then keep_done when 'failed' then keep_failed when 'cancelled' then keep_cancelled
+      end)
+      and not exists (
+        select from @schema.gen_durable p where p.id = g.parent_id and p.finished_at is null
+      )
+    order by g.finished_at
+    limit batch
+    for update skip locked
+  )
+  delete from @schema.gen_durable g using old where g.id = old.id;
+  get diagnostics deleted = row_count;
+  return deleted;
+end
+$$;

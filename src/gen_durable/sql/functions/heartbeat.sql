@@ -1,0 +1,39 @@
+-- heartbeat: extend the leases of claims that a worker still holds.
+--
+-- In: ids and the claims they were made with, in id order; the lease in seconds. Out: the ids whose claim was taken over.
+-- A row that left executing by the owner's own outcome has the same claims and is not lost. A lease is never shortened.
+-- Index: primary key. Locks: id order, SKIP LOCKED: a row locked by a flush or a delivery is not reaped while locked
+-- either, and the next beat comes well before the lease ends (tests/interleavings: reap_heartbeat).
+create or replace function @schema.heartbeat(ids bigint[], claims int[], lease float8)
+returns table (lost bigint)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  held tid[];
+begin
+  select array_agg(h.ctid) into held
+  from (
+    select g.ctid
+    from unnest(ids, claims) as o (id, claim)
+    join @schema.gen_durable g on g.id = o.id and g.claims = o.claim
+    where g.status = 'executing'
+    order by g.id
+    for no key update of g skip locked
+  ) as h;
+  update @schema.gen_durable g
+  set lease_expires_at = greatest(g.lease_expires_at, now() + make_interval(secs => lease))
+  where g.ctid = any (held);
+
+  return query
+    select o.id
+    from unnest(ids, claims) as o (id, claim)
+    left join @schema.gen_durable g on g.id = o.id and g.claims = o.claim
+    where g.id is null;
+end
+$$;

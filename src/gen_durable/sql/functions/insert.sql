@@ -1,0 +1,101 @@
+-- insert: make instances.
+--
+-- In: one array per column, all of one length. delays are seconds from now; a schedule_at wins over its delay; a
+-- unique_scope is the text of an array of statuses.
+-- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (id null), 'existing' (the holder's id).
+-- Out: one row per input row, in input order.
+-- Index: gen_durable_unique. Locks: rows go in by the order of their keys, so that two calls with the same keys wait
+-- for each other in one direction only (tests/interleavings: insert_insert).
+create or replace function @schema.insert(
+  fsms text[],
+  versions int[],
+  steps text[],
+  states jsonb[],
+  queues text[],
+  priorities smallint[],
+  partition_keys text[],
+  delays float8[],
+  schedule_ats timestamptz[],
+  unique_keys bytea[],
+  unique_scopes text[],
+  on_conflict text default 'raise'
+)
+returns table (ord int, id bigint, inserted boolean)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+  total constant int := cardinality(fsms);
+  ids bigint[];            -- the id each row has, if it goes in
+  holders bigint[];        -- the id each row ends up with
+  made bigint[] := '{}';
+  new bigint[];
+begin
+  if on_conflict is null or on_conflict not in ('raise', 'skip', 'existing') then
+    raise exception 'on_conflict must be raise, skip or existing, not %', on_conflict using errcode = '22023';
+  end if;
+
+  -- Ids in input order, so that equal priorities run in the order in which they were handed in.
+  select array_agg(nextval('@schema.gen_durable_id_seq'::regclass)) into ids from generate_series(1, total);
+
+  for try in 1..20 loop
+    with added as (
+      insert into @schema.gen_durable
+        (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope)
+      overriding system value
+      select o.id, o.fsm, o.version, o.step, o.state, o.queue, o.priority, o.partition_key,
+             coalesce(o.schedule_at, now() + make_interval(secs => o.delay)),
+             o.unique_key, coalesce(o.unique_scope, '{}')::@schema.durable_status[]
+      from unnest(ids, fsms, versions, steps, states, queues, priorities, partition_keys, delays, schedule_ats,
+                  unique_keys, unique_scopes, holders)
+        with ordinality as o (id, fsm, version, step, state, queue, priority, partition_key, delay, schedule_at,
+                              unique_key, unique_scope, holder, n)
+      where o.holder is null
+      order by o.unique_key, o.n
+      on conflict (unique_guard) where unique_guard is not null do nothing
+      returning gen_durable.id
+    )
+    select array_agg(added.id) into new from added;
+    made := made || new;
+
+    if cardinality(made) = total then
+      return query select o.n::int, o.id, true from unnest(ids) with ordinality as o (id, n) order by o.n;
+      return;
+    end if;
+
+    -- Who holds the keys of the rest, by a fresh snapshot.
+    select array_agg(coalesce(m.id, h.id) order by o.n) into holders
+    from unnest(ids, unique_keys) with ordinality as o (id, unique_key, n)
+    left join unnest(made) as m (id) on m.id = o.id
+    left join lateral (
+      select g.id from @schema.gen_durable g where m.id is null and g.unique_guard = o.unique_key
+    ) as h on true;
+
+    if on_conflict = 'raise' then
+      declare
+        taken record;
+      begin
+        select o.unique_key, o.holder into taken
+        from unnest(ids, unique_keys, holders) as o (id, unique_key, holder)
+        where o.holder <> o.id limit 1;
+        if found then
+          raise exception 'the unique key is taken by instance %', taken.holder
+            using errcode = 'GD001', detail = encode(taken.unique_key, 'hex'), hint = taken.holder::text;
+        end if;
+      end;
+    end if;
+
+    if on_conflict = 'skip' or array_position(holders, null) is null then
+      return query
+        select o.n::int, case when on_conflict = 'existing' or o.id = o.holder then o.holder end, o.id = o.holder
+        from unnest(ids, holders) with ordinality as o (id, holder, n)
+        order by o.n;
+      return;
+    end if;
+    -- A holder ended between the two statements, so its key is free: try the rest again.
+  end loop;
+  raise exception 'the holders of unique keys kept changing' using errcode = '40001';
+end
+$$;

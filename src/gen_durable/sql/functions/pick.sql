@@ -1,0 +1,128 @@
+-- pick: claim due rows for a worker.
+--
+-- In: who asks; per queue how many rows; the names the worker can run ('machine/version/step'); the lease in seconds.
+-- Out: one row per claim, most urgent first. A row without an id tells of a queue whose demand was not met: in how many
+-- seconds its next row falls due (null: none is waiting), and how many due rows were passed over for a busy partition.
+-- Index: gen_durable_pick, one (queue, priority) at a time: stepping from priority to priority means that rows due
+-- in the future are never read, however urgent. gen_durable_partition_order for rows with a partition key.
+-- Locks: FOR NO KEY UPDATE SKIP LOCKED, so that pickers never wait for each other, nor for a delivery in progress.
+--
+-- Partition keys: a transaction-level advisory lock per key makes "nobody executes it and I am its head" true until
+-- commit. The check comes in a later statement than the lock, so that its snapshot sees whoever held the lock before.
+create or replace function @schema.pick(
+  worker text, queues text[], demands int[], known text[], lease float8
+)
+returns table (
+  id bigint, fsm text, fsm_version int, step text, state jsonb, attempt int, claims int, seq int, queue text,
+  priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], inbox jsonb, children jsonb,
+  next_due float8, contended int
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  q text;
+  demand int;
+  prio smallint;
+  found_tids tid[];
+  found_keys text[];
+  locked_keys text[];
+  tids tid[] := '{}';
+  next_at timestamptz;
+  due timestamptz;
+  allowed tid[];
+  passed int;
+begin
+  for i in 1..cardinality(queues) loop
+    q := queues[i];
+    demand := demands[i];
+    next_at := null;
+    passed := 0;
+    select g.priority into prio from @schema.gen_durable g
+    where g.queue = q and g.due_at is not null order by g.priority limit 1;
+
+    while prio is not null and demand > 0 loop
+      select array_agg(c.ctid), array_agg(distinct c.partition_key) filter (where c.partition_key is not null)
+        into found_tids, found_keys
+      from (
+        select g.ctid, g.partition_key from @schema.gen_durable g
+        where g.queue = q and g.priority = prio and g.due_at <= now()
+          and g.fsm || '/' || g.fsm_version || '/' || g.step = any (known)
+          -- Passes over the siblings of a busy key, so that they do not fill the window and hide what is behind them.
+          and (g.partition_key is null
+               or @schema.heads_partition(g.partition_key, g.priority, g.due_at, g.id))
+        order by g.due_at, g.id
+        limit demand
+        for no key update skip locked
+      ) as c;
+
+      if found_keys is not null then
+        select array_agg(k.key) filter (where pg_try_advisory_xact_lock(hashtextextended('@schema/' || k.key, 0)))
+          into locked_keys
+        from unnest(found_keys) as k (key);
+        select array_agg(c.ctid) into allowed
+        from unnest(found_tids) as t (tid)
+        cross join lateral (
+          select g.ctid, g.id, g.partition_key, g.priority, g.due_at from @schema.gen_durable g where g.ctid = t.tid
+        ) as c
+        where c.partition_key is null or (
+          c.partition_key = any (locked_keys)
+          and @schema.heads_partition(c.partition_key, c.priority, c.due_at, c.id)
+        );
+        passed := passed + cardinality(found_tids) - coalesce(cardinality(allowed), 0);
+        found_tids := allowed;
+      end if;
+
+      tids := tids || found_tids;
+      demand := demand - coalesce(cardinality(found_tids), 0);
+      exit when demand <= 0;
+
+      select g.due_at into due from @schema.gen_durable g
+      where g.queue = q and g.priority = prio and g.due_at > now() order by g.due_at limit 1;
+      next_at := least(next_at, due);
+      select g.priority into prio from @schema.gen_durable g
+      where g.queue = q and g.due_at is not null and g.priority > prio order by g.priority limit 1;
+    end loop;
+
+    if demand > 0 then
+      queue := q;
+      next_due := extract(epoch from next_at - clock_timestamp());
+      contended := passed;
+      return next;
+    end if;
+  end loop;
+
+  if cardinality(tids) = 0 then
+    return;
+  end if;
+
+  return query
+    with claimed as (
+      update @schema.gen_durable g set
+        status = 'executing',
+        claims = g.claims + 1,
+        locked_by = worker,
+        lease_expires_at = now() + make_interval(secs => lease),
+        await_deadline = null,
+        seen = null,
+        unique_scope = case when 'executing' = any (g.unique_scope) then g.unique_scope else '{}' end,
+        updated_at = now()
+      where g.ctid = any (tids)
+      returning g.*
+    )
+    select
+      g.id, g.fsm, g.fsm_version, g.step, g.state, g.attempt, g.claims, g.seq, g.queue, g.priority, g.partition_key,
+      g.unique_key, g.parent_id, g.awaits,
+      case when g.inbox then @schema.inbox_of(g.id) end,
+      case when g.joined then @schema.children_of(g.id, g.round) end,
+      null::float8, null::int
+    from claimed g
+    order by g.priority, g.eligible_at, g.id;
+end
+$$;

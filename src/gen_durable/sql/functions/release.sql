@@ -1,0 +1,34 @@
+-- release: a worker gives back claims that it did not run.
+--
+-- In: ids and claims in id order; per row a delay in seconds and the reason, both null for a row that was merely not
+-- started: it keeps its place and nothing is counted against it. With a reason it counts as a claim without an outcome.
+-- Out: the ids given back. Claims are bumped, so an outcome that still comes for the old claim is stale
+-- (tests/interleavings: release_flush). The attempt is not burned.
+-- Index: primary key. Locks: id order.
+create or replace function @schema.release(ids bigint[], claims int[], delays float8[], reasons text[])
+returns table (id bigint)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+    update @schema.gen_durable g set
+      status = 'runnable',
+      claims = g.claims + 1,
+      crashes = g.crashes + case when o.reason is null then 0 else 1 end,
+      eligible_at = case when o.delay is null then g.eligible_at else now() + make_interval(secs => o.delay) end,
+      last_error = coalesce(o.reason, g.last_error),
+      locked_by = null,
+      lease_expires_at = null,
+      unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end,
+      updated_at = now()
+    from unnest(ids, claims, delays, reasons) as o (id, claim, delay, reason)
+    where g.id = o.id and g.claims = o.claim and g.status = 'executing'
+    returning g.id;
+end
+$$;

@@ -1,0 +1,98 @@
+-- signal: deliver signals.
+--
+-- In: one array per column, all of one length. A target is given by id or, where that is null, by unique key.
+-- Out: one row per input row, in input order: the target's id, what became of it ('delivered', 'duplicate',
+-- 'no_target'), and the queue of a row that was woken.
+-- Index: primary key, gen_durable_unique, signals' unique (target_id, dedup_key).
+-- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock taken only
+-- on rows that look parked would miss the one that is about to park (tests/interleavings: park_deliver).
+create or replace function @schema.signal(
+  targets bigint[], keys bytea[], names text[], payloads jsonb[], dedup_keys text[]
+)
+returns table (ord int, target bigint, verdict text, woken text)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  resolved bigint[];
+begin
+  select array_agg(coalesce(o.id, h.id) order by o.n) into resolved
+  from unnest(targets, keys) with ordinality as o (id, key, n)
+  left join lateral (
+    select g.id from @schema.gen_durable g where o.id is null and g.unique_guard = o.key
+  ) as h on true;
+
+  perform from @schema.gen_durable g where g.id = any (resolved) order by g.id for no key update;
+
+  return query
+    with o as (
+      select o.*, g.status, g.awaits, g.queue, g.id as live_id
+      from unnest(resolved, keys, names, payloads, dedup_keys) with ordinality as o (id, key, name, payload, dedup_key, n)
+      left join @schema.gen_durable g
+        on g.id = o.id and g.finished_at is null and (o.key is null or g.unique_guard = o.key)
+    ),
+    delivered as (
+      insert into @schema.signals as s (target_id, name, payload, dedup_key)
+      select o.id, o.name, o.payload, o.dedup_key from o where o.live_id is not null order by o.n
+      on conflict (target_id, dedup_key) do nothing
+      returning s.target_id, s.name, s.dedup_key
+    ),
+    touched as (
+      update @schema.gen_durable g set
+        inbox = true,
+        status = case when w.wakes then 'runnable' else g.status end,
+        eligible_at = case when w.wakes then now() else g.eligible_at end,
+        await_deadline = case when w.wakes then null else g.await_deadline end,
+        unique_scope = case
+          when not w.wakes or 'runnable' = any (g.unique_scope) then g.unique_scope else '{}'
+        end,
+        updated_at = case when w.wakes then now() else g.updated_at end
+      from (
+        select o.id, bool_or(o.status = 'awaiting_signal' and o.name = any (o.awaits)) as wakes
+        from o join delivered d on d.target_id = o.id and d.name = o.name
+        group by o.id
+      ) as w
+      where g.id = w.id and (w.wakes or not g.inbox)
+      returning g.id, g.queue, w.wakes
+    )
+    select
+      o.n::int,
+      o.live_id,
+      case
+        when o.live_id is null then 'no_target'
+        when o.dedup_key is null then 'delivered'
+        when exists (select from delivered d where d.target_id = o.id and d.dedup_key = o.dedup_key)
+          and o.n = min(o.n) over (partition by o.id, o.dedup_key) then 'delivered'
+        else 'duplicate'
+      end,
+      (select t.queue from touched t where t.id = o.id and t.wakes)
+    from o
+    order by o.n;
+end
+$$;
+
+-- The same for one signal from psql or any other client: `select gen_durable.signal(42, 'payment', '{"amount": 100}')`.
+create or replace function @schema.signal(target bigint, name text, payload jsonb default null, dedup_key text default null)
+returns text
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  select s.verdict
+  from @schema.signal(array[target], array[null::bytea], array[name], array[payload], array[dedup_key]) as s
+$$;
+
+create or replace function @schema.signal(key text, name text, payload jsonb default null, dedup_key text default null)
+returns text
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  select s.verdict
+  from @schema.signal(
+    array[null::bigint], array[convert_to(key, 'UTF8')], array[name], array[payload], array[dedup_key]
+  ) as s
+$$;

@@ -1,0 +1,69 @@
+-- spawn: the children of parents that this transaction has just parked.
+--
+-- In: the parents' ids, and the arrays of flush that hold their children (extra.children: an array of objects).
+-- Out: the queues in which rows became runnable: the children's, and those of parents that had none to wait for.
+-- A child whose unique key is taken is not made and not waited for. Rows go in by the order of their keys (insert.sql).
+-- Index: gen_durable_unique, primary key.
+create or replace function @schema.spawn(spawning bigint[], ids bigint[], extras jsonb[])
+returns text[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  woken text[];
+  idle text[];
+begin
+  with source as (
+    select o.id as parent_id, p.round, c.*
+    from unnest(ids, extras) as o (id, extra)
+    join @schema.gen_durable p on p.id = o.id
+    cross join lateral rows from (
+      jsonb_to_recordset(o.extra -> 'children') as (
+        fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
+        schedule_at timestamptz, unique_key text, unique_scope text
+      )
+    ) with ordinality as c (
+      fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, n
+    )
+    where o.id = any (spawning)
+  ),
+  -- Ids in the order the parent listed them, whatever order the keys ask for.
+  numbered as materialized (
+    select s.*, nextval('@schema.gen_durable_id_seq'::regclass) as id
+    from (select * from source order by parent_id, n) as s
+  ),
+  made as (
+    insert into @schema.gen_durable
+      (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope,
+       parent_id, parent_round)
+    overriding system value
+    select s.id, s.fsm, s.version, s.step, s.state, s.queue, s.priority, s.partition_key,
+           coalesce(s.schedule_at, now() + make_interval(secs => s.delay)),
+           decode(s.unique_key, 'hex'), coalesce(s.unique_scope, '{}')::@schema.durable_status[], s.parent_id, s.round
+    from numbered s
+    order by decode(s.unique_key, 'hex'), s.id
+    on conflict (unique_guard) where unique_guard is not null do nothing
+    returning parent_id, queue
+  ),
+  counted as (
+    update @schema.gen_durable g set children_pending = m.n
+    from (select parent_id, count(*) as n from made group by parent_id) as m
+    where g.id = m.parent_id
+  )
+  select array_agg(distinct made.queue) into woken from made;
+
+  -- Nothing to wait for: go straight on.
+  with u as (
+    update @schema.gen_durable g set
+      status = 'runnable',
+      eligible_at = now(),
+      joined = true,
+      unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end
+    where g.id = any (spawning) and g.children_pending = 0
+    returning g.queue
+  )
+  select array_agg(distinct u.queue) into idle from u;
+  return woken || idle;
+end
+$$;

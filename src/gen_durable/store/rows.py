@@ -1,0 +1,128 @@
+"""What goes into the calls and what comes out of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gen_durable.context import Child
+from gen_durable.instances import Status
+from gen_durable.signals import Received
+
+
+@dataclass(slots=True)
+class Claim:
+    """A row that this worker may run: the fence (id, claim, seq) and all that the step is told."""
+
+    id: int
+    machine: str
+    version: int
+    step: str
+    state: str
+    attempt: int
+    claim: int
+    seq: int
+    queue: str
+    priority: int
+    partition_key: str | None
+    unique_key: bytes | None
+    parent_id: int | None
+    awaits: list[str] | None
+    inbox: tuple[Received, ...] = ()
+    children: tuple[Child, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNews:
+    """Of a queue whose demand was not met: seconds until its next row, and rows passed over for a busy partition."""
+
+    queue: str
+    next_due: float | None
+    contended: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """The answer of a pick."""
+
+    claims: list[Claim]
+    news: list[QueueNews]
+
+
+@dataclass(slots=True)
+class Commit:
+    """An outcome, encoded: one row of a flush."""
+
+    id: int
+    claim: int
+    seq: int
+    kind: str
+    step: str | None = None
+    value: str | None = None
+    delay: float | None = 0.0
+    error: str | None = None
+    parent: int | None = None
+    extra: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """The answer of a flush: outcomes that came too late, outcomes committed by an earlier try, queues with new work."""
+
+    stale: frozenset[int] = frozenset()
+    already: frozenset[int] = frozenset()
+    wake: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """One instance asked for: its id (None: skipped), and whether it is new."""
+
+    id: int | None
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One signal to be delivered, to an id or to the holder of a key."""
+
+    target: int | None
+    key: bytes | None
+    name: str
+    payload: str | None
+    dedup_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """A claim taken back by the reaper; dead: failed for good."""
+
+    id: int
+    machine: str
+    version: int
+    step: str
+    queue: str
+    crashes: int
+    dead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """How an instance that is waited for has ended; status None: there is no such instance."""
+
+    id: int
+    status: Status | None
+    result: str | None
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """Due rows of a name that the worker does not know."""
+
+    machine: str
+    version: int
+    step: str
+    queue: str
+    waiting: int
+
+

@@ -1,0 +1,79 @@
+"""The Postgres schema that everything lives in, and the SQL files with its name filled in.
+
+In: a schema name from the configuration. Out: SQL text in which every object is qualified. The name is checked against
+a narrow pattern and quoted once; nothing else is ever put into SQL text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+
+from gen_durable.errors import ConfigError
+
+DEFAULT_SCHEMA: Final = "gen_durable"
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+_MARK = re.compile(r"@schema\b")
+_SQL = files("gen_durable.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A schema's name, checked."""
+
+    name: str = DEFAULT_SCHEMA
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None or self.name.startswith("pg_"):
+            raise ConfigError(
+                f"schema must be 1 to 48 characters out of a-z 0-9 _, not begin with a digit or pg_, got {self.name!r}"
+            )
+
+    @property
+    def channel(self) -> str:
+        """The NOTIFY channel on which queues are told of new work."""
+        return f"{self.name}_wake"
+
+    def render(self, sql: str) -> str:
+        """SQL with `@schema` replaced by the quoted name."""
+        return _MARK.sub(f'"{self.name}"', sql)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema's history: a number, and the statements that bring it about."""
+
+    version: int
+    name: str
+    sql: str
+
+
+def migrations(schema: Schema) -> list[Migration]:
+    """All migrations of this library, oldest first."""
+    found: list[Migration] = []
+    for file in sorted(_SQL.joinpath("migrations").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".sql"):
+            number, _, name = file.name.removesuffix(".sql").partition("_")
+            found.append(Migration(int(number), name, schema.render(file.read_text("utf-8"))))
+    return found
+
+
+def functions(schema: Schema) -> str:
+    """Every function, to be installed (again) with each migration: `create or replace`, callers first or last alike."""
+    texts = [
+        file.read_text("utf-8")
+        for file in sorted(_SQL.joinpath("functions").iterdir(), key=lambda f: f.name)
+        if file.name.endswith(".sql")
+    ]
+    return schema.render("\n".join(texts))
+
+
+def checks(schema: Schema) -> list[tuple[str, str]]:
+    """The doctor's queries by name; each returns the rows that break an invariant."""
+    return [
+        (file.name.removesuffix(".sql"), schema.render(file.read_text("utf-8")))
+        for file in sorted(_SQL.joinpath("checks").iterdir(), key=lambda f: f.name)
+        if file.name.endswith(".sql")
+    ]

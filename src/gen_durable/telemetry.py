@@ -1,0 +1,185 @@
+"""Events: what the engine tells whoever listens.
+
+In: one frozen value per event. Out: a call to each subscriber, which can never break the engine: an exception in a
+subscriber is logged once and dropped. With no subscriber an event is not even made (`if events.active`).
+Events carry ids and names, never payloads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+log = logging.getLogger("gen_durable.telemetry")
+
+
+@dataclass(frozen=True, slots=True)
+class StepStopped:
+    """A step ran and its outcome is committed."""
+
+    id: int
+    machine: str
+    version: int
+    step: str
+    outcome: str
+    attempt: int
+    duration: float
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A pick was made for a queue: how many rows came of how many asked for."""
+
+    queue: str
+    count: int
+    demand: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """How full a queue is on this worker, told at each pick."""
+
+    queue: str
+    in_flight: int
+    buffer: int
+    concurrency: int
+    prefetch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """A queue was shut down: rows given back unstarted, and steps still under way at the end of the drain."""
+
+    queue: str
+    released: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionContended:
+    """Due rows were passed over because their partition key was busy."""
+
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """Claims whose lease had run out were taken back."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Ended instances past their retention were deleted."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StaleOutcome:
+    """An outcome came too late: the claim had been taken over. It changed nothing."""
+
+    id: int
+    machine: str
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWasLost:
+    """A heartbeat found a claim taken over; its task is cancelled."""
+
+    id: int
+    machine: str
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """A row that kept killing its workers was failed for good."""
+
+    id: int
+    machine: str
+    step: str
+    crashes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownMachine:
+    """Due rows wait in our queues for a machine, version or step that this worker was not given."""
+
+    machine: str
+    version: int
+    step: str
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """A row's stored state does not fit the code; the row was put back, to be tried again later."""
+
+    id: int
+    machine: str
+    step: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLag:
+    """The event loop was blocked for this many seconds, most likely by a step that does not await."""
+
+    seconds: float
+
+
+Event: TypeAlias = (
+    StepStopped
+    | Picked
+    | Saturation
+    | Drained
+    | PartitionContended
+    | Reaped
+    | Swept
+    | StaleOutcome
+    | LeaseWasLost
+    | DeadLettered
+    | UnknownMachine
+    | Undecodable
+    | LoopLag
+)
+Subscriber: TypeAlias = Callable[[Event], None]
+
+
+class Events:
+    """The subscribers of one `Durable`."""
+
+    __slots__ = ("_broken", "_subscribers", "active")
+
+    def __init__(self) -> None:
+        self._subscribers: tuple[Subscriber, ...] = ()
+        self._broken: set[int] = set()
+        self.active = False
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber` with every event from now on. Returns a function that ends it."""
+        self._subscribers = (*self._subscribers, subscriber)
+        self.active = True
+
+        def unsubscribe() -> None:
+            self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
+            self.active = bool(self._subscribers)
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        for subscriber in self._subscribers:
+            try:
+                subscriber(event)
+            except Exception:
+                if id(subscriber) not in self._broken:
+                    self._broken.add(id(subscriber))
+                    log.exception("a telemetry subscriber raised; its further errors are not logged")

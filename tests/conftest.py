@@ -1,0 +1,97 @@
+"""What every test has: a real Postgres, and a schema of its own that the doctor looks at in the end.
+
+GEN_DURABLE_TEST_DSN names a server to use (`make test PG=15` does); without it the embedded one is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from gen_durable.pg.link import Link, Target
+from gen_durable.pg.migrate import migrate
+from gen_durable.store.schema import Schema, checks
+
+pytest_plugins: list[str] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def` tests, each in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    with asyncio.Runner() as runner:
+        runner.run(pyfuncitem.obj(**arguments))
+    return True
+
+
+@pytest.fixture(scope="session")
+def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server under test."""
+    given = os.environ.get("GEN_DURABLE_TEST_DSN")
+    if given:
+        yield given
+        return
+    from gen_durable.embedded import release, start
+
+    root: Path = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # one server for all of xdist's processes
+    server = start(root / "server")
+    yield server.dsn
+    release(server)
+
+
+@pytest.fixture
+def bare_schema(dsn: str) -> Iterator[str]:
+    """A schema name that does not exist yet, dropped in the end."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    yield name
+    asyncio.run(_execute(dsn, f'drop schema if exists "{name}" cascade'))
+
+
+@pytest.fixture
+def schema(dsn: str, bare_schema: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A migrated schema. The doctor must find it clean in the end, unless the test is marked `dirty`."""
+    asyncio.run(_migrate(dsn, bare_schema))
+    yield bare_schema
+    if request.node.get_closest_marker("dirty") is None:
+        found = asyncio.run(diagnose(dsn, bare_schema))
+        assert not found, f"the doctor found: {found}"
+
+
+async def diagnose(dsn: str, schema: str) -> dict[str, list[tuple[int, str]]]:
+    """Every broken invariant, by the name of its check."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        found: dict[str, list[tuple[int, str]]] = {}
+        for name, sql in checks(Schema(schema)):
+            rows = await connection.fetch(sql)
+            if rows:
+                found[name] = [(row["id"], row["problem"]) for row in rows]
+        return found
+    finally:
+        await connection.close()
+
+
+async def _migrate(dsn: str, schema: str) -> None:
+    link = Link(Target(dsn))
+    await migrate(link, Schema(schema))
+    await link.close()
+
+
+async def _execute(dsn: str, sql: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()
