@@ -1,1 +1,88 @@
-"""gen_durable: durable state machines on Postgres."""
+"""Durable state machines on Postgres: a machine instance is a row, and each step's outcome is committed before it goes on."""
+
+from gen_durable.client import Durable, Handle
+from gen_durable.config import Retention
+from gen_durable.context import Child, Context
+from gen_durable.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    DecodeError,
+    DefinitionError,
+    Duplicate,
+    EmbeddedUnavailable,
+    EncodeError,
+    GenDurableError,
+    InputError,
+    InvalidOutcome,
+    LeaseLost,
+    NoTarget,
+    NotFound,
+    OutcomeRejected,
+    SchemaError,
+    SchemaMissing,
+    SchemaTooNew,
+    StepCancelled,
+    StepTimeout,
+    TooLarge,
+)
+from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
+from gen_durable.jobs import Cancel, Job, backoff, job
+from gen_durable.machines import Machine, step
+from gen_durable.outcomes import Await, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
+from gen_durable.signals import Received, Signal
+from gen_durable.sync import SyncDurable, SyncHandle
+from gen_durable.worker import Worker
+
+__all__ = [
+    "Await",
+    "Cancel",
+    "Cancelled",
+    "Child",
+    "ConfigError",
+    "Context",
+    "DatabaseUnavailable",
+    "DecodeError",
+    "DefinitionError",
+    "Done",
+    "Duplicate",
+    "Durable",
+    "EmbeddedUnavailable",
+    "EncodeError",
+    "Ending",
+    "Failed",
+    "Finished",
+    "GenDurableError",
+    "Handle",
+    "InputError",
+    "Instance",
+    "InvalidOutcome",
+    "Job",
+    "LeaseLost",
+    "Machine",
+    "Next",
+    "NoTarget",
+    "NotFound",
+    "Outcome",
+    "OutcomeRejected",
+    "Pending",
+    "Received",
+    "Replay",
+    "Retention",
+    "ScheduleChildren",
+    "SchemaError",
+    "SchemaMissing",
+    "SchemaTooNew",
+    "Signal",
+    "Start",
+    "Status",
+    "StepCancelled",
+    "StepTimeout",
+    "Stop",
+    "SyncDurable",
+    "SyncHandle",
+    "TooLarge",
+    "Worker",
+    "backoff",
+    "job",
+    "step",
+]

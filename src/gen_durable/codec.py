@@ -11,7 +11,8 @@ msgspec writes NaN and infinity as `null` and passes NUL characters on as an esc
 from __future__ import annotations
 
 import math
-from typing import Any, Generic, Protocol, TypeVar, cast, get_origin, is_typeddict, runtime_checkable
+import re
+from typing import Any, Generic, Protocol, TypeVar, cast, get_args, get_origin, is_typeddict, runtime_checkable
 
 import msgspec
 
@@ -24,9 +25,9 @@ JSON_NULL = b"null"
 
 @runtime_checkable
 class _PydanticModel(Protocol):
-    """What we use of a pydantic model; pydantic itself is never imported here."""
+    """What we use of a pydantic model (2.11 or later); pydantic itself is never imported here."""
 
-    def model_dump(self, *, mode: str) -> Any: ...
+    def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool, warnings: bool) -> Any: ...
     def model_dump_json(self) -> str: ...
 
 
@@ -65,11 +66,11 @@ class Codec(Generic[T]):
     def decode(self, raw: bytes | str) -> T:
         try:
             if self._model is not None:
-                return cast(T, self._model.model_validate_json(raw))
+                return cast(T, self._model.model_validate_json(raw, by_name=True))
             return cast(T, self._decoder.decode(raw))
         except Exception as error:
             raise DecodeError(
-                f"{self._what}: stored JSON does not fit {type_name(self._type)}: {_reason(error)}"
+                f"{self._what}: stored JSON does not fit {type_name(self._type)}: {_reason(error, self._type)}"
             ) from None
 
 
@@ -118,13 +119,19 @@ def type_name(type_: object) -> str:
 
 def _encode_hook(value: object) -> object:
     if isinstance(value, _PydanticModel):
-        return value.model_dump(mode="json")
+        # By field names and without computed fields, so that it reads back whatever the model's aliases are. Pydantic's
+        # warnings would quote the values.
+        return value.model_dump(mode="json", by_alias=False, round_trip=True, warnings=False)
     raise EncodeError(f"an object of type {type(value).__name__} is in it")
 
 
 def _decode_hook(type_: type[object], value: object) -> object:
     if _is_pydantic(type_):
-        return cast(Any, type_).model_validate(value)
+        try:
+            # As JSON again: a strict model takes a datetime or a tuple from JSON, but not from plain Python values.
+            return cast(Any, type_).model_validate_json(msgspec.json.encode(value), by_name=True)
+        except Exception as error:
+            raise _Misfit(_reason(error, type_)) from None
     raise DecodeError(f"objects of type {type_name(type_)} cannot be read")
 
 
@@ -142,7 +149,7 @@ def _runtime_class(type_: object) -> tuple[type, ...] | None:
     if is_typeddict(type_):
         return (dict,)
     if isinstance(type_, type) and get_origin(type_) is None:
-        if type_ is object:
+        if type_ is Any:  # a class since Python 3.11, but not one that isinstance takes
             return None
         if type_ is float:
             return (float, int)
@@ -150,13 +157,59 @@ def _runtime_class(type_: object) -> tuple[type, ...] | None:
     return None
 
 
-def _reason(error: Exception) -> str:
+class _Misfit(ValueError):
+    """A nested pydantic model refused its part; the text is safe. msgspec adds the place to a ValueError."""
+
+
+_PLACE = re.compile(r" - at `[^`]*`(?: in `[^`]*`)?$")
+_QUOTES_VALUE = re.compile(r"Invalid (?:enum )?value ")
+_SAFE_WORDS = ("Input should be", "Field required", "Extra inputs")
+
+
+def _reason(error: Exception, type_: object) -> str:
     """Why a value did not decode: places and expectations, never the value itself."""
     errors = getattr(error, "errors", None)
     if callable(errors):
+        names = _field_names(type_)
         found = cast(Any, errors)(include_input=False, include_url=False, include_context=False)
-        return "; ".join(f"{'.'.join(map(str, e['loc'])) or '$'}: {e['msg']}" for e in found[:5])
-    return str(error)
+        return "; ".join(f"{_place(e['loc'], names)}: {_words(e)}" for e in found[:5])
+    text = str(error)
+    place = _PLACE.search(text)
+    at = place.group() if place is not None else ""
+    cause = error.__cause__
+    if cause is not None and not isinstance(cause, _Misfit):
+        return f"the type's own check raised {type(cause).__name__}{at}"
+    if _QUOTES_VALUE.match(text):
+        return f"Invalid value{at}"
+    return text
+
+
+def _words(error: dict[str, Any]) -> str:
+    """A pydantic error in words, or its code where the words may come from a validator and quote the value."""
+    message = str(error["msg"])
+    return message if message.startswith(_SAFE_WORDS) else str(error["type"])
+
+
+def _place(location: tuple[str | int, ...], names: set[str]) -> str:
+    """Where in a pydantic model: fields and indexes, but not the keys of dicts, which are data."""
+    return ".".join(str(p) if isinstance(p, int) or p in names else "[...]" for p in location) or "$"
+
+
+def _field_names(type_: object) -> set[str]:
+    """The names of all fields of a pydantic model and of the models in it."""
+    names: set[str] = set()
+    seen: set[int] = set()
+    stack = [type_]
+    while stack:
+        one = stack.pop()
+        stack.extend(get_args(one))
+        if id(one) in seen or not _is_pydantic(one):
+            continue
+        seen.add(id(one))
+        for name, field in cast(Any, one).model_fields.items():
+            names.update(n for n in (name, field.alias, field.validation_alias) if isinstance(n, str))
+            stack.append(field.annotation)
+    return names
 
 
 def _holds_nonfinite(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypedDict
 
 from gen_durable.errors import ConfigError
 from gen_durable.limits import check_name
@@ -20,6 +20,32 @@ class Retention:
     done: timedelta | None = DAY
     failed: timedelta | None = DAY
     cancelled: timedelta | None = DAY
+
+    def __post_init__(self) -> None:
+        for status in ("done", "failed", "cancelled"):
+            if getattr(self, status) is not None:
+                _check_not_negative(f"the retention of {status} instances", getattr(self, status))
+
+
+class WorkerSettings(TypedDict, total=False):
+    """The keyword arguments of `Worker` beside its queues; see `WorkerOptions` for what each means."""
+
+    lease_ttl: timedelta
+    heartbeat_interval: timedelta
+    poll_interval: timedelta
+    max_poll_interval: timedelta
+    reap_interval: timedelta | None
+    gc_interval: timedelta | None
+    gc_retention: timedelta | Retention | None
+    gc_batch: int
+    prefetch: int
+    min_demand: int
+    drain_timeout: timedelta
+    max_crashes: int | None
+    run_ahead_time: timedelta
+    run_ahead_steps: int
+    flush_batch: int
+    threads: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +72,19 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         _check_queues(self.queues)
-        for name in ("lease_ttl", "heartbeat_interval", "poll_interval", "max_poll_interval", "reap_interval", "gc_interval"):
+        for name in ("lease_ttl", "heartbeat_interval", "poll_interval", "max_poll_interval"):
             _check_positive(name, getattr(self, name))
+        for name in ("reap_interval", "gc_interval"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
         for name in ("drain_timeout", "run_ahead_time"):
             _check_not_negative(name, getattr(self, name))
-        for name, least in (("gc_batch", 1), ("prefetch", 0), ("min_demand", 1), ("run_ahead_steps", 0), ("flush_batch", 1)):
-            _check_int(name, getattr(self, name), least)
+        if self.gc_retention is not None and not isinstance(self.gc_retention, Retention):
+            _check_not_negative("gc_retention", self.gc_retention)
+        for name in ("gc_batch", "min_demand", "flush_batch"):
+            _check_int(name, getattr(self, name), 1)
+        for name in ("prefetch", "run_ahead_steps"):
+            _check_int(name, getattr(self, name), 0)
         for name in ("max_crashes", "threads"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
@@ -81,14 +114,14 @@ class WorkerOptions:
 
 
 def _check_queues(queues: Mapping[str, int]) -> None:
+    if not isinstance(queues, Mapping):
+        raise ConfigError(f"queues must map names to concurrency, as in {{'default': 10}}, got {type(queues).__name__}")
     for name, slots in queues.items():
         check_name(name, "a queue's name", ConfigError)
         _check_int(f"the concurrency of queue {name!r}", slots, 1)
 
 
 def _check_positive(name: str, value: object) -> None:
-    if value is None:
-        return
     if not isinstance(value, timedelta):
         raise ConfigError(f"{name} must be a timedelta, got {value!r}: write timedelta(seconds=...)")
     if value <= timedelta(0):

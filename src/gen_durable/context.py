@@ -5,7 +5,6 @@ In: the claim as the database gave it. Out: typed signals and children, read-onl
 
 from __future__ import annotations
 
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -81,7 +80,7 @@ class Context:
         return [signal.codec.decode(r.payload) for r in self.inbox if r.name == signal.name]
 
     def results(self, step: Startable[S, R]) -> list[R]:
-        """The results of the children of this round that were started at `step` and are done, in start order."""
+        """The results of the children of this round that are done and of the machine or job of `step`, in start order."""
         from gen_durable.outcomes import step_of  # here, not above: outcomes' types speak of Context
 
         spec = step_of(step, "ctx.results")
@@ -91,5 +90,3 @@ class Context:
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from gen_durable.codec import decode_plain
@@ -12,7 +12,7 @@ from gen_durable.codec import decode_plain
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """Where an instance is in its life; the same words as in the database."""
 
     RUNNABLE = "runnable"

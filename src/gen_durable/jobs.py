@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar, overload
+
+from typing_extensions import TypeVar as TypeVarWithDefault
 
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.limits import check_delay, check_name
-from gen_durable.machines import MachineSpec, StepSpec, resolve_hints
+from gen_durable.machines import MachineSpec, StepSpec, check_version, resolve_hints
 
 A = TypeVar("A")
 R = TypeVar("R")
+C = TypeVarWithDefault("C", default=Any)
+"""What calling the function gives: R, or a coroutine of it. `Job[A, R]` is enough where nobody calls it."""
 
 Backoff = Callable[[int], timedelta]
 DEFAULT_MAX_ATTEMPTS = 20
@@ -37,10 +41,10 @@ def backoff(
 ) -> timedelta:
     """How long to wait before the next attempt: doubling from `base` up to `cap`, plus up to `jitter` of it."""
     seconds = min(base.total_seconds() * 2.0 ** min(max(attempt, 0), 60), cap.total_seconds())
-    return timedelta(seconds=seconds * (1 + random.uniform(0, jitter)))  # noqa: S311  # spreads retries, no secret
+    return timedelta(seconds=seconds * (1 + random.uniform(0, jitter)))
 
 
-class Job(Generic[A, R]):
+class Job(Generic[A, R, C]):
     """A durable function: give it to `insert` and to a `Worker`. Calling it calls the function, as in a unit test."""
 
     __slots__ = ("__gen_durable_step__", "__wrapped__", "backoff", "fn", "max_attempts", "wants_context")
@@ -58,6 +62,10 @@ class Job(Generic[A, R]):
         """The durable name that rows have."""
         return self.__gen_durable_step__.machine.name
 
+    @overload
+    def __call__(self, argument: A, /) -> C: ...
+    @overload
+    def __call__(self, argument: A, ctx: Context, /) -> C: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
 
@@ -69,23 +77,23 @@ class _Decorator(Protocol):
     """What `@job(...)` gives: it takes the function, async or not, with ctx or without."""
 
     @overload
-    def __call__(self, fn: Callable[[A], Awaitable[R]], /) -> Job[A, R]: ...
+    def __call__(self, fn: Callable[[A], Coroutine[Any, Any, R]], /) -> Job[A, R, Coroutine[Any, Any, R]]: ...
     @overload
-    def __call__(self, fn: Callable[[A, Context], Awaitable[R]], /) -> Job[A, R]: ...
+    def __call__(self, fn: Callable[[A, Context], Coroutine[Any, Any, R]], /) -> Job[A, R, Coroutine[Any, Any, R]]: ...
     @overload
-    def __call__(self, fn: Callable[[A], R], /) -> Job[A, R]: ...
+    def __call__(self, fn: Callable[[A], R], /) -> Job[A, R, R]: ...
     @overload
-    def __call__(self, fn: Callable[[A, Context], R], /) -> Job[A, R]: ...
+    def __call__(self, fn: Callable[[A, Context], R], /) -> Job[A, R, R]: ...
 
 
 @overload
-def job(fn: Callable[[A], Awaitable[R]], /) -> Job[A, R]: ...
+def job(fn: Callable[[A], Coroutine[Any, Any, R]], /) -> Job[A, R, Coroutine[Any, Any, R]]: ...
 @overload
-def job(fn: Callable[[A, Context], Awaitable[R]], /) -> Job[A, R]: ...
+def job(fn: Callable[[A, Context], Coroutine[Any, Any, R]], /) -> Job[A, R, Coroutine[Any, Any, R]]: ...
 @overload
-def job(fn: Callable[[A], R], /) -> Job[A, R]: ...
+def job(fn: Callable[[A], R], /) -> Job[A, R, R]: ...
 @overload
-def job(fn: Callable[[A, Context], R], /) -> Job[A, R]: ...
+def job(fn: Callable[[A, Context], R], /) -> Job[A, R, R]: ...
 @overload
 def job(
     *,
@@ -112,18 +120,13 @@ def job(
     def make(function: Callable[..., Any]) -> Job[Any, Any]:
         if not inspect.isfunction(function):
             raise DefinitionError(f"@job goes on a function, got {type(function).__name__}: put @job outermost")
-        label = check_name(name or function.__name__, "a job's name", DefinitionError)
+        label = check_name(function.__name__ if name is None else name, "a job's name", DefinitionError)
         check_name(queue, f"the queue of job {label!r}", DefinitionError)
-        if not isinstance(max_attempts, int) or max_attempts < 1:
+        if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
             raise DefinitionError(f"max_attempts of job {label!r} must be 1 or more, got {max_attempts!r}")
-        if not isinstance(version, int) or not 1 <= version <= 2_147_483_647:
-            raise DefinitionError(f"the version of job {label!r} must be an int from 1 on, got {version!r}")
-        if len(inspect.signature(function).parameters) not in (1, 2):
-            raise DefinitionError(
-                f"job {label!r} must take one argument, or one and ctx, not {inspect.signature(function)}: "
-                "gather several values in a dataclass"
-            )
-        seconds = check_delay(timeout, f"the timeout of job {label!r}") if timeout is not None else None
+        check_version(version, f"job {label!r}")
+        _check_signature(function, label)
+        seconds = None if timeout is None else check_delay(timeout, f"the timeout of job {label!r}", DefinitionError)
         steps: dict[str, StepSpec] = {}
         machine = MachineSpec(label, version, queue, steps, _read_job_hints)
         spec = StepSpec(machine, "run", (), seconds, function, inspect.iscoroutinefunction(function))
@@ -134,9 +137,22 @@ def job(
     return make if fn is None else make(fn)
 
 
+def _check_signature(function: Callable[..., Any], label: str) -> None:
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if len(parameters) not in (1, 2) or not positional:
+        raise DefinitionError(
+            f"job {label!r} must take one argument, or one and ctx, not {inspect.signature(function)}: "
+            "gather several values in a dataclass"
+        )
+    if len(parameters) == 2 and parameters[1].default is not inspect.Parameter.empty and parameters[1].name != "ctx":
+        raise DefinitionError(
+            f"job {label!r} takes {parameters[1].name!r} with a default, but a second argument is the context: "
+            "gather several values in a dataclass"
+        )
+
+
 def _read_job_hints(function: Callable[..., Any], label: str) -> tuple[object, object]:
     hints = resolve_hints(function, label)
     argument = next(iter(inspect.signature(function).parameters))
     return hints.get(argument, Any), hints.get("return", Any)
-
-

@@ -64,14 +64,14 @@ def check_priority(priority: int) -> int:
     return priority
 
 
-def check_delay(delay: timedelta, what: str) -> float:
+def check_delay(delay: timedelta, what: str, error: type[GenDurableError] = InputError) -> float:
     """A delay or timeout as seconds: the database adds it to its own clock."""
     if not isinstance(delay, timedelta):
-        raise InputError(f"{what} must be a timedelta, got {type(delay).__name__}: write timedelta(seconds=...)")
+        raise error(f"{what} must be a timedelta, got {type(delay).__name__}: write timedelta(seconds=...)")
     if delay < timedelta(0):
-        raise InputError(f"{what} must not be negative, got {delay}")
+        raise error(f"{what} must not be negative, got {delay}")
     if delay > MAX_DELAY:
-        raise InputError(f"{what} must be at most {MAX_DELAY.days} days, got {delay}")
+        raise error(f"{what} must be at most {MAX_DELAY.days} days, got {delay}")
     return delay.total_seconds()
 
 
@@ -80,7 +80,7 @@ def check_moment(moment: datetime, what: str) -> datetime:
     if not isinstance(moment, datetime):
         raise InputError(f"{what} must be a datetime, got {type(moment).__name__}")
     if moment.tzinfo is None or moment.utcoffset() is None:
-        raise InputError(f"{what} must be timezone-aware, got the naive {moment}: use datetime.now(UTC) or .astimezone()")
+        raise InputError(f"{what} must be timezone-aware, got the naive {moment}: use datetime.now(UTC)")
     return moment
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -21,7 +21,8 @@ from gen_durable.errors import DefinitionError
 from gen_durable.limits import check_delay, check_name
 from gen_durable.outcomes import Await, Done, Next, Outcome, ScheduleChildren, Stop
 
-F = TypeVar("F", bound=Callable[..., object])
+F = TypeVar("F", bound=Callable[[Any, Any, Context], Awaitable[Outcome[Any]] | Outcome[Any]])
+"""The function of a step, whose type `@step` keeps as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +104,13 @@ def step(
     """
 
     def mark(function: F) -> F:
-        if not inspect.isfunction(function):
-            raise DefinitionError(f"@step goes on a method, got {type(function).__name__}: put @step outermost")
-        durable = check_name(name or function.__name__, "a step's name", DefinitionError)
+        plain: object = function  # narrowed in its place: the type of `function` is the user's and is kept
+        if not inspect.isfunction(plain):
+            raise DefinitionError(f"@step goes on a method, got {type(plain).__name__}: put @step outermost")
+        durable = check_name(plain.__name__ if name is None else name, "a step's name", DefinitionError)
         old = tuple(check_name(a, f"an alias of step {durable!r}", DefinitionError) for a in aliases)
-        seconds = check_delay(timeout, f"the timeout of step {durable!r}") if timeout is not None else None
+        what = f"the timeout of step {durable!r}"
+        seconds = None if timeout is None else check_delay(timeout, what, DefinitionError)
         cast(Any, function).__gen_durable_step__ = _Mark(durable, old, seconds)
         return function
 
@@ -125,10 +128,9 @@ class Machine:
 
     def __init_subclass__(cls, *, name: str | None = None, version: int = 1, queue: str = "default") -> None:
         super().__init_subclass__()
-        label = check_name(name or cls.__name__, "a machine's name", DefinitionError)
+        label = check_name(cls.__name__ if name is None else name, "a machine's name", DefinitionError)
         check_name(queue, f"the queue of machine {label!r}", DefinitionError)
-        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= 2_147_483_647:
-            raise DefinitionError(f"the version of machine {label!r} must be an int from 1 on, got {version!r}")
+        check_version(version, f"machine {label!r}")
         steps: dict[str, StepSpec] = {}
         spec = MachineSpec(label, version, queue, steps, _read_step_hints)
         for attribute, function, mark in _marked(cls):
@@ -160,7 +162,18 @@ def _marked(cls: type) -> Iterable[tuple[str, types.FunctionType, _Mark]]:
         if isinstance(mark, StepSpec):
             mark = _Mark(mark.name, mark.aliases, mark.timeout)
         if isinstance(mark, _Mark):
+            if not isinstance(function, types.FunctionType):
+                raise DefinitionError(f"@step goes on a method, but {attribute!r} is a {type(function).__name__}")
             yield attribute, function, mark
+        elif isinstance(function, types.FunctionType) and _was_step(cls, attribute):
+            raise DefinitionError(
+                f"{cls.__name__}.{attribute} overrides a step but is none: mark it with @step as well, or rename it"
+            )
+
+
+def _was_step(cls: type, attribute: str) -> bool:
+    found = (base.__dict__.get(attribute) for base in cls.__mro__)
+    return any(isinstance(getattr(f, "__gen_durable_step__", None), StepSpec) for f in found)
 
 
 def _copy(cls: type, attribute: str, function: types.FunctionType) -> types.FunctionType:
@@ -181,6 +194,13 @@ def _check_signature(function: Callable[..., object], label: str) -> None:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) != 3 or len(parameters) != 3:
         raise DefinitionError(f"step {label} must take (self, state, ctx), not {inspect.signature(function)}")
+
+
+def check_version(version: int, what: str) -> int:
+    """Versions of machines and jobs fit the database's int."""
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= 2_147_483_647:
+        raise DefinitionError(f"the version of {what} must be an int from 1 on, got {version!r}")
+    return version
 
 
 def resolve_hints(function: Callable[..., Any], label: str) -> dict[str, Any]:

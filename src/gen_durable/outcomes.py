@@ -10,9 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast, final, overload
-
-from typing_extensions import Never
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeAlias, TypeVar, cast, final, overload
 
 from gen_durable.errors import InputError, InvalidOutcome
 from gen_durable.limits import (
@@ -36,14 +34,14 @@ S = TypeVar("S")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-BoundStep: TypeAlias = "Callable[[S, Context], Awaitable[Outcome[R]]] | Callable[[S, Context], Outcome[R]]"
+BoundStep: TypeAlias = "Callable[[S, Context], Awaitable[Outcome[R]] | Outcome[R]]"
 """A step as passed inside a machine: `self.ship`."""
-Startable: TypeAlias = (
-    "Callable[[Any, S, Context], Awaitable[Outcome[R]]] | Callable[[Any, S, Context], Outcome[R]] | Job[S, R]"
-)
+Startable: TypeAlias = "Callable[[Any, S, Context], Awaitable[Outcome[R]] | Outcome[R]] | Job[S, R]"
 """A step or job as passed from outside: `Checkout.start`, `greet`."""
 
-Scope: TypeAlias = Literal["runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled"]
+Scope: TypeAlias = Literal[
+    "runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled"
+]
 LIVE: Final[tuple[Scope, ...]] = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 
 
@@ -157,6 +155,11 @@ class ScheduleChildren(Outcome[R]):
     __match_args__ = ("children", "then", "state")
 
     def __init__(self, children: Iterable[Start[Any]], *, then: BoundStep[S, R], state: S) -> None:
+        if not isinstance(children, Iterable):
+            raise InvalidOutcome(
+                f"ScheduleChildren takes a list of Start(...) values, got a {type(children).__name__}: "
+                "write [Start(Pack.pack, state)]"
+            )
         self.children: Sequence[Start[Any]] = tuple(children)
         for child in self.children:
             if not isinstance(child, Start):
@@ -276,7 +279,7 @@ def describe(error: BaseException) -> str:
 def _signal_names(signals: Signal[Any] | Iterable[Signal[Any]]) -> tuple[str, ...]:
     from gen_durable.signals import Signal  # here, not above: signals and outcomes are peers
 
-    several = (signals,) if isinstance(signals, Signal) else tuple(signals)
+    several = tuple(signals) if isinstance(signals, Iterable) else (signals,)
     for signal in several:
         if not isinstance(signal, Signal):
             raise InvalidOutcome(f"Await takes Signal values, got {type(signal).__name__}: declare Signal(name, type)")

@@ -37,6 +37,8 @@ class Registry:
                 raise DefinitionError(f"machines takes instances: pass {machine.__name__}(), not the class")
             if not isinstance(machine, Machine):
                 raise DefinitionError(f"machines takes Machine instances, got {type(machine).__name__}")
+            if type(machine) is Machine:
+                raise DefinitionError("machines takes machines of your own: subclass Machine and mark steps with @step")
             self._add(type(machine).__gen_durable__, machine)
         for job in jobs:
             if not isinstance(job, Job):

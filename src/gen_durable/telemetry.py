@@ -154,32 +154,43 @@ Event: TypeAlias = (
 Subscriber: TypeAlias = Callable[[Event], None]
 
 
+class _Subscription:
+    """One call of `subscribe`, and whether its subscriber has raised before."""
+
+    __slots__ = ("broken", "call")
+
+    def __init__(self, call: Subscriber) -> None:
+        self.call = call
+        self.broken = False
+
+
 class Events:
     """The subscribers of one `Durable`."""
 
-    __slots__ = ("_broken", "_subscribers", "active")
+    __slots__ = ("_subscriptions", "active")
 
     def __init__(self) -> None:
-        self._subscribers: tuple[Subscriber, ...] = ()
-        self._broken: set[int] = set()
+        self._subscriptions: tuple[_Subscription, ...] = ()
         self.active = False
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call `subscriber` with every event from now on. Returns a function that ends it."""
-        self._subscribers = (*self._subscribers, subscriber)
+        subscription = _Subscription(subscriber)
+        self._subscriptions = (*self._subscriptions, subscription)
         self.active = True
 
         def unsubscribe() -> None:
-            self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
-            self.active = bool(self._subscribers)
+            self._subscriptions = tuple(s for s in self._subscriptions if s is not subscription)
+            self.active = bool(self._subscriptions)
 
         return unsubscribe
 
     def emit(self, event: Event) -> None:
-        for subscriber in self._subscribers:
+        """Tell every subscriber."""
+        for subscription in self._subscriptions:
             try:
-                subscriber(event)
+                subscription.call(event)
             except Exception:
-                if id(subscriber) not in self._broken:
-                    self._broken.add(id(subscriber))
+                if not subscription.broken:
+                    subscription.broken = True
                     log.exception("a telemetry subscriber raised; its further errors are not logged")

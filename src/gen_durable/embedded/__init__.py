@@ -62,6 +62,10 @@ class EmbeddedServer:
         """One line for humans: where the data is."""
         return f"embedded Postgres, data in {self.directory}"
 
+    def release(self) -> None:
+        """Let go of the server. It stops about a second after the last process has let go. Safe to call twice."""
+        self._membership.leave()
+
     def __enter__(self) -> EmbeddedServer:
         return self
 
@@ -71,7 +75,7 @@ class EmbeddedServer:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        release(self)
+        self.release()
 
 
 def start(directory: Path | None = None) -> EmbeddedServer:
@@ -85,8 +89,7 @@ def start(directory: Path | None = None) -> EmbeddedServer:
     """
     if sys.platform == "win32":
         raise EmbeddedUnavailable("The embedded server runs on Linux and macOS only. Pass a DSN or set DATABASE_URL.")
-    # Imported here because they need fcntl, which Windows has not; the error above shall be what is seen
-    # there.
+    # Imported here because they need fcntl, which Windows has not: there, the error above shall be what is seen.
     from gen_durable.embedded import address, binaries, layout, membership
 
     found = binaries.find()
@@ -98,5 +101,5 @@ def start(directory: Path | None = None) -> EmbeddedServer:
 
 
 def release(server: EmbeddedServer) -> None:
-    """Let go of the server. It stops about a second after the last process has let go. Safe to call twice."""
-    server._membership.leave()
+    """`EmbeddedServer.release` as a function."""
+    server.release()

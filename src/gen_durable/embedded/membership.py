@@ -143,7 +143,8 @@ def _await_server(place: Layout, binaries: Binaries) -> None:
         if now >= look_again:
             ensure_supervisor(place, binaries)
             look_again = now + _GUARD_TURN
-        match probe.ask(socket):
+        answer = probe.ask(socket)
+        match answer:
             case Answer.READY:
                 return
             case Answer.STARTING:
@@ -154,6 +155,6 @@ def _await_server(place: Layout, binaries: Binaries) -> None:
                         f"The embedded server in {place.directory} did not come up within {_PATIENCE:.0f} seconds."
                         f" Its log says:\n{place.log_tail()}"
                     )
-            case never:
-                assert_never(never)
+            case _:
+                assert_never(answer)
         time.sleep(0.02)

@@ -49,10 +49,11 @@ class Supervisor:
 
     def run(self) -> None:
         """Look, wait, look again; then stop the server and let go, in the order that newcomers rely on."""
-        wake, self._wake = os.pipe()
-        for end in (wake, self._wake):
+        wake, signalled = os.pipe()
+        for end in (wake, signalled):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the thread that started us may have blocked any of them
         signal.signal(signal.SIGCHLD, _ignore)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
@@ -60,9 +61,8 @@ class Supervisor:
             if select.select([wake], [], [], _TURN if self._serving() else _TURN_WHILE_DOWN)[0]:
                 os.read(wake, 4096)
         self._stop_server()
-        # First our own lock, then (with the process) the users': a newcomer that waited for the latter must
-        # find the former free, or it would wait for a server that nobody starts. Guarded by
-        # test_leaving_and_arriving.
+        # First our own lock, then (with the process) the users': a newcomer that waited for the latter finds the former
+        # free and starts the next supervisor at once. Guarded by test_leaving_and_arriving.
         self._own.close()
 
     def turn(self) -> bool:

@@ -58,7 +58,9 @@ async def check(link: Link, schema: Schema) -> None:
     """Refuse a database that lacks what this library calls. A newer one is fine: old calls keep working."""
     found, needed = await installed_version(link, schema), library_version(schema)
     if found < needed:
-        state = "has no gen_durable schema" if found == 0 else f"is at schema version {found}, this library needs {needed}"
+        state = (
+            "has no gen_durable schema" if found == 0 else f"is at schema version {found}, this library needs {needed}"
+        )
         raise SchemaMissing(
             f"the database {state} (schema {schema.name!r}): run `gen-durable migrate`, or open it with migrate=True"
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from gen_durable.codec import decode_plain
@@ -57,6 +57,7 @@ class Calls:
         "_release",
         "_signal",
         "_strangers",
+        "_unlocked",
         "_watch",
         "schema",
     )
@@ -75,7 +76,10 @@ class Calls:
         self._watch = f"select id, status, result, last_error from {s}.watch($1)"  # noqa: S608
         self._get = f"select * from {s}.get($1,$2)"  # noqa: S608
         self._strangers = f"select fsm, fsm_version, step, queue, waiting from {s}.strangers($1,$2)"  # noqa: S608
-        self._notify = "select pg_notify($1, q) from unnest($2::text[]) as q"
+        self._unlocked = f"select id from {s}.unlocked($1)"  # noqa: S608
+        self._notify = (
+            "select pg_notify($1, q) from unnest($2::text[]) as q, set_config('synchronous_commit', 'off', true)"
+        )
 
     def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Call[list[Inserted]]:
         return Call(
@@ -164,6 +168,9 @@ class Calls:
     def strangers(self, queues: list[str], known: list[str]) -> Call[list[Stranger]]:
         return Call(self._strangers, (queues, known), lambda rows: [Stranger(*row) for row in rows])
 
+    def unlocked(self, ids: Sequence[int]) -> Call[set[int]]:
+        return Call(self._unlocked, (list(ids),), lambda rows: {row[0] for row in rows})
+
     def notify(self, queues: Sequence[str]) -> Call[None]:
         return Call(self._notify, (self.schema.channel, list(queues)), lambda _rows: None)
 
@@ -187,9 +194,7 @@ def _read_picked(rows: Sequence[Row]) -> Picked:
 
 def _read_inbox(text: str) -> tuple[Received, ...]:
     return tuple(
-        Received(
-            s["id"], s["name"], (s["payload"] or "null").encode(), datetime.fromtimestamp(s["at"], timezone.utc)
-        )
+        Received(s["id"], s["name"], (s["payload"] or "null").encode(), datetime.fromtimestamp(s["at"], UTC))
         for s in decode_plain(text)
     )
 

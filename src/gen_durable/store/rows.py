@@ -11,7 +11,10 @@ from gen_durable.signals import Received
 
 @dataclass(slots=True)
 class Claim:
-    """A row that this worker may run: the fence (id, claim, seq) and all that the step is told."""
+    """A row that this worker may run: the fence (id, claim, seq) and all that the step is told.
+
+    It changes as its steps go on (`rooms.run.advance`); `abandoned` is set before its task is cancelled.
+    """
 
     id: int
     machine: str
@@ -29,6 +32,7 @@ class Claim:
     awaits: list[str] | None
     inbox: tuple[Received, ...] = ()
     children: tuple[Child, ...] = ()
+    abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +128,3 @@ class Stranger:
     step: str
     queue: str
     waiting: int
-
-

@@ -25,6 +25,7 @@ returns table (stale bigint[], already bigint[], wake text[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set lock_timeout = '1s'  -- a row held by a long transaction must not hold up its batch mates: see unlocked.sql
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off

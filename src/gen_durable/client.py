@@ -1,0 +1,431 @@
+"""The client: `Durable`, the door to one database, and `Handle`, a hold on one instance.
+
+In: typed calls. Out: rows in Postgres, and typed answers. A process that has only a `Durable` inserts, signals and waits;
+a `Worker` made from it also runs. There is no global: everything hangs on the object that you made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
+
+from gen_durable.codec import Codec
+from gen_durable.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    Duplicate,
+    InputError,
+    NoTarget,
+    NotFound,
+    TooLarge,
+)
+from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
+from gen_durable.limits import MAX_BATCH, check_delay, check_key, check_text_key
+from gen_durable.outcomes import LIVE, Scope, Start, Startable
+from gen_durable.pg.faults import ConnectionLost, SqlError, detail_of, sqlstate
+from gen_durable.pg.link import Link, Target
+from gen_durable.pg.migrate import check, migrate
+from gen_durable.pg.pool import Pool
+from gen_durable.rooms.ending import Endings
+from gen_durable.rooms.wake import Listener, Wake
+from gen_durable.signals import Signal
+from gen_durable.store.calls import Call, Calls
+from gen_durable.store.rows import Delivery, Inserted
+from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
+from gen_durable.telemetry import Events
+
+if TYPE_CHECKING:
+    from gen_durable.embedded import EmbeddedServer
+    from gen_durable.rooms.pick import Pick
+
+S = TypeVar("S")
+P = TypeVar("P")
+R = TypeVar("R")
+T = TypeVar("T")
+log = logging.getLogger("gen_durable")
+
+OnConflict = Literal["raise", "skip", "existing"]
+
+
+class Durable:
+    """One database. `async with Durable(dsn) as app:`; without a DSN, DATABASE_URL, else the embedded server."""
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        pooler: Literal["transaction"] | None = None,
+        listen_dsn: str | None = None,
+        pool_size: int = 10,
+        migrate: bool | None = None,
+        embedded_directory: str | Path | None = None,
+    ) -> None:
+        """Say where the database is; nothing is connected until `open` or `async with`.
+
+        `pooler="transaction"` for a DSN that leads through PgBouncer or the like; then `listen_dsn`, a direct DSN, lets
+        workers hear of new work at once (without it they poll). `migrate=True` brings the schema up to date on opening;
+        by default only the embedded server's is.
+        """
+        if pooler not in (None, "transaction"):
+            raise ConfigError(f"pooler must be None or 'transaction', got {pooler!r}")
+        if not isinstance(pool_size, int) or pool_size < 1:
+            raise ConfigError(f"pool_size must be 1 or more, got {pool_size!r}")
+        for name, given in (("dsn", dsn), ("listen_dsn", listen_dsn)):
+            if given is not None and not given.startswith(("postgres://", "postgresql://")):
+                raise ConfigError(f"{name} must begin with postgresql://")
+        self._dsn = dsn
+        self._schema = Schema(schema)
+        self._pooler = pooler
+        self._listen_dsn = listen_dsn
+        self._pool_size = pool_size
+        self._migrate = migrate
+        self._directory = Path(embedded_directory) if embedded_directory is not None else None
+        self._embedded: EmbeddedServer | None = None
+        self._listener: Listener | None = None
+        self._pickers: list[Pick] = []
+        self._open = False
+        self.calls = Calls(self._schema)
+        self.events = Events()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def ensure_open(self) -> bool:
+        """Open if that was not done yet; tells whether it was done now."""
+        if self._open:
+            return False
+        await self.open()
+        return True
+
+    async def open(self) -> None:
+        """Connect, and check that the schema is there."""
+        if self._open:
+            raise ConfigError("this Durable is open already")
+        dsn = await self._find_dsn()
+        self.target = Target(dsn, pooled=self._pooler is not None)
+        await self._prepare()
+        self.pool = Pool(self.target, self._pool_size)
+        self.wake = Wake(self.pool, self.calls)
+        self.endings = Endings(self.pool, self.calls)
+        self._open = True
+
+    async def close(self) -> None:
+        """Close all connections. Workers must be stopped before."""
+        if not self._open:
+            return
+        self._open = False
+        await self.endings.stop()
+        await self.wake.close()
+        if self._listener is not None:
+            await self._listener.stop()
+            self._listener = None
+        await self.pool.close()
+        if self._embedded is not None:
+            from gen_durable.embedded import release
+
+            await asyncio.to_thread(release, self._embedded)
+            self._embedded = None
+
+    @overload
+    async def insert(
+        self,
+        step: Startable[S, R],
+        state: S,
+        *,
+        on_conflict: Literal["raise", "existing"] = "raise",
+        unique_key: str | bytes | None = None,
+        unique_scope: Iterable[Scope] = LIVE,
+        queue: str | None = None,
+        priority: int = 0,
+        partition_key: str | None = None,
+        delay: timedelta | None = None,
+        schedule_at: datetime | None = None,
+    ) -> Handle[R]: ...
+    @overload
+    async def insert(
+        self,
+        step: Startable[S, R],
+        state: S,
+        *,
+        on_conflict: Literal["skip"],
+        unique_key: str | bytes | None = None,
+        unique_scope: Iterable[Scope] = LIVE,
+        queue: str | None = None,
+        priority: int = 0,
+        partition_key: str | None = None,
+        delay: timedelta | None = None,
+        schedule_at: datetime | None = None,
+    ) -> Handle[R] | None: ...
+    async def insert(
+        self,
+        step: Startable[S, R],
+        state: S,
+        *,
+        on_conflict: OnConflict = "raise",
+        unique_key: str | bytes | None = None,
+        unique_scope: Iterable[Scope] = LIVE,
+        queue: str | None = None,
+        priority: int = 0,
+        partition_key: str | None = None,
+        delay: timedelta | None = None,
+        schedule_at: datetime | None = None,
+    ) -> Handle[R] | None:
+        """Start an instance at a step, or a job.
+
+        When the `unique_key` is taken: "raise" raises `Duplicate`, "existing" returns the holder, "skip" returns None.
+        """
+        start = Start(
+            step,
+            state,
+            queue=queue,
+            priority=priority,
+            partition_key=partition_key,
+            delay=delay,
+            schedule_at=schedule_at,
+            unique_key=unique_key,
+            unique_scope=unique_scope,
+        )
+        (handle,) = await self._insert([start], on_conflict)
+        return handle
+
+    @overload
+    async def insert_many(
+        self, starts: Iterable[Start[R]], *, on_conflict: Literal["raise", "existing"] = "raise"
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def insert_many(
+        self, starts: Iterable[Start[R]], *, on_conflict: Literal["skip"]
+    ) -> list[Handle[R] | None]: ...
+    async def insert_many(
+        self, starts: Iterable[Start[R]], *, on_conflict: OnConflict = "raise"
+    ) -> list[Handle[R]] | list[Handle[R] | None]:
+        """Start many instances in one transaction: all or none. The answers are in the order of `starts`."""
+        return await self._insert(list(starts), on_conflict)
+
+    @overload
+    async def signal(
+        self, target: int | str | bytes | Handle[Any], signal: Signal[None], *, dedup_key: str | None = None
+    ) -> bool: ...
+    @overload
+    async def signal(
+        self, target: int | str | bytes | Handle[Any], signal: Signal[P], payload: P, *, dedup_key: str | None = None
+    ) -> bool: ...
+    async def signal(
+        self,
+        target: int | str | bytes | Handle[Any],
+        signal: Signal[Any],
+        payload: object = None,
+        *,
+        dedup_key: str | None = None,
+    ) -> bool:
+        """Send a signal to an instance by id, or to the live holder of a unique key.
+
+        Tells whether it was delivered now; False: one with this `dedup_key` had been delivered before. Raises `NoTarget`
+        when the instance is unknown or has ended.
+        """
+        if not isinstance(signal, Signal):
+            raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
+        instance, key = _address(target)
+        if dedup_key is not None:
+            check_text_key(dedup_key, "dedup_key")
+        raw = signal.codec.encode(payload).decode()
+        call = self.calls.signal([Delivery(instance, key, signal.name, raw, dedup_key)])
+        # With a dedup key a second try after a lost answer is recognised; without one it might deliver twice.
+        ((_, verdict, woken),) = await self._ask(call, "signal", safe=dedup_key is not None)
+        if verdict == "no_target":
+            raise NoTarget(f"signal {signal.name!r}: {_called(target)} is unknown or has ended")
+        if woken is not None:
+            self.wake.ring(woken)
+        return verdict == "delivered"
+
+    async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
+        """An instance as it is now, by id or by the unique key it holds. Raises `NotFound`."""
+        instance, key = _address(target)
+        found = await self._ask(self.calls.get(instance, key), "get", safe=True)
+        if found is None:
+            raise NotFound(f"{_called(target)} is unknown")
+        return found
+
+    def handle(self, instance: int, step: Startable[Any, R]) -> Handle[R]:
+        """A handle on an instance known by its id; `step` is where it was started and tells the result's type."""
+        from gen_durable.outcomes import step_of  # here, not above: one call, rarely made
+
+        _address(instance)
+        return Handle(self, instance, step_of(step, "handle").result_codec)
+
+    async def wait(self, instance: int, codec: Codec[R], timeout: timedelta | None) -> Ending[R]:
+        """Wait for an instance to end; `Handle.wait` is the way in."""
+        seconds = check_delay(timeout, "timeout") if timeout is not None else None
+        self._check_open()
+        watched = await self.endings.of(instance, seconds)
+        if watched is None:
+            return Pending(instance)
+        match watched.status:
+            case Status.DONE:
+                return Finished(instance, codec.decode(watched.result if watched.result is not None else "null"))
+            case Status.FAILED:
+                return Failed(instance, watched.last_error or "")
+            case Status.CANCELLED:
+                return Cancelled(instance, watched.last_error or "")
+            case _:
+                raise NotFound(f"instance {instance} is unknown; ended instances are deleted after their retention")
+
+    def join(self, picker: Pick) -> None:
+        """A worker of this process begins: its picker is poked from now on, also by other processes' notifications."""
+        self._pickers.append(picker)
+        self.wake.join(picker)
+        if self._listener is None and (self._pooler is None or self._listen_dsn is not None):
+            target = Target(self._listen_dsn) if self._listen_dsn is not None else self.target
+            self._listener = Listener(target, self._schema.channel, self._heard)
+            self._listener.start()
+
+    def leave(self, picker: Pick) -> None:
+        """A worker of this process stops."""
+        self._pickers.remove(picker)
+        self.wake.leave(picker)
+
+    def _heard(self, queue: str | None) -> None:
+        for picker in self._pickers:
+            if queue is None:
+                picker.poke_all()
+            else:
+                picker.poke(queue)
+
+    async def _insert(self, starts: Sequence[Start[R]], on_conflict: OnConflict) -> list[Any]:
+        if on_conflict not in ("raise", "skip", "existing"):
+            raise InputError(f"on_conflict must be 'raise', 'skip' or 'existing', got {on_conflict!r}")
+        if not starts:
+            return []
+        if len(starts) > MAX_BATCH:
+            raise TooLarge(f"insert_many got {len(starts):,} instances, at most {MAX_BATCH:,} go in one call")
+        for start in starts:
+            if not isinstance(start, Start):
+                raise InputError(f"insert_many takes Start(...) values, got {type(start).__name__}")
+        call = self.calls.insert(starts, on_conflict)
+        keyed = all(start.unique_key is not None for start in starts)
+        try:
+            rows = await self._ask(call, "insert", safe=keyed and on_conflict == "existing")
+        except SqlError as error:
+            if sqlstate(error) != "GD001":
+                raise
+            detail, hint = detail_of(error)
+            key = bytes.fromhex(detail or "")
+            raise Duplicate(
+                f"unique_key {key.decode(errors='replace')!r} is taken by instance {hint}: "
+                "pass on_conflict='existing' or 'skip' if that is fine",
+                key=key,
+                existing_id=int(hint) if hint else None,
+            ) from None
+        self._ring(starts, rows)
+        return [
+            None if row.id is None else Handle(self, row.id, start.step.result_codec)
+            for start, row in zip(starts, rows, strict=True)
+        ]
+
+    def _ring(self, starts: Sequence[Start[Any]], rows: list[Inserted]) -> None:
+        counts: dict[str, int] = {}
+        for start, row in zip(starts, rows, strict=True):
+            if row.new:
+                counts[start.queue] = counts.get(start.queue, 0) + 1
+        for queue, count in counts.items():
+            self.wake.ring(queue, count)
+
+    async def _ask(self, call: Call[T], what: str, *, safe: bool) -> T:
+        """Run a call of a user. One that must not run twice is only repeated when nothing had been sent."""
+        self._check_open()
+        pause = 0.05
+        for tries_left in range(5, -1, -1):
+            try:
+                return await self.pool.run(call)
+            except ConnectionLost as error:
+                if tries_left == 0 or (error.sent and not safe):
+                    unsure = "; it may or may not have been done" if error.sent else ""
+                    raise DatabaseUnavailable(f"{what}: the database is not reachable ({error}){unsure}") from error
+            await asyncio.sleep(pause)
+            pause *= 2
+        raise AssertionError("unreachable")
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ConfigError("this Durable is not open: use `async with Durable(...) as app:` or await app.open()")
+
+    async def _find_dsn(self) -> str:
+        dsn = self._dsn or os.environ.get("DATABASE_URL")
+        if dsn:
+            return dsn
+        from gen_durable.embedded import start
+
+        self._embedded = await asyncio.to_thread(start, self._directory)
+        return self._embedded.dsn
+
+    async def _prepare(self) -> None:
+        link = Link(self.target)
+        try:
+            if self._migrate or (self._migrate is None and self._embedded is not None):
+                await migrate(link, self._schema)
+            else:
+                await check(link, self._schema)
+        except ConnectionLost as error:
+            raise DatabaseUnavailable(f"the database is not reachable: {error}") from error
+        finally:
+            await link.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Handle(Generic[R]):
+    """A hold on one instance, knowing the type of its result."""
+
+    app: Durable
+    id: int
+    codec: Codec[R]
+
+    async def wait(self, timeout: timedelta | None = None) -> Ending[R]:
+        """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
+        return await self.app.wait(self.id, self.codec, timeout)
+
+    async def get(self) -> Instance:
+        """The instance as it is now."""
+        return await self.app.get(self.id)
+
+    @overload
+    async def signal(self, signal: Signal[None], *, dedup_key: str | None = None) -> bool: ...
+    @overload
+    async def signal(self, signal: Signal[P], payload: P, *, dedup_key: str | None = None) -> bool: ...
+    async def signal(self, signal: Signal[Any], payload: object = None, *, dedup_key: str | None = None) -> bool:
+        """Send a signal to this instance."""
+        return await self.app.signal(self.id, cast("Signal[object]", signal), payload, dedup_key=dedup_key)
+
+    def __repr__(self) -> str:
+        return f"Handle({self.id})"
+
+
+def _address(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:
+    if isinstance(target, Handle):
+        return target.id, None
+    if isinstance(target, bool) or not isinstance(target, (int, str, bytes)):
+        raise InputError(f"an instance is named by its id (int) or its unique key (str), got {type(target).__name__}")
+    if isinstance(target, int):
+        if not 1 <= target <= 2**63 - 1:
+            raise InputError(f"an instance id is a positive int, got {target}")
+        return target, None
+    return None, check_key(target, "unique_key")
+
+
+def _called(target: int | str | bytes | Handle[Any]) -> str:
+    if isinstance(target, (str, bytes)):
+        return f"the holder of key {target!r}"
+    return f"instance {target.id if isinstance(target, Handle) else target}"

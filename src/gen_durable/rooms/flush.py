@@ -1,0 +1,157 @@
+"""Flush: group commit without a timer.
+
+In: encoded outcomes, one by one, from the tasks that ran them. Out: for each whether it was committed. While one flush is
+under way outcomes gather; when it returns all of them go in the next. An idle worker commits at once, a busy one in
+large batches.
+
+This room owns the invariant that an outcome is answered for exactly once, whatever happens to the connection: a batch
+whose answer was lost is sent again, and the fence tells what was committed already. One bad outcome never harms its
+batch mates: a refused batch is halved until the culprit stands alone; an outcome whose row is held by somebody's long
+transaction is set aside and waits for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+
+from gen_durable.errors import OutcomeRejected
+from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sqlstate
+from gen_durable.pg.link import Link
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Commit, Flushed
+
+log = logging.getLogger("gen_durable.flush")
+MAX_PAUSE: Final = 2.0
+
+
+class Verdict(enum.Enum):
+    """What became of an outcome."""
+
+    COMMITTED = "committed"
+    STALE = "stale"
+
+
+_Entry = tuple[Commit, "asyncio.Future[Verdict]"]
+
+
+class Flush:
+    """Takes outcomes and commits them in groups."""
+
+    __slots__ = ("_aside", "_batch", "_calls", "_link", "_on_wake", "_pending", "_side_link", "_task")
+
+    def __init__(
+        self, link: Link, side_link: Link, calls: Calls, batch: int, on_wake: Callable[[frozenset[str]], None]
+    ) -> None:
+        self._link = link
+        self._side_link = side_link
+        self._calls = calls
+        self._batch = batch
+        self._on_wake = on_wake
+        self._pending: list[_Entry] = []
+        self._task: asyncio.Task[None] | None = None
+        self._aside: set[asyncio.Task[None]] = set()
+
+    def submit(self, commit: Commit) -> asyncio.Future[Verdict]:
+        """Hand in an outcome; the future tells what became of it, or raises `OutcomeRejected`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Verdict] = loop.create_future()
+        self._pending.append((commit, future))
+        if self._task is None:
+            self._task = loop.create_task(self._work(), name="gen_durable flush")
+        return future
+
+    async def idle(self) -> None:
+        """Wait until everything handed in is answered."""
+        while self._task is not None or self._aside:
+            tasks: set[asyncio.Task[None]] = set(self._aside)
+            if self._task is not None:
+                tasks.add(self._task)
+            await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        """Give up on what is still under way (the database did not answer in time)."""
+        tasks = [t for t in (self._task, *self._aside) if t is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _work(self) -> None:
+        try:
+            while self._pending:
+                batch, self._pending = self._pending[: self._batch], self._pending[self._batch :]
+                batch.sort(key=lambda entry: entry[0].id)
+                await self._write(batch, self._link)
+        finally:
+            self._task = None
+
+    async def _write(self, batch: list[_Entry], link: Link) -> None:
+        pause = 0.01
+        told = False
+        while True:
+            try:
+                flushed = await link.run(self._calls.flush([commit for commit, _ in batch]))
+            except (ConnectionLost, SqlError) as error:
+                fault = Fault.GONE if isinstance(error, ConnectionLost) else classify(error)
+                if fault is Fault.REFUSED:
+                    await self._halve(batch, link, error)
+                    return
+                if fault is Fault.BLOCKED and link is self._link:
+                    await self._set_aside(batch)
+                    return
+                if not told and pause > 0.05:
+                    told = True
+                    log.warning("outcomes cannot be committed now (%s), trying again", describe_fault(error))
+            else:
+                self._settle(batch, flushed)
+                return
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, MAX_PAUSE)
+
+    def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:
+        for commit, future in batch:
+            if not future.done():
+                future.set_result(Verdict.STALE if commit.id in flushed.stale else Verdict.COMMITTED)
+        if flushed.wake:
+            self._on_wake(flushed.wake)
+
+    async def _halve(self, batch: list[_Entry], link: Link, error: Exception) -> None:
+        if len(batch) == 1:
+            commit, future = batch[0]
+            if not future.done():
+                future.set_exception(
+                    OutcomeRejected(
+                        f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
+                    )
+                )
+            return
+        middle = len(batch) // 2
+        await self._write(batch[:middle], link)
+        await self._write(batch[middle:], link)
+
+    async def _set_aside(self, batch: list[_Entry]) -> None:
+        ids = {i for commit, _ in batch for i in (commit.id, commit.parent) if i is not None}
+        try:
+            free = await self._link.run(self._calls.unlocked(sorted(ids)))
+        except (ConnectionLost, SqlError):
+            free = ids
+        ready = [e for e in batch if e[0].id in free and (e[0].parent is None or e[0].parent in free)]
+        held = [e for e in batch if e not in ready]
+        log.info("%d outcomes wait for rows that other transactions hold", len(held))
+        for entry in held:
+            task = asyncio.get_running_loop().create_task(self._write([entry], self._side_link))
+            self._aside.add(task)
+            task.add_done_callback(self._aside.discard)
+        if ready:
+            await self._write(ready, self._link)
+
+
+def describe_fault(error: Exception) -> str:
+    """A database error for a log or a message: its code and kind. Never its DETAIL, which may quote a payload."""
+    code = sqlstate(error)
+    return str(error) if isinstance(error, ConnectionLost) else f"{type(error).__name__}, SQLSTATE {code}"

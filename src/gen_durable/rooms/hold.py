@@ -1,0 +1,63 @@
+"""Hold: the claims that this worker has in its hands, from the pick to the last answer.
+
+One table that the loop writes and the heartbeat thread reads. A claim is in it exactly as long as its row may be
+executing in our name: what is in it gets beats, what is not may be reaped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass, field
+
+from gen_durable.registry import Entry
+from gen_durable.store.rows import Claim
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A claim in our hands: its step, its task once started, and when its lease was last made or extended."""
+
+    claim: Claim
+    entry: Entry
+    task: asyncio.Task[None] | None = None
+    extended: float = field(default_factory=time.monotonic)
+    in_thread: bool = False
+
+
+class Holdings:
+    """All claims of one worker, by id."""
+
+    __slots__ = ("_claims", "_lock")
+
+    def __init__(self) -> None:
+        self._claims: dict[int, Held] = {}
+        self._lock = threading.Lock()
+
+    def add(self, held: Held) -> None:
+        with self._lock:
+            self._claims[held.claim.id] = held
+
+    def remove(self, held: Held) -> None:
+        # The same row may have been lost and claimed again meanwhile: take out only what we put in.
+        with self._lock:
+            if self._claims.get(held.claim.id) is held:
+                del self._claims[held.claim.id]
+
+    def get(self, instance: int) -> Held | None:
+        return self._claims.get(instance)
+
+    def all(self) -> list[Held]:
+        with self._lock:
+            return list(self._claims.values())
+
+    def older_than(self, age: float) -> list[Held]:
+        """Claims whose lease was made or extended longer ago than `age` seconds, in the order of ids."""
+        limit = time.monotonic() - age
+        with self._lock:
+            old = [held for held in self._claims.values() if held.extended <= limit]
+        return sorted(old, key=lambda held: held.claim.id)
+
+    def __len__(self) -> int:
+        return len(self._claims)

@@ -1,0 +1,96 @@
+"""Maintenance: what every worker does for all, without a leader. Reap takes back dead claims, Gc deletes old rows.
+
+Both act on row truth alone and may run anywhere, any number of times at once. Maintenance never rides the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Final
+
+from gen_durable.config import WorkerOptions
+from gen_durable.pg.link import Link
+from gen_durable.rooms.loop import Loop
+from gen_durable.rooms.wake import Wake
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Stranger
+from gen_durable.telemetry import DeadLettered, Events, Reaped, Swept, UnknownMachine
+
+log = logging.getLogger("gen_durable.worker")
+REAP_BATCH: Final = 1000
+REPORT_EVERY: Final = 6
+
+
+class Reap(Loop):
+    """Takes back claims whose lease has run out; now and then looks for rows that nobody here can run."""
+
+    def __init__(
+        self, link: Link, calls: Calls, options: WorkerOptions, known: list[str], wake: Wake, events: Events
+    ) -> None:
+        super().__init__("reaper")
+        self._link = link
+        self._calls = calls
+        self._options = options
+        self._known = known
+        self._wake = wake
+        self._events = events
+        self._turns = 0
+        self._told: set[tuple[str, int, str]] = set()
+
+    async def turn(self) -> float:
+        assert self._options.reap_interval is not None
+        found = await self._link.run(self._calls.reap(REAP_BATCH, self._options.max_crashes))
+        if found:
+            log.warning("took back %d claims whose lease had run out", len(found))
+            for queue in {row.queue for row in found}:
+                self._wake.ring(queue, sum(row.queue == queue for row in found))
+            for row in found:
+                if row.dead:
+                    log.error("instance %d (%s.%s) was failed: %d crashes", row.id, row.machine, row.step, row.crashes)
+            if self._events.active:
+                self._events.emit(Reaped(tuple(row.id for row in found)))
+                for row in found:
+                    if row.dead:
+                        self._events.emit(DeadLettered(row.id, row.machine, row.step, row.crashes))
+        if self._options.queues and self._turns % REPORT_EVERY == 0:
+            self._report(await self._link.run(self._calls.strangers(list(self._options.queues), self._known)))
+        self._turns += 1
+        if len(found) == REAP_BATCH:
+            return 0.0
+        return self._options.reap_interval.total_seconds() * random.uniform(0.9, 1.0)
+
+    def _report(self, strangers: list[Stranger]) -> None:
+        for row in strangers:
+            if self._events.active:
+                self._events.emit(UnknownMachine(row.machine, row.version, row.step, row.queue, row.waiting))
+            name = (row.machine, row.version, row.step)
+            if name not in self._told:
+                self._told.add(name)
+                log.warning(
+                    "queue %s: %d rows wait for %s version %d, step %s, which this worker was not given; "
+                    "they are left to a worker that knows it",
+                    row.queue, row.waiting, row.machine, row.version, row.step,
+                )  # fmt: skip
+
+
+class Gc(Loop):
+    """Deletes instances that ended longer ago than their retention."""
+
+    def __init__(self, link: Link, calls: Calls, options: WorkerOptions, events: Events) -> None:
+        super().__init__("gc")
+        self._link = link
+        self._calls = calls
+        self._options = options
+        self._events = events
+
+    async def turn(self) -> float:
+        assert self._options.gc_interval is not None
+        keep = self._options.retention
+        seconds = [None if age is None else age.total_seconds() for age in (keep.done, keep.failed, keep.cancelled)]
+        count = await self._link.run(self._calls.gc(seconds[0], seconds[1], seconds[2], self._options.gc_batch))
+        if count and self._events.active:
+            self._events.emit(Swept(count))
+        if count == self._options.gc_batch:
+            return 0.0
+        return self._options.gc_interval.total_seconds() * random.uniform(0.9, 1.0)

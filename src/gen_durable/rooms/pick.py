@@ -1,0 +1,186 @@
+"""Pick: claim due rows as slots fall free.
+
+In: pokes (local work, NOTIFY, a slot that fell free) and the clock. Out: claims, handed to the worker to be started.
+One statement serves all queues. Between picks it sleeps until the next row falls due, or for the poll interval, which
+doubles up to its ceiling while nothing comes; so timers fire on time and an idle worker is nearly silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gen_durable.config import WorkerOptions
+from gen_durable.pg.link import Link
+from gen_durable.rooms.loop import Loop
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Claim, Picked
+from gen_durable.telemetry import Events, PartitionContended, Saturation
+from gen_durable.telemetry import Picked as PickedEvent
+
+MAX_PICK: Final = 1000
+STOP_WAIT: Final = 5.0
+
+
+class Lane:
+    """One queue of one worker: its slots, what runs in them, and what is buffered behind them."""
+
+    __slots__ = ("buffer", "concurrency", "name", "poked", "prefetch", "running")
+
+    def __init__(self, name: str, concurrency: int, prefetch: int) -> None:
+        self.name = name
+        self.concurrency = concurrency
+        self.prefetch = prefetch
+        self.running = 0
+        self.buffer: list[Claim] = []
+        self.poked = True
+
+    @property
+    def room(self) -> int:
+        """How many more rows the lane can hold."""
+        return self.concurrency + self.prefetch - self.running - len(self.buffer)
+
+
+class Pick(Loop):
+    """The picker of one worker."""
+
+    def __init__(
+        self,
+        link: Link,
+        calls: Calls,
+        options: WorkerOptions,
+        *,
+        worker: str,
+        known: list[str],
+        on_claims: Callable[[list[Claim]], None],
+        on_crowded: Callable[[str], None],
+        events: Events,
+    ) -> None:
+        super().__init__("picker")
+        self._link = link
+        self._calls = calls
+        self._options = options
+        self._worker = worker
+        self._known = known
+        self._on_claims = on_claims
+        self._on_crowded = on_crowded
+        self._events = events
+        self.lanes = {name: Lane(name, slots, options.prefetch) for name, slots in options.queues.items()}
+        self._bell = asyncio.Event()
+        self._due: dict[str, float] = {}
+        self._rest = options.poll_interval.total_seconds()
+        self._polled = 0.0
+        self._asking: asyncio.Task[Picked] | None = None
+
+    def poke(self, queue: str) -> int:
+        """There may be work in a queue. Returns how many more rows could be taken from it here."""
+        lane = self.lanes.get(queue)
+        if lane is None or self._stopping:
+            return 0
+        lane.poked = True
+        self._bell.set()
+        return lane.room
+
+    def poke_all(self) -> None:
+        for name in self.lanes:
+            self.poke(name)
+
+    def freed(self, lane: Lane) -> None:
+        """A slot of a lane fell free."""
+        if lane.poked:
+            self._bell.set()
+
+    async def stop(self) -> None:
+        """Stop picking. A pick under way is waited for: its claims are handed over like any other."""
+        await super().stop()
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            await asyncio.wait([asking], timeout=STOP_WAIT)
+            asking.cancel()
+            await asyncio.wait([asking])
+            if not asking.cancelled():
+                asking.exception()
+
+    async def turn(self) -> float:
+        """Pick once for every queue that has room and reason; then rest until there is another reason."""
+        self._bell.clear()
+        demands = self._demands()
+        if demands:
+            picked = await self._pick(demands)
+            if picked.claims:
+                return 0.0
+        wait = self._until_next()
+        try:
+            async with asyncio.timeout(wait):
+                await self._bell.wait()
+        except TimeoutError:
+            pass
+        return 0.0
+
+    async def _pick(self, demands: dict[str, int]) -> Picked:
+        lease = self._options.lease_ttl.total_seconds()
+        for name in demands:
+            self.lanes[name].poked = False
+            self._due.pop(name, None)
+        self._asking = asyncio.get_running_loop().create_task(self._asked(demands, lease), name="gen_durable pick")
+        try:
+            # A claim must not get lost between the database and us: stopping waits for the answer.
+            picked = await asyncio.shield(self._asking)
+        except BaseException:
+            for name in demands:
+                self.lanes[name].poked = True
+            raise
+        return picked
+
+    async def _asked(self, demands: dict[str, int], lease: float) -> Picked:
+        picked = await self._link.run(self._calls.pick(self._worker, demands, self._known, lease))
+        self._note(demands, picked)
+        if picked.claims:
+            self._on_claims(picked.claims)
+        return picked
+
+    def _note(self, demands: dict[str, int], picked: Picked) -> None:
+        now = time.monotonic()
+        short = {news.queue: news for news in picked.news}
+        for name in demands:
+            lane, news = self.lanes[name], short.get(name)
+            if news is None:
+                lane.poked = True  # full: there may be more, so go on as soon as a slot is free
+                self._on_crowded(name)
+            elif news.next_due is not None:
+                self._due[name] = now + max(news.next_due, 0.0)
+        base = self._options.poll_interval.total_seconds()
+        self._rest = base if picked.claims else min(self._rest * 2, self._options.max_poll_interval.total_seconds())
+        self._polled = now
+        if self._events.active:
+            self._tell(demands, picked)
+
+    def _tell(self, demands: dict[str, int], picked: Picked) -> None:
+        counts = dict.fromkeys(demands, 0)
+        for claim in picked.claims:
+            counts[claim.queue] += 1
+        for name, demand in demands.items():
+            lane = self.lanes[name]
+            self._events.emit(PickedEvent(name, counts[name], demand, self._worker))
+            self._events.emit(Saturation(name, lane.running, len(lane.buffer), lane.concurrency, lane.prefetch))
+        for news in picked.news:
+            if news.contended:
+                self._events.emit(PartitionContended(news.queue, news.contended))
+
+    def _demands(self) -> dict[str, int]:
+        now = time.monotonic()
+        polling = now - self._polled >= self._rest
+        demands: dict[str, int] = {}
+        for name, lane in self.lanes.items():
+            reason = lane.poked or polling or self._due.get(name, now + 1) <= now
+            if reason and lane.room >= self._options.min_demand:
+                demands[name] = min(lane.room, MAX_PICK)
+        return demands
+
+    def _until_next(self) -> float | None:
+        now = time.monotonic()
+        moments = [self._polled + self._rest]
+        moments += [due for name, due in self._due.items() if self.lanes[name].room >= self._options.min_demand]
+        return max(min(moments) - now, 0.0)

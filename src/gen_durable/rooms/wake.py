@@ -1,0 +1,130 @@
+"""Wake: tell pickers that a queue has work.
+
+In: names of queues in which rows became runnable. Out: local pickers are poked at once; other processes by NOTIFY, in a
+transaction of its own (NOTIFY at commit takes a lock on the whole database), at most one at a time, coalesced by queue.
+Notifications only make things faster: every row is also found by polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+from gen_durable.pg.faults import ConnectionLost, SqlError
+from gen_durable.pg.link import Link, Target
+from gen_durable.pg.pool import Pool
+from gen_durable.rooms.loop import Loop
+from gen_durable.store.calls import Calls
+
+log = logging.getLogger("gen_durable.wake")
+CROWDED_PAUSE: Final = 0.5
+
+
+class Sleeper(Protocol):
+    """A picker that can be poked."""
+
+    def poke(self, queue: str) -> int:
+        """There is work in `queue`. Returns how many more rows the picker could take."""
+        ...
+
+
+class Wake:
+    """The doorbell of one `Durable`."""
+
+    def __init__(self, pool: Pool, calls: Calls) -> None:
+        self._pool = pool
+        self._calls = calls
+        self._sleepers: list[Sleeper] = []
+        self._wanted: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._crowded: dict[str, float] = {}
+
+    def join(self, sleeper: Sleeper) -> None:
+        self._sleepers.append(sleeper)
+
+    def leave(self, sleeper: Sleeper) -> None:
+        self._sleepers.remove(sleeper)
+
+    def poke_local(self, queue: str) -> int:
+        """Poke the pickers of this process; returns how many rows they could take."""
+        return sum(sleeper.poke(queue) for sleeper in self._sleepers)
+
+    def ring(self, queue: str, count: int = 1) -> None:
+        """`count` rows became runnable in a queue: poke here, and tell others what is more than we can take."""
+        if self.poke_local(queue) < count:
+            self._tell(queue)
+
+    def ring_all(self, queues: Iterable[str]) -> None:
+        for queue in queues:
+            self.ring(queue)
+
+    def crowded(self, queue: str) -> None:
+        """A pick came back full: there is more here than we can take. Others are told now and then."""
+        now = time.monotonic()
+        if now - self._crowded.get(queue, 0.0) >= CROWDED_PAUSE:
+            self._crowded[queue] = now
+            self._tell(queue)
+
+    def _tell(self, queue: str) -> None:
+        self._wanted.add(queue)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._notify(), name="gen_durable notify")
+
+    async def _notify(self) -> None:
+        try:
+            while self._wanted:
+                queues, self._wanted = self._wanted, set()
+                try:
+                    await self._pool.run(self._calls.notify(sorted(queues)))
+                except (ConnectionLost, SqlError) as error:
+                    log.debug("a notification was not sent (%s); polling finds the work", type(error).__name__)
+        finally:
+            self._task = None
+
+    async def close(self) -> None:
+        """Let the notification under way finish, but not for long."""
+        task = self._task
+        if task is not None:
+            await asyncio.wait([task], timeout=1)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+
+
+class Listener(Loop):
+    """LISTEN on a direct connection; after every new connection all queues are poked, for what was missed."""
+
+    def __init__(self, target: Target, channel: str, on_queue: Callable[[str | None], None]) -> None:
+        super().__init__("listener")
+        self._link = Link(target)
+        self._channel = channel
+        self._on_queue = on_queue
+        self.listening = asyncio.Event()
+
+    async def turn(self) -> float:
+        """Listen until the connection breaks."""
+        connection = await self._link.raw()
+        broken = asyncio.Event()
+        connection.add_termination_listener(lambda *_: broken.set())
+        await connection.add_listener(self._channel, self._heard)
+        self.listening.set()
+        self._on_queue(None)
+        try:
+            while not broken.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(10):
+                        await broken.wait()
+                if not broken.is_set():
+                    await connection.fetchval("select 1", timeout=5)
+        finally:
+            self.listening.clear()
+            self._link.drop()
+        raise ConnectionLost(ConnectionError("the listening connection was closed"), sent=False)
+
+    def _heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        if isinstance(payload, str):
+            self._on_queue(payload)

@@ -1,0 +1,239 @@
+"""The same client for code that does not await: Django, Flask, scripts.
+
+In: the calls of `Durable`. Out: their answers, blocking. One thread with one event loop serves a `SyncDurable`; calls from any
+number of threads go through it side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
+
+from gen_durable.client import Durable, Handle, OnConflict
+from gen_durable.errors import ConfigError
+from gen_durable.instances import Ending, Instance
+from gen_durable.outcomes import LIVE, Scope, Start, Startable
+from gen_durable.signals import Signal
+from gen_durable.store.schema import DEFAULT_SCHEMA
+
+S = TypeVar("S")
+P = TypeVar("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class SyncDurable:
+    """`with SyncDurable(dsn) as app: app.insert(...)`; the arguments are those of `Durable`."""
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        pooler: Literal["transaction"] | None = None,
+        pool_size: int = 10,
+        migrate: bool | None = None,
+        embedded_directory: str | Path | None = None,
+    ) -> None:
+        self._app = Durable(
+            dsn,
+            schema=schema,
+            pooler=pooler,
+            pool_size=pool_size,
+            migrate=migrate,
+            embedded_directory=embedded_directory,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Connect, and check that the schema is there."""
+        if self._loop is not None:
+            raise ConfigError("this SyncDurable is open already")
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gen_durable sync", daemon=True)
+        self._thread.start()
+        try:
+            self._wait(self._app.open())
+        except BaseException:
+            self._halt()
+            raise
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._loop is None:
+            return
+        try:
+            self._wait(self._app.close())
+        finally:
+            self._halt()
+
+    @overload
+    def insert(
+        self,
+        step: Startable[S, R],
+        state: S,
+        *,
+        on_conflict: Literal["raise", "existing"] = "raise",
+        unique_key: str | bytes | None = None,
+        unique_scope: Iterable[Scope] = LIVE,
+        queue: str | None = None,
+        priority: int = 0,
+        partition_key: str | None = None,
+        delay: timedelta | None = None,
+        schedule_at: datetime | None = None,
+    ) -> SyncHandle[R]: ...
+    @overload
+    def insert(
+        self,
+        step: Startable[S, R],
+        state: S,
+        *,
+        on_conflict: Literal["skip"],
+        unique_key: str | bytes | None = None,
+        unique_scope: Iterable[Scope] = LIVE,
+        queue: str | None = None,
+        priority: int = 0,
+        partition_key: str | None = None,
+        delay: timedelta | None = None,
+        schedule_at: datetime | None = None,
+    ) -> SyncHandle[R] | None: ...
+    def insert(
+        self,
+        step: Startable[S, R],
+        state: S,
+        *,
+        on_conflict: OnConflict = "raise",
+        unique_key: str | bytes | None = None,
+        unique_scope: Iterable[Scope] = LIVE,
+        queue: str | None = None,
+        priority: int = 0,
+        partition_key: str | None = None,
+        delay: timedelta | None = None,
+        schedule_at: datetime | None = None,
+    ) -> SyncHandle[R] | None:
+        """Start an instance at a step, or a job; see `Durable.insert`."""
+        start = Start(
+            step,
+            state,
+            queue=queue,
+            priority=priority,
+            partition_key=partition_key,
+            delay=delay,
+            schedule_at=schedule_at,
+            unique_key=unique_key,
+            unique_scope=unique_scope,
+        )
+        (handle,) = self._wait(self._app.insert_many([start], on_conflict=cast(Any, on_conflict)))
+        return None if handle is None else SyncHandle(self, handle)
+
+    @overload
+    def insert_many(
+        self, starts: Iterable[Start[R]], *, on_conflict: Literal["raise", "existing"] = "raise"
+    ) -> list[SyncHandle[R]]: ...
+    @overload
+    def insert_many(
+        self, starts: Iterable[Start[R]], *, on_conflict: Literal["skip"]
+    ) -> list[SyncHandle[R] | None]: ...
+    def insert_many(
+        self, starts: Iterable[Start[R]], *, on_conflict: OnConflict = "raise"
+    ) -> list[SyncHandle[R]] | list[SyncHandle[R] | None]:
+        """Start many instances in one transaction; see `Durable.insert_many`."""
+        handles = self._wait(self._app.insert_many(starts, on_conflict=cast(Any, on_conflict)))
+        return cast(Any, [None if handle is None else SyncHandle(self, handle) for handle in handles])
+
+    @overload
+    def signal(
+        self, target: int | str | bytes | SyncHandle[Any], signal: Signal[None], *, dedup_key: str | None = None
+    ) -> bool: ...
+    @overload
+    def signal(
+        self,
+        target: int | str | bytes | SyncHandle[Any],
+        signal: Signal[P],
+        payload: P,
+        *,
+        dedup_key: str | None = None,
+    ) -> bool: ...
+    def signal(
+        self,
+        target: int | str | bytes | SyncHandle[Any],
+        signal: Signal[Any],
+        payload: object = None,
+        *,
+        dedup_key: str | None = None,
+    ) -> bool:
+        """Send a signal; see `Durable.signal`."""
+        return self._wait(
+            self._app.signal(_target(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
+        )
+
+    def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:
+        """An instance as it is now; see `Durable.get`."""
+        return self._wait(self._app.get(_target(target)))
+
+    def wait(self, handle: Handle[R], timeout: timedelta | None) -> Ending[R]:
+        """Wait for an instance to end; `SyncHandle.wait` is the way in."""
+        return self._wait(handle.wait(timeout))
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None or self._pid != os.getpid():
+            coroutine.close()
+            raise ConfigError(
+                "this SyncDurable is not open in this process: use `with SyncDurable(...) as app:`, after a fork"
+            )
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _halt(self) -> None:
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncHandle(Generic[R]):
+    """A hold on one instance, for code that does not await."""
+
+    app: SyncDurable
+    handle: Handle[R]
+
+    @property
+    def id(self) -> int:
+        """The instance's id."""
+        return self.handle.id
+
+    def wait(self, timeout: timedelta | None = None) -> Ending[R]:
+        """Wait until the instance has ended, or for `timeout`."""
+        return self.app.wait(self.handle, timeout)
+
+    def get(self) -> Instance:
+        """The instance as it is now."""
+        return self.app.get(self.id)
+
+    def __repr__(self) -> str:
+        return f"SyncHandle({self.id})"
+
+
+def _target(target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
+    return target.id if isinstance(target, SyncHandle) else target

@@ -1,0 +1,364 @@
+"""The worker: the corridor that joins the rooms.
+
+    pick → (hold) → run → flush → wake
+              ↑ keep: beats, in a thread        reap, gc: on every worker, from row truth alone
+
+In: machines, jobs and options. Out: steps run and outcomes committed, until told to stop. A worker has no identity that
+outlives it: its name is random, and nothing is ever reclaimed by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Self
+
+from typing_extensions import Unpack
+
+from gen_durable.client import Durable
+from gen_durable.config import WorkerOptions, WorkerSettings
+from gen_durable.errors import ConfigError, LeaseLost, OutcomeRejected
+from gen_durable.instances import Status
+from gen_durable.jobs import Job, backoff
+from gen_durable.machines import Machine
+from gen_durable.outcomes import describe
+from gen_durable.pg.faults import ConnectionLost, SqlError
+from gen_durable.pg.link import Link
+from gen_durable.registry import Registry
+from gen_durable.rooms.flush import Flush, Verdict
+from gen_durable.rooms.hold import Held, Holdings
+from gen_durable.rooms.keep import Keep
+from gen_durable.rooms.maintain import Gc, Reap
+from gen_durable.rooms.pick import Lane, Pick
+from gen_durable.rooms.run import Ran, Run, Undecodable, advance
+from gen_durable.store.rows import Claim
+from gen_durable.telemetry import Drained, LeaseWasLost, LoopLag, StaleOutcome, StepStopped
+from gen_durable.telemetry import Undecodable as UndecodableEvent
+
+log = logging.getLogger("gen_durable.worker")
+CANCEL_GRACE: Final = 1.0
+
+
+class Worker:
+    """Runs steps: `await Worker(app, machines=[Checkout(stripe)], jobs=[greet]).run()`."""
+
+    def __init__(
+        self,
+        app: Durable,
+        *,
+        machines: Iterable[Machine] = (),
+        jobs: Iterable[Job[Any, Any]] = (),
+        queues: Mapping[str, int] | None = None,
+        **options: Unpack[WorkerSettings],
+    ) -> None:
+        self._app = app
+        self.options = WorkerOptions(**options) if queues is None else WorkerOptions(queues=dict(queues), **options)
+        self._registry = Registry(machines, jobs)
+        if not self._registry.specs and self.options.queues and queues is not None:
+            raise ConfigError("a worker with queues needs machines or jobs; one for maintenance only takes queues={}")
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._holdings = Holdings()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._started = False
+
+    async def run(self) -> None:
+        """Work until SIGTERM or SIGINT, then drain; a second signal leaves at once."""
+        stop = asyncio.Event()
+        main = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+
+        def heard() -> None:
+            if stop.is_set() and main is not None:
+                main.cancel()
+            stop.set()
+
+        opened = await self._app.ensure_open()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, heard)
+        try:
+            async with self:
+                await stop.wait()
+                log.info("worker %s: stopping", self.name)
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+            if opened:
+                await self._app.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start all rooms. The `Durable` must be open."""
+        if self._started:
+            raise ConfigError("this worker was started already: make a new one")
+        self._started = True
+        app, options = self._app, self.options
+        await app.ensure_open()
+        self._threads = ThreadPoolExecutor(
+            options.threads or max(sum(options.queues.values()), 1), thread_name_prefix="gen_durable step"
+        )
+        self._links = [Link(app.target) for _ in range(4)]
+        pick_link, flush_link, side_link, upkeep_link = self._links
+        self._run = Run(self.name, self._threads)
+        self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, app.wake.ring_all)
+        self._pick = Pick(
+            pick_link,
+            app.calls,
+            options,
+            worker=self.name,
+            known=self._registry.known,
+            on_claims=self._claimed,
+            on_crowded=app.wake.crowded,
+            events=app.events,
+        )
+        self._keep = Keep(
+            app.target,
+            app.calls,
+            self._holdings,
+            lease=options.lease_ttl.total_seconds(),
+            interval=options.heartbeat_interval.total_seconds(),
+            on_lost=self._lost,
+            on_lag=self._lagged,
+        )
+        self._upkeep = [
+            *(
+                [Reap(upkeep_link, app.calls, options, self._registry.known, app.wake, app.events)]
+                if options.reap_interval
+                else []
+            ),
+            *([Gc(upkeep_link, app.calls, options, app.events)] if options.gc_interval else []),
+        ]
+        if options.queues:
+            app.join(self._pick)
+            self._keep.start()
+            self._pick.start()
+        for room in self._upkeep:
+            room.start()
+        log.info(
+            "worker %s: %s", self.name, ", ".join(f"{q}={n}" for q, n in options.queues.items()) or "maintenance only"
+        )
+
+    async def stop(self) -> None:
+        """Drain: stop picking, give back what has not begun, wait for steps under way, commit, close."""
+        if not self._started or self._stopping:
+            return
+        self._stopping = True
+        try:
+            if self.options.queues:
+                self._app.leave(self._pick)
+                await self._pick.stop()
+                await self._drain()
+                await self._keep.stop()
+            for room in self._upkeep:
+                await room.stop()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await self._flush.close()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            await asyncio.gather(*(link.close() for link in self._links), return_exceptions=True)
+
+    async def _drain(self) -> None:
+        lanes = self._pick.lanes.values()
+        unstarted = [held for held in self._holdings.all() if held.task is None]
+        await self._release([(held, None, None) for held in unstarted])
+        deadline = time.monotonic() + self.options.drain_timeout.total_seconds()
+        while self._tasks and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
+        overdue = [held for held in self._holdings.all() if held.task is not None and not held.task.done()]
+        if self._app.events.active:
+            for lane in lanes:
+                released = sum(held.claim.queue == lane.name for held in unstarted)
+                self._app.events.emit(Drained(lane.name, released, sum(h.claim.queue == lane.name for h in overdue)))
+        if overdue:
+            log.warning("worker %s: %d steps did not end within drain_timeout", self.name, len(overdue))
+            await self._interrupt(overdue)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.options.drain_timeout.total_seconds() + CANCEL_GRACE):
+                await self._flush.idle()
+
+    async def _interrupt(self, overdue: list[Held]) -> None:
+        """Cancel steps and give their rows back. A step in a thread cannot be stopped: its row waits for its lease."""
+        stoppable = [held for held in overdue if not held.in_thread]
+        for held in stoppable:
+            self._abandon(held)
+        tasks = [held.task for held in stoppable if held.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+        await self._release([(held, None, None) for held in stoppable if held.task is None or held.task.done()])
+
+    async def _release(self, several: list[tuple[Held, float | None, str | None]]) -> None:
+        if not several:
+            return
+        rows = sorted((held.claim.id, held.claim.claim, delay, reason) for held, delay, reason in several)
+        try:
+            await self._app.pool.run_safely(self._app.calls.release(rows))
+            for queue in {held.claim.queue for held, delay, _ in several if delay is None}:
+                self._app.wake.ring(queue, count=1)
+        except (ConnectionLost, SqlError) as error:
+            log.warning(
+                "%d rows could not be given back (%s); their leases will run out", len(rows), type(error).__name__
+            )
+        for held, _, _ in several:
+            self._holdings.remove(held)
+
+    def _claimed(self, claims: list[Claim]) -> None:
+        """Rows came in: start what has a slot, buffer the rest; give back what came too late."""
+        late: list[tuple[Held, float | None, str | None]] = []
+        for claim in claims:
+            entry = self._registry.find(claim.machine, claim.version, claim.step)
+            assert entry is not None, "pick returns only names that it was given"
+            held = Held(claim, entry)
+            self._holdings.add(held)
+            lane = self._pick.lanes[claim.queue]
+            if self._stopping:
+                late.append((held, None, None))
+            elif lane.running < lane.concurrency:
+                self._start(lane, held)
+            else:
+                lane.buffer.append(held.claim)
+        if late:
+            self._spawn(self._release(late))
+
+    def _start(self, lane: Lane, held: Held) -> None:
+        lane.running += 1
+        held.in_thread = not held.entry.spec.is_async
+        task = asyncio.get_running_loop().create_task(self._live(held))
+        held.task = task
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._ended(lane, held, done))
+
+    def _ended(self, lane: Lane, held: Held, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        lane.running -= 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("instance %d: %s", held.claim.id, describe(error), exc_info=error)
+            self._spawn(self._release([(held, self._later(held), describe(error))]))
+        while lane.buffer and lane.running < lane.concurrency and not self._stopping:
+            claim = lane.buffer.pop(0)
+            waiting = self._holdings.get(claim.id)
+            if waiting is not None and waiting.claim is claim and not claim.abandoned:
+                self._start(lane, waiting)
+        self._pick.freed(lane)
+
+    async def _live(self, held: Held) -> None:
+        """The life of a claim: run a step, commit its outcome, and again while the claim is held."""
+        claim, entry = held.claim, held.entry
+        steps, began = 0, time.monotonic()
+        budget = self.options.run_ahead_time.total_seconds()
+        try:
+            while True:
+                steps += 1
+                in_budget = steps <= self.options.run_ahead_steps and time.monotonic() - began < budget
+                started = time.perf_counter()
+                ran = await self._run.step(claim, entry, hold=in_budget and not self._stopping)
+                verdict = await self._commit(held, ran)
+                if self._app.events.active:
+                    self._tell(held, ran, verdict, time.perf_counter() - started)
+                if verdict is Verdict.STALE or ran.commit.kind != "hold":
+                    break
+                advance(claim, ran)
+                following = self._registry.find(claim.machine, claim.version, claim.step)
+                assert following is not None, "a held step is one of the same machine"
+                held.entry = entry = following
+                held.in_thread = not entry.spec.is_async
+        except Undecodable as error:
+            self._undecodable(held, str(error))
+            return
+        except LeaseLost:
+            log.warning("instance %d: the claim was lost in the middle of a step", claim.id)
+        self._holdings.remove(held)
+
+    async def _commit(self, held: Held, ran: Ran) -> Verdict:
+        """Hand in the outcome; one that the database refuses is the step's error, and if that is refused too, its end."""
+        claim = held.claim
+        try:
+            verdict = await self._flush.submit(ran.commit)
+        except OutcomeRejected as refused:
+            second = await self._run.rejected(claim, held.entry, refused, hold=False)
+            ran.commit, ran.outcome, ran.consumed = second.commit, second.outcome, second.consumed
+            try:
+                verdict = await self._flush.submit(ran.commit)
+            except OutcomeRejected:
+                stop = await self._run.given_up(claim, held.entry, refused)
+                ran.commit, ran.outcome, ran.consumed = stop.commit, stop.outcome, stop.consumed
+                verdict = await self._flush.submit(ran.commit)
+        if verdict is Verdict.COMMITTED:
+            if ran.commit.kind in ("done", "stop"):
+                status = Status.DONE if ran.commit.kind == "done" else Status.FAILED
+                self._app.endings.ended(claim.id, status, ran.commit.value, ran.commit.error)
+            if claim.partition_key is not None and ran.commit.kind != "hold":
+                self._app.wake.ring(claim.queue)
+        return verdict
+
+    def _tell(self, held: Held, ran: Ran, verdict: Verdict, duration: float) -> None:
+        claim, spec = held.claim, held.entry.spec
+        if verdict is Verdict.STALE:
+            self._app.events.emit(StaleOutcome(claim.id, claim.machine, spec.name))
+        else:
+            self._app.events.emit(
+                StepStopped(claim.id, claim.machine, claim.version, spec.name, ran.outcome, claim.attempt, duration)
+            )
+
+    def _undecodable(self, held: Held, error: str) -> None:
+        claim = held.claim
+        log.error("instance %d of %s: %s", claim.id, held.entry.spec.label, error)
+        if self._app.events.active:
+            self._app.events.emit(UndecodableEvent(claim.id, claim.machine, claim.step, error))
+        self._spawn(self._release([(held, self._later(held), error)]))
+
+    def _later(self, held: Held) -> float:
+        """How long a row rests that could not even be begun: longer each time it is claimed in vain."""
+        return backoff(min(held.claim.claim, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10)).total_seconds()
+
+    def _lost(self, several: list[Held]) -> None:
+        """The heartbeat found claims taken over: stop their tasks, whose outcomes would be stale anyway."""
+        for held in several:
+            if self._holdings.get(held.claim.id) is not held:
+                continue  # it ended meanwhile
+            log.warning("instance %d: its claim was taken over by another worker", held.claim.id)
+            if self._app.events.active:
+                self._app.events.emit(LeaseWasLost(held.claim.id, held.claim.machine, held.claim.step))
+            self._abandon(held)
+            self._holdings.remove(held)
+
+    def _abandon(self, held: Held) -> None:
+        held.claim.abandoned = True
+        if held.task is not None:
+            held.task.cancel()
+        else:
+            lane = self._pick.lanes[held.claim.queue]
+            lane.buffer = [claim for claim in lane.buffer if claim is not held.claim]
+
+    def _lagged(self, seconds: float) -> None:
+        if self._app.events.active:
+            self._app.events.emit(LoopLag(seconds))
+        if seconds > 1:
+            log.warning(
+                "the event loop was blocked for %.1f s: a step does not await; make it `def` to run in a thread",
+                seconds,
+            )
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
