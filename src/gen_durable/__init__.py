@@ -1,4 +1,4 @@
-"""Durable state machines on Postgres: a machine instance is a row, and each step's outcome is committed before it goes on."""
+"""Durable state machines on Postgres: an instance is a row, and each outcome is committed before anything goes on."""
 
 from gen_durable.client import Durable, Handle
 from gen_durable.config import Retention

@@ -1,7 +1,7 @@
 """The client: `Durable`, the door to one database, and `Handle`, a hold on one instance.
 
-In: typed calls. Out: rows in Postgres, and typed answers. A process that has only a `Durable` inserts, signals and waits;
-a `Worker` made from it also runs. There is no global: everything hangs on the object that you made.
+In: typed calls. Out: rows in Postgres, and typed answers. A process that has only a `Durable` inserts, signals and
+waits; a `Worker` made from it also runs. There is no global: everything hangs on the object that you made.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Durable:
             unique_key=unique_key,
             unique_scope=unique_scope,
         )
-        (handle,) = await self._insert([start], on_conflict)
+        (handle,) = await self.insert_starts([start], on_conflict)
         return handle
 
     @overload
@@ -214,7 +214,8 @@ class Durable:
         self, starts: Iterable[Start[R]], *, on_conflict: OnConflict = "raise"
     ) -> list[Handle[R]] | list[Handle[R] | None]:
         """Start many instances in one transaction: all or none. The answers are in the order of `starts`."""
-        return await self._insert(list(starts), on_conflict)
+        # Only "skip" leaves holes, which the overloads say.
+        return cast("list[Handle[R]]", await self.insert_starts(list(starts), on_conflict))
 
     @overload
     async def signal(
@@ -234,8 +235,8 @@ class Durable:
     ) -> bool:
         """Send a signal to an instance by id, or to the live holder of a unique key.
 
-        Tells whether it was delivered now; False: one with this `dedup_key` had been delivered before. Raises `NoTarget`
-        when the instance is unknown or has ended.
+        Tells whether it was delivered now; False: one with this `dedup_key` had been delivered before.
+        Raises `NoTarget` when the instance is unknown or has ended.
         """
         if not isinstance(signal, Signal):
             raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
@@ -305,7 +306,8 @@ class Durable:
             else:
                 picker.poke(queue)
 
-    async def _insert(self, starts: Sequence[Start[R]], on_conflict: OnConflict) -> list[Any]:
+    async def insert_starts(self, starts: Sequence[Start[R]], on_conflict: OnConflict) -> list[Handle[R] | None]:
+        """What `insert` and `insert_many` do, whatever `on_conflict` is; None where an instance was skipped."""
         if on_conflict not in ("raise", "skip", "existing"):
             raise InputError(f"on_conflict must be 'raise', 'skip' or 'existing', got {on_conflict!r}")
         if not starts:

@@ -80,7 +80,7 @@ class Context:
         return [signal.codec.decode(r.payload) for r in self.inbox if r.name == signal.name]
 
     def results(self, step: Startable[S, R]) -> list[R]:
-        """The results of the children of this round that are done and of the machine or job of `step`, in start order."""
+        """The results of this round's children that are done, of the machine or job of `step`; in start order."""
         from gen_durable.outcomes import step_of  # here, not above: outcomes' types speak of Context
 
         spec = step_of(step, "ctx.results")

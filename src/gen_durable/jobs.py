@@ -21,7 +21,9 @@ from gen_durable.machines import MachineSpec, StepSpec, check_version, resolve_h
 
 A = TypeVar("A")
 R = TypeVar("R")
-C = TypeVarWithDefault("C", default=Any)
+A_contra = TypeVar("A_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
+C_co = TypeVarWithDefault("C_co", covariant=True, default=Any)
 """What calling the function gives: R, or a coroutine of it. `Job[A, R]` is enough where nobody calls it."""
 
 Backoff = Callable[[int], timedelta]
@@ -44,7 +46,7 @@ def backoff(
     return timedelta(seconds=seconds * (1 + random.uniform(0, jitter)))
 
 
-class Job(Generic[A, R, C]):
+class Job(Generic[A_contra, R_co, C_co]):
     """A durable function: give it to `insert` and to a `Worker`. Calling it calls the function, as in a unit test."""
 
     __slots__ = ("__gen_durable_step__", "__wrapped__", "backoff", "fn", "max_attempts", "wants_context")
@@ -63,9 +65,9 @@ class Job(Generic[A, R, C]):
         return self.__gen_durable_step__.machine.name
 
     @overload
-    def __call__(self, argument: A, /) -> C: ...
+    def __call__(self, argument: A_contra, /) -> C_co: ...
     @overload
-    def __call__(self, argument: A, ctx: Context, /) -> C: ...
+    def __call__(self, argument: A_contra, ctx: Context, /) -> C_co: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
 

@@ -173,7 +173,7 @@ def _marked(cls: type) -> Iterable[tuple[str, types.FunctionType, _Mark]]:
 
 def _was_step(cls: type, attribute: str) -> bool:
     found = (base.__dict__.get(attribute) for base in cls.__mro__)
-    return any(isinstance(getattr(f, "__gen_durable_step__", None), StepSpec) for f in found)
+    return any(isinstance(getattr(f, "__gen_durable_step__", None), (StepSpec, _Mark)) for f in found)
 
 
 def _copy(cls: type, attribute: str, function: types.FunctionType) -> types.FunctionType:

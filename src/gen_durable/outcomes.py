@@ -66,7 +66,7 @@ class Outcome(Generic[R_co]):
 
 
 @final
-class Next(Outcome[R]):
+class Next(Outcome[R_co]):
     """Go to another step. Its state is committed first; the attempt counter starts again at 0."""
 
     __slots__ = ("delay", "partition_key", "priority", "queue", "run_ahead", "state", "step")
@@ -74,7 +74,7 @@ class Next(Outcome[R]):
 
     def __init__(
         self,
-        step: BoundStep[S, R],
+        step: BoundStep[S, R_co],
         state: S,
         *,
         delay: timedelta | None = None,
@@ -107,7 +107,7 @@ class Replay(Outcome[Never]):
 
 
 @final
-class Await(Outcome[R]):
+class Await(Outcome[R_co]):
     """Wait for a signal, or any of several, without holding a worker; then run `then` (or this same step again).
 
     With a `timeout` the step also runs when nothing came in time: `ctx.first(signal)` is None then.
@@ -129,7 +129,7 @@ class Await(Outcome[R]):
         self,
         signals: Signal[Any] | Iterable[Signal[Any]],
         *,
-        then: BoundStep[S, R],
+        then: BoundStep[S, R_co],
         state: S,
         timeout: timedelta | None = None,
     ) -> None: ...
@@ -148,13 +148,13 @@ class Await(Outcome[R]):
 
 
 @final
-class ScheduleChildren(Outcome[R]):
+class ScheduleChildren(Outcome[R_co]):
     """Start a batch of children and wait until every one has ended; then run `then` with `ctx.children`."""
 
     __slots__ = ("children", "state", "then")
     __match_args__ = ("children", "then", "state")
 
-    def __init__(self, children: Iterable[Start[Any]], *, then: BoundStep[S, R], state: S) -> None:
+    def __init__(self, children: Iterable[Start[Any]], *, then: BoundStep[S, R_co], state: S) -> None:
         if not isinstance(children, Iterable):
             raise InvalidOutcome(
                 f"ScheduleChildren takes a list of Start(...) values, got a {type(children).__name__}: "
@@ -177,7 +177,7 @@ class ScheduleChildren(Outcome[R]):
 
 
 @final
-class Done(Outcome[R]):
+class Done(Outcome[R_co]):
     """The instance has ended well, with a result."""
 
     __slots__ = ("result",)
@@ -186,7 +186,7 @@ class Done(Outcome[R]):
     @overload
     def __init__(self: Done[None]) -> None: ...
     @overload
-    def __init__(self, result: R) -> None: ...
+    def __init__(self, result: R_co) -> None: ...
     def __init__(self, result: object = None) -> None:
         self.result = result
 
@@ -203,11 +203,15 @@ class Stop(Outcome[Never]):
 
 
 AnyOutcome: TypeAlias = "Next[Any] | Replay | Await[Any] | ScheduleChildren[Any] | Done[Any] | Stop"
-OUTCOMES: Final = (Next, Replay, Await, ScheduleChildren, Done, Stop)
+
+
+def is_outcome(value: object) -> TypeGuard[AnyOutcome]:
+    """Whether a step returned one of the six."""
+    return isinstance(value, (Next, Replay, Await, ScheduleChildren, Done, Stop))
 
 
 @final
-class Start(Generic[R]):
+class Start(Generic[R_co]):
     """An instance to be made: for `insert_many` and for `ScheduleChildren`."""
 
     __slots__ = (
@@ -224,7 +228,7 @@ class Start(Generic[R]):
 
     def __init__(
         self,
-        step: Startable[S, R],
+        step: Startable[S, R_co],
         state: S,
         *,
         queue: str | None = None,

@@ -65,6 +65,10 @@ class Registry:
         """The step to run for a row, or None when this worker does not know it."""
         return self._entries.get((machine, version, step))
 
+    def following(self, machine: str, version: int, step: str) -> Entry:
+        """The step of a row that was picked by our own names, or of a machine that we are running."""
+        return self._entries[machine, version, step]
+
     @property
     def known(self) -> list[str]:
         """Every name this worker can run, as the pick function compares them: `machine/version/step`."""

@@ -1,7 +1,7 @@
 """The same client for code that does not await: Django, Flask, scripts.
 
-In: the calls of `Durable`. Out: their answers, blocking. One thread with one event loop serves a `SyncDurable`; calls from any
-number of threads go through it side by side.
+In: the calls of `Durable`. Out: their answers, blocking. One thread with one event loop serves a `SyncDurable`; calls
+from any number of threads go through it side by side.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class SyncDurable:
             unique_key=unique_key,
             unique_scope=unique_scope,
         )
-        (handle,) = self._wait(self._app.insert_many([start], on_conflict=cast(Any, on_conflict)))
+        (handle,) = self._wait(self._app.insert_starts([start], on_conflict))
         return None if handle is None else SyncHandle(self, handle)
 
     @overload
@@ -157,8 +157,9 @@ class SyncDurable:
         self, starts: Iterable[Start[R]], *, on_conflict: OnConflict = "raise"
     ) -> list[SyncHandle[R]] | list[SyncHandle[R] | None]:
         """Start many instances in one transaction; see `Durable.insert_many`."""
-        handles = self._wait(self._app.insert_many(starts, on_conflict=cast(Any, on_conflict)))
-        return cast(Any, [None if handle is None else SyncHandle(self, handle) for handle in handles])
+        handles = self._wait(self._app.insert_starts(list(starts), on_conflict))
+        wrapped = [None if handle is None else SyncHandle(self, handle) for handle in handles]
+        return cast("list[SyncHandle[R]]", wrapped)  # only "skip" leaves holes, which the overloads say
 
     @overload
     def signal(

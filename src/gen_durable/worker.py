@@ -35,12 +35,14 @@ from gen_durable.outcomes import describe
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link
 from gen_durable.registry import Registry
+from gen_durable.rooms.encode import Ran, advance
 from gen_durable.rooms.flush import Flush, Verdict
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.keep import Keep
+from gen_durable.rooms.loop import Loop
 from gen_durable.rooms.maintain import Gc, Reap
 from gen_durable.rooms.pick import Lane, Pick
-from gen_durable.rooms.run import Ran, Run, Undecodable, advance
+from gen_durable.rooms.run import Run, Undecodable
 from gen_durable.store.rows import Claim
 from gen_durable.telemetry import Drained, LeaseWasLost, LoopLag, StaleOutcome, StepStopped
 from gen_durable.telemetry import Undecodable as UndecodableEvent
@@ -139,14 +141,13 @@ class Worker:
             on_lost=self._lost,
             on_lag=self._lagged,
         )
-        self._upkeep = [
-            *(
-                [Reap(upkeep_link, app.calls, options, self._registry.known, app.wake, app.events)]
-                if options.reap_interval
-                else []
-            ),
-            *([Gc(upkeep_link, app.calls, options, app.events)] if options.gc_interval else []),
-        ]
+        self._upkeep: list[Loop] = []
+        if options.reap_interval is not None:
+            self._upkeep.append(
+                Reap(upkeep_link, app.calls, options, known=self._registry.known, wake=app.wake, events=app.events)
+            )
+        if options.gc_interval is not None:
+            self._upkeep.append(Gc(upkeep_link, app.calls, options, app.events))
         if options.queues:
             app.join(self._pick)
             self._keep.start()
@@ -225,9 +226,7 @@ class Worker:
         """Rows came in: start what has a slot, buffer the rest; give back what came too late."""
         late: list[tuple[Held, float | None, str | None]] = []
         for claim in claims:
-            entry = self._registry.find(claim.machine, claim.version, claim.step)
-            assert entry is not None, "pick returns only names that it was given"
-            held = Held(claim, entry)
+            held = Held(claim, self._registry.following(claim.machine, claim.version, claim.step))
             self._holdings.add(held)
             lane = self._pick.lanes[claim.queue]
             if self._stopping:
@@ -277,9 +276,7 @@ class Worker:
                 if verdict is Verdict.STALE or ran.commit.kind != "hold":
                     break
                 advance(claim, ran)
-                following = self._registry.find(claim.machine, claim.version, claim.step)
-                assert following is not None, "a held step is one of the same machine"
-                held.entry = entry = following
+                held.entry = entry = self._registry.following(claim.machine, claim.version, claim.step)
                 held.in_thread = not entry.spec.is_async
         except Undecodable as error:
             self._undecodable(held, str(error))
@@ -289,7 +286,7 @@ class Worker:
         self._holdings.remove(held)
 
     async def _commit(self, held: Held, ran: Ran) -> Verdict:
-        """Hand in the outcome; one that the database refuses is the step's error, and if that is refused too, its end."""
+        """Hand in the outcome. One that the database refuses is the step's error; if that is refused too, it ends."""
         claim = held.claim
         try:
             verdict = await self._flush.submit(ran.commit)

@@ -20,11 +20,12 @@ _FUNCTION = re.compile(r"create or replace function (?P<head>.*?)\nas \$\$\n(?P<
 _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re.MULTILINE)
 # Reads that only steer the walk, and the sequence, which no transaction waits for: a stop there would multiply the
 # schedules and show nothing new.
-_STEERING = re.compile(r"\binto (prio|due|ids)\b")
+_STEERING = re.compile(r"\binto (prio|due|ids|passed)\b")
+_PREDICATES = ("heads_partition",)  # called for each row of a scan: stopped in only on request
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}
 
 _BREAKPOINT = """
-create or replace function @schema.breakpoint(at text) returns void language plpgsql as $$
+create or replace function @schema.breakpoint(at text) returns void language plpgsql set lock_timeout = 0 as $$
 declare
   gate constant text := nullif(current_setting('explorer.gate', true), '');
 begin
@@ -60,12 +61,14 @@ class Cure:
     instead: str = ""
 
 
-def instrumented(schema: Schema, *without: Cure) -> str:
-    """All functions with breakpoints, and with the given cures taken out."""
-    text = functions(schema)
+def instrumented(schema: Schema, *without: Cure, in_scans: bool = False) -> str:
+    """All functions with breakpoints (`in_scans`: also between the rows of a scan), and without the given cures."""
+    # A timeout measures life, not a session that is made to wait on purpose.
+    text = re.sub(r"set lock_timeout = '\w+'", "set lock_timeout = '60s'", functions(schema))
     for cure in without:
         text = _mutated(text, schema, cure)
-    return schema.render(_BREAKPOINT) + _FUNCTION.sub(lambda found: _cut_open(found, schema), text)
+    uncut = () if in_scans else _PREDICATES
+    return schema.render(_BREAKPOINT) + _FUNCTION.sub(lambda f: f[0] if _name(f, schema) in uncut else _cut_open(f, schema), text)
 
 
 def _mutated(text: str, schema: Schema, cure: Cure) -> str:

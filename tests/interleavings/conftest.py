@@ -22,11 +22,11 @@ def exploring(dsn: str, schema: str) -> Exploring:
     """Explorers of the functions as shipped, or without some of their cures; `also` is SQL to install besides."""
 
     @asynccontextmanager
-    async def explorer(*without: Cure, also: str = "") -> AsyncIterator[Explorer]:
+    async def explorer(*without: Cure, also: str = "", in_scans: bool = False) -> AsyncIterator[Explorer]:
         connections = [await asyncpg.connect(dsn) for _ in range(3)]
         try:
             made = Explorer(schema, connections)
-            await made.install(instrumented(made.schema, *without) + also)
+            await made.install(instrumented(made.schema, *without, in_scans=in_scans) + also)
             yield made
         finally:
             for connection in connections:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
@@ -267,6 +267,3 @@ class Explorer:
         except AssertionError as error:
             return Fault(schedule, f"{error} after {left.steps} and {right.steps}", states)
         return None
-
-
-Exploring: TypeAlias = Callable[..., Awaitable[Explorer]]

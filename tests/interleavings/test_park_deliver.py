@@ -9,23 +9,118 @@ from gen_durable.store.rows import Commit, Delivery
 from tests.interleavings.breakpoints import Cure
 from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
-from tests.interleavings.given import executing
+from tests.interleavings.given import executing, parked, signal
 
+GO = Delivery(1, None, "go", "1", None)
 PARK = Commit(1, 1, 0, "await", step="woken", delay=None, extra='{"awaits": ["go"], "seen": []}')
-DELIVERY = Delivery(1, None, "go", "1", None)
+PARK_AGAIN = Commit(1, 1, 0, "await", delay=None, extra='{"awaits": ["go"], "seen": [7]}')
+DONE = Commit(1, 1, 0, "done", value="1")
 
 
 def woken(end: End) -> None:
     assert end.rows[1]["status"] == "runnable", "the instance sleeps although its signal has come"
-    assert [s["name"] for s in end.signals] == ["go"]
-    assert end.right == [[(1, "delivered", end.right[0][0][2])]]
+    assert end.rows[1]["inbox"]
+    assert end.right[0][0][:2] == (1, "delivered")
+    assert "default" in {end.right[0][0][2], *end.left[0].wake}, "nobody was told of the woken row"
 
 
 async def test_park_deliver(exploring: Exploring, calls: Calls) -> None:
     """A parking flush and a delivery, in every order: the signal is stored and the instance is runnable."""
     async with exploring() as explorer:
+        report = await explorer.explore(executing(1), [calls.flush([PARK])], [calls.signal([GO])], woken, begin=True)
+    assert report.faults == []
+    assert report.schedules > 40
+
+
+async def test_park_again_deliver(exploring: Exploring, calls: Calls) -> None:
+    """A step that was shown a signal parks again: that one does not wake it, the next one does, in every order."""
+    given = executing(1) + signal(7, 1)
+    async with exploring() as explorer:
+        report = await explorer.explore(given, [calls.flush([PARK_AGAIN])], [calls.signal([GO])], woken)
+    assert report.faults == []
+
+
+async def test_deliver_deliver(exploring: Exploring, calls: Calls) -> None:
+    """Two deliveries of one dedup key: one is delivered and wakes, the other is a duplicate."""
+
+    def once(end: End) -> None:
+        assert sorted([end.left[0][0][1], end.right[0][0][1]]) == ["delivered", "duplicate"]
+        assert len(end.signals) == 1
+        assert end.rows[1]["status"] == "runnable"
+
+    same = [calls.signal([Delivery(1, None, "go", None, "event-7")])]
+    async with exploring() as explorer:
+        report = await explorer.explore(parked(1), same, same, once)
+    assert report.faults == []
+
+
+async def test_end_deliver(exploring: Exploring, calls: Calls) -> None:
+    """An instance ends while it is sent a signal: the sender may be told either, the inbox is empty in the end."""
+
+    def empty(end: End) -> None:
+        assert end.signals == []
+        assert end.rows[1]["status"] == "done"
+        assert end.right[0][0][1] in ("delivered", "no_target")
+
+    async with exploring() as explorer:
+        report = await explorer.explore(executing(1), [calls.flush([DONE])], [calls.signal([GO])], empty)
+    assert report.faults == []
+
+
+async def test_claim_deliver(exploring: Exploring, calls: Calls) -> None:
+    """A deadline falls due while the signal comes: the row is claimed or runnable, and the signal is there."""
+
+    def there(end: End) -> None:
+        assert end.right[0][0][:2] == (1, "delivered")
+        assert len(end.signals) == 1
+        claims = end.left[0].claims
+        assert end.rows[1]["status"] == ("executing" if claims else "runnable")
+
+    given = parked(1) + (
+        "update @schema.gen_durable set await_deadline = now() - interval '1 second' where id = 1;"
+    )
+    picks = [calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
+    async with exploring() as explorer:
+        report = await explorer.explore(given, picks, [calls.signal([GO])], there)
+    assert report.faults == []
+
+
+LOCK = "perform from @schema.gen_durable g where g.id = any (resolved) order by g.id for no key update;"
+
+
+@pytest.mark.dirty
+@pytest.mark.parametrize(
+    "cure",
+    [
+        pytest.param(
+            Cure("signal", LOCK, LOCK.replace("order by", "and g.status = 'awaiting_signal' order by")),
+            id="lock-only-the-parked",
+        ),
+        pytest.param(Cure("signal", LOCK), id="no-lock"),
+        pytest.param(Cure("flush", "more := @schema.recheck_inbox(parked);"), id="no-recheck"),
+    ],
+)
+async def test_without_its_cure_a_wakeup_is_lost(exploring: Exploring, calls: Calls, cure: Cure) -> None:
+    """With either half of the cure taken out, some schedule leaves the instance asleep: the explorer finds it."""
+    async with exploring(cure) as explorer:
         report = await explorer.explore(
-            executing(1), [calls.flush([PARK])], [calls.signal([DELIVERY])], woken, begin=True
+            executing(1), [calls.flush([PARK])], [calls.signal([GO])], woken, begin=True, first_fault=True
         )
-        assert report.faults == []
-        assert report.schedules > 10
+    assert ["lost_wakeup" in fault.problem for fault in report.faults] == [True]
+
+
+@pytest.mark.dirty
+async def test_without_seen_a_pack_spins(exploring: Exploring, calls: Calls) -> None:
+    """Without the list of signals already shown, parking again wakes on the same signal at once."""
+
+    def asleep(end: End) -> None:
+        assert end.rows[1]["status"] == "awaiting_signal"
+
+    cure = Cure("recheck_inbox", " and s.id <> all (g.seen)")
+    other = calls.signal([Delivery(1, None, "other", None, None)])
+    given = executing(1) + signal(7, 1)
+    async with exploring() as explorer:
+        assert (await explorer.explore(given, [calls.flush([PARK_AGAIN])], [other], asleep)).faults == []
+    async with exploring(cure) as explorer:
+        report = await explorer.explore(given, [calls.flush([PARK_AGAIN])], [other], asleep, first_fault=True)
+    assert len(report.faults) == 1

@@ -1,8 +1,8 @@
 """Bringing a database to this library's schema version.
 
-In: a link and a schema. Out: the versions applied, or an error of ours. Safe to run from many processes at once: all of it is
-one transaction under a transaction-level lock, and the version is read under that lock. A DDL lock that is not to be had
-in time is given up and asked for again, so that a migration never queues the whole application behind it.
+In: a link and a schema. Out: the versions applied, or an error of ours. Safe to run from many processes at once: all of
+it is one transaction under a transaction-level lock, and the version is read under that lock. A DDL lock that is not to
+be had in time is given up and asked for again, so that a migration never queues the application behind it.
 """
 
 from __future__ import annotations

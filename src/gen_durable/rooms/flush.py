@@ -1,7 +1,7 @@
 """Flush: group commit without a timer.
 
-In: encoded outcomes, one by one, from the tasks that ran them. Out: for each whether it was committed. While one flush is
-under way outcomes gather; when it returns all of them go in the next. An idle worker commits at once, a busy one in
+In: encoded outcomes, one by one, from the tasks that ran them. Out: for each whether it was committed. While one flush
+is under way outcomes gather; when it returns all of them go in the next. An idle worker commits at once, a busy one in
 large batches.
 
 This room owns the invariant that an outcome is answered for exactly once, whatever happens to the connection: a batch

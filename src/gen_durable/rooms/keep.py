@@ -1,7 +1,7 @@
 """Keep: heartbeats from a thread of their own.
 
-In: the holdings. Out: leases extended, and word of claims that were lost. The thread has its own event loop and its own
-connection, so a step that blocks the worker's loop cannot lose its lease. It also measures how long that loop is blocked.
+In: the holdings. Out: leases extended, and word of claims that were lost. The thread has its own event loop and its
+own connection, so a step that blocks the worker's loop cannot lose its lease. It also measures how long it is blocked.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Keep:
             began = time.monotonic()
             call = self._calls.heartbeat([(h.claim.id, h.claim.claim) for h in batch], self._lease)
             # A beat that hangs is worth less than the next one on a new connection.
-            gone = set(await self._link.run(call, timeout=self._interval))
+            gone = await self._link.run(call, timeout=self._interval)
             for held in batch:
                 if held.claim.id in gone:
                     lost.append(held)

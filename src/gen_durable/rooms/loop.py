@@ -61,4 +61,4 @@ class Loop(ABC):
                 log.warning("%s: the database is not reachable (%s); trying again", self._name, error)
             else:
                 log.warning("%s failed (%s: %s); trying again", self._name, type(error).__name__, error)
-        return min(0.05 * 2 ** min(self._failures, 12), MAX_REST) * random.uniform(0.5, 1.0)
+        return min(0.05 * 2.0 ** min(self._failures, 12), MAX_REST) * random.uniform(0.5, 1.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+from datetime import timedelta
 from typing import Final
 
 from gen_durable.config import WorkerOptions
@@ -26,9 +27,10 @@ class Reap(Loop):
     """Takes back claims whose lease has run out; now and then looks for rows that nobody here can run."""
 
     def __init__(
-        self, link: Link, calls: Calls, options: WorkerOptions, known: list[str], wake: Wake, events: Events
+        self, link: Link, calls: Calls, options: WorkerOptions, *, known: list[str], wake: Wake, events: Events
     ) -> None:
         super().__init__("reaper")
+        self._interval = (options.reap_interval or timedelta(0)).total_seconds()
         self._link = link
         self._calls = calls
         self._options = options
@@ -39,7 +41,6 @@ class Reap(Loop):
         self._told: set[tuple[str, int, str]] = set()
 
     async def turn(self) -> float:
-        assert self._options.reap_interval is not None
         found = await self._link.run(self._calls.reap(REAP_BATCH, self._options.max_crashes))
         if found:
             log.warning("took back %d claims whose lease had run out", len(found))
@@ -58,7 +59,7 @@ class Reap(Loop):
         self._turns += 1
         if len(found) == REAP_BATCH:
             return 0.0
-        return self._options.reap_interval.total_seconds() * random.uniform(0.9, 1.0)
+        return self._interval * random.uniform(0.9, 1.0)
 
     def _report(self, strangers: list[Stranger]) -> None:
         for row in strangers:
@@ -79,13 +80,13 @@ class Gc(Loop):
 
     def __init__(self, link: Link, calls: Calls, options: WorkerOptions, events: Events) -> None:
         super().__init__("gc")
+        self._interval = (options.gc_interval or timedelta(0)).total_seconds()
         self._link = link
         self._calls = calls
         self._options = options
         self._events = events
 
     async def turn(self) -> float:
-        assert self._options.gc_interval is not None
         keep = self._options.retention
         seconds = [None if age is None else age.total_seconds() for age in (keep.done, keep.failed, keep.cancelled)]
         count = await self._link.run(self._calls.gc(seconds[0], seconds[1], seconds[2], self._options.gc_batch))
@@ -93,4 +94,4 @@ class Gc(Loop):
             self._events.emit(Swept(count))
         if count == self._options.gc_batch:
             return 0.0
-        return self._options.gc_interval.total_seconds() * random.uniform(0.9, 1.0)
+        return self._interval * random.uniform(0.9, 1.0)

@@ -109,7 +109,11 @@ class Listener(Loop):
         """Listen until the connection breaks."""
         connection = await self._link.raw()
         broken = asyncio.Event()
-        connection.add_termination_listener(lambda *_: broken.set())
+
+        def ended(_connection: object) -> None:
+            broken.set()
+
+        connection.add_termination_listener(ended)
         await connection.add_listener(self._channel, self._heard)
         self.listening.set()
         self._on_queue(None)

@@ -182,14 +182,17 @@ def _read_picked(rows: Sequence[Row]) -> Picked:
         if row[0] is None:
             news.append(QueueNews(row[8], row[16], row[17]))
         else:
-            claims.append(
-                Claim(
-                    *row[:14],
-                    inbox=_read_inbox(row[14]) if row[14] is not None else (),
-                    children=_read_children(row[15]) if row[15] is not None else (),
-                )
-            )
+            claims.append(_read_claim(row))
     return Picked(claims, news)
+
+
+def _read_claim(row: Row) -> Claim:
+    claim = Claim(*row[:14])
+    if row[14] is not None:
+        claim.inbox = _read_inbox(row[14])
+    if row[15] is not None:
+        claim.children = _read_children(row[15])
+    return claim
 
 
 def _read_inbox(text: str) -> tuple[Received, ...]:
@@ -222,12 +225,8 @@ def _read_flushed(rows: Sequence[Row]) -> Flushed:
 
 def _read_instance(row: Row) -> Instance:
     values = list(row)
-    return Instance(
-        *values[:4],
-        Status(values[4]),
-        *values[5:9],
-        tuple(values[9] or ()),
-        *values[10:23],
-        values[23].encode(),
-        None if values[24] is None else values[24].encode(),
-    )
+    values[4] = Status(values[4])
+    values[9] = tuple(values[9] or ())
+    values[23] = values[23].encode()
+    values[24] = None if values[24] is None else values[24].encode()
+    return Instance(*values)

@@ -70,7 +70,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The answer of a flush: outcomes that came too late, outcomes committed by an earlier try, queues with new work."""
+    """The answer of a flush: outcomes that came too late, ones committed by an earlier try, queues with new work."""
 
     stale: frozenset[int] = frozenset()
     already: frozenset[int] = frozenset()

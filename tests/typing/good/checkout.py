@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from gen_durable.context import Context
-from gen_durable.machines import Machine, step
-from gen_durable.outcomes import Await, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
-from gen_durable.signals import Signal
+from gen_durable import Await, Context, Done, Machine, Next, Outcome, Replay, ScheduleChildren, Signal, Start, Stop, step
 
 
 @dataclass(frozen=True)

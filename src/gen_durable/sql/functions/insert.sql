@@ -89,7 +89,8 @@ begin
 
     if on_conflict = 'skip' or array_position(holders, null) is null then
       return query
-        select o.n::int, case when on_conflict = 'existing' or o.id = o.holder then o.holder end, o.id = o.holder
+        select o.n::int, case when on_conflict = 'existing' or o.id = o.holder then o.holder end,
+               coalesce(o.id = o.holder, false)  -- null: the holder ended in between
         from unnest(ids, holders) with ordinality as o (id, holder, n)
         order by o.n;
       return;

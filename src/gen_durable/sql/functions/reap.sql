@@ -3,8 +3,8 @@
 -- In: how many at most; after how many crashes a row is failed (null: never). Out: the rows taken back, and whether
 -- each was failed.
 -- Every worker runs this; there is no leader. It acts on row truth alone.
--- Index: gen_durable_lease. Locks: id order, SKIP LOCKED; then the parents of failed rows in id order
--- (tests/interleavings: reap_flush).
+-- Index: gen_durable_lease. Locks: id order, SKIP LOCKED, the parents of failed rows too: they come after their children
+-- here and before them in flush and signal, so waiting for one would deadlock (tests/interleavings: reap_flush).
 create or replace function @schema.reap(batch int, max_crashes int default null)
 returns table (id bigint, fsm text, fsm_version int, step text, queue text, crashes int, dead boolean)
 language plpgsql
@@ -16,6 +16,8 @@ as $$
 declare
   expired bigint[];
   doomed bigint[];
+  parents bigint[];    -- of the doomed, as far as they could be locked
+  postponed bigint[];  -- doomed, but the parent is held by another: left to the next turn
 begin
   select array_agg(e.id) into expired
   from (
@@ -34,9 +36,20 @@ begin
   select array_agg(g.id) into doomed from @schema.gen_durable g
   where g.id = any (expired) and g.crashes + 1 >= max_crashes;
   if doomed is not null then
-    perform from @schema.gen_durable p
-    where p.id in (select c.parent_id from @schema.gen_durable c where c.id = any (doomed))
-    order by p.id for no key update;
+    select array_agg(p.id) into parents
+    from (
+      select p.id from @schema.gen_durable p
+      where p.id in (select c.parent_id from @schema.gen_durable c where c.id = any (doomed))
+      order by p.id
+      for no key update skip locked
+    ) as p;
+    select array_agg(c.id) into postponed
+    from @schema.gen_durable c join @schema.gen_durable p on p.id = c.parent_id
+    where c.id = any (doomed) and p.id <> all (coalesce(parents, '{}'));
+    if postponed is not null then
+      expired := array(select e.id from unnest(expired) as e (id) where e.id <> all (postponed));
+      doomed := array(select d.id from unnest(doomed) as d (id) where d.id <> all (postponed));
+    end if;
   end if;
 
   return query
@@ -48,6 +61,7 @@ begin
       eligible_at = now(),
       locked_by = null,
       lease_expires_at = null,
+      awaits = case when g.crashes + 1 >= max_crashes then null else g.awaits end,
       finished_at = case when g.crashes + 1 >= max_crashes then now() end,
       last_error = case
         when g.crashes + 1 >= max_crashes

@@ -27,7 +27,7 @@ begin
       lease_expires_at = null,
       unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end,
       updated_at = now()
-    from unnest(ids, claims, delays, reasons) as o (id, claim, delay, reason)
+    from unnest(ids, release.claims, delays, reasons) as o (id, claim, delay, reason)
     where g.id = o.id and g.claims = o.claim and g.status = 'executing'
     returning g.id;
 end

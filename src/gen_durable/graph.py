@@ -1,0 +1,396 @@
+"""The graph of a machine, read from its code: which step can lead where.
+
+In: a machine. Out: its steps and the edges between them, as text, as a Mermaid diagram, or as a list of doubts. Nothing
+is run: the source of each step is parsed, and the outcomes written in it are the edges. What cannot be seen that way (a
+target out of a dict, source that is not there) becomes an edge of kind "unknown", never an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from gen_durable.machines import Machine, MachineSpec, StepSpec
+from gen_durable.outcomes import OUTCOMES, Await, Done, Next, Replay, ScheduleChildren, Start, Stop
+from gen_durable.signals import Signal
+
+Kind: TypeAlias = Literal["next", "replay", "await", "children", "done", "stop", "error", "unknown"]
+
+EVERY: Final = "*"
+"""As a source: every step. As a target of such an edge: the step that it was."""
+UNKNOWN: Final = "?"
+"""A target that the code does not show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One way out of a step. `target` is None where the instance ends."""
+
+    source: str
+    target: str | None
+    kind: Kind
+    label: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target or 'end'} ({self.words})"
+
+    @property
+    def words(self) -> str:
+        """What happens on this edge."""
+        return f"{self.kind} {self.label}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The steps of a machine in the order they are written, and every edge that its code shows."""
+
+    name: str
+    version: int
+    nodes: tuple[str, ...]
+    edges: tuple[Edge, ...]
+
+    def text(self) -> str:
+        """The graph as an indented listing for a terminal."""
+        lines = [f"{self.name}, version {self.version}"]
+        for node in (*self.nodes, EVERY):
+            mine = [edge for edge in self.edges if edge.source == node]
+            if node != EVERY or mine:
+                lines.append(f"  {_TITLES.get(node, node)}")
+            for edge in mine:
+                target = "" if edge.target is None else f" -> {'the same step' if edge.target == node else edge.target}"
+                lines.append(f"    {edge.words}{target}")
+        return "\n".join(lines)
+
+    def mermaid(self) -> str:
+        """The graph as the source of a Mermaid state diagram."""
+        ids = {node: f"s{number}" for number, node in enumerate(self.nodes)}
+        used = {name for edge in self.edges for name in (edge.source, edge.target)}
+        for other in sorted(name for name in used if name is not None and name not in ids):
+            ids[other] = f"s{len(ids)}"
+        lines = ["stateDiagram-v2"]
+        lines += [f'    state "{_escape(_TITLES.get(name, name))}" as {id_}' for name, id_ in ids.items()]
+        if self.nodes:
+            lines.append("    [*] --> s0")
+        for edge in self.edges:
+            target = "[*]" if edge.target is None else ids[edge.target]
+            lines.append(f"    {ids[edge.source]} --> {target} : {_escape(edge.words)}")
+        return "\n".join(lines)
+
+    def problems(self) -> list[str]:
+        """What looks wrong, in sentences. Doubts, not errors: any step may be where `insert` begins."""
+        found: list[str] = []
+        for edge in self.edges:
+            source = "on_error" if edge.source == EVERY else f"step {edge.source!r}"
+            if edge.kind == "unknown":
+                found.append(f"{source}: {edge.label}, so not all of its edges are known")
+            elif edge.target == UNKNOWN:
+                found.append(f"{source} goes on to a step that its code does not show ({edge.words})")
+            elif edge.target not in (None, EVERY, *self.nodes):
+                found.append(f"{source} leads to {edge.target!r}, which is no step of {self.name}")
+        for node in self.nodes:
+            out = [edge for edge in self.edges if edge.source == node]
+            if not out:
+                found.append(f"step {node!r} has no way out: it returns no outcome")
+            elif all(edge.target == node for edge in out):
+                found.append(f"step {node!r} has no way out: it can only run again")
+        unseen = [node for node in self.nodes if node not in self._reached()]
+        doubt = "" if all(edge.target != UNKNOWN for edge in self.edges) else ", or if an unknown edge leads there"
+        found += [
+            f"step {node!r} is not reached from {self.nodes[0]!r}: fine if instances are inserted there{doubt}"
+            for node in unseen
+        ]
+        return found
+
+    def _reached(self) -> set[str]:
+        reached: set[str] = set()
+        due = [*self.nodes[:1], *(edge.target for edge in self.edges if edge.source == EVERY)]
+        while due:
+            node = due.pop()
+            if node is not None and node not in reached:
+                reached.add(node)
+                due += [edge.target for edge in self.edges if edge.source == node]
+        return reached
+
+
+def graph(machine: type[Machine] | Machine | MachineSpec) -> Graph:
+    """The graph of a machine: of its class, of an instance of it, or of its spec."""
+    if isinstance(machine, MachineSpec):
+        spec, cls = machine, _class_of(machine)
+    else:
+        cls = machine if isinstance(machine, type) else type(machine)
+        spec = cls.__gen_durable__
+    edges: list[Edge] = []
+    for step in spec.steps.values():
+        if _is_job(step):
+            edges += [Edge(step.name, None, "done"), Edge(step.name, step.name, "error", "replay")]
+        else:
+            edges += _Reader(spec, cls, step.name, step.name).read(step.fn)
+    if cls is not None:
+        read = _Reader(spec, cls, EVERY, EVERY).read(cast(Any, cls.on_error))
+        edges += [edge if edge.kind == "unknown" else _as_error(edge) for edge in read]
+    return Graph(spec.name, spec.version, tuple(spec.steps), tuple(dict.fromkeys(edges)))
+
+
+class _Reader:
+    """Collects the edges of one step: the outcomes in its code, and in the methods of the machine that it calls."""
+
+    def __init__(self, spec: MachineSpec, cls: type[Machine] | None, source: str, itself: str) -> None:
+        self._spec = spec
+        self._cls = cls
+        self._source = source
+        self._itself = itself
+        self._seen: set[types.CodeType] = set()
+
+    def read(self, function: Callable[..., Any]) -> Iterator[Edge]:
+        if not isinstance(function, types.FunctionType):
+            yield self._unknown(f"{type(function).__name__} has no source")
+            return
+        if function.__code__ in self._seen:
+            return
+        self._seen.add(function.__code__)
+        code = _parse(function)
+        if code is None:
+            yield self._unknown("its source cannot be read")
+            return
+        scope = _Scope(function, code)
+        for node in _walk(code.body):
+            if isinstance(node, ast.Call):
+                yield from self._call(node, scope)
+            elif isinstance(node, ast.Return) and node.value is not None:
+                yield from self._returned(node.value, scope)
+
+    def _call(self, call: ast.Call, scope: _Scope) -> Iterator[Edge]:
+        """The edges of a call that makes an outcome, or that asks a method of the machine for one."""
+        made = scope.outcome(call.func)
+        if made is not None:
+            yield from self._outcome(made, call, scope)
+            return
+        method = self._method(call.func, scope)
+        if method is not None:
+            yield from self.read(method)
+
+    def _outcome(self, made: type, call: ast.Call, scope: _Scope) -> Iterator[Edge]:
+        if made is Done:
+            yield Edge(self._source, None, "done")
+        elif made is Stop:
+            yield Edge(self._source, None, "stop")
+        elif made is Replay:
+            yield Edge(self._source, self._itself, "replay")
+        elif made is Next:
+            for target in self._targets(_argument(call, 0, "step"), scope):
+                yield Edge(self._source, target, "next")
+        elif made is Await:
+            then = _argument(call, None, "then")
+            label = _await_label(call, scope)
+            for target in self._targets(then, scope) if then is not None else [self._itself]:
+                yield Edge(self._source, target, "await", label)
+        elif made is ScheduleChildren:
+            label = _children_label(_argument(call, 0, "children"), scope)
+            for target in self._targets(_argument(call, None, "then"), scope):
+                yield Edge(self._source, target, "children", label)
+
+    def _returned(self, value: ast.expr, scope: _Scope) -> Iterator[Edge]:
+        """An unknown edge for what is returned and is neither an outcome in sight nor the answer of a known method."""
+        for part in scope.choices(value):
+            bare = part.value if isinstance(part, ast.Await) else part
+            if isinstance(bare, ast.Call) and (scope.outcome(bare.func) or self._method(bare.func, scope)):
+                continue
+            yield self._unknown(f"what {_short(bare)} gives is not in sight")
+
+    def _targets(self, expression: ast.expr | None, scope: _Scope) -> list[str]:
+        """The steps that an expression can mean: `self.x`, a choice between such, or a variable that holds one."""
+        if expression is None:
+            return [UNKNOWN]
+        names = [self._durable(c.attr) if scope.is_own(c) else UNKNOWN for c in scope.choices(expression)]
+        return list(dict.fromkeys(names))
+
+    def _durable(self, attribute: str) -> str:
+        """The durable name of the step that a method is; the method's own name if it is none."""
+        if self._cls is not None:
+            mine = getattr(inspect.getattr_static(self._cls, attribute, None), "__gen_durable_step__", None)
+            return mine.name if isinstance(mine, StepSpec) else attribute
+        return next((s.name for s in self._spec.steps.values() if s.fn.__name__ == attribute), attribute)
+
+    def _method(self, called: ast.expr, scope: _Scope) -> types.FunctionType | None:
+        """The method behind `self.x` or `super().x`."""
+        if not isinstance(called, ast.Attribute) or self._cls is None:
+            return None
+        if scope.is_own(called):
+            found = inspect.getattr_static(self._cls, called.attr, None)
+        elif ast.unparse(called.value) == "super()":
+            found = _inherited(self._cls, called.attr, scope.function)
+        else:
+            return None
+        return found if isinstance(found, types.FunctionType) else None
+
+    def _unknown(self, why: str) -> Edge:
+        return Edge(self._source, UNKNOWN, "unknown", why)
+
+
+class _Scope:
+    """One function: its parsed code, and what names mean in it."""
+
+    def __init__(self, function: types.FunctionType, code: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.function = function
+        self.body = code.body
+        arguments = [*code.args.posonlyargs, *code.args.args]
+        self._self = arguments[0].arg if arguments else ""
+        self._assigned: dict[str, list[ast.expr]] = {}
+        for node in _walk(code.body):
+            if isinstance(node, ast.Assign):
+                pairs = [(target, node.value) for target in node.targets]
+            elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+                pairs = [(node.target, node.value)]
+            else:
+                continue
+            for target, value in pairs:
+                if isinstance(target, ast.Name):
+                    self._assigned.setdefault(target.id, []).append(value)
+
+    def is_own(self, node: ast.expr) -> bool:
+        """Whether an expression is `self.something`."""
+        return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self._self
+
+    def choices(self, node: ast.expr, *, through: frozenset[str] = frozenset()) -> Iterator[Any]:
+        """The expressions that a value can come from: both arms of a choice, every assignment of a variable."""
+        if isinstance(node, ast.IfExp):
+            yield from self.choices(node.body, through=through)
+            yield from self.choices(node.orelse, through=through)
+        elif isinstance(node, ast.NamedExpr):
+            yield from self.choices(node.value, through=through)
+        elif isinstance(node, ast.Name) and node.id in self._assigned and node.id not in through:
+            for value in self._assigned[node.id]:
+                yield from self.choices(value, through=through | {node.id})
+        else:
+            yield node
+
+    def meaning(self, node: ast.expr) -> object:
+        """What a name or a dotted name stands for at module level or in the enclosing function; None if unknown."""
+        if isinstance(node, ast.Name):
+            free = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=False))
+            try:
+                return free[node.id].cell_contents if node.id in free else self.function.__globals__.get(node.id)
+            except ValueError:  # the cell is empty: the class is defined before what it speaks of
+                return None
+        if isinstance(node, ast.Attribute):
+            owner = self.meaning(node.value)
+            # getattr_static: reading code must not run properties
+            return None if owner is None else inspect.getattr_static(owner, node.attr, None)
+        return None
+
+    def outcome(self, called: ast.expr) -> type | None:
+        """The outcome that a call makes, under whatever name it was imported."""
+        if isinstance(called, ast.Subscript):
+            called = called.value
+        meant = self.meaning(called)
+        if meant is None and isinstance(called, ast.Name):
+            return next((o for o in OUTCOMES if o.__name__ == called.id), None)
+        return next((o for o in OUTCOMES if o is meant), None)
+
+
+_TITLES: Final = {EVERY: "on error, in every step", UNKNOWN: "unknown"}
+
+
+def _as_error(edge: Edge) -> Edge:
+    return Edge(edge.source, edge.target, "error", f"{edge.kind} {edge.label}".rstrip())
+
+
+def _is_job(step: StepSpec) -> bool:
+    """A job's function is not marked: the mark is on the `Job` around it."""
+    return getattr(step.fn, "__gen_durable_step__", None) is None
+
+
+def _class_of(spec: MachineSpec) -> type[Machine] | None:
+    """The class of a spec, if it can be found where its steps say they are."""
+    for step in spec.steps.values():
+        found: object = sys.modules.get(step.fn.__module__)
+        for part in step.fn.__qualname__.split(".")[:-1]:
+            found = getattr(found, part, None)
+        if isinstance(found, type) and issubclass(found, Machine) and found.__gen_durable__ is spec:
+            return found
+    return None
+
+
+def _inherited(cls: type, attribute: str, function: types.FunctionType) -> object:
+    """What `super().attribute` means in a function: the next one that has other code."""
+    codes = [base.__dict__[attribute] for base in cls.__mro__ if attribute in base.__dict__]
+    later = [f for f in codes if getattr(f, "__code__", None) is not function.__code__]
+    return later[0] if later else None
+
+
+def _parse(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    first = tree.body[0] if tree.body else None
+    return first if isinstance(first, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+
+
+def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All nodes in the order of the code, without the insides of nested functions and classes."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield from _walk(ast.iter_child_nodes(node))
+
+
+def _argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:
+    if position is not None and position < len(call.args):
+        return call.args[position]
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _await_label(call: ast.Call, scope: _Scope) -> str:
+    signals = _argument(call, 0, "signals")
+    several = signals.elts if isinstance(signals, (ast.Set, ast.List, ast.Tuple)) else [signals]
+    names: list[str] = []
+    for one in several:
+        meant = scope.meaning(one) if one is not None else None
+        if isinstance(meant, Signal):
+            names.append(meant.name)
+        elif isinstance(one, (ast.Name, ast.Attribute)):
+            names.append(ast.unparse(one))
+    timeout = _argument(call, None, "timeout")
+    if timeout is not None and not (isinstance(timeout, ast.Constant) and timeout.value is None):
+        names.append("timeout")
+    return " or ".join(names)
+
+
+def _children_label(children: ast.expr | None, scope: _Scope) -> str:
+    """What is started: looked for in the argument, behind its variable, and in the end in the whole function."""
+    near = list(scope.choices(children)) if children is not None else []
+    for nodes in (near, scope.body):
+        calls = [node for node in _walk(nodes) if isinstance(node, ast.Call) and _makes_start(node, scope)]
+        names = [_started(_argument(call, 0, "step"), scope) for call in calls]
+        if names:
+            return ", ".join(dict.fromkeys(names))
+    return ""
+
+
+def _makes_start(call: ast.Call, scope: _Scope) -> bool:
+    meant = scope.meaning(call.func)
+    return meant is Start or (meant is None and isinstance(call.func, ast.Name) and call.func.id == "Start")
+
+
+def _started(step: ast.expr | None, scope: _Scope) -> str:
+    spec = getattr(scope.meaning(step), "__gen_durable_step__", None) if step is not None else None
+    if isinstance(spec, StepSpec):
+        return spec.machine.name if _is_job(spec) else spec.label
+    return _short(step) if step is not None else UNKNOWN
+
+
+def _short(node: ast.AST) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _escape(text: str) -> str:
+    """Text inside a Mermaid diagram: what could be syntax becomes an entity."""
+    return "".join(c if c.isalnum() or c in " _.,-" else f"#{ord(c)};" for c in text)

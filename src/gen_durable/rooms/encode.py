@@ -1,0 +1,159 @@
+"""An outcome as the row of a flush: encoded, checked, ready to be committed with others.
+
+In: the claim, the step, and whatever the step returned. Out: a `Ran`, or an error of ours that is the step's own error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from gen_durable.codec import encode
+from gen_durable.context import Context
+from gen_durable.errors import EncodeError, InvalidOutcome
+from gen_durable.limits import clean_error
+from gen_durable.machines import StepSpec
+from gen_durable.outcomes import (
+    AnyOutcome,
+    Await,
+    Done,
+    Keep,
+    Next,
+    Replay,
+    ScheduleChildren,
+    Start,
+    Stop,
+    describe,
+    is_outcome,
+)
+from gen_durable.store.rows import Claim, Commit
+
+
+@dataclass(slots=True)
+class Ran:
+    """What became of one execution: the row of a flush, the outcome's name, and the signals it consumes."""
+
+    commit: Commit
+    outcome: str
+    consumed: tuple[int, ...] = ()
+
+
+class SameState:
+    """The state of a job's retry: the row keeps the one it has."""
+
+
+SAME_STATE: Final = SameState()
+
+
+def encode_outcome(
+    claim: Claim, spec: StepSpec, ctx: Context, returned: object, *, hold: bool, error: Exception | None = None
+) -> Ran:
+    """Encode what a step returned. `hold`: a plain `Next` may keep its claim. `error`: what `on_error` answers."""
+    if not is_outcome(returned):
+        raise InvalidOutcome(
+            f"step {spec.label} returned {type(returned).__name__}: "
+            "return Next, Replay, Await, ScheduleChildren, Done or Stop"
+        )
+    outcome: AnyOutcome = returned
+    commit = Commit(claim.id, claim.claim, claim.seq, "")
+    extra: dict[str, object] = {}
+    consumed: tuple[int, ...] = ()
+    match outcome:
+        case Next():
+            consumed = tuple(s.id for s in ctx.awaited)
+            _next(commit, extra, outcome, claim, spec, hold=hold)
+        case Replay():
+            commit.kind = "replay"
+            if not isinstance(outcome.state, SameState):
+                commit.value = _state_for(spec, spec, outcome.state)
+            commit.delay = outcome.after
+            commit.error = describe(error) if error is not None else None
+        case Await():
+            commit.kind = "await"
+            commit.value = _state_for(outcome.then or spec, spec, outcome.state)
+            commit.step = outcome.then.name if outcome.then is not None and outcome.then is not spec else None
+            commit.delay = outcome.timeout
+            extra["awaits"] = outcome.names
+            extra["seen"] = [s.id for s in ctx.inbox if s.name in outcome.names]
+        case ScheduleChildren():
+            consumed = tuple(s.id for s in ctx.awaited)
+            commit.kind = "children"
+            commit.value = _state_for(outcome.then, spec, outcome.state)
+            commit.step = outcome.then.name
+            extra["children"] = [_child(child) for child in outcome.children]
+        case Done():
+            commit.kind = "done"
+            commit.value = encode(outcome.result, f"the result of {spec.label}").decode()
+            commit.parent = claim.parent_id
+        case Stop():
+            commit.kind = "stop"
+            commit.error = clean_error(outcome.reason)
+            commit.parent = claim.parent_id
+        case _:
+            assert_never(outcome)
+    if consumed:
+        extra["consumed"] = consumed
+    if extra:
+        commit.extra = msgspec.json.encode(extra).decode()
+    return Ran(commit, type(outcome).__name__, consumed)
+
+
+def _next(
+    commit: Commit, extra: dict[str, object], outcome: Next[Any], claim: Claim, spec: StepSpec, *, hold: bool
+) -> None:
+    commit.value = _state_for(outcome.step, spec, outcome.state)
+    commit.step = outcome.step.name
+    commit.delay = outcome.delay
+    if outcome.queue is not None and outcome.queue != claim.queue:
+        extra["queue"] = outcome.queue
+    if outcome.priority is not None and outcome.priority != claim.priority:
+        extra["priority"] = outcome.priority
+    if not isinstance(outcome.partition_key, Keep) and outcome.partition_key != claim.partition_key:
+        extra["partition_key"] = outcome.partition_key
+    commit.kind = "hold" if hold and outcome.run_ahead and outcome.delay == 0 and not extra else "next"
+
+
+def _state_for(target: StepSpec, current: StepSpec, state: object) -> str:
+    if target.machine is not current.machine:
+        raise InvalidOutcome(
+            f"step {current.label} goes on to {target.label}, a step of another machine: "
+            "pass a step of the same object, as in Next(self.ship, state)"
+        )
+    return target.state_codec.encode(state).decode()
+
+
+def _child(start: Start[Any]) -> dict[str, object]:
+    try:
+        state = start.step.state_codec.encode(start.state)
+    except EncodeError as error:
+        raise EncodeError(f"a child cannot be started: {error}") from error
+    return {
+        "fsm": start.step.machine.name,
+        "version": start.step.machine.version,
+        "step": start.step.name,
+        "state": msgspec.Raw(state),
+        "queue": start.queue,
+        "priority": start.priority,
+        "partition_key": start.partition_key,
+        "delay": start.delay,
+        "schedule_at": start.schedule_at,
+        "unique_key": start.unique_key.hex() if start.unique_key is not None else None,
+        "unique_scope": "{" + ",".join(start.unique_scope) + "}",
+    }
+
+
+def advance(claim: Claim, ran: Ran) -> None:
+    """Bring a claim to where it is after a held outcome was committed: the next step, with the committed state."""
+    commit = ran.commit
+    if commit.step is not None:
+        claim.step = commit.step
+    if commit.value is not None:
+        claim.state = commit.value
+    claim.attempt = 0
+    claim.seq += 1
+    claim.awaits = None
+    claim.children = ()
+    if ran.consumed:
+        claim.inbox = tuple(s for s in claim.inbox if s.id not in ran.consumed)

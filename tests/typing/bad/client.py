@@ -1,0 +1,75 @@
+"""Mistakes at the client: what is inserted, signalled and waited for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from gen_durable import Durable, Finished, Handle, Start, SyncDurable, Worker, job
+from good.checkout import Checkout, Order, Pack, Paid, Parcel, Stripe, payment, refusal
+
+
+@job
+async def greet(name: str) -> str:
+    return f"hello {name}"
+
+
+async def inserting(app: Durable, machine: Checkout) -> None:
+    await app.insert(Checkout.start, Parcel("a"))  # E
+    await app.insert(Checkout.start)  # E
+    await app.insert(machine.start, Order(1))  # E
+    await app.insert(Checkout, Order(1))  # E
+    await app.insert("Checkout.start", Order(1))  # E
+    await app.insert(greet, 5)  # E
+    await app.insert(greet("ada"), "ada")  # E
+    await app.insert(greet, "ada", delay=5)  # E
+    await app.insert(greet, "ada", on_conflict="ignore")  # E
+    await app.insert(greet, "ada", unique="ada")  # E
+    await app.insert_many([Start(greet, 5)])  # E
+    await app.insert_many([greet])  # E
+    await app.insert_many(Start(Pack.pack, Parcel(sku), prio=1) for sku in "ab")  # E
+    one: Handle[int] = await app.insert(greet, "ada")  # E
+    two: Handle[str] = await app.insert(greet, "ada", on_conflict="skip")  # E
+    three: Handle[int] = app.insert(Checkout.start, Order(1))  # E
+    print(one, two, three)
+
+
+async def step_called(app: Durable, machine: Checkout) -> None:
+    await app.insert(machine.start(Order(1)), Order(1))  # E
+
+
+async def signalling(app: Durable, handle: Handle[int]) -> None:
+    await app.signal("order:1", payment, Order(1))  # E
+    await app.signal("order:1", payment)  # E
+    await app.signal("order:1", "payment", Paid(1))  # E
+    await app.signal("order:1", refusal, Paid(1))  # E
+    await app.signal(payment, Paid(1))  # E
+    await app.signal(1.5, payment, Paid(1))  # E
+    await handle.signal(payment, 100)  # E
+    await handle.signal(payment)  # E
+
+
+async def waiting(handle: Handle[int]) -> str:
+    ending = await handle.wait(timeout=5)  # E
+    print(ending.result)  # E
+    if isinstance(ending, Finished):
+        return ending.result  # E
+    known = await handle.wait(timeout=timedelta(seconds=5))
+    return known  # E
+
+
+def from_a_script(app: SyncDurable) -> None:
+    app.insert(Checkout.start, Parcel("a"))  # E
+    app.insert(greet, 5)  # E
+    app.signal("order:1", payment, Order(1))  # E
+    app.signal("order:1", payment)  # E
+
+
+def working(app: Durable) -> list[Worker]:
+    return [
+        Worker(app, machines=[Checkout]),  # E
+        Worker(app, machines=[greet]),  # E
+        Worker(app, machines=[Checkout(Stripe())], jobs=[len]),  # E
+        Worker(app, machines=[Checkout(Stripe())], queues=["default"]),  # E
+        Worker(app, machines=[Checkout(Stripe())], lease_ttl=15),  # E
+        Worker(app, machines=[Checkout(Stripe())], lease=timedelta(seconds=15)),  # E
+    ]

@@ -1,0 +1,57 @@
+"""Mistakes with `Done`, `Stop` and `Replay`, and with what a step returns."""
+
+from __future__ import annotations
+
+from gen_durable import Context, Done, Machine, Outcome, Replay, Stop, step
+from good.checkout import Order
+
+
+class Shop(Machine):
+    @step
+    async def wrong_result(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Done("forty-two")  # E
+
+    @step
+    async def result_forgotten(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Done()  # E
+
+    @step
+    async def result_where_none_is(self, order: Order, ctx: Context) -> Outcome[None]:
+        return Done(42)  # E
+
+    @step
+    async def bare_result(self, order: Order, ctx: Context) -> Outcome[int]:
+        return 42  # E
+
+    @step
+    async def reason_as_number(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Stop(404)  # E
+
+    @step
+    async def reason_forgotten(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Stop()  # E
+
+    @step
+    async def after_as_number(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Replay(order, after=5)  # E
+
+    @step
+    async def replay_without_state(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Replay()  # E
+
+    @step
+    async def nothing(self, order: Order, ctx: Context) -> Outcome[int]:
+        return None  # E
+
+    @step
+    async def nothing_at_the_end(self, order: Order, ctx: Context) -> Outcome[int]:  # E
+        if order.id:
+            return Done(1)
+
+    @step
+    async def the_step_itself(self, order: Order, ctx: Context) -> Outcome[int]:
+        return self.nothing  # E
+
+    @step
+    async def await_forgotten(self, order: Order, ctx: Context) -> Outcome[int]:
+        return self.nothing(order, ctx)  # E
