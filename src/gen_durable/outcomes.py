@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeAlias, TypeVar, cast, final, overload
 
+from typing_extensions import TypeIs
+
 from gen_durable.errors import InputError, InvalidOutcome
 from gen_durable.limits import (
     MAX_CHILDREN,
@@ -205,9 +207,12 @@ class Stop(Outcome[Never]):
 AnyOutcome: TypeAlias = "Next[Any] | Replay | Await[Any] | ScheduleChildren[Any] | Done[Any] | Stop"
 
 
-def is_outcome(value: object) -> TypeGuard[AnyOutcome]:
+OUTCOMES: Final = (Next, Replay, Await, ScheduleChildren, Done, Stop)
+
+
+def is_outcome(value: object) -> TypeIs[AnyOutcome]:
     """Whether a step returned one of the six."""
-    return isinstance(value, (Next, Replay, Await, ScheduleChildren, Done, Stop))
+    return isinstance(value, OUTCOMES)
 
 
 @final

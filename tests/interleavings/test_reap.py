@@ -69,6 +69,17 @@ async def test_reap_deliver_to_the_family(exploring: Exploring, calls: Calls) ->
     assert report.faults == []
 
 
+@pytest.mark.dirty
+async def test_a_reaper_that_waits_for_a_parent_deadlocks(exploring: Exploring, calls: Calls) -> None:
+    """The reaper has the child when it comes to the parent, a flush has the parent when it comes to the child."""
+    skip = "order by p.id\n      for no key update skip locked"
+    async with exploring(Cure("reap", skip, skip.removesuffix(" skip locked"))) as explorer:
+        report = await explorer.explore(
+            FAMILY, [calls.reap(10, 1)], [calls.flush([LAST_CHILD])], family_goes_on, first_fault=True
+        )
+    assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
+
+
 async def test_reap_reap(exploring: Exploring, calls: Calls) -> None:
     """Two reapers at once: each expired claim is taken back once."""
 

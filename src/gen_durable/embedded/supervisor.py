@@ -82,7 +82,7 @@ class Supervisor:
         if self._asked_to_stop:
             return "asked to"
         try:
-            if self._own.same_file(self._place.supervisor_lock):
+            if self._is_ours():
                 return "no user is left" if self._is_deserted() else None
         except FileNotFoundError:
             pass
@@ -128,7 +128,7 @@ class Supervisor:
         for number, patience in _STOPPING:
             if self._child is not None:
                 self._child.send_signal(number)
-            elif (pid := postmaster.running(self._place)) is not None:
+            elif self._is_ours() and (pid := postmaster.running(self._place)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             deadline = time.monotonic() + patience
@@ -142,9 +142,13 @@ class Supervisor:
         if self._child is not None and self._child.poll() is None:
             return False
         try:
-            return locks.is_free(self._place.server_lock)
+            return not self._is_ours() or locks.is_free(self._place.server_lock)
         except FileNotFoundError:
             return True
+
+    def _is_ours(self) -> bool:
+        """Whether the directory still is the one that we supervise: another may have taken its name."""
+        return self._own.same_file(self._place.supervisor_lock)
 
     def _ask_to_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._asked_to_stop = True

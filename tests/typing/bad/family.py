@@ -62,5 +62,5 @@ class Shop(Machine):
     async def join(self, order: Order, ctx: Context) -> Outcome[int]:
         sizes: list[str] = ctx.results(measure)  # E
         weights: list[int] = ctx.results(Pack.pack)  # E
-        names = ctx.results("Pack.pack")  # E
+        names: list[float] = ctx.results("Pack.pack")  # E
         return Done(len(sizes) + len(weights) + len(names))

@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from gen_durable import Await, Context, Done, Machine, Next, Outcome, Replay, ScheduleChildren, Signal, Start, Stop, step
+from gen_durable import (
+    Await,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Replay,
+    ScheduleChildren,
+    Signal,
+    Start,
+    Stop,
+    step,
+)
 
 
 @dataclass(frozen=True)

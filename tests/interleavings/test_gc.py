@@ -1,0 +1,95 @@
+"""Retention against the living: what is deleted had ended, and nobody writes to it afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Commit, Delivery
+from tests.interleavings.breakpoints import Cure
+from tests.interleavings.conftest import Exploring
+from tests.interleavings.explorer import End
+from tests.interleavings.given import ended, executing
+
+GO = Delivery(1, None, "go", None, None)
+
+
+async def test_gc_signal(exploring: Exploring, calls: Calls) -> None:
+    """A signal to an instance that is being deleted: no target, no error, no signal left over."""
+
+    def gone(end: End) -> None:
+        assert end.right[0] == [(None, "no_target", None)]
+        assert end.signals == []
+        assert len(end.rows) == 1 - end.left[0]
+
+    async with exploring() as explorer:
+        report = await explorer.explore(
+            ended(1), [calls.gc(60, 60, 60, 10)], [calls.signal([GO])], gone, begin=True
+        )
+    assert report.faults == []
+
+
+async def test_gc_gc(exploring: Exploring, calls: Calls) -> None:
+    """Two collectors at once delete each row once and never wait for each other."""
+
+    def once(end: End) -> None:
+        assert (end.left[0] + end.right[0], end.rows) == (2, {})
+
+    given = ended(1) + ended(2)
+    async with exploring() as explorer:
+        report = await explorer.explore(
+            given, [calls.gc(60, 60, 60, 10)], [calls.gc(60, 60, 60, 10)], once, begin=True
+        )
+    assert report.faults == []
+
+
+FAMILY = executing(1, round=1) + ended(2, parent_id=1, parent_round=1)
+
+
+async def test_gc_end_of_parent(exploring: Exploring, calls: Calls) -> None:
+    """A parent ends while its old child is looked at: the child goes only when the parent has ended."""
+
+    def spared(end: End) -> None:
+        assert end.rows[1]["status"] == "done"
+        assert (2 in end.rows) == (end.left[0] == 0)
+
+    done = Commit(1, 1, 0, "done", value="1")
+    async with exploring() as explorer:
+        report = await explorer.explore(
+            FAMILY, [calls.gc(60, 60, 60, 10)], [calls.flush([done])], spared, begin=True
+        )
+    assert report.faults == []
+
+
+async def test_gc_claim_of_parent(exploring: Exploring, calls: Calls) -> None:
+    """A parent that is about to read its children finds them, whatever the collector does meanwhile."""
+
+    def reads(end: End) -> None:
+        (claim,) = end.right[0].claims
+        assert [child.id for child in claim.children] == [2]
+        assert 2 in end.rows
+
+    given = (
+        "insert into @schema.gen_durable (id, fsm, step, round, joined) overriding system value"
+        " values (1, 'm', 's', 1, true);" + ended(2, parent_id=1, parent_round=1)
+    )
+    async with exploring() as explorer:
+        report = await explorer.explore(
+            given, [calls.gc(60, 60, 60, 10)], [calls.pick("w", {"default": 1}, ["m/1/s"], 60)], reads, begin=True
+        )
+    assert report.faults == []
+
+
+@pytest.mark.dirty
+async def test_a_signal_without_its_lock_meets_the_collector(exploring: Exploring, calls: Calls) -> None:
+    """Without the look at finished_at, a signal runs into the foreign key of a row that is being deleted."""
+    cure = Cure("signal", "on g.id = o.id and g.finished_at is null and (", "on g.id = o.id and (")
+
+    def gone(end: End) -> None:
+        assert end.right[0] == [(None, "no_target", None)]
+
+    async with exploring(cure) as explorer:
+        report = await explorer.explore(
+            ended(1), [calls.gc(60, 60, 60, 10)], [calls.signal([GO])], gone, first_fault=True
+        )
+    assert len(report.faults) == 1
