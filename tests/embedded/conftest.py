@@ -47,7 +47,10 @@ class User:
     def __init__(self, directory: Path, program: str, python: str, path: str, **options: object) -> None:
         self.process = subprocess.Popen(
             [python, "-c", program, str(directory)],
-            env={**os.environ, "PYTHONPATH": path},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([path, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gen_durable import Await, Context, Done, Machine, Outcome, Signal, step
 from good.checkout import Order, Paid, PaidOrder, payment
+
+from gen_durable import Await, Context, Done, Machine, Outcome, Signal, step
 
 nameless = Signal(Paid)  # E
 go = Signal("go")

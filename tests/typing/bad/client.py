@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gen_durable import Durable, Finished, Handle, Start, SyncDurable, Worker, job
 from good.checkout import Checkout, Order, Pack, Paid, Parcel, Stripe, payment, refusal
+
+from gen_durable import Context, Durable, Finished, Handle, Start, SyncDurable, Worker, job
 
 
 @job
@@ -33,8 +34,8 @@ async def inserting(app: Durable, machine: Checkout) -> None:
     print(one, two, three)
 
 
-async def step_called(app: Durable, machine: Checkout) -> None:
-    await app.insert(machine.start(Order(1)), Order(1))  # E
+async def step_called(app: Durable, machine: Checkout, ctx: Context) -> None:
+    await app.insert(machine.start(Order(1), ctx), Order(1))  # E
 
 
 async def signalling(app: Durable, handle: Handle[int]) -> None:
@@ -53,8 +54,7 @@ async def waiting(handle: Handle[int]) -> str:
     print(ending.result)  # E
     if isinstance(ending, Finished):
         return ending.result  # E
-    known = await handle.wait(timeout=timedelta(seconds=5))
-    return known  # E
+    return await handle.wait(timeout=timedelta(seconds=5))  # E
 
 
 def from_a_script(app: SyncDurable) -> None:

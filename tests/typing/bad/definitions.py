@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gen_durable import Context, Done, Job, Machine, Outcome, job, step
 from good.checkout import Order
+
+from gen_durable import Context, Done, Job, Machine, Outcome, job, step
 
 
 class Shop(Machine):

@@ -1,9 +1,11 @@
 """Mistakes with `Done`, `Stop` and `Replay`, and with what a step returns."""
 
+# ruff: noqa: RET503  # a forgotten return is one of the mistakes
 from __future__ import annotations
 
-from gen_durable import Context, Done, Machine, Outcome, Replay, Stop, step
 from good.checkout import Order
+
+from gen_durable import Context, Done, Machine, Outcome, Replay, Stop, step
 
 
 class Shop(Machine):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gen_durable import Context, Done, Machine, Outcome, ScheduleChildren, Start, job, step
 from good.checkout import Order, Pack, PaidOrder, Parcel
+
+from gen_durable import Context, Done, Machine, Outcome, ScheduleChildren, Start, job, step
 
 
 @job

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gen_durable import Context, Done, Machine, Next, Outcome, job, step
 from good.checkout import Order, PaidOrder
+
+from gen_durable import Context, Done, Machine, Next, Outcome, job, step
 
 
 @job

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
+from good.checkout import Checkout, Order, Pack, Paid, Parcel, Stripe, payment, refusal
+
 from gen_durable import (
     Cancelled,
     Context,
@@ -20,7 +22,6 @@ from gen_durable import (
     Worker,
     job,
 )
-from good.checkout import Checkout, Order, Pack, Paid, Parcel, Stripe, payment, refusal
 
 
 @job

@@ -46,7 +46,7 @@ class Shop(Machine, name="shop.v2"):
 
     @step
     async def bill(self, invoice: Invoice, ctx: Context) -> Outcome[Invoice]:
-        return Next(self.count, {line: 1 for line in invoice["lines"]}, run_ahead=False)
+        return Next(self.count, dict.fromkeys(invoice["lines"], 1), run_ahead=False)
 
     @step
     async def count(self, counts: dict[str, int], ctx: Context) -> Outcome[Invoice]:

@@ -1,0 +1,69 @@
+"""The commands, gathered: `gen-durable --help` is the first page of the manual."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from gen_durable.cli.demo import demo
+from gen_durable.cli.doctor import doctor
+from gen_durable.cli.graph import graph
+from gen_durable.cli.migrate import migrate
+from gen_durable.cli.worker import worker
+
+app = typer.Typer(
+    name="gen-durable",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,  # a traceback of user code is the user's: shown plainly and whole
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001  # typer calls it by position
+    if wanted:
+        typer.echo(f"gen-durable {version('gen-durable')}")
+        raise typer.Exit
+
+
+_EPILOG = """
+[bold]First[/bold]
+
+  gen-durable demo                              watch it work, a killed worker included
+
+[bold]Then[/bold]
+
+  gen-durable migrate                           make the schema in your database
+
+  gen-durable worker shop.main:worker           run your machines until SIGTERM
+
+  gen-durable worker shop.main:worker --processes 4
+
+[bold]Now and then[/bold]
+
+  gen-durable doctor                            is any invariant broken? (exit code 1: yes)
+
+  gen-durable graph shop.checkout:Checkout      which step can lead where
+
+The database is --dsn, else DATABASE_URL, else an embedded Postgres in ./.gen_durable/
+"""
+
+
+@app.callback(epilog=_EPILOG)
+def gen_durable(
+    *,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Durable state machines on Postgres: an instance is a row, and each step's outcome is committed before it goes on."""
+
+
+app.command()(demo)
+app.command()(migrate)
+app.command()(worker)
+app.command()(doctor)
+app.command()(graph)

@@ -1,0 +1,85 @@
+"""`gen-durable doctor`: ask the database whether every invariant of the engine holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gen_durable.cli.console import plainly
+from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, reach
+from gen_durable.insight import Finding, diagnose
+from gen_durable.pg.migrate import check
+from gen_durable.store.schema import Schema
+
+SHOWN = 5
+
+
+@plainly
+def doctor(
+    *,
+    dsn: DsnOption = None,
+    schema: SchemaOption = SCHEMA,
+    as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
+) -> None:
+    """Check every invariant of the engine with a query. Reads only; may be run on a busy production database.
+
+    Exit code 0: all hold. 1: some row breaks one. 2: the database cannot be reached or is not migrated.
+    """
+    where, findings = asyncio.run(_ask(dsn, Schema(schema)))
+    if as_json:
+        typer.echo(json.dumps([_plain(finding) for finding in findings], indent=2))
+    else:
+        show(findings, Console(), f"schema {schema}, {where}")
+    if not all(finding.clean for finding in findings):
+        raise typer.Exit(1)
+
+
+async def _ask(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]]:
+    async with reach(dsn) as database:
+        await check(database.link, schema)
+        return database.where, await diagnose(database.link, schema)
+
+
+def show(findings: list[Finding], console: Console, where: str) -> None:
+    """Print the findings as a table and a verdict in one sentence."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("check", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("what is broken")
+    for finding in findings:
+        if finding.clean:
+            table.add_row(finding.check, Text("ok", "green"), "")
+        else:
+            rows = "row" if finding.count == 1 else "rows"
+            table.add_row(finding.check, Text(f"{finding.count} {rows}", "bold red"), _details(finding))
+    console.print(table)
+    broken = sum(not finding.clean for finding in findings)
+    console.print()
+    if broken:
+        console.print(Text(f"{broken} of {len(findings)} checks found broken rows ({where})", "bold red"))
+    else:
+        console.print(Text(f"all {len(findings)} checks are clean ({where})", "green"))
+
+
+def _details(finding: Finding) -> Text:
+    text = Text(finding.meaning)
+    for violation in finding.first[:SHOWN]:
+        text.append(f"\n  instance {violation.id}: {violation.problem}", "yellow")
+    if finding.count > SHOWN:
+        text.append(f"\n  and {finding.count - SHOWN} more (--json shows up to 20)", "dim")
+    return text
+
+
+def _plain(finding: Finding) -> dict[str, object]:
+    return {
+        "check": finding.check,
+        "clean": finding.clean,
+        "meaning": finding.meaning,
+        "count": finding.count,
+        "rows": [{"id": violation.id, "problem": violation.problem} for violation in finding.first],
+    }

@@ -1,0 +1,73 @@
+"""`gen-durable migrate`: bring a database to this library's schema version, or print the SQL that would."""
+
+from __future__ import annotations
+
+import asyncio
+
+import typer
+
+from gen_durable.cli.console import plainly, say
+from gen_durable.cli.database import SCHEMA, Database, DsnOption, SchemaOption, reach
+from gen_durable.errors import DatabaseUnavailable, SchemaTooNew
+from gen_durable.pg.migrate import installed_version, library_version, script
+from gen_durable.pg.migrate import migrate as apply
+from gen_durable.store.schema import Schema
+
+
+@plainly
+def migrate(
+    *,
+    dsn: DsnOption = None,
+    schema: SchemaOption = SCHEMA,
+    sql: bool = typer.Option(False, "--sql", help="Print the SQL and change nothing."),
+) -> None:
+    """Make or update the schema. Applies only what is missing; safe to run from many places at once.
+
+    With --sql it prints what it would run, for whoever may change your database: what is missing if the database can be
+    reached, else everything.
+    """
+    asyncio.run(_print(dsn, Schema(schema)) if sql else _apply(dsn, Schema(schema)))
+
+
+async def _apply(dsn: str | None, schema: Schema) -> None:
+    async with reach(dsn) as database:
+        applied = await apply(database.link, schema)
+        newest = library_version(schema)
+        if applied:
+            versions = ", ".join(map(str, applied))
+            typer.echo(f"schema {schema.name}: applied version {versions}, now at version {newest} ({database.where})")
+        else:
+            typer.echo(f"schema {schema.name}: nothing to do, at version {newest} ({database.where})")
+
+
+async def _print(dsn: str | None, schema: Schema) -> None:
+    found = await _found(dsn, schema)
+    newest = library_version(schema)
+    text = script(schema, found)
+    if not text:
+        say(f"schema {schema.name} is at version {found}: there is nothing to run")
+        return
+    typer.echo(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
+    typer.echo(f"begin;\nset local lock_timeout = '5s';\n\n{text}\ncommit;")
+
+
+async def _found(dsn: str | None, schema: Schema) -> int:
+    """The version to start from. Nothing is started to find it out: without a DSN it is 0."""
+    if dsn is None:
+        say("no DSN: printing all of it, for an empty database")
+        return 0
+    try:
+        async with reach(dsn) as database:
+            return await _version(database, schema)
+    except DatabaseUnavailable as error:
+        say(f"{error}; printing all of it, for an empty database")
+        return 0
+
+
+async def _version(database: Database, schema: Schema) -> int:
+    found, newest = await installed_version(database.link, schema), library_version(schema)
+    if found > newest:
+        raise SchemaTooNew(
+            f"schema {schema.name!r} is at version {found}, this library knows up to {newest}: upgrade gen-durable"
+        )
+    return found

@@ -1,0 +1,145 @@
+"""What an instance is doing, read from its row and put into words.
+
+In: a row of `look.sql`. Out: a `Snapshot`, whose `str` is one sentence and whose `details` tell the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, assert_never
+
+from gen_durable.codec import decode_plain
+from gen_durable.instances import Status
+
+SHOWN = 500
+"""How many characters of a state or result a message quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One instance at one moment."""
+
+    id: int
+    machine: str
+    version: int
+    step: str
+    status: Status
+    queue: str
+    partition_key: str | None
+    unique_key: bytes | None
+    awaits: tuple[str, ...]
+    attempt: int
+    crashes: int
+    last_error: str | None
+    locked_by: str | None
+    children_pending: int
+    due_in: timedelta | None
+    """When the clock makes it run: zero or less is now. None: only an event can, or it has ended."""
+    inbox: tuple[str, ...]
+    """The names of the signals that came and are not consumed, oldest first."""
+    raw_state: str
+    raw_result: str | None
+
+    @property
+    def label(self) -> str:
+        """The step it is at, as messages call it."""
+        return f"{self.machine}.{self.step}"
+
+    @property
+    def state(self) -> Any:
+        """The state as plain JSON values."""
+        return decode_plain(self.raw_state)
+
+    @property
+    def result(self) -> Any:
+        """The result as plain JSON values; None unless done."""
+        return None if self.raw_result is None else decode_plain(self.raw_result)
+
+    @property
+    def doing(self) -> str:
+        """What it is doing, as the end of a sentence that begins with the instance."""
+        match self.status:
+            case Status.RUNNABLE:
+                return f"is due {_when(self.due_in)}"
+            case Status.EXECUTING:
+                return f"is executing, claimed by {self.locked_by}"
+            case Status.AWAITING_SIGNAL:
+                names = " or ".join(repr(name) for name in self.awaits)
+                return f"waits for signal {names}, {_until(self.due_in)}"
+            case Status.AWAITING_CHILDREN:
+                return f"waits for {self.children_pending} children, {_until(self.due_in)}"
+            case Status.DONE:
+                return f"is done with {shorten(self.raw_result or 'null')}"
+            case Status.FAILED:
+                return f"has failed: {self.last_error}"
+            case Status.CANCELLED:
+                return f"was cancelled: {self.last_error}"
+        assert_never(self.status)
+
+    @property
+    def details(self) -> str:
+        """The rest of what the row tells, one fact per line."""
+        facts = [
+            f"step {self.label}, version {self.version}, attempt {self.attempt}, queue {self.queue!r}",
+            f"state {shorten(self.raw_state)}",
+        ]
+        if self.unique_key is not None:
+            facts.append(f"unique key {self.unique_key.decode(errors='replace')!r}")
+        if self.partition_key is not None:
+            facts.append(f"partition key {self.partition_key!r}")
+        if self.inbox:
+            facts.append(f"inbox {', '.join(self.inbox)}")
+        if self.crashes:
+            facts.append(f"crashes {self.crashes}")
+        if self.last_error is not None:
+            facts.append(f"last error {self.last_error}")
+        return "\n".join(f"  {fact}" for fact in facts)
+
+    def __str__(self) -> str:
+        tail = f" (attempt {self.attempt}, last error {self.last_error})" if self._struggles else ""
+        return f"instance {self.id} ({self.label}) {self.doing}{tail}"
+
+    @property
+    def _struggles(self) -> bool:
+        return not self.status.terminal and (self.attempt > 0 or self.last_error is not None)
+
+
+def read_snapshot(row: Sequence[Any]) -> Snapshot:
+    """A row of `look.sql`."""
+    values = list(row)
+    return Snapshot(
+        *values[:4],
+        Status(values[4]),
+        *values[5:8],
+        tuple(values[8] or ()),
+        *values[9:14],
+        None if values[14] is None else timedelta(seconds=values[14]),
+        tuple(values[15]),
+        *values[16:],
+    )
+
+
+def shorten(text: str) -> str:
+    """A text for a message, cut where it gets long."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
+
+
+def _when(due_in: timedelta | None) -> str:
+    if due_in is None or due_in <= timedelta(0):
+        return "now"
+    return f"in {_span(due_in)}"
+
+
+def _until(due_in: timedelta | None) -> str:
+    if due_in is None:
+        return "without a deadline"
+    if due_in <= timedelta(0):
+        return "with a deadline that is due now"
+    return f"for another {_span(due_in)}"
+
+
+def _span(length: timedelta) -> str:
+    seconds = length.total_seconds()
+    return f"{seconds:.3g} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

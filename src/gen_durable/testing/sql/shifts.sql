@@ -1,0 +1,16 @@
+-- shifts: one UPDATE for every table of the schema, which moves all its moments back by the interval $1.
+--
+-- In: the schema's name. Out: statements. They are made from the catalogue, so that a moment in a table or column of a
+-- later version is not forgotten: half a shift would tear moments apart that belong together. Not moved are generated
+-- columns, which follow by themselves, and the record of migrations.
+select format(
+  'update %I.%I set %s',
+  c.table_schema, c.table_name,
+  string_agg(format('%1$I = %1$I - $1::interval', c.column_name), ', ' order by c.column_name)
+)
+from information_schema.columns c
+join information_schema.tables t using (table_schema, table_name)
+where c.table_schema = $1 and t.table_type = 'BASE TABLE' and c.table_name <> 'migrations'
+  and c.data_type = 'timestamp with time zone' and c.is_generated = 'NEVER'
+group by c.table_schema, c.table_name
+order by c.table_name

@@ -1,0 +1,50 @@
+"""The statements that only tests need, as values: they look at rows, and they bend time.
+
+In: typed values. Out: a `Call`, as in `store.calls`. Their texts lie in `sql/`, one per file.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from gen_durable.store.calls import Call
+from gen_durable.store.schema import Schema
+from gen_durable.testing.snapshot import Snapshot, read_snapshot
+
+_SQL = files("gen_durable.testing").joinpath("sql")
+
+
+class Statements:
+    """All statements, for one schema."""
+
+    __slots__ = ("_due_queues", "_expire", "_fire_timeouts", "_look", "_schema", "_shifts", "lock_others")
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._look = _text(schema, "look")
+        self._due_queues = _text(schema, "due_queues")
+        self._shifts = _text(schema, "shifts")
+        self._fire_timeouts = _text(schema, "fire_timeouts")
+        self._expire = _text(schema, "expire")
+        self.lock_others = _text(schema, "lock_others")
+
+    def look(
+        self, *, instance: int | None = None, key: bytes | None = None, machine: str | None = None, live: bool = False
+    ) -> Call[list[Snapshot]]:
+        return Call(self._look, (instance, key, machine, live), lambda rows: [read_snapshot(row) for row in rows])
+
+    def due_queues(self) -> Call[list[str]]:
+        return Call(self._due_queues, (), lambda rows: [row[0] for row in rows])
+
+    def shifts(self) -> Call[list[str]]:
+        return Call(self._shifts, (self._schema.name,), lambda rows: [row[0] for row in rows])
+
+    def fire_timeouts(self, instance: int | None) -> Call[list[int]]:
+        return Call(self._fire_timeouts, (instance,), lambda rows: [row[0] for row in rows])
+
+    def expire(self, instance: int, claim: int) -> Call[list[int]]:
+        return Call(self._expire, (instance, claim), lambda rows: [row[0] for row in rows])
+
+
+def _text(schema: Schema, name: str) -> str:
+    return schema.render(_SQL.joinpath(f"{name}.sql").read_text("utf-8"))

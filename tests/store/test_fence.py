@@ -1,0 +1,122 @@
+"""An outcome counts once, and only for the claim that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gen_durable.store.rows import Commit
+from tests.interleavings.given import executing, parent, signal
+from tests.store.conftest import Store
+from tests.store.machine import child, fan_out, park
+
+CONSUMING = '{"consumed": [7]}'
+KINDS: dict[str, Callable[[], Commit]] = {
+    "hold": lambda: Commit(2, 1, 0, "hold", step="t", value='{"n": 1}', extra=CONSUMING),
+    "next": lambda: Commit(2, 1, 0, "next", step="t", value='{"n": 1}', extra=CONSUMING),
+    "replay": lambda: Commit(2, 1, 0, "replay", value='{"n": 1}', error="why"),
+    "await": lambda: park(2, "other"),
+    "children": lambda: fan_out(2, child("a"), child()),
+    "done": lambda: Commit(2, 1, 0, "done", value="1", parent=1, extra=CONSUMING),
+    "stop": lambda: Commit(2, 1, 0, "stop", error="no", parent=1),
+}
+# A parent that waits for two, one of which has mail.
+GIVEN = (
+    parent(1, pending=2)
+    + executing(2, parent_id=1, parent_round=1)
+    + signal(7, 2)
+    + executing(3, parent_id=1, parent_round=1)
+)
+
+
+def snapshot(store: Store) -> list[object]:
+    return [[tuple(row) for row in store.rows()], [tuple(row) for row in store.inbox()]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_retry_after_a_lost_answer_changes_nothing(store: Store, kind: str) -> None:
+    """The same outcome sent twice: the second is told `already`, and every effect has happened once."""
+    store.given(GIVEN)
+    first = store.flush(KINDS[kind]())
+    assert (first.stale, first.already) == (set(), set())
+    after = snapshot(store)
+    again = store.flush(KINDS[kind]())
+    assert (again.stale, again.already, again.wake) == (set(), {2}, set())
+    assert snapshot(store) == after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_outcome_of_an_older_claim_is_stale(store: Store, kind: str) -> None:
+    """Claimed by w, lease run out, reaped, claimed by w again: the old outcome consumes, joins and starts nothing."""
+    store.given(GIVEN)
+    store.sql("update @schema.gen_durable set lease_expires_at = now() - interval '1 second' where id = 2")
+    assert [r.id for r in store.run(store.calls.reap(10, None))] == [2]
+    (claim,) = store.pick(worker="w").claims
+    assert (claim.id, claim.claim, store.row(2)["locked_by"]) == (2, 3, "w")
+    before = snapshot(store)
+    answer = store.flush(KINDS[kind]())
+    assert (answer.stale, answer.already, answer.wake) == ({2}, set(), set())
+    assert snapshot(store) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_outcome_of_a_reaped_claim_is_stale(store: Store, kind: str) -> None:
+    """The same before anybody has claimed it again."""
+    store.given(GIVEN)
+    store.sql("update @schema.gen_durable set lease_expires_at = now() - interval '1 second' where id = 2")
+    store.run(store.calls.reap(10, None))
+    before = snapshot(store)
+    assert store.flush(KINDS[kind]()).stale == {2}
+    assert snapshot(store) == before
+
+
+def test_a_retry_of_a_held_chain_is_known_at_every_step(store: Store) -> None:
+    """A claim that goes on is fenced by seq: the last outcome again is `already`, an older one is stale."""
+    store.given(executing(2))
+    for seq in range(3):
+        store.flush(Commit(2, 1, seq, "hold", value=str(seq)))
+    assert store.flush(Commit(2, 1, 2, "hold", value="2")).already == {2}
+    assert store.flush(Commit(2, 1, 1, "hold", value="1")).stale == {2}
+    row = store.row(2)
+    assert (row["seq"], row["state"]) == (3, "2")
+
+
+def test_a_retry_after_another_claim_is_stale(store: Store) -> None:
+    """The outcome was committed and somebody else has the row by now: it is not mine any more, and stays untouched."""
+    store.given(executing(2))
+    commit = Commit(2, 1, 0, "next", step="t")
+    store.flush(commit)
+    store.pick(worker="other")
+    assert store.flush(commit).stale == {2}
+    assert store.row(2)["locked_by"] == "other"
+
+
+def test_an_unknown_instance_is_stale(store: Store) -> None:
+    """An outcome for a row that is gone is told so."""
+    assert store.flush(Commit(99, 1, 0, "done")).stale == {99}
+
+
+def test_a_partly_known_batch(store: Store) -> None:
+    """New, repeated and stale outcomes in one call are told apart, and only the new one acts."""
+    store.given(executing(1) + executing(2) + executing(3, claims=4))
+    store.flush(Commit(2, 1, 0, "done", value="1"))
+    answer = store.flush(Commit(1, 1, 0, "done"), Commit(2, 1, 0, "done", value="2"), Commit(3, 1, 0, "done"))
+    assert (answer.stale, answer.already) == ({3}, {2})
+    assert (store.row(1)["status"], store.row(2)["result"], store.row(3)["status"]) == ("done", "1", "executing")
+
+
+def test_a_released_claim_is_stale(store: Store) -> None:
+    """What was given back cannot be finished any more."""
+    store.given(executing(1))
+    assert store.run(store.calls.release([(1, 1, None, None)])) == [1]
+    assert store.flush(Commit(1, 1, 0, "done")).stale == {1}
+    assert store.row(1)["status"] == "runnable"
+
+
+def test_an_ended_instance_takes_no_other_outcome(store: Store) -> None:
+    """After an end, nothing but the same outcome is even known."""
+    store.given(executing(1))
+    store.flush(Commit(1, 1, 0, "done", value="1"))
+    assert store.flush(Commit(1, 1, 1, "next")).stale == {1}
+    assert store.row(1)["status"] == "done"

@@ -1,0 +1,277 @@
+"""What each outcome does to its row, column by column, and to all that hangs on it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gen_durable.store.rows import Commit
+from tests.interleavings.given import LIVE, executing, instance, parent, seconds, signal
+from tests.store.conftest import Store
+from tests.store.machine import child, fan_out, park
+
+WORN = executing(
+    1,
+    **{"claims": 5, "seq": 4, "attempt": 3, "crashes": 2, "awaits": ["go"], "joined": True, "round": 2},
+    **{"state": '{"n": 0}', "last_error": "old", "unique_key": b"k", "unique_scope": LIVE, "eligible_at": seconds(-9)},
+)
+FREE = {"locked_by": None, "lease_expires_at": None}
+LIVING = {"finished_at": None, "result": None, "unique_guard": b"k"}
+
+
+def worn(kind: str, **more: object) -> Commit:
+    return Commit(1, 5, 4, kind, **more)  # type: ignore[arg-type]
+
+
+OUTCOMES = {
+    "hold": (
+        worn("hold", step="t", value='{"n": 1}'),
+        {"status": "executing", "step": "t", "state": '{"n": 1}', "attempt": 0, "awaits": None, "joined": False}
+        | {"last_error": None, "locked_by": "w", "round": 2}
+        | LIVING,
+    ),
+    "next": (
+        worn("next", step="t", value='{"n": 1}'),
+        {"status": "runnable", "step": "t", "state": '{"n": 1}', "attempt": 0, "awaits": None, "joined": False}
+        | {"last_error": None, "round": 2}
+        | FREE
+        | LIVING,
+    ),
+    "next with options": (
+        worn("next", extra='{"queue": "q", "priority": -3, "partition_key": "p"}'),
+        {"status": "runnable", "step": "s", "state": '{"n": 0}', "queue": "q", "priority": -3, "partition_key": "p"}
+        | FREE
+        | LIVING,
+    ),
+    "replay": (
+        worn("replay", error="why"),
+        {"status": "runnable", "step": "s", "state": '{"n": 0}', "attempt": 4, "awaits": ["go"], "joined": True}
+        | {"last_error": "why"}
+        | FREE
+        | LIVING,
+    ),
+    "replay without a reason": (
+        worn("replay", value='{"n": 1}'),
+        {"status": "runnable", "state": '{"n": 1}', "attempt": 4, "last_error": "old"} | FREE | LIVING,
+    ),
+    "await": (
+        worn("await", step="t", delay=None, extra='{"awaits": ["a", "b"], "seen": [3]}'),
+        {"status": "awaiting_signal", "step": "t", "attempt": 0, "awaits": ["a", "b"], "seen": [3], "joined": False}
+        | {"await_deadline": None, "last_error": None, "due_at": None}
+        | FREE
+        | LIVING,
+    ),
+    "await at the same step": (
+        worn("await", delay=None, extra='{"awaits": ["a"], "seen": []}'),
+        {"status": "awaiting_signal", "step": "s", "awaits": ["a"], "seen": [], "joined": True} | FREE | LIVING,
+    ),
+    "children": (
+        worn("children", step="t", extra=json.dumps({"children": [child(), child()]})),
+        {"status": "awaiting_children", "step": "t", "children_pending": 2, "round": 3, "joined": False}
+        | {"awaits": None, "attempt": 0}
+        | FREE
+        | LIVING,
+    ),
+    "children, none": (
+        worn("children", step="t", extra='{"children": []}'),
+        {"status": "runnable", "step": "t", "children_pending": 0, "round": 3, "joined": True} | FREE | LIVING,
+    ),
+    "done": (
+        worn("done", value='{"ok": true}'),
+        {"status": "done", "step": "s", "state": '{"n": 0}', "result": '{"ok": true}', "attempt": 3, "awaits": None}
+        | {"last_error": None, "unique_guard": None, "unique_scope": [], "unique_key": b"k", "joined": False}
+        | FREE,
+    ),
+    "stop": (
+        worn("stop", error="no"),
+        {"status": "failed", "step": "s", "state": '{"n": 0}', "result": None, "attempt": 3, "awaits": None}
+        | {"last_error": "no", "unique_guard": None, "unique_scope": []}
+        | FREE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_outcome_sets_its_columns(store: Store, name: str) -> None:
+    """Each kind of outcome leaves the row exactly as the table of outcomes says."""
+    commit, expected = OUTCOMES[name]
+    store.given(WORN)
+    answer = store.flush(commit)
+    row = store.row(1)
+    assert {column: row[column] for column in expected} == expected
+    assert (row["claims"], row["seq"], row["crashes"]) == (5, 5, 0)
+    assert (answer.stale, answer.already) == (set(), set())
+    assert (row["finished_at"] is not None) == (row["status"] in ("done", "failed"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "woken"), [("hold", set()), ("next", {"default"}), ("replay", {"default"}), ("done", set()), ("stop", set())]
+)
+def test_flush_tells_which_queues_have_work(store: Store, kind: str, woken: set[str]) -> None:
+    """Only an outcome that makes a row runnable now names its queue."""
+    store.given(executing(1))
+    assert store.flush(Commit(1, 1, 0, kind)).wake == woken
+
+
+@pytest.mark.parametrize("kind", ["next", "replay"])
+def test_delay_sets_when_it_is_eligible(store: Store, kind: str) -> None:
+    """A delay counts from now, and a delayed row wakes nobody."""
+    store.given(executing(1, eligible_at=seconds(-500)))
+    assert store.flush(Commit(1, 1, 0, kind, delay=30)).wake == set()
+    assert store.row(1)["eligible_in"] == pytest.approx(30, abs=5)
+    assert store.pick().claims == []
+
+
+def test_a_held_row_keeps_its_lease_and_its_place(store: Store) -> None:
+    """Holding changes neither the lease nor the moment it became eligible: no indexed column moves on a chain."""
+    store.given(executing(1, eligible_at=seconds(-500)))
+    before = store.row(1)
+    store.flush(Commit(1, 1, 0, "hold", step="t"))
+    after = store.row(1)
+    for column in ("lease_expires_at", "eligible_at", "due_at", "locked_by", "claims"):
+        assert after[column] == before[column]
+
+
+def test_a_chain_is_hot(store: Store) -> None:
+    """Updates of a held chain stay on their page: none of them touches an index."""
+    store.given(executing(1))
+    for seq in range(20):
+        store.flush(Commit(1, 1, seq, "hold", value='{"n": %d}' % seq))
+    (counts,) = store.sql(
+        "select pg_stat_get_xact_tuples_updated(r) + pg_stat_get_tuples_updated(r) as updated,"
+        " pg_stat_get_xact_tuples_hot_updated(r) + pg_stat_get_tuples_hot_updated(r) as hot"
+        " from (select pg_stat_force_next_flush() is null, '@schema.gen_durable'::regclass::oid as r) as x"
+    )
+    assert counts["updated"] == counts["hot"]
+
+
+def test_await_with_a_timeout_is_due_at_its_deadline(store: Store) -> None:
+    """A parked row with a timeout is claimed when its deadline has passed, with its names and without a signal."""
+    store.given(executing(1))
+    store.flush(park(1, "go", timeout=60))
+    assert store.row(1)["deadline_in"] == pytest.approx(60, abs=5)
+    assert store.pick().claims == []
+    store.sql("update @schema.gen_durable set await_deadline = now() - interval '1 second'")
+    (claim,) = store.pick().claims
+    assert (claim.awaits, claim.inbox, claim.step, claim.claim) == (["go"], (), "t", 2)
+    row = store.row(1)
+    assert (row["await_deadline"], row["seen"]) == (None, None)
+
+
+def test_await_does_not_sleep_on_a_signal_that_is_there(store: Store) -> None:
+    """Parking with a matching signal in the inbox makes the row runnable at once and names its queue."""
+    store.given(executing(1) + signal(7, 1))
+    assert store.flush(park(1, "go")).wake == {"default"}
+    (claim,) = store.pick().claims
+    assert [received.id for received in claim.inbox] == [7]
+
+
+def test_await_ignores_what_it_was_shown(store: Store) -> None:
+    """A signal that the parking step was shown does not wake it; one it was not shown does, whatever the ids."""
+    store.given(executing(1) + signal(7, 1) + signal(8, 1) + executing(2) + signal(9, 2) + signal(10, 2))
+    store.flush(park(1, "go", seen=(7, 8)), park(2, "go", seen=(10,)))
+    assert [store.row(i)["status"] for i in (1, 2)] == ["awaiting_signal", "runnable"]
+
+
+def test_only_shown_signals_are_consumed(store: Store) -> None:
+    """An outcome deletes the signals it names, of its own instance; one that came later, or is another's, stays."""
+    store.given(executing(1) + signal(7, 1) + signal(8, 1) + executing(2) + signal(9, 2))
+    store.flush(Commit(1, 1, 0, "next", extra='{"consumed": [7, 9]}'))
+    assert [s["id"] for s in store.inbox()] == [8, 9]
+
+
+def test_a_consumed_signal_with_a_dedup_key_leaves_a_tombstone(store: Store) -> None:
+    """It is emptied and no longer shown, but a second delivery is still known as one."""
+    store.given(executing(1) + signal(7, 1, dedup_key="d", payload='{"big": 1}'))
+    store.flush(Commit(1, 1, 0, "next", extra='{"consumed": [7]}'))
+    (left,) = store.inbox()
+    assert (left["consumed"], left["payload"], left["dedup_key"]) == (True, None, "d")
+    (claim,) = store.pick().claims
+    assert claim.inbox == ()
+
+
+@pytest.mark.parametrize("kind", ["done", "stop"])
+def test_an_end_empties_the_inbox(store: Store, kind: str) -> None:
+    """Whatever is in the inbox goes with a terminal outcome, tombstones too; others' mail stays."""
+    store.given(executing(1) + signal(7, 1) + signal(8, 1, dedup_key="d", consumed=True) + executing(2) + signal(9, 2))
+    store.flush(Commit(1, 1, 0, kind, error="no" if kind == "stop" else None))
+    assert [s["id"] for s in store.inbox()] == [9]
+
+
+def test_children_are_made_as_they_were_described(store: Store) -> None:
+    """Children carry their own queue, priority, key and time, their parent and its round, in the order listed."""
+    store.given(executing(1, round=4))
+    first = child("b", queue="q", priority=-2, partition_key="p", state={"n": 1})
+    answer = store.flush(fan_out(1, first, child("a", delay=60), child(schedule_at="2100-01-01T00:00:00Z")))
+    assert answer.wake == {"q", "default"}
+    one, two, three = store.rows()[1:]
+    assert (one["queue"], one["priority"], one["partition_key"], one["state"]) == ("q", -2, "p", '{"n": 1}')
+    assert (one["unique_guard"], one["parent_id"], one["parent_round"], one["status"]) == (b"b", 1, 5, "runnable")
+    assert store.row(two["id"])["eligible_in"] == pytest.approx(60, abs=5)
+    assert three["eligible_at"].year == 2100
+    assert store.row(1)["children_pending"] == 3
+
+
+def test_a_child_whose_key_is_taken_is_not_waited_for(store: Store) -> None:
+    """Taken keys, by others or within the batch, make no child; the parent waits for those that were made."""
+    store.given(executing(1) + instance(2, unique_key=b"taken", unique_scope=LIVE))
+    store.flush(fan_out(1, child("taken"), child("twice"), child("twice"), child()))
+    assert store.row(1)["children_pending"] == 2
+    assert len(store.rows()) == 4
+
+
+def test_a_parent_of_none_goes_on(store: Store) -> None:
+    """All children duplicates: the parent is runnable at once, joined, with no children to read."""
+    store.given(executing(1) + instance(2, unique_key=b"k", unique_scope=LIVE, queue="other"))
+    assert store.flush(fan_out(1, child("k"))).wake == {"default"}
+    (claim,) = store.pick().claims
+    assert (claim.id, claim.step, claim.children) == (1, "t", ())
+
+
+def test_the_last_child_releases_its_parent(store: Store) -> None:
+    """Each end counts once, failed ones too; the last wakes the parent, which is shown its children in order."""
+    store.given(executing(1))
+    store.flush(fan_out(1, child(), child(state={"n": 2}), child()))
+    one, two, three = (claim.id for claim in store.pick().claims)
+    assert store.flush(Commit(one, 1, 0, "done", value="1", parent=1)).wake == set()
+    assert store.row(1)["children_pending"] == 2
+    last = [Commit(two, 1, 0, "stop", error="no", parent=1), Commit(three, 1, 0, "done", value="3", parent=1)]
+    assert store.flush(*last).wake == {"default"}
+    (claim,) = store.pick().claims
+    assert [(c.id, c.status, c.last_error, c.result) for c in claim.children] == [
+        (one, "done", None, 1),
+        (two, "failed", "no", None),
+        (three, "done", None, 3),
+    ]
+
+
+def test_a_parent_reads_the_children_of_its_last_round(store: Store) -> None:
+    """A second round shows its own children only, and is not released by a late one of the first."""
+    store.given(parent(1, pending=1, round=2) + executing(2, parent_id=1, parent_round=1))
+    store.given(executing(3, parent_id=1, parent_round=2))
+    store.flush(Commit(2, 1, 0, "done", parent=1))
+    assert (store.row(1)["status"], store.row(1)["children_pending"]) == ("awaiting_children", 1)
+    store.flush(Commit(3, 1, 0, "done", parent=1))
+    (claim,) = store.pick().claims
+    assert [c.id for c in claim.children] == [3]
+
+
+def test_a_batch_of_every_kind(store: Store) -> None:
+    """Outcomes of all kinds go in one call and do not mix."""
+    store.given("".join(executing(i) for i in range(1, 9)))
+    answer = store.flush(
+        Commit(1, 1, 0, "hold"),
+        Commit(2, 1, 0, "next"),
+        Commit(3, 1, 0, "replay"),
+        park(4, "go"),
+        fan_out(5, child()),
+        Commit(6, 1, 0, "done"),
+        Commit(7, 1, 0, "stop", error="no"),
+        Commit(8, 9, 0, "done"),
+    )
+    statuses = [store.row(i)["status"] for i in range(1, 9)]
+    assert statuses == [
+        *("executing", "runnable", "runnable", "awaiting_signal", "awaiting_children", "done", "failed", "executing")
+    ]
+    assert (answer.stale, answer.already) == ({8}, set())
