@@ -1,0 +1,137 @@
+"""Flush: group commit, and one culprit never harms the batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+
+from gen_durable import Durable, OutcomeRejected, Start, job
+from gen_durable.pg.link import Link
+from gen_durable.rooms.flush import Flush, Verdict
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Claim, Commit, Flushed
+
+
+@job
+async def noop(n: int) -> int:
+    """Never run here: the tests claim and commit by hand."""
+    return n
+
+
+class Counting(Calls):
+    """Calls that count the flushes."""
+
+    sizes: list[int]
+
+    def flush(self, commits):  # type: ignore[no-untyped-def]
+        self.sizes.append(len(commits))
+        return super().flush(commits)
+
+
+@asynccontextmanager
+async def flusher(app: Durable) -> AsyncIterator[tuple[Flush, list[int], list[frozenset[str]]]]:
+    calls = Counting(app.calls.schema)
+    calls.sizes = []
+    links = Link(app.target), Link(app.target)
+    wakes: list[frozenset[str]] = []
+    flush = Flush(*links, calls, 500, wakes.append)
+    try:
+        yield flush, calls.sizes, wakes
+    finally:
+        await flush.close()
+        for link in links:
+            await link.close()
+
+
+async def claims(app: Durable, count: int) -> list[Claim]:
+    await app.insert_many([Start(noop, n) for n in range(count)])
+    picked = await app.pool.run(app.calls.pick("w", {"default": count}, ["noop/1/run"], 60))
+    return picked.claims
+
+
+def done(claim: Claim, value: str = "1") -> Commit:
+    return Commit(claim.id, claim.claim, claim.seq, "done", value=value)
+
+
+async def test_outcomes_gather_while_a_flush_is_under_way(dsn: str, schema: str) -> None:
+    """What comes in one turn of the loop goes in one statement; what comes meanwhile goes together in the next."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
+        several = await claims(app, 100)
+        first = [flush.submit(done(c)) for c in several[:10]]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        rest = [flush.submit(done(c)) for c in several[10:]]
+        assert set(await asyncio.gather(*first, *rest)) == {Verdict.COMMITTED}
+        assert sizes == [10, 90]
+
+
+async def test_an_outcome_that_the_database_refuses_fails_alone(dsn: str, schema: str) -> None:
+    """Of a hundred, one that jsonb refuses is rejected; the others commit, in few statements."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
+        several = await claims(app, 100)
+        futures = [flush.submit(done(c, '"\\u0000"' if n == 37 else "1")) for n, c in enumerate(several)]
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+        assert isinstance(answers[37], OutcomeRejected)
+        assert [a for n, a in enumerate(answers) if n != 37] == [Verdict.COMMITTED] * 99
+        assert len(sizes) <= 15
+        # Give the culprit's row back, for the doctor's sake.
+        await app.pool.run(app.calls.release([(several[37].id, several[37].claim, None, None)]))
+
+
+async def test_a_row_held_by_a_long_transaction_does_not_hold_up_its_batch_mates(dsn: str, schema: str) -> None:
+    """An outcome whose row is locked is set aside; it commits when the lock is given back."""
+    connection = await asyncpg.connect(dsn)
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
+        several = await claims(app, 20)
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(f'select from "{schema}".gen_durable where id = $1 for update', several[7].id)
+        futures = [flush.submit(done(c)) for c in several]
+        others = await asyncio.wait_for(asyncio.gather(*futures[:7], *futures[8:]), 10)
+        assert set(others) == {Verdict.COMMITTED}
+        assert not futures[7].done()
+        await transaction.rollback()
+        assert await asyncio.wait_for(futures[7], 10) is Verdict.COMMITTED
+    await connection.close()
+
+
+async def test_a_stale_outcome_is_told_apart_in_a_batch(dsn: str, schema: str) -> None:
+    """Of three outcomes the one whose claim was given back meanwhile is stale, the others commit."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
+        several = await claims(app, 3)
+        await app.pool.run(app.calls.release([(several[1].id, several[1].claim, None, None)]))
+        answers = await asyncio.gather(*(flush.submit(done(c)) for c in several))
+        assert answers == [Verdict.COMMITTED, Verdict.STALE, Verdict.COMMITTED]
+
+
+@pytest.mark.parametrize("kill_first", [False, True])
+async def test_a_killed_backend_is_not_noticed(dsn: str, schema: str, kill_first: bool) -> None:
+    """The flusher's backend is terminated before or between flushes: the outcome is committed all the same."""
+    connection = await asyncpg.connect(dsn)
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
+        first, second = await claims(app, 2)
+        if not kill_first:
+            assert await flush.submit(done(first)) is Verdict.COMMITTED
+        await connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where application_name = 'gen_durable' and pid <> pg_backend_pid()"
+        )
+        assert await flush.submit(done(second)) is Verdict.COMMITTED
+        if kill_first:
+            assert await flush.submit(done(first)) is Verdict.COMMITTED
+    await connection.close()
+
+
+async def test_an_empty_answer_wakes_nobody(dsn: str, schema: str) -> None:
+    """A flush that made nothing runnable rings no bell; one that did names the queue."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, wakes):
+        first, second = await claims(app, 2)
+        await flush.submit(done(first))
+        assert wakes == []
+        await flush.submit(Commit(second.id, second.claim, second.seq, "replay", value="1"))
+        assert wakes == [frozenset({"default"})]
+        assert Flushed() == Flushed(frozenset(), frozenset(), frozenset())

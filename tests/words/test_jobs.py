@@ -1,0 +1,152 @@
+"""Jobs: functions with a durable name, their options, and the pause before the next attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+
+from gen_durable.context import Context
+from gen_durable.errors import DefinitionError
+from gen_durable.jobs import DEFAULT_MAX_ATTEMPTS, Cancel, Job, backoff, job
+from gen_durable.outcomes import step_of
+
+
+@dataclass(frozen=True)
+class Mail:
+    to: str
+
+
+@job
+async def send(mail: Mail) -> int:
+    return len(mail.to)
+
+
+@job(name="shout.v2", queue="loud", version=4, max_attempts=3, timeout=timedelta(seconds=5))
+def shout(text: str, ctx: Context | None) -> str:
+    return text.upper()
+
+
+async def test_calling_a_job_calls_its_function() -> None:
+    """A unit test needs no database."""
+    assert await send(Mail("ada")) == 3
+    assert shout("a", cast(Any, None)) == "A"
+    assert send.__wrapped__ is send.fn
+
+
+def test_a_job_is_a_machine_with_one_step() -> None:
+    """Its row has the job's name and the step `run`."""
+    spec = step_of(send, "test")
+    assert (spec.label, spec.machine.version, spec.machine.queue, spec.is_async) == ("send.run", 1, "default", True)
+    assert list(spec.machine.steps) == ["run"]
+    assert (send.name, send.max_attempts, send.backoff, send.wants_context) == (
+        *("send", DEFAULT_MAX_ATTEMPTS),
+        *(backoff, False),
+    )
+    assert repr(send) == "Job('send')"
+
+
+def test_options() -> None:
+    """Name, version, queue, attempts and timeout are as given."""
+    spec = step_of(shout, "test")
+    assert (spec.machine.name, spec.machine.version, spec.machine.queue) == ("shout.v2", 4, "loud")
+    assert (spec.timeout, spec.is_async, shout.max_attempts, shout.wants_context) == (5.0, False, 3, True)
+
+
+def test_argument_and_result_types_come_from_the_annotations() -> None:
+    """The argument is decoded as what the function takes."""
+    spec = step_of(send, "test")
+    assert spec.state_codec.decode(b'{"to": "ada"}') == Mail("ada")
+    assert spec.result_codec.decode(b"3") == 3
+
+
+def none() -> None: ...
+
+
+def three(a: int, ctx: Context, b: int) -> None: ...
+
+
+def keyword_only(*, a: int) -> None: ...
+
+
+def variadic(*args: int) -> None: ...
+
+
+def with_keywords(a: int, **more: int) -> None: ...
+
+
+@pytest.mark.parametrize("function", [none, three, keyword_only, variadic, with_keywords])
+def test_a_job_takes_one_argument_and_maybe_ctx(function: Any) -> None:
+    """Any other signature is refused when the job is made."""
+    with pytest.raises(DefinitionError, match=f"job '{function.__name__}' must take one argument, or one and ctx"):
+        job(function)
+
+
+def test_a_second_argument_with_a_default_is_not_taken_for_ctx() -> None:
+    """`retries=3` would be given the context; `ctx=None`, handy in unit tests, is understood."""
+
+    def optional_ctx(a: int, ctx: Context | None = None) -> None: ...
+
+    def retries(a: int, retries: int = 3) -> None: ...
+
+    assert job(optional_ctx).wants_context
+    with pytest.raises(DefinitionError, match="takes 'retries' with a default, but a second argument is the context"):
+        job(retries)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": ""}, "a job's name must be"),
+        ({"name": "a b"}, "a job's name must be"),
+        ({"queue": "a b"}, "the queue of job 'one' must be"),
+        ({"version": 0}, "the version of job 'one' must be"),
+        ({"version": True}, "the version of job 'one' must be"),
+        ({"version": 2**31}, "the version of job 'one' must be"),
+        ({"max_attempts": 0}, "max_attempts of job 'one' must be 1 or more"),
+        ({"max_attempts": True}, "max_attempts of job 'one' must be 1 or more"),
+        ({"max_attempts": 1.5}, "max_attempts of job 'one' must be 1 or more"),
+        ({"timeout": 5}, "the timeout of job 'one' must be a timedelta"),
+        ({"timeout": timedelta(seconds=-1)}, "the timeout of job 'one' must not be negative"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], words: str) -> None:
+    """A mistake in `@job(...)` is an error of the definition."""
+
+    def one(a: int) -> None: ...
+
+    with pytest.raises(DefinitionError, match=words):
+        job(**options)(one)
+
+
+def test_job_goes_on_functions_only() -> None:
+    """A class or an object with __call__ is refused."""
+    for wrong in (Mail, "send", send):
+        with pytest.raises(DefinitionError, match="@job goes on a function"):
+            job(cast(Any, wrong))
+
+
+def test_backoff_doubles_up_to_its_cap() -> None:
+    """Without jitter the pauses are 1, 2, 4 ... seconds, and never above the cap."""
+    pauses = [backoff(attempt, jitter=0).total_seconds() for attempt in range(14)]
+    assert pauses[:5] == [1, 2, 4, 8, 16]
+    assert pauses[-2:] == [3600, 3600]
+    assert backoff(0, base=timedelta(seconds=5), jitter=0) == timedelta(seconds=5)
+    assert backoff(9, cap=timedelta(seconds=7), jitter=0) == timedelta(seconds=7)
+
+
+@pytest.mark.parametrize("attempt", [-5, 0, 3, 60, 2_147_483_647])
+def test_backoff_stays_within_its_bounds(attempt: int) -> None:
+    """Jitter adds at most a tenth, and no attempt number overflows."""
+    least = backoff(attempt, jitter=0)
+    for _ in range(100):
+        assert least <= backoff(attempt) <= least * 1.1
+    assert least <= timedelta(hours=1)
+
+
+def test_cancel_carries_its_reason() -> None:
+    """`raise Cancel("why")` fails a job at once, with those words."""
+    error = Cancel("no such customer")
+    assert error.reason == str(error) == "no such customer"
