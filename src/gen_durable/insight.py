@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gen_durable.instances import Status
 from gen_durable.pg.link import Link
-from gen_durable.store.calls import Call
+from gen_durable.store.calls import Call, Row
 from gen_durable.store.schema import Schema, checks
 
 
@@ -51,10 +51,12 @@ class Tally:
 
 async def diagnose(link: Link, schema: Schema, *, show: int = 20) -> list[Finding]:
     """Run every check of the doctor. An invariant holds when its check returns no row; a busy database is no excuse."""
-    return [
-        await link.run(Call(_FIRST.format(check=sql), (show,), lambda rows, n=name, s=sql: _finding(n, s, rows)))
-        for name, sql in checks(schema)
-    ]
+    findings: list[Finding] = []
+    for name, sql in checks(schema):
+        rows = await link.run(Call(_FIRST.replace("@check", sql), (show,), _as_they_are))
+        first = tuple(Violation(row[0], row[1]) for row in rows)
+        findings.append(Finding(name, _leading_comment(sql), rows[0][2] if rows else 0, first))
+    return findings
 
 
 async def census(link: Link, schema: Schema) -> list[Tally]:
@@ -64,9 +66,8 @@ async def census(link: Link, schema: Schema) -> list[Tally]:
     )
 
 
-def _finding(name: str, sql: str, rows: Sequence[Sequence[Any]]) -> Finding:
-    first = tuple(Violation(row[0], row[1]) for row in rows)
-    return Finding(name, _leading_comment(sql), rows[0][2] if rows else 0, first)
+def _as_they_are(rows: Sequence[Row]) -> Sequence[Row]:
+    return rows
 
 
 def _leading_comment(sql: str) -> str:
@@ -80,7 +81,7 @@ def _leading_comment(sql: str) -> str:
 
 # The check begins with a comment line, so it begins on a line of its own.
 _FIRST: Final = """select v.id, v.problem, count(*) over () from (
-{check}
+@check
 ) as v order by v.id limit $1"""
 _CENSUS: Final = (
     "select fsm, step, status::text, count(*) from @schema.gen_durable group by fsm, step, status order by 1, 2, 3"

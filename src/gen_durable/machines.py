@@ -128,12 +128,15 @@ class Machine:
 
     def __init_subclass__(cls, *, name: str | None = None, version: int = 1, queue: str = "default") -> None:
         super().__init_subclass__()
+        earlier = cls.__dict__.get("__gen_durable__")
+        if earlier is not None:  # made again, as @dataclass(slots=True) does without repeating the class arguments
+            name, version, queue = earlier.name, earlier.version, earlier.queue
         label = check_name(cls.__name__ if name is None else name, "a machine's name", DefinitionError)
         check_name(queue, f"the queue of machine {label!r}", DefinitionError)
         check_version(version, f"machine {label!r}")
         steps: dict[str, StepSpec] = {}
         spec = MachineSpec(label, version, queue, steps, _read_step_hints)
-        for attribute, function, mark in _marked(cls):
+        for attribute, function, mark in _marked(cls, earlier):
             own = function if attribute in cls.__dict__ else _copy(cls, attribute, function)
             _check_signature(own, f"{label}.{mark.name}")
             is_async = inspect.iscoroutinefunction(own)
@@ -153,19 +156,26 @@ class Machine:
         return Stop(error)
 
 
-def _marked(cls: type) -> Iterable[tuple[str, types.FunctionType, _Mark]]:
+def _marked(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types.FunctionType, _Mark]]:
     """The steps of a class, base classes first, in the order they are written."""
     attributes = dict.fromkeys(a for base in reversed(cls.__mro__) for a in base.__dict__)
     for attribute in attributes:
-        function = inspect.getattr_static(cls, attribute)
+        function: object = inspect.getattr_static(cls, attribute)
+        kind = type(function)
+        if kind in (staticmethod, classmethod) and hasattr(cast(Any, function).__func__, "__gen_durable_step__"):
+            raise DefinitionError(f"@step goes on a method, but {attribute!r} is a {kind.__name__}")
+        if not isinstance(function, types.FunctionType):
+            continue
         mark = getattr(function, "__gen_durable_step__", None)
         if isinstance(mark, StepSpec):
+            if attribute in cls.__dict__ and mark.machine is not earlier:
+                raise DefinitionError(
+                    f"{cls.__name__}.{attribute} is the step {mark.label} of another machine: inherit from its class"
+                )
             mark = _Mark(mark.name, mark.aliases, mark.timeout)
         if isinstance(mark, _Mark):
-            if not isinstance(function, types.FunctionType):
-                raise DefinitionError(f"@step goes on a method, but {attribute!r} is a {type(function).__name__}")
             yield attribute, function, mark
-        elif isinstance(function, types.FunctionType) and _was_step(cls, attribute):
+        elif _was_step(cls, attribute):
             raise DefinitionError(
                 f"{cls.__name__}.{attribute} overrides a step but is none: mark it with @step as well, or rename it"
             )

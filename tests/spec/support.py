@@ -26,7 +26,7 @@ State: TypeAlias = dict[str, Any]
 Body: TypeAlias = Callable[[Any, State, Context], Awaitable[Outcome[Any]] | Outcome[Any]]
 Handler: TypeAlias = Callable[[Any, State, Context, Exception], Awaitable[Outcome[Any]] | Outcome[Any]]
 
-PATIENCE = 20.0
+PATIENCE = 10.0
 HOUR = timedelta(hours=1)
 BRIEF: dict[str, Any] = {
     "lease_ttl": timedelta(seconds=1.2),

@@ -26,6 +26,8 @@ class Store:
         self.calls = Calls(self.schema)
         self._runner = asyncio.Runner()
         self._link = Link(Target(dsn))
+        # Ids up to 100 are the test's own.
+        self.sql("select setval('@schema.gen_durable_id_seq', 100), setval('@schema.signals_id_seq', 100)")
 
     def run(self, call: Call[T]) -> T:
         """Any call."""

@@ -112,11 +112,3 @@ def test_a_released_claim_is_stale(store: Store) -> None:
     assert store.run(store.calls.release([(1, 1, None, None)])) == [1]
     assert store.flush(Commit(1, 1, 0, "done")).stale == {1}
     assert store.row(1)["status"] == "runnable"
-
-
-def test_an_ended_instance_takes_no_other_outcome(store: Store) -> None:
-    """After an end, nothing but the same outcome is even known."""
-    store.given(executing(1))
-    store.flush(Commit(1, 1, 0, "done", value="1"))
-    assert store.flush(Commit(1, 1, 1, "next")).stale == {1}
-    assert store.row(1)["status"] == "done"

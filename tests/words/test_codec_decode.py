@@ -149,7 +149,7 @@ class Opaque:
 @pytest.mark.parametrize("type_", [Opaque, object, Plain | Checked, 5, "Plain"])
 def test_a_type_that_cannot_be_stored_is_refused_when_it_is_declared(type_: object) -> None:
     """A wrong annotation is an error of the definition, not of the first row."""
-    with pytest.raises(DefinitionError, match="the state of X: the type .* cannot be stored as JSON"):
+    with pytest.raises(DefinitionError, match=r"the state of X: the type .* cannot be stored as JSON"):
         codec_for(type_, "the state of X")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
-from gen_durable.jobs import DEFAULT_MAX_ATTEMPTS, Cancel, Job, backoff, job
+from gen_durable.jobs import DEFAULT_MAX_ATTEMPTS, Cancel, backoff, job
 from gen_durable.outcomes import step_of
 
 

@@ -60,7 +60,7 @@ def test_keys_are_kept_verbatim() -> None:
         ("a" * 513, TooLarge, "is 513 bytes, at most 512"),
         ("ü" * 257, TooLarge, "is 514 bytes"),
         (b"a" * 513, TooLarge, "is 513 bytes"),
-        ("\ud800", InputError, "lone surrogate"),
+        ("\ud800", InputError, "holds a lone surrogate"),
         (5, InputError, "must be str or bytes, got int"),
         (None, InputError, "must be str or bytes, got NoneType"),
         (bytearray(b"a"), InputError, "must be str or bytes, got bytearray"),

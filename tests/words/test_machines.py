@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +11,7 @@ import pytest
 
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
+from gen_durable.jobs import job
 from gen_durable.machines import Machine, StepSpec, step
 from gen_durable.outcomes import Await, Done, Next, Outcome, Stop, step_of
 from gen_durable.signals import Signal
@@ -225,7 +225,10 @@ def test_two_steps_of_one_name_are_refused() -> None:
     """A row's text must mean one step: names and aliases together are unique."""
 
     def another() -> Any:
-        return functools.wraps(fine)(lambda self, order, ctx: fine(self, order, ctx))
+        async def one(self: object, order: Order, ctx: Context) -> Outcome[int]:
+            return Done(1)
+
+        return one
 
     for first, second in (
         (step(name="x"), step(name="x")),
@@ -306,6 +309,43 @@ def test_a_step_inside_another_decorator_is_refused() -> None:
     for wrapper in (staticmethod, classmethod):
         with pytest.raises(DefinitionError, match="@step goes on a method, but 'one' is a"):
             make(one=wrapper(cast(Any, step(inner))))
+
+
+@dataclass(slots=True)
+class Serviced(Machine, name="serviced", version=2, queue="slow"):
+    """A decorator that makes the class a second time, without its arguments."""
+
+    price: int
+
+    @step
+    async def start(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Done(self.price)
+
+
+def test_a_class_that_is_made_again_keeps_its_arguments() -> None:
+    """`@dataclass(slots=True)` loses neither name nor version nor queue, and the steps are those of the new class."""
+    spec = Serviced.__gen_durable__
+    assert (spec.name, spec.version, spec.queue) == ("serviced", 2, "slow")
+    assert spec_of(Serviced(1).start).machine is spec
+
+
+def test_a_step_of_another_machine_is_not_taken_over() -> None:
+    """Naming another machine's step in a class body must not turn it into a step of this one."""
+    with pytest.raises(DefinitionError, match=r"Made\.first is the step Shop\.start of another machine"):
+        make(first=Shop.start)
+    assert spec_of(Shop.start).machine is Shop.__gen_durable__
+
+
+def test_a_class_may_hold_jobs_and_bound_steps() -> None:
+    """Only functions are steps: what merely refers to one is left alone."""
+
+    @job
+    async def greet(name: str) -> str:
+        return name
+
+    made = make(greet=greet, other=Shop().start, one=step(fine))
+    assert list(made.__gen_durable__.steps) == ["fine"]
+    assert spec_of(greet).label == "greet.run"
 
 
 def test_overriding_a_step_without_the_mark_is_refused() -> None:

@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
 import pytest
-
 from tests.worker.support import Engine, Process, opened, process
 
 Opening: TypeAlias = Callable[..., AbstractAsyncContextManager[Engine]]

@@ -31,7 +31,9 @@ async def quick(number: int) -> int:
 async def gated(gate: str) -> str:
     """Runs until a file is there."""
     say("running")
-    while not Path(gate).exists():
+    while True:
+        if Path(gate).exists():
+            break
         await asyncio.sleep(0.01)
     say("through")
     return "through"

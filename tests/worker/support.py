@@ -6,6 +6,7 @@ A test waits on an event (`Seen.until`), on a row (`Rows.until`) or on a line of
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -40,6 +41,17 @@ async def soon(waited: Awaitable[T]) -> T:
     """What is waited for, or an error when it does not come in reasonable time."""
     async with asyncio.timeout(PATIENCE):
         return await waited
+
+
+async def unlike(refused: Awaitable[object], error: type[Exception], words: str) -> str | None:
+    """What is wrong about a refusal that should be this error with these words; None when nothing is."""
+    try:
+        await refused
+    except error as raised:
+        return None if re.search(words, str(raised)) else str(raised)
+    except Exception as raised:
+        return f"{type(raised).__name__}: {raised}"
+    return "was accepted"
 
 
 class Seen:
@@ -102,7 +114,9 @@ class Rows:
     async def when(self, there: Callable[[], Awaitable[bool]]) -> None:
         """Ask again and again until something holds."""
         async with asyncio.timeout(PATIENCE):
-            while not await there():
+            while True:
+                if await there():
+                    return
                 await asyncio.sleep(0.01)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gen_durable.cli.demo import demo
+from gen_durable.cli.demo.command import demo
 from gen_durable.cli.doctor import doctor
 from gen_durable.cli.graph import graph
 from gen_durable.cli.migrate import migrate
@@ -59,7 +59,7 @@ def gen_durable(
         bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Durable state machines on Postgres: an instance is a row, and each step's outcome is committed before it goes on."""
+    """Durable state machines on Postgres: an instance is a row, each step's outcome is committed before it goes on."""
 
 
 app.command()(demo)

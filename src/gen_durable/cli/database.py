@@ -8,7 +8,7 @@ without its password.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,7 @@ class Database:
 
 
 @asynccontextmanager
-async def reach(dsn: str | None, *, directory: Path | None = None) -> AsyncIterator[Database]:
+async def reach(dsn: str | None, *, directory: Path | None = None) -> AsyncGenerator[Database]:
     """Connect to the database of a DSN, or to the embedded one, which is held up meanwhile."""
     if dsn is not None:
         async with _connected(checked(dsn), shown(dsn), None) as database:
@@ -69,7 +69,7 @@ async def reach(dsn: str | None, *, directory: Path | None = None) -> AsyncItera
 
 
 @asynccontextmanager
-async def _connected(dsn: str, where: str, directory: Path | None) -> AsyncIterator[Database]:
+async def _connected(dsn: str, where: str, directory: Path | None) -> AsyncGenerator[Database]:
     link = Link(Target(dsn))
     try:
         try:
@@ -98,7 +98,9 @@ def shown(dsn: str) -> str:
         host = parts.hostname or parse_qs(parts.query).get("host", ["localhost"])[0]
         port = f":{parts.port}" if parts.port is not None else ""
     except ValueError:
-        return "the database"  # a password with a / or a # makes other parts unreadable, and them a part of the password
+        return (
+            "the database"  # a password with a / or a # makes other parts unreadable, and them a part of the password
+        )
     return f"{host}{port}{parts.path}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
@@ -28,9 +28,14 @@ def graph(
 
 
 def _machine(found: object, target: str) -> type[Machine] | Machine | MachineSpec:
-    if isinstance(found, Machine) or (isinstance(found, type) and issubclass(found, Machine) and found is not Machine):
+    if found is Machine:
+        raise ConfigError(f"{target} is the class Machine itself: name a subclass of it, or a @job")
+    if isinstance(found, Machine):
         return found
+    if isinstance(found, type):
+        if issubclass(found, Machine):
+            return found
+        raise ConfigError(f"{target} is a class, but not a Machine: name a subclass of Machine, or a @job")
     if isinstance(found, Job):
-        return cast("Job[Any, Any]", found).__gen_durable_step__.machine
-    what = "the class Machine itself" if found is Machine else f"a {type(found).__name__}"
-    raise ConfigError(f"{target} is {what}: name a subclass of Machine, or a @job")
+        return found.__gen_durable_step__.machine
+    raise ConfigError(f"{target} is a {type(found).__name__}: name a subclass of Machine, or a @job")

@@ -39,7 +39,7 @@ def _module(name: str) -> object:
         if name != missing and not name.startswith(f"{missing}."):
             raise  # the module is there, and something that it imports is not
         raise ConfigError(
-            f"there is no module {missing!r}: run this where `python -c 'import {name}'` works ({Path.cwd()} is searched)"
+            f"there is no module {missing!r}: it must be importable from {Path.cwd()} (or installed)"
         ) from error
 
 

@@ -63,7 +63,7 @@ def worker(
         show_default="what the Worker says",
         help="How long steps under way may go on after SIGTERM.",
     ),
-    log_level: LogLevel = typer.Option(LogLevel.INFO, help="The least level of log lines to show."),
+    log_level: Annotated[LogLevel, typer.Option(help="The least level of log lines to show.")] = LogLevel.INFO,
     supervised: bool = typer.Option(False, "--supervised", hidden=True),
 ) -> None:
     """Run steps until SIGTERM or Ctrl-C; then drain and leave with exit code 0. A second signal leaves at once.
@@ -72,7 +72,9 @@ def worker(
     """
     logging.basicConfig(level=log_level.upper(), format=_FORMAT, datefmt="%H:%M:%S", stream=sys.stderr, force=True)
     if processes > 1:
-        raise typer.Exit(asyncio.run(supervise(_same_command(target, max_crashes, drain_timeout, log_level), processes)))
+        raise typer.Exit(
+            asyncio.run(supervise(_same_command(target, max_crashes, drain_timeout, log_level), processes))
+        )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)  # until the worker listens itself: nothing has been claimed yet
     if supervised:
@@ -115,8 +117,8 @@ def _maker(target: str) -> Callable[[], Any]:
     found = load(target)
     if isinstance(found, Worker):
         return lambda: found
-    if isinstance(found, type) and issubclass(found, Worker):
-        raise ConfigError(f"{target} is the class Worker: name a Worker, or a function that returns one")
+    if found is Worker:
+        raise ConfigError(f"{target} is the class Worker itself: name a Worker, or a function that returns one")
     if callable(found):
         return found
     raise ConfigError(f"{target} is a {type(found).__name__}: name a Worker, or a function that returns one")
@@ -163,5 +165,3 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="gen_durable parent", daemon=True).start()
-
-

@@ -1,5 +1,29 @@
-"""Tools for testing machines against a real Postgres."""
+"""Testing machines and jobs: the real SQL, run step by step, with a clock that the test moves."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from gen_durable.testing.assertions import ANYTHING, Anything, Assertions, Target
+from gen_durable.testing.contexts import child_done, child_failed, make_context, round_trip, sent
+from gen_durable.testing.harness import Harness, HarnessFactory
+from gen_durable.testing.schema import throw_away_schema
+from gen_durable.testing.snapshot import Snapshot
+from gen_durable.testing.tally import Execution, Runaway, Tally
+
+__all__ = [
+    "ANYTHING",
+    "Anything",
+    "Assertions",
+    "Execution",
+    "Harness",
+    "HarnessFactory",
+    "Runaway",
+    "Snapshot",
+    "Tally",
+    "Target",
+    "child_done",
+    "child_failed",
+    "make_context",
+    "round_trip",
+    "sent",
+    "throw_away_schema",
+]

@@ -108,16 +108,25 @@ class Snapshot:
 
 def read_snapshot(row: Sequence[Any]) -> Snapshot:
     """A row of `look.sql`."""
-    values = list(row)
     return Snapshot(
-        *values[:4],
-        Status(values[4]),
-        *values[5:8],
-        tuple(values[8] or ()),
-        *values[9:14],
-        None if values[14] is None else timedelta(seconds=values[14]),
-        tuple(values[15]),
-        *values[16:],
+        id=row[0],
+        machine=row[1],
+        version=row[2],
+        step=row[3],
+        status=Status(row[4]),
+        queue=row[5],
+        partition_key=row[6],
+        unique_key=row[7],
+        awaits=tuple(row[8] or ()),
+        attempt=row[9],
+        crashes=row[10],
+        last_error=row[11],
+        locked_by=row[12],
+        children_pending=row[13],
+        due_in=None if row[14] is None else timedelta(seconds=row[14]),
+        inbox=tuple(row[15]),
+        raw_state=row[16],
+        raw_result=row[17],
     )
 
 

@@ -1,0 +1,170 @@
+"""What a test claims of instances. A claim that is wrong says what the instance is doing instead.
+
+In: a handle, an id or a unique key. Out: nothing, or what the test wants to look at next; else an `AssertionError`,
+whose cause is the error that the instance's last step raised, so that the test report shows where.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final, overload
+
+from gen_durable.client import Durable, Handle
+from gen_durable.codec import decode_plain, encode
+from gen_durable.errors import InputError
+from gen_durable.instances import Status
+from gen_durable.limits import check_key
+from gen_durable.outcomes import Startable, step_of
+from gen_durable.signals import Signal
+from gen_durable.testing.snapshot import Snapshot, shorten
+from gen_durable.testing.statements import Statements
+from gen_durable.testing.tally import listed
+
+R = TypeVar("R")
+S = TypeVar("S")
+Target: TypeAlias = "int | str | bytes | Handle[Any]"
+"""An instance, by its handle, its id or its unique key; a key stands for the newest instance that was given it."""
+
+
+@final
+class Anything:
+    """The type of `ANYTHING`: no claim is made about this value."""
+
+    def __repr__(self) -> str:
+        return "ANYTHING"
+
+
+ANYTHING: Final = Anything()
+
+
+class Assertions:
+    """The claims; `Harness` has them all."""
+
+    def __init__(self, app: Durable) -> None:
+        self.app = app
+        self._statements = Statements(app.calls.schema)
+
+    @overload
+    async def assert_done(self, target: Handle[R], result: R | Anything = ANYTHING) -> R: ...
+    @overload
+    async def assert_done(self, target: int | str | bytes, result: object = ANYTHING) -> Any: ...
+    async def assert_done(self, target: Target, result: object = ANYTHING) -> Any:
+        """The instance has ended well, with this result. Returns the result."""
+        __tracebackhide__ = True
+        found = await self.look(target)
+        if found.status is not Status.DONE:
+            self._refute(found, "should be done")
+        if not isinstance(result, Anything) and (wanted := _plain(result, "the expected result")) != found.result:
+            self._refute(found, f"should be done with {shorten(repr(wanted))}")
+        return target.codec.decode(found.raw_result or "null") if isinstance(target, Handle) else found.result
+
+    async def assert_failed(self, target: Target, match: str | None = None) -> str:
+        """The instance has failed for good; `match` is a pattern to be found in the reason. Returns the reason."""
+        __tracebackhide__ = True
+        found = await self.look(target)
+        if found.status is not Status.FAILED:
+            self._refute(found, "should have failed")
+        reason = found.last_error or ""
+        if match is not None and re.search(match, reason) is None:
+            self._refute(found, f"should have failed with a reason that matches {match!r}")
+        return reason
+
+    async def assert_awaiting(self, target: Target, *signals: Signal[Any]) -> None:
+        """The instance waits for these signals, and maybe for others beside them; without any, for some signal."""
+        __tracebackhide__ = True
+        found = await self.look(target)
+        names = [signal.name for signal in signals]
+        if found.status is not Status.AWAITING_SIGNAL or not set(names) <= set(found.awaits):
+            wanted = " and ".join(repr(name) for name in names) or "of some name"
+            self._refute(found, f"should wait for signal {wanted}")
+
+    async def assert_at(self, target: Target, step: Startable[Any, Any]) -> None:
+        """The instance has not ended, and this is the step that it runs next."""
+        __tracebackhide__ = True
+        spec = step_of(step, "assert_at")
+        found = await self.look(target)
+        here = found.machine == spec.machine.name and found.step in (spec.name, *spec.aliases)
+        if found.status.terminal or not here:
+            self._refute(found, f"should be at step {spec.label}")
+
+    async def assert_inserted(
+        self,
+        step: Startable[S, R],
+        state: S | Anything = ANYTHING,
+        *,
+        count: int | None = None,
+        unique_key: str | bytes | None = None,
+    ) -> list[Handle[R]]:
+        """There are instances at this step, with this state and this key: `count` of them, by default one or more.
+
+        A row tells where an instance is, not where it began: ask before a drain moves it on. Returns their handles,
+        oldest first.
+        """
+        __tracebackhide__ = True
+        spec = step_of(step, "assert_inserted")
+        key = None if unique_key is None else check_key(unique_key, "unique_key")
+        rows = await self.app.pool.run(self._statements.look(key=key, machine=spec.machine.name))
+        here = [r for r in rows if r.version == spec.machine.version and r.step in (spec.name, *spec.aliases)]
+        wanted = ANYTHING if isinstance(state, Anything) else _plain(state, "the expected state")
+        found = [r for r in here if isinstance(wanted, Anything) or r.state == wanted]
+        if len(found) != count if count is not None else not found:
+            filters = [f"at {spec.label}"]
+            filters += [] if isinstance(wanted, Anything) else [f"with state {shorten(repr(wanted))}"]
+            filters += [] if unique_key is None else [f"with unique key {unique_key!r}"]
+            expected = "at least 1 instance" if count is None else f"{count} instances"
+            everyone = await self.app.pool.run(self._statements.look())
+            raise AssertionError(
+                "\n".join(
+                    [
+                        f"there should be {expected} {' '.join(filters)}, but there are {len(found)}; all instances:",
+                        *listed(everyone, frozenset()),
+                        *(f"  instance {row.id} has state {shorten(row.raw_state)}" for row in here[:10]),
+                    ]
+                )
+            )
+        return [Handle(self.app, row.id, spec.result_codec) for row in found]
+
+    async def look(self, target: Target) -> Snapshot:
+        """What an instance is doing now. Raises `AssertionError` when there is none."""
+        __tracebackhide__ = True
+        instance = target.id if isinstance(target, Handle) else target
+        if isinstance(instance, bool) or not isinstance(instance, (int, str, bytes)):
+            raise InputError(f"an instance is named by its handle, id or unique key, got {type(target).__name__}")
+        if isinstance(instance, int):
+            call = self._statements.look(instance=instance)
+        else:
+            call = self._statements.look(key=check_key(instance, "unique_key"))
+        found = await self.app.pool.run(call)
+        if not found:
+            everyone = await self.app.pool.run(self._statements.look())
+            lines = [f"there is no instance {instance!r}; all instances:", *listed(everyone, frozenset())]
+            raise AssertionError("\n".join(lines))
+        return found[-1]
+
+    def _error_of(self, instance: int) -> Exception | None:
+        """What the last execution of an instance raised, as far as it is known."""
+        raise NotImplementedError
+
+    def _refute(self, found: Snapshot, claim: str) -> NoReturn:
+        __tracebackhide__ = True
+        error = self._error_of(found.id)
+        message = f"instance {found.id} {claim}, but it {found.doing}{_advice(found)}\n{found.details}"
+        raise AssertionError(message) from error
+
+
+def _plain(value: object, what: str) -> object:
+    """A value as plain JSON values: claims compare what is stored, whatever the class thinks of equality."""
+    plain: object = decode_plain(encode(value, what))
+    return plain
+
+
+def _advice(found: Snapshot) -> str:
+    match found.status:
+        case Status.RUNNABLE if found.due_in is not None and found.due_in.total_seconds() > 0:
+            return " (advance() makes it due, drain() runs it)"
+        case Status.RUNNABLE:
+            return " (drain() runs it, if the harness has its machine)"
+        case Status.AWAITING_SIGNAL if found.due_in is not None:
+            return " (signal it, or let fire_timeouts() end its wait)"
+        case _:
+            return ""

@@ -1,0 +1,108 @@
+"""Calling one step without a database.
+
+In: what came to the instance, as typed values. Out: a `Context` as a worker would hand it to the step. Payloads,
+results and states go through JSON on the way, so that a type that does not survive it is found here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar, cast, overload
+
+from gen_durable.codec import JSON_NULL
+from gen_durable.context import Child, Context
+from gen_durable.instances import Status
+from gen_durable.limits import check_key
+from gen_durable.outcomes import Startable, step_of
+from gen_durable.signals import Received, Signal
+
+P = TypeVar("P")
+R = TypeVar("R")
+S = TypeVar("S")
+BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def make_context(
+    step: Startable[Any, Any],
+    *,
+    attempt: int = 0,
+    awaited: Iterable[Received] = (),
+    inbox: Iterable[Received] = (),
+    children: Iterable[Child] = (),
+    id: int = 1,  # noqa: A002 - the name that it has in the context
+    queue: str | None = None,
+    priority: int = 0,
+    partition_key: str | None = None,
+    unique_key: str | bytes | None = None,
+    parent_id: int | None = None,
+) -> Context:
+    """The context of one execution of a step.
+
+    `awaited` are the signals that the step had waited for, made with `sent`; none of them: the deadline fired. `inbox`
+    are others that came beside them. `children` are made with `child_done` and `child_failed`.
+    """
+    spec = step_of(step, "make_context")
+    waited_for, others = list(awaited), list(inbox)
+    came = [
+        dataclasses.replace(signal, id=n, inserted_at=BEGINNING + timedelta(seconds=n))
+        for n, signal in enumerate([*waited_for, *others], start=1)
+    ]
+    return Context(
+        id=id,
+        machine=spec.machine.name,
+        version=spec.machine.version,
+        step=spec.name,
+        attempt=attempt,
+        queue=spec.machine.queue if queue is None else queue,
+        priority=priority,
+        partition_key=partition_key,
+        unique_key=None if unique_key is None else check_key(unique_key, "unique_key"),
+        parent_id=parent_id,
+        worker="gen_durable.testing",
+        claim=attempt + 1,
+        seq=0,
+        inbox=tuple(came),
+        awaited=tuple(came[: len(waited_for)]),
+        children=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
+    )
+
+
+@overload
+def sent(signal: Signal[None]) -> Received: ...
+@overload
+def sent(signal: Signal[P], payload: P) -> Received: ...
+def sent(signal: Signal[Any], payload: object = None) -> Received:
+    """A signal that came, for `make_context(awaited=[sent(payment, Paid(100))])`."""
+    return Received(id=0, name=signal.name, payload=signal.codec.encode(payload), inserted_at=BEGINNING)
+
+
+def child_done(step: Startable[Any, R], result: R) -> Child:
+    """A child that was started at `step` and is done, for `make_context(children=[...])`."""
+    return _child(step, Status.DONE, None, step_of(step, "child_done").result_codec.encode(result))
+
+
+def child_failed(step: Startable[Any, Any], error: str) -> Child:
+    """A child that was started at `step` and has failed, for `make_context(children=[...])`."""
+    return _child(step, Status.FAILED, error, None)
+
+
+def round_trip(step: Startable[S, Any], state: S) -> S:
+    """A state as the step gets it: written as JSON and read back. Raises what `insert` would raise."""
+    codec = step_of(step, "round_trip").state_codec
+    return cast(S, codec.decode(codec.encode(state)))
+
+
+def _child(step: Startable[Any, Any], status: Status, error: str | None, result: bytes | None) -> Child:
+    spec = step_of(step, "a child")
+    return Child(
+        id=0,
+        machine=spec.machine.name,
+        version=spec.machine.version,
+        step=spec.name,
+        status=status,
+        last_error=error,
+        raw_result=result,
+        raw_state=JSON_NULL,
+    )

@@ -1,0 +1,192 @@
+"""The harness: a worker that does nothing until the test says so, and a clock that the test moves.
+
+In: a `Durable` on a throw-away schema, and the machines and jobs under test. Out: steps run through the real SQL, one
+after the other, in an order that is the same every time; and claims about what became of the instances.
+
+This room owns the promise that it acts only on schemas made for tests (`throw_away_schema`): it runs everything it
+finds, and it moves time for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from gen_durable.client import Durable
+from gen_durable.errors import ConfigError, InputError
+from gen_durable.jobs import Job
+from gen_durable.machines import Machine
+from gen_durable.registry import Registry
+from gen_durable.store.rows import Claim
+from gen_durable.testing.assertions import Assertions, Target
+from gen_durable.testing.schema import check_throw_away
+from gen_durable.testing.snapshot import Snapshot
+from gen_durable.testing.stepper import Stepper
+from gen_durable.testing.tally import Execution, Runaway, Tally, listed
+
+DEFAULT_LIMIT = 1000
+
+
+class Harness(Assertions):
+    """`async with Harness(app, machines=[Checkout(stripe)]) as harness:`; `harness.app` inserts and signals."""
+
+    def __init__(self, app: Durable, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
+        """Make a harness; it opens the `Durable` if that was not done yet, and closes what it opened."""
+        super().__init__(app)
+        self._registry = Registry(machines, jobs)
+        self._stepper: Stepper | None = None
+        self._opened = False
+
+    async def __aenter__(self) -> Self:
+        if self._stepper is not None:
+            raise ConfigError("this harness is open already")
+        self._opened = await self.app.ensure_open()
+        try:
+            await check_throw_away(self.app)
+            stepper = Stepper(self.app, self._registry, self._statements)
+            await stepper.open()
+        except BaseException:
+            await self._close_app()
+            raise
+        self._stepper = stepper
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stepper, self._stepper = self._stepper, None
+        if stepper is not None:
+            await stepper.close()
+        await self._close_app()
+
+    async def drain(self, *, limit: int = DEFAULT_LIMIT) -> Tally:
+        """Run steps until none is due, those that become due meanwhile as well; returns what ran and what waits.
+
+        Queues take turns in the order of their names, and within a queue rows run by priority, due time and id. What is
+        due later, or waits for a signal, stays: see `advance` and `fire_timeouts`. Raises `Runaway` when `limit` steps
+        ran and there is more to run.
+        """
+        stepper = self._working
+        if limit < 1:
+            raise InputError(f"limit must be 1 or more, got {limit!r}")
+        ran: list[Execution] = []
+        await stepper.reap()
+        turning = True
+        while turning:
+            turning = False
+            for queue in await stepper.due_queues():
+                claim = await stepper.claim(queue)
+                if claim is None:
+                    continue
+                if len(ran) == limit:
+                    await stepper.release(claim)
+                    raise self._runaway(await self._tally(ran), claim)
+                ran.append(await stepper.execute(claim))
+                turning = True
+        return await self._tally(ran)
+
+    async def run_one(self, target: Target | None = None) -> Execution:
+        """Run one step and commit its outcome: that of this instance, or the one that a drain would run next.
+
+        Raises `AssertionError` when it cannot run now.
+        """
+        __tracebackhide__ = True
+        return await self._working.execute(await self._claim(target))
+
+    async def crash(self, target: Target | None = None, *, at: Literal["start", "end"] = "end") -> Execution:
+        """Be a worker that dies in a step: that of this instance, or the one that a drain would run next.
+
+        At the "end": the step runs, with all its side effects, and its outcome is lost. At the "start": not even its
+        first line runs. Then the lease runs out and the claim is taken back: the next drain runs the step again, from
+        the same state, with `attempt` one higher.
+        """
+        __tracebackhide__ = True
+        if at not in ("start", "end"):
+            raise InputError(f"a crash is at 'start' or 'end', got {at!r}")
+        return await self._working.abandon(await self._claim(target), run=at == "end")
+
+    async def advance(self, by: timedelta) -> None:
+        """Let time pass: delays, retries, deadlines and leases come nearer. The next drain runs what is due then.
+
+        The database's clock is not touched. Every moment stored in the schema is moved back instead, for all instances;
+        so a `schedule_at` that is given afterwards is still measured by the real clock.
+        """
+        if not isinstance(by, timedelta) or by < timedelta(0):
+            raise InputError(f"advance takes a timedelta of zero or more, got {by!r}: time does not go backwards")
+        await self._working.shift(by)
+
+    async def fire_timeouts(self, target: Target | None = None) -> int:
+        """Let the deadlines of waiting instances, or of this one, be now; the next drain wakes them.
+
+        Returns how many have one. Raises `AssertionError` when the given instance has none.
+        """
+        __tracebackhide__ = True
+        _ = self._working
+        found = None if target is None else await self.look(target)
+        fired = await self.app.pool.run(self._statements.fire_timeouts(None if found is None else found.id))
+        if found is not None and not fired:
+            self._refute(found, "should wait with a deadline")
+        return len(fired)
+
+    async def waiting(self) -> tuple[Snapshot, ...]:
+        """The instances that have not ended, by id."""
+        rows = await self.app.pool.run(self._statements.look(live=True))
+        return tuple(rows)
+
+    @property
+    def _working(self) -> Stepper:
+        if self._stepper is None:
+            raise ConfigError("this harness is not open: use `async with Harness(...) as harness:`")
+        return self._stepper
+
+    async def _close_app(self) -> None:
+        if self._opened:
+            self._opened = False
+            await self.app.close()
+
+    async def _claim(self, target: Target | None) -> Claim:
+        __tracebackhide__ = True
+        stepper = self._working
+        await stepper.reap()
+        if target is None:
+            for queue in await stepper.due_queues():
+                if (claim := await stepper.claim(queue)) is not None:
+                    return claim
+            tally = await self._tally(())
+            raise AssertionError("\n".join(["no step can run now", *listed(tally.waiting, tally.strangers)]))
+        found = await self.look(target)
+        claim = await stepper.claim_one(found.id, found.queue)
+        if claim is None:
+            self._refute(found, "should be able to run now")
+        return claim
+
+    async def _tally(self, ran: Iterable[Execution]) -> Tally:
+        waiting = await self.waiting()
+        strangers = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
+        return Tally(tuple(ran), waiting, frozenset(strangers))
+
+    def _error_of(self, instance: int) -> Exception | None:
+        return None if self._stepper is None else self._stepper.errors.get(instance)
+
+    def _runaway(self, tally: Tally, claim: Claim) -> Runaway:
+        return Runaway(
+            f"drain ran {tally.executed} steps and there is more to run: next is instance {claim.id} at "
+            f"{claim.machine}.{claim.step}, attempt {claim.attempt}. A step that leads back to itself without a delay "
+            f"never ends; if so many are meant, pass a higher limit=.\n{tally}",
+            tally,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessFactory:
+    """Makes harnesses on one throw-away schema; the fixture `durable_harness` is one."""
+
+    dsn: str
+    schema: str
+
+    def __call__(self, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> Harness:
+        """A harness to enter: `async with durable_harness(machines=[Checkout(stripe)]) as harness:`."""
+        return Harness(Durable(self.dsn, schema=self.schema, pool_size=4), machines=machines, jobs=jobs)

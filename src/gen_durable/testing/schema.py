@@ -1,0 +1,74 @@
+"""Schemas made for one test and dropped after it.
+
+In: a DSN. Out: the name of a migrated schema, with a mark on it that tells it from one that holds real work: nothing in
+this package touches a schema without the mark.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from gen_durable.client import Durable
+from gen_durable.errors import ConfigError
+from gen_durable.pg.link import Link, Target
+from gen_durable.pg.migrate import migrate
+from gen_durable.store.calls import Call
+from gen_durable.store.schema import Schema
+
+MARK: Final = "gen_durable: made for a test, to be thrown away"
+PREFIX: Final = "gd_test_"
+
+
+@asynccontextmanager
+async def throw_away_schema(dsn: str) -> AsyncGenerator[str]:
+    """A fresh, migrated schema, dropped in the end with all that is in it: `Durable(dsn, schema=name)`."""
+    name = await make_schema(dsn)
+    try:
+        yield name
+    finally:
+        await drop_schema(dsn, name)
+
+
+async def make_schema(dsn: str) -> str:
+    """Make, migrate and mark a schema; returns its name."""
+    schema = Schema(f"{PREFIX}{uuid.uuid4().hex[:16]}")
+    link = Link(Target(dsn))
+    try:
+        await link.script("set synchronous_commit = off")
+        await migrate(link, schema)
+        await link.script(schema.render(f"comment on schema @schema is '{MARK}'"))
+    finally:
+        await link.close()
+    return schema.name
+
+
+async def drop_schema(dsn: str, name: str) -> None:
+    """Drop a schema that was made for a test."""
+    schema = Schema(name)
+    link = Link(Target(dsn))
+    try:
+        if await link.run(_mark_of(schema)) == MARK:
+            await link.script(schema.render("set synchronous_commit = off; drop schema @schema cascade"))
+    finally:
+        await link.close()
+
+
+async def check_throw_away(app: Durable) -> None:
+    """Refuse a schema that was not made for tests."""
+    schema = app.calls.schema
+    if await app.pool.run(_mark_of(schema)) != MARK:
+        raise ConfigError(
+            f"schema {schema.name!r} was not made for tests, and a harness runs all that is due in its schema and "
+            "moves time for every row: use the fixtures durable_harness or gen_durable_schema, or throw_away_schema(dsn)"
+        )
+
+
+def _mark_of(schema: Schema) -> Call[str | None]:
+    return Call(
+        "select obj_description(to_regnamespace($1)::oid, 'pg_namespace')",
+        (f'"{schema.name}"',),
+        lambda rows: rows[0][0],
+    )

@@ -1,0 +1,184 @@
+"""One step at a time: claim, run, commit, through the very rooms that a worker is made of.
+
+In: the name of a queue, or an instance. Out: an `Execution`, committed. There is no picker, no heartbeat and no group
+commit around it, and no run-ahead: every state goes into the database as JSON and is read from there for the next step.
+
+Each step runs in a task of its own, one after the other, as with a worker: what a step does to its task (contextvars,
+cancellation) stays inside, and a test that is cancelled gives its row back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Final
+
+from gen_durable.client import Durable
+from gen_durable.context import Context
+from gen_durable.errors import LeaseLost, OutcomeRejected
+from gen_durable.jobs import backoff
+from gen_durable.pg.link import Link
+from gen_durable.registry import Entry, Registry
+from gen_durable.rooms.encode import Ran
+from gen_durable.rooms.flush import Flush, Verdict
+from gen_durable.rooms.run import Run, Undecodable
+from gen_durable.store.rows import Claim
+from gen_durable.testing.statements import Statements
+from gen_durable.testing.tally import LOST, UNDECODABLE, Execution
+
+WORKER: Final = "gen_durable.testing"
+LEASE: Final = 3600.0  # nobody extends it, so it must outlast any step; `Stepper.lose` ends it
+REAP_BATCH: Final = 1000
+
+
+class Stepper:
+    """Runs single steps of the machines and jobs in a registry."""
+
+    __slots__ = ("_app", "_flush", "_link", "_registry", "_run", "_side_link", "_statements", "_threads", "errors")
+
+    def __init__(self, app: Durable, registry: Registry, statements: Statements) -> None:
+        self._app = app
+        self._registry = registry
+        self._statements = statements
+        self._link = Link(app.target)
+        self._side_link = Link(app.target)
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="gen_durable step")
+        self.errors: dict[int, Exception] = {}
+        """What the last execution of each instance raised."""
+        self._run = _Run(WORKER, self._threads, self.errors)
+        self._flush = Flush(self._link, self._side_link, app.calls, 1, _nobody)
+
+    async def open(self) -> None:
+        # What is committed here is thrown away anyhow, so nobody waits for the disk.
+        await self._link.script("set synchronous_commit = off")
+
+    async def close(self) -> None:
+        await self._flush.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.gather(self._link.close(), self._side_link.close(), return_exceptions=True)
+
+    async def due_queues(self) -> list[str]:
+        """The queues that have due rows, in the order of their names."""
+        return await self._link.run(self._statements.due_queues())
+
+    async def claim(self, queue: str) -> Claim | None:
+        """Claim the next due row of a queue."""
+        call = self._app.calls.pick(WORKER, {queue: 1}, self._registry.known, LEASE)
+        picked = await self._link.run(call)
+        return picked.claims[0] if picked.claims else None
+
+    async def claim_one(self, instance: int, queue: str) -> Claim | None:
+        """Claim this row and no other, by the same call: it skips rows that are locked, so all others are."""
+        connection = await self._side_link.raw()
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            await connection.fetch(self._statements.lock_others, instance)
+            return await self.claim(queue)
+        finally:
+            await transaction.rollback()
+
+    async def execute(self, claim: Claim) -> Execution:
+        """Run the step of a claim and commit its outcome."""
+        entry = self._entry(claim)
+        try:
+            ran = await self._step(claim, entry)
+        except Undecodable as error:
+            self.errors[claim.id] = error
+            rest = backoff(min(claim.claim, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10))  # as a worker
+            await self.release(claim, rest.total_seconds(), str(error))
+            return self._told(claim, UNDECODABLE)
+        except LeaseLost as error:
+            self.errors[claim.id] = error
+            return self._told(claim, LOST)
+        return self._told(claim, await self._commit(claim, entry, ran))
+
+    async def abandon(self, claim: Claim, *, run: bool) -> Execution:
+        """Be the worker that dies with a claim: with `run` after the step's last line, else before its first."""
+        if run:
+            try:
+                await self._step(claim, self._entry(claim))
+            except (Undecodable, LeaseLost) as error:
+                self.errors[claim.id] = error
+        await self._link.run(self._statements.expire(claim.id, claim.claim))
+        await self.reap()
+        return self._told(claim, LOST)
+
+    async def reap(self) -> None:
+        """Take back the claims whose lease is over."""
+        more = True
+        while more:
+            found = await self._link.run(self._app.calls.reap(REAP_BATCH, None))
+            more = len(found) == REAP_BATCH
+
+    async def release(self, claim: Claim, delay: float | None = None, reason: str | None = None) -> None:
+        """Give a claim back."""
+        await self._link.run(self._app.calls.release([(claim.id, claim.claim, delay, reason)]))
+
+    async def shift(self, by: timedelta) -> None:
+        """Move every moment in the schema back."""
+        statements = await self._link.run(self._statements.shifts())
+        connection = await self._link.raw()
+        async with connection.transaction():
+            for statement in statements:
+                await connection.execute(statement, by)
+
+    def _entry(self, claim: Claim) -> Entry:
+        entry = self._registry.find(claim.machine, claim.version, claim.step)
+        assert entry is not None, "pick returns only names that it was given"
+        return entry
+
+    async def _step(self, claim: Claim, entry: Entry) -> Ran:
+        self.errors.pop(claim.id, None)
+        task = asyncio.get_running_loop().create_task(self._run.step(claim, entry, hold=False))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # The test was cancelled, not the step: `abandoned` tells the room that this is no error of the step.
+            claim.abandoned = True
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()
+            await self.release(claim)
+            raise
+
+    async def _commit(self, claim: Claim, entry: Entry, ran: Ran) -> str:
+        """Hand in the outcome as a worker does: a refused one is the step's error; if that is refused too, it ends."""
+        try:
+            verdict = await self._flush.submit(ran.commit)
+        except OutcomeRejected as refused:
+            ran = await self._run.rejected(claim, entry, refused, hold=False)
+            try:
+                verdict = await self._flush.submit(ran.commit)
+            except OutcomeRejected:
+                ran = await self._run.given_up(claim, entry, refused)
+                verdict = await self._flush.submit(ran.commit)
+        return LOST if verdict is Verdict.STALE else ran.outcome
+
+    def _told(self, claim: Claim, outcome: str) -> Execution:
+        error = self.errors.get(claim.id)
+        step = self._entry(claim).spec.name
+        return Execution(claim.id, claim.machine, claim.version, step, claim.attempt, outcome, error)
+
+
+class _Run(Run):
+    """The same room, which also remembers what steps raised."""
+
+    __slots__ = ("_errors",)
+
+    def __init__(self, worker: str, threads: Executor, errors: dict[int, Exception]) -> None:
+        super().__init__(worker, threads)
+        self._errors = errors
+
+    async def failed(
+        self, claim: Claim, entry: Entry, state: object, ctx: Context, error: Exception, *, hold: bool
+    ) -> Ran:
+        self._errors[claim.id] = error
+        return await super().failed(claim, entry, state, ctx, error, hold=hold)
+
+
+def _nobody(_queues: Iterable[Any]) -> None:
+    """Nobody is woken: the next claim finds what became runnable."""

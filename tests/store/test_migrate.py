@@ -1,0 +1,165 @@
+"""Bringing a database to the library's version: once, from anywhere, and never backwards."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import asyncpg
+import pytest
+
+from gen_durable.errors import ConfigError, SchemaMissing, SchemaTooNew
+from gen_durable.outcomes import Start
+from gen_durable.pg.link import Link, Target
+from gen_durable.pg.migrate import check, installed_version, library_version, migrate, script
+from gen_durable.store.calls import Calls
+from gen_durable.store.schema import Schema
+from tests.store.machine import KNOWN, M
+
+PROGRAM = """
+import asyncio, sys
+from gen_durable.pg.link import Link, Target
+from gen_durable.pg.migrate import migrate
+from gen_durable.store.schema import Schema
+
+async def main():
+    link = Link(Target(sys.argv[1]))
+    print(await migrate(link, Schema(sys.argv[2])))
+    await link.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_migrate_is_idempotent(dsn: str, bare_schema: str) -> None:
+    """The first call applies every version, the second none, and the data stays."""
+    schema, link = Schema(bare_schema), Link(Target(dsn))
+    try:
+        assert await installed_version(link, schema) == 0
+        with pytest.raises(SchemaMissing, match="migrate"):
+            await check(link, schema)
+        assert await migrate(link, schema) == list(range(1, library_version(schema) + 1))
+        await check(link, schema)
+        await link.run(Calls(schema).insert([Start(M.s, {})], "raise"))
+        assert await migrate(link, schema) == []
+        assert len((await link.run(Calls(schema).pick("w", {"default": 5}, KNOWN, 60))).claims) == 1
+    finally:
+        await link.close()
+
+
+async def test_eight_processes_at_once(dsn: str, bare_schema: str) -> None:
+    """Eight processes migrate one fresh database: one does it, the others find it done, nobody fails."""
+    arguments = [sys.executable, "-c", PROGRAM, dsn, bare_schema]
+    pipe = asyncio.subprocess.PIPE
+    started = [await asyncio.create_subprocess_exec(*arguments, stdout=pipe, stderr=pipe) for _ in range(8)]
+    ended = [await process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0] * 8, [err.decode() for _, err in ended]
+    applied = str(list(range(1, library_version(Schema(bare_schema)) + 1)))
+    assert sorted(out.decode().strip() for out, _ in ended) == sorted([applied] + ["[]"] * 7)
+
+
+async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
+    """A schema that a newer library has migrated is not touched by an older one; using it is fine."""
+    schema, link = Schema(bare_schema), Link(Target(dsn))
+    try:
+        await migrate(link, schema)
+        await link.script(schema.render("insert into @schema.migrations (version) values (999)"))
+        with pytest.raises(SchemaTooNew, match="999"):
+            await migrate(link, schema)
+        await check(link, schema)
+    finally:
+        await link.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "Upper", "with space", 'x"; drop schema public; --', "x" * 49, "pg_temp", "1st", "schön", "a.b", "a-b", None, 7],
+)
+def test_bad_schema_names_are_refused(name: object) -> None:
+    """A name that would need care in SQL is refused before it gets there."""
+    with pytest.raises(ConfigError, match="schema"):
+        Schema(name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a", "_x", "select", "x" * 48, "a1_2"])
+def test_good_schema_names_are_taken(name: str) -> None:
+    """Plain names are fine, SQL's own words too: they are quoted."""
+    assert Schema(name).render("@schema.t") == f'"{name}".t'
+
+
+async def test_two_schemas_do_not_meet(dsn: str, bare_schema: str) -> None:
+    """Two schemas in one database are two engines: rows of one are not seen in the other."""
+    link = Link(Target(dsn))
+    one, two = Schema(bare_schema), Schema(f"{bare_schema}_too")
+    try:
+        await migrate(link, one)
+        await migrate(link, two)
+        await link.run(Calls(one).insert([Start(M.s, {})], "raise"))
+        assert (await link.run(Calls(two).pick("w", {"default": 5}, KNOWN, 60))).claims == []
+    finally:
+        await link.script(two.render("drop schema if exists @schema cascade"))
+        await link.close()
+
+
+async def test_the_script_runs_as_it_is_printed(dsn: str, bare_schema: str) -> None:
+    """What `migrate --sql` prints can be run by any client, and leaves nothing for migrate to do."""
+    schema, link = Schema(bare_schema), Link(Target(dsn))
+    sql = script(schema, 0)
+    assert "@schema" not in sql
+    try:
+        await link.script(sql)
+        assert await migrate(link, schema) == []
+        assert script(schema, library_version(schema)) == ""
+    finally:
+        await link.close()
+
+
+HOSTILE = """
+create schema "{trap}";
+create function "{trap}".now() returns timestamptz language sql as $$ select 'epoch'::timestamptz $$;
+create function "{trap}".make_interval(secs float8) returns interval language sql as $$ select interval '100 years' $$;
+create function "{trap}".unnest(bigint[]) returns setof bigint language sql as $$ select 1 / 0 $$;
+create function "{trap}".pg_try_advisory_xact_lock(bigint) returns boolean language sql as $$ select false $$;
+create function "{trap}".eq(int, int) returns boolean language sql as $$ select false $$;
+create operator "{trap}".= (leftarg = int, rightarg = int, function = "{trap}".eq);
+create table "{trap}".gen_durable (id bigint);
+create table "{trap}".signals (id bigint);
+"""
+
+
+async def test_a_hostile_search_path_does_not_matter(dsn: str, schema: str) -> None:
+    """Functions, operators and tables that a caller's search_path puts first are never used."""
+    trap = f"{schema}_trap"
+    connection = await asyncpg.connect(dsn)
+    calls = Calls(Schema(schema))
+    try:
+        await connection.execute(HOSTILE.format(trap=trap))
+        await connection.execute(f'set search_path = "{trap}", pg_catalog, public')
+        for call in (calls.insert([Start(M.s, {}, partition_key="k")], "raise"), calls.pick("w", {"default": 1}, KNOWN, 60)):
+            answer = call.read(await connection.fetch(call.text, *call.args))
+        assert [claim.machine for claim in answer.claims] == ["m"]  # type: ignore[union-attr]
+        beat = calls.heartbeat([(answer.claims[0].id, 1)], 60)  # type: ignore[union-attr]
+        assert beat.read(await connection.fetch(beat.text, *beat.args)) == []
+        row = await connection.fetchrow(f'select * from "{schema}".gen_durable')
+        assert row is not None
+        assert row["lease_expires_at"].year < 2090
+        assert row["eligible_at"].year > 1970
+        await connection.execute("set search_path = pg_catalog")
+    finally:
+        await connection.execute(f'drop schema if exists "{trap}" cascade')
+        await connection.close()
+
+
+async def test_every_function_pins_its_search_path(dsn: str, schema: str) -> None:
+    """No function of ours leaves the search_path to its caller, and none runs with its owner's rights."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        rows = await connection.fetch(
+            "select proname, proconfig, prosecdef from pg_proc where pronamespace = $1::regnamespace", schema
+        )
+    finally:
+        await connection.close()
+    assert len(rows) > 15
+    for row in rows:
+        assert "search_path=pg_catalog, pg_temp" in (row["proconfig"] or []), row["proname"]
+        assert not row["prosecdef"], row["proname"]

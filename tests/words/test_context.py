@@ -1,0 +1,158 @@
+"""The context and what can be seen of an instance: typed views on raw rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from gen_durable.context import Child, Context
+from gen_durable.errors import DecodeError, InvalidOutcome
+from gen_durable.instances import Instance, Status
+from gen_durable.jobs import job
+from gen_durable.machines import Machine, step
+from gen_durable.outcomes import Done, Outcome
+from gen_durable.signals import Received, Signal
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Paid:
+    amount: int
+
+
+class Pack(Machine):
+    @step
+    async def pack(self, sku: str, ctx: Context) -> Outcome[Paid]:
+        return Done(Paid(1))
+
+
+@job
+def weigh(sku: str) -> float:
+    return 0.5
+
+
+paid = Signal("paid", Paid)
+go = Signal("go")
+
+
+def received(id_: int, name: str, payload: str) -> Received:
+    return Received(id_, name, payload.encode(), NOW)
+
+
+def child(id_: int, machine: str, status: Status, result: str | None) -> Child:
+    return Child(id_, machine, 1, "x", status, None, result.encode() if result is not None else None, b"null")
+
+
+INBOX = (received(1, "paid", '{"amount": 5}'), received(2, "go", "null"), received(3, "paid", '{"amount": 7}'))
+CTX = Context(
+    id=1,
+    machine="Shop",
+    version=1,
+    step="start",
+    attempt=2,
+    queue="default",
+    priority=0,
+    partition_key=None,
+    unique_key=None,
+    parent_id=None,
+    worker="w",
+    claim=1,
+    seq=1,
+)
+
+
+def test_first_is_the_oldest_awaited_payload() -> None:
+    """Typed; None when it was not awaited or did not come."""
+    ctx = replace(CTX, inbox=INBOX, awaited=(INBOX[0], INBOX[2]))
+    assert ctx.first(paid) == Paid(5)
+    assert ctx.first(go) is None
+    assert CTX.first(paid) is None
+
+
+def test_all_of_is_the_whole_inbox_of_a_name() -> None:
+    """Oldest first, awaited or not."""
+    ctx = replace(CTX, inbox=INBOX)
+    assert ctx.all_of(paid) == [Paid(5), Paid(7)]
+    assert ctx.all_of(go) == [None]
+    assert ctx.all_of(Signal("other")) == []
+
+
+def test_a_payload_that_does_not_fit_is_a_decode_error() -> None:
+    """The signal is named, the payload is not shown."""
+    ctx = replace(CTX, awaited=(received(1, "paid", '{"amount": "CANARY"}'),))
+    with pytest.raises(DecodeError, match="signal 'paid': stored JSON does not fit Paid") as caught:
+        ctx.first(paid)
+    assert "CANARY" not in str(caught.value)
+
+
+def test_results_are_those_of_the_done_children_of_a_machine() -> None:
+    """Typed by the step or job; failed and cancelled children have none."""
+    ctx = replace(
+        CTX,
+        children=(
+            child(1, "Pack", Status.DONE, '{"amount": 1}'),
+            child(2, "Pack", Status.FAILED, None),
+            child(3, "weigh", Status.DONE, "0.5"),
+            child(4, "Pack", Status.CANCELLED, None),
+            child(5, "Pack", Status.DONE, '{"amount": 2}'),
+        ),
+    )
+    assert ctx.results(Pack.pack) == [Paid(1), Paid(2)]
+    assert ctx.results(weigh) == [0.5]
+    assert [c.id for c in ctx.children if not c.ok] == [2, 4]
+    with pytest.raises(InvalidOutcome, match=r"ctx\.results takes a step"):
+        ctx.results(cast(Any, "Pack"))
+
+
+def test_a_childs_result_as_plain_values() -> None:
+    """Without a type it is JSON."""
+    assert child(1, "Pack", Status.DONE, '{"amount": 1}').result == {"amount": 1}
+    assert child(1, "Pack", Status.FAILED, None).result is None
+
+
+def test_nothing_shows_payloads() -> None:
+    """What a log line may show of contexts, signals, children and instances are names and ids."""
+    secret = b'"CANARY"'
+    instance = Instance(
+        id=1,
+        machine="Shop",
+        version=1,
+        step="start",
+        status=Status.DONE,
+        queue="default",
+        priority=0,
+        partition_key=None,
+        unique_key=None,
+        awaits=(),
+        attempt=0,
+        crashes=0,
+        claims=0,
+        seq=0,
+        last_error=None,
+        locked_by=None,
+        parent_id=None,
+        children_pending=0,
+        eligible_at=NOW,
+        await_deadline=None,
+        inserted_at=NOW,
+        updated_at=NOW,
+        finished_at=NOW,
+        raw_state=secret,
+        raw_result=secret,
+    )
+    full = replace(CTX, inbox=(Received(1, "paid", secret, NOW),))
+    for value in (full, full.inbox[0], child(1, "Pack", Status.DONE, '"CANARY"'), instance):
+        assert "CANARY" not in repr(value)
+    assert (instance.state, instance.result) == ("CANARY", "CANARY")
+    assert replace(instance, raw_result=None).result is None
+
+
+def test_statuses_are_the_words_of_the_database() -> None:
+    """Three of them are ends."""
+    assert [status.value for status in Status if status.terminal] == ["done", "failed", "cancelled"]
+    assert Status("runnable") is Status.RUNNABLE
+    assert f"{Status.DONE}" == Status.DONE == "done"
