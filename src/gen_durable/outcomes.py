@@ -159,7 +159,7 @@ class ScheduleChildren(Outcome[R_co]):
     def __init__(self, children: Iterable[Start[Any]], *, then: BoundStep[S, R_co], state: S) -> None:
         if not isinstance(children, Iterable):
             raise InvalidOutcome(
-                f"ScheduleChildren takes a list of Start(...) values, got a {type(children).__name__}: "
+                f"ScheduleChildren takes a list of Start(...) values, got {type(children).__name__}: "
                 "write [Start(Pack.pack, state)]"
             )
         self.children: Sequence[Start[Any]] = tuple(children)

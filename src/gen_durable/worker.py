@@ -222,11 +222,11 @@ class Worker:
         for held, _, _ in several:
             self._holdings.remove(held)
 
-    def _claimed(self, claims: list[Claim]) -> None:
-        """Rows came in: start what has a slot, buffer the rest; give back what came too late."""
+    def _claimed(self, claims: list[Claim], asked: float) -> None:
+        """Rows came in, leased since `asked`: start what has a slot, buffer the rest; give back what came too late."""
         late: list[tuple[Held, float | None, str | None]] = []
         for claim in claims:
-            held = Held(claim, self._registry.following(claim.machine, claim.version, claim.step))
+            held = Held(claim, self._registry.following(claim.machine, claim.version, claim.step), extended=asked)
             self._holdings.add(held)
             lane = self._pick.lanes[claim.queue]
             if self._stopping:

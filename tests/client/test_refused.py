@@ -106,8 +106,6 @@ STATES: list[tuple[str, object, object, type[GenDurableError], str]] = [
 
 async def test_states(engine: Opening) -> None:
     """A state that does not fit the step, or cannot be stored, is refused in the caller's own call."""
-    step_: Any
-    state: Any
     async with engine() as e:
         wrong = [
             (name, problem)

@@ -41,10 +41,8 @@ def test_a_job_is_a_machine_with_one_step() -> None:
     spec = step_of(send, "test")
     assert (spec.label, spec.machine.version, spec.machine.queue, spec.is_async) == ("send.run", 1, "default", True)
     assert list(spec.machine.steps) == ["run"]
-    assert (send.name, send.max_attempts, send.backoff, send.wants_context) == (
-        *("send", DEFAULT_MAX_ATTEMPTS),
-        *(backoff, False),
-    )
+    assert (send.name, send.max_attempts, send.backoff) == ("send", DEFAULT_MAX_ATTEMPTS, backoff)
+    assert not send.wants_context
     assert repr(send) == "Job('send')"
 
 

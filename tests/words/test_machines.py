@@ -46,14 +46,10 @@ def test_a_machine_has_a_name_a_version_a_queue_and_steps() -> None:
     spec = Shop.__gen_durable__
     assert (spec.name, spec.version, spec.queue, list(spec.steps)) == ("Shop", 3, "shop", ["start", "finish"])
     start, end = spec.steps.values()
-    assert (start.name, start.aliases, start.timeout, start.is_async, start.label) == (
-        *("start", (), None, True),
-        "Shop.start",
-    )
-    assert (end.name, end.aliases, end.timeout, end.is_async, end.label) == (
-        *("finish", ("end", "last"), 2.0, False),
-        "Shop.finish",
-    )
+    assert (start.label, start.name, start.aliases) == ("Shop.start", "start", ())
+    assert (start.timeout, start.is_async) == (None, True)
+    assert (end.label, end.name, end.aliases) == ("Shop.finish", "finish", ("end", "last"))
+    assert (end.timeout, end.is_async) == (2.0, False)
 
 
 def test_defaults() -> None:
@@ -62,10 +58,8 @@ def test_defaults() -> None:
     class Small(Machine):
         pass
 
-    assert (Small.__gen_durable__.name, Small.__gen_durable__.version, Small.__gen_durable__.queue) == (
-        *("Small", 1),
-        "default",
-    )
+    spec = Small.__gen_durable__
+    assert (spec.name, spec.version, spec.queue) == ("Small", 1, "default")
 
 
 def test_a_durable_name_can_be_given() -> None:

@@ -63,10 +63,8 @@ go = Signal("go")
 def test_next_keeps_what_it_was_told() -> None:
     """The step by its spec, the state as it is, options checked and turned into seconds."""
     plain = Next(shop.ship, order)
-    assert (plain.step.label, plain.state, plain.delay, plain.queue, plain.priority) == (
-        *("Shop.ship", order),
-        *(0.0, None, None),
-    )
+    assert (plain.step.label, plain.state) == ("Shop.ship", order)
+    assert (plain.delay, plain.queue, plain.priority) == (0.0, None, None)
     assert plain.partition_key is KEEP
     assert plain.run_ahead
     full = Next(
@@ -185,8 +183,8 @@ def test_children_are_taken_from_any_iterable() -> None:
     [
         ([Shop.start], r"takes Start\(...\) values, got function: write Start\(Pack.pack, state\)"),
         ([send], r"takes Start\(...\) values, got Job"),
-        (Start(send, "a"), r"takes a list of Start\(...\) values, got a Start"),
-        (5, r"takes a list of Start\(...\) values, got a int"),
+        (Start(send, "a"), r"takes a list of Start\(...\) values, got Start"),
+        (5, r"takes a list of Start\(...\) values, got int"),
         ("ab", r"takes Start\(...\) values, got str"),
     ],
 )
@@ -276,9 +274,8 @@ def test_the_scope_of_a_unique_key() -> None:
     """By default the key is held while the instance lives; without a key there is no scope; repetitions fall away."""
     assert Start(send, "a", unique_key="k").unique_scope == LIVE
     assert Start(send, "a").unique_scope == ()
-    assert Start(send, "a", unique_key="k", unique_scope=["done", "runnable", "done"]).unique_scope == (
-        *("done", "runnable"),
-    )
+    start = Start(send, "a", unique_key="k", unique_scope=["done", "runnable", "done"])
+    assert start.unique_scope == ("done", "runnable")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import asyncpg
 
-from gen_durable import Durable, Ending, Handle, Job, Machine, Worker
+from gen_durable import Durable, Ending, Handle, Job, Machine, Worker, job
 from gen_durable.telemetry import Event
 
 E = TypeVar("E", bound=Event)
@@ -200,3 +200,13 @@ async def process(dsn: str, schema: str, *arguments: str) -> AsyncIterator[Proce
         if child.returncode is None:
             child.kill()
         await child.communicate()
+
+
+def program_job(name: str, takes: object, gives: object) -> Job[Any, Any]:
+    """A job of program.py as its clients know it: by name and types alone."""
+
+    async def never_called(argument: Any) -> Any:
+        raise AssertionError("this process has no worker")
+
+    never_called.__annotations__ = {"argument": takes, "return": gives}
+    return job(name=name)(never_called)

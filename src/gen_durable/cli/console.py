@@ -12,6 +12,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 import typer
 
 from gen_durable.errors import GenDurableError
+from gen_durable.pg.faults import SqlError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,5 +38,7 @@ def plainly(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except GenDurableError as error:
             fail(str(error))
+        except SqlError as error:
+            fail(f"the database refused: {error}")
 
     return wrapped

@@ -26,7 +26,7 @@ from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Commit, Flushed
 
 log = logging.getLogger("gen_durable.flush")
-MAX_PAUSE: Final = 2.0
+MAX_PAUSE: Final = 1.0
 
 
 class Verdict(enum.Enum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gen_durable.registry import Entry
 from gen_durable.store.rows import Claim
@@ -21,8 +21,8 @@ class Held:
 
     claim: Claim
     entry: Entry
+    extended: float
     task: asyncio.Task[None] | None = None
-    extended: float = field(default_factory=time.monotonic)
     in_thread: bool = False
 
 

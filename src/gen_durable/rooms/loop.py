@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from gen_durable.pg.faults import ConnectionLost
 
 log = logging.getLogger("gen_durable.worker")
-MAX_REST = 10.0
+MAX_REST = 1.0  # an outage that ends is noticed within a second
 
 
 class Loop(ABC):

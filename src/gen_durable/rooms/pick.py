@@ -54,7 +54,7 @@ class Pick(Loop):
         *,
         worker: str,
         known: list[str],
-        on_claims: Callable[[list[Claim]], None],
+        on_claims: Callable[[list[Claim], float], None],
         on_crowded: Callable[[str], None],
         events: Events,
     ) -> None:
@@ -135,10 +135,11 @@ class Pick(Loop):
         return picked
 
     async def _asked(self, demands: dict[str, int], lease: float) -> Picked:
+        asked = time.monotonic()
         picked = await self._link.run(self._calls.pick(self._worker, demands, self._known, lease))
         self._note(demands, picked)
         if picked.claims:
-            self._on_claims(picked.claims)
+            self._on_claims(picked.claims, asked)
         return picked
 
     def _note(self, demands: dict[str, int], picked: Picked) -> None:

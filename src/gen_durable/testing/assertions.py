@@ -43,6 +43,8 @@ class Assertions:
     def __init__(self, app: Durable) -> None:
         self.app = app
         self._statements = Statements(app.calls.schema)
+        self._errors: dict[int, Exception] = {}
+        """What the last execution of each instance raised."""
 
     @overload
     async def assert_done(self, target: Handle[R], result: R | Anything = ANYTHING) -> R: ...
@@ -141,15 +143,10 @@ class Assertions:
             raise AssertionError("\n".join(lines))
         return found[-1]
 
-    def _error_of(self, instance: int) -> Exception | None:
-        """What the last execution of an instance raised, as far as it is known."""
-        raise NotImplementedError
-
     def _refute(self, found: Snapshot, claim: str) -> NoReturn:
         __tracebackhide__ = True
-        error = self._error_of(found.id)
         message = f"instance {found.id} {claim}, but it {found.doing}{_advice(found)}\n{found.details}"
-        raise AssertionError(message) from error
+        raise AssertionError(message) from self._errors.get(found.id)
 
 
 def _plain(value: object, what: str) -> object:

@@ -46,7 +46,7 @@ class Harness(Assertions):
         self._opened = await self.app.ensure_open()
         try:
             await check_throw_away(self.app)
-            stepper = Stepper(self.app, self._registry, self._statements)
+            stepper = Stepper(self.app, self._registry, self._statements, self._errors)
             await stepper.open()
         except BaseException:
             await self._close_app()
@@ -167,9 +167,6 @@ class Harness(Assertions):
         waiting = await self.waiting()
         strangers = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
         return Tally(tuple(ran), waiting, frozenset(strangers))
-
-    def _error_of(self, instance: int) -> Exception | None:
-        return None if self._stepper is None else self._stepper.errors.get(instance)
 
     def _runaway(self, tally: Tally, claim: Claim) -> Runaway:
         return Runaway(

@@ -62,7 +62,7 @@ async def check_throw_away(app: Durable) -> None:
     if await app.pool.run(_mark_of(schema)) != MARK:
         raise ConfigError(
             f"schema {schema.name!r} was not made for tests, and a harness runs all that is due in its schema and "
-            "moves time for every row: use the fixtures durable_harness or gen_durable_schema, or throw_away_schema(dsn)"
+            "moves time for every row: use the fixture durable_harness, or throw_away_schema(dsn)"
         )
 
 

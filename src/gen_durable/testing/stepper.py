@@ -36,18 +36,19 @@ REAP_BATCH: Final = 1000
 class Stepper:
     """Runs single steps of the machines and jobs in a registry."""
 
-    __slots__ = ("_app", "_flush", "_link", "_registry", "_run", "_side_link", "_statements", "_threads", "errors")
+    __slots__ = ("_app", "_errors", "_flush", "_link", "_registry", "_run", "_side_link", "_statements", "_threads")
 
-    def __init__(self, app: Durable, registry: Registry, statements: Statements) -> None:
+    def __init__(
+        self, app: Durable, registry: Registry, statements: Statements, errors: dict[int, Exception]
+    ) -> None:
         self._app = app
         self._registry = registry
         self._statements = statements
         self._link = Link(app.target)
         self._side_link = Link(app.target)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="gen_durable step")
-        self.errors: dict[int, Exception] = {}
-        """What the last execution of each instance raised."""
-        self._run = _Run(WORKER, self._threads, self.errors)
+        self._errors = errors
+        self._run = _Run(WORKER, self._threads, errors)
         self._flush = Flush(self._link, self._side_link, app.calls, 1, _nobody)
 
     async def open(self) -> None:
@@ -86,12 +87,12 @@ class Stepper:
         try:
             ran = await self._step(claim, entry)
         except Undecodable as error:
-            self.errors[claim.id] = error
+            self._errors[claim.id] = error
             rest = backoff(min(claim.claim, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10))  # as a worker
             await self.release(claim, rest.total_seconds(), str(error))
             return self._told(claim, UNDECODABLE)
         except LeaseLost as error:
-            self.errors[claim.id] = error
+            self._errors[claim.id] = error
             return self._told(claim, LOST)
         return self._told(claim, await self._commit(claim, entry, ran))
 
@@ -101,7 +102,7 @@ class Stepper:
             try:
                 await self._step(claim, self._entry(claim))
             except (Undecodable, LeaseLost) as error:
-                self.errors[claim.id] = error
+                self._errors[claim.id] = error
         await self._link.run(self._statements.expire(claim.id, claim.claim))
         await self.reap()
         return self._told(claim, LOST)
@@ -131,7 +132,7 @@ class Stepper:
         return entry
 
     async def _step(self, claim: Claim, entry: Entry) -> Ran:
-        self.errors.pop(claim.id, None)
+        self._errors.pop(claim.id, None)
         task = asyncio.get_running_loop().create_task(self._run.step(claim, entry, hold=False))
         try:
             return await asyncio.shield(task)
@@ -159,7 +160,7 @@ class Stepper:
         return LOST if verdict is Verdict.STALE else ran.outcome
 
     def _told(self, claim: Claim, outcome: str) -> Execution:
-        error = self.errors.get(claim.id)
+        error = self._errors.get(claim.id)
         step = self._entry(claim).spec.name
         return Execution(claim.id, claim.machine, claim.version, step, claim.attempt, outcome, error)
 

@@ -33,6 +33,7 @@ class Member:
 
     number: int
     process: asyncio.subprocess.Process
+    instead_of: Member | None = None
     state: State = State.STARTING
     name: str = ""
     steps: int = 0
@@ -54,7 +55,7 @@ class Crew:
         self._log = log
         self.members: list[Member] = []
 
-    async def hire(self) -> Member:
+    async def hire(self, instead_of: Member | None = None) -> Member:
         """Start one more. It is working when it has made its first pick."""
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -66,7 +67,7 @@ class Crew:
                 stderr=log,
                 process_group=0,  # Ctrl-C is for us; we tell the workers
             )
-        member = Member(len(self.members) + 1, process)
+        member = Member(len(self.members) + 1, process, instead_of)
         self.members.append(member)
         return member
 

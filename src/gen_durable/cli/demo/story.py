@@ -131,12 +131,13 @@ class Story:
     async def _pay(self, app: Durable) -> None:
         """Customers pay one after the other; the bank tells us of every fifth payment twice."""
         paying = [placed for placed in self.told.placed if placed.amount is not None]
+        await asyncio.sleep(0.5 * self._pace)
         for placed in paying:
             number, amount = placed.order.number, placed.amount or 0
             for _ in range(2 if number % 5 == 0 else 1):
                 new = await app.signal(f"order:{number}", payment, Paid(amount), dedup_key=f"payment:{number}")
                 self.told.paid_twice += not new
-            await asyncio.sleep(5.5 * self._pace / len(paying))
+            await asyncio.sleep(7 * self._pace / len(paying))
 
     async def _kill_one(self) -> None:
         """Kill a worker in the middle of a charge, for certain: it is frozen first, and then looked at."""
@@ -166,12 +167,10 @@ class Story:
         return await self._database.link.run(Call(query, (member.name,), _pairs))
 
     async def _hire(self, instead_of: Member | None = None) -> None:
-        member = await self._crew.hire()
+        member = await self._crew.hire(instead_of)
         await self._until(lambda: member.state is State.WORKING or member.process.returncode is not None)
         if member.state is not State.WORKING:
             raise Stuck(f"{member} ended before it began, with exit code {member.process.returncode}")
-        role = f", in the place of {instead_of}" if instead_of is not None else ""
-        self._tell(f"{member} (pid {member.pid}) is ready{role}", Tone.GOOD)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():  # noqa: ASYNC110  # what is waited for happens in other processes
@@ -192,6 +191,8 @@ class Story:
         match note.kind:
             case "ready":
                 member.state, member.name = State.WORKING, note.worker
+                role = f", in the place of {member.instead_of}" if member.instead_of is not None else ""
+                self._tell(f"{member} (pid {member.pid}) is ready{role}", Tone.GOOD)
             case "began":
                 self._began(member, note)
             case "committed":
@@ -242,7 +243,7 @@ def _orders(pace: float) -> list[tuple[Order, int | None]]:
     for number in range(1, ORDERS + 1):
         items = tuple(GOODS[(number + i) % len(GOODS)] for i in range(1 + number % 3))
         pays = number % 4 != 0
-        patience = timedelta(minutes=2) if pays else timedelta(seconds=(4 + number / 10) * pace)
+        patience = timedelta(minutes=2) if pays else timedelta(seconds=(4 + number / 9) * pace)
         orders.append((Order(number, items, patience), 10 * number if pays else None))
     return orders
 

@@ -57,7 +57,6 @@ class Verdict:
 
     ran: tuple[Ran, ...]
     checks: tuple[Check, ...]
-    seconds: float
 
     @property
     def good(self) -> bool:
@@ -84,7 +83,7 @@ async def judge(database: Database, told: Told) -> Verdict:
     findings = await diagnose(database.link, Schema(SCHEMA))
     broken = [finding.check for finding in findings if not finding.clean]
     checks = [
-        *_orders(told.placed, endings),
+        *_orders(told.placed, told.seconds, endings),
         _outcomes(told, rows),
         _items(told.placed, rows),
         _crash(told),
@@ -96,17 +95,17 @@ async def judge(database: Database, told: Told) -> Verdict:
             f"doctor: {f'{broken} found broken rows' if broken else f'all {len(findings)} checks are clean'}",
         ),
     ]
-    return Verdict(_ran(told, rows), tuple(checks), told.seconds)
+    return Verdict(_ran(told, rows), tuple(checks))
 
 
-def _orders(placed: list[Placed], endings: list[Ending[Receipt]]) -> list[Check]:
+def _orders(placed: list[Placed], seconds: float, endings: list[Ending[Receipt]]) -> list[Check]:
     """Every order has the very ending that its customer's behaviour asks for."""
     wrong = [p.order.number for p, ending in zip(placed, endings, strict=True) if not _as_expected(p, ending)]
     shipped = sum(p.amount is not None for p in placed)
     if wrong:
         return [Check(ok=False, words=f"orders {wrong} did not end as they should")]
     return [
-        Check(bool(placed), f"all {len(placed)} orders reached their end, each with the right result"),
+        Check(bool(placed), f"all {len(placed)} orders reached their end, each with the right result ({seconds:.1f} s)"),
         Check(shipped > 0, f"{shipped} were paid, packed and shipped; {len(placed) - shipped} were not paid in time"),
     ]
 

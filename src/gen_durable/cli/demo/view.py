@@ -151,7 +151,6 @@ def summary(verdict: Verdict, console: Console) -> None:
     console.print()
     console.print(table)
     console.print()
-    console.print(Text(f"     the last order ended {verdict.seconds:.1f} s after the first was placed"))
     for check in verdict.checks:
         mark, style = ("ok  ", "green") if check.ok else ("FAIL", "bold red")
-        console.print(Text(f"{mark} ", style) + Text(check.words))
+        console.print(Text(f"{mark} ", style) + Text(check.words), soft_wrap=True)

@@ -122,8 +122,9 @@ begin
       update @schema.signals s set consumed = true, payload = null
       from shown where s.id = shown.id and s.target_id = shown.target_id and s.dedup_key is not null
     )
+    -- coalesce, not `is null`: without statistics that looks rare, and the whole dedup index would be read for it.
     delete from @schema.signals s
-    using shown where s.id = shown.id and s.target_id = shown.target_id and s.dedup_key is null;
+    using shown where s.id = shown.id and s.target_id = shown.target_id and coalesce(s.dedup_key, '') = '';
   end if;
 
   if parked is not null then

@@ -2,7 +2,8 @@
 --
 -- In: how many at most; after how many crashes a row is failed (null: never). Out: the rows taken back, and whether
 -- each was failed.
--- Every worker runs this; there is no leader. It acts on row truth alone.
+-- Every worker runs this; there is no leader. It acts on row truth alone. A row taken back keeps its eligible_at, and
+-- so its place: within a partition key it stays the head.
 -- Index: gen_durable_lease. Locks: id order, SKIP LOCKED, the parents of failed rows too: they come after their children
 -- here and before them in flush and signal, so waiting for one would deadlock (tests/interleavings: reap_flush).
 create or replace function @schema.reap(batch int, max_crashes int default null)
@@ -14,18 +15,22 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
+  candidates bigint[];
   expired bigint[];
   doomed bigint[];
-  parents bigint[];    -- of the doomed, as far as they could be locked
+  parents bigint[];    -- of the doomed; then those of them that somebody else holds
+  held bigint[];       -- the parents that could be locked
   postponed bigint[];  -- doomed, but the parent is held by another: left to the next turn
 begin
+  candidates := array(
+    select g.id from @schema.gen_durable g
+    where g.status = 'executing' and g.lease_expires_at < now() order by g.lease_expires_at limit batch
+  );
+  -- Only executing rows have a lease, so the status is not asked again: that would let the index of all leases be read.
   select array_agg(e.id) into expired
   from (
     select g.id from @schema.gen_durable g
-    where g.id in (
-      select x.id from @schema.gen_durable x
-      where x.status = 'executing' and x.lease_expires_at < now() order by x.lease_expires_at limit batch
-    ) and g.status = 'executing' and g.lease_expires_at < now()
+    where g.id = any (candidates) and g.lease_expires_at < now()
     order by g.id
     for no key update skip locked
   ) as e;
@@ -36,17 +41,16 @@ begin
   select array_agg(g.id) into doomed from @schema.gen_durable g
   where g.id = any (expired) and g.crashes + 1 >= max_crashes;
   if doomed is not null then
-    select array_agg(p.id) into parents
+    parents := array(select distinct c.parent_id from @schema.gen_durable c where c.id = any (doomed));
+    select coalesce(array_agg(p.id), '{}') into held
     from (
-      select p.id from @schema.gen_durable p
-      where p.id in (select c.parent_id from @schema.gen_durable c where c.id = any (doomed))
-      order by p.id
-      for no key update skip locked
+      select p.id from @schema.gen_durable p where p.id = any (parents) order by p.id for no key update skip locked
     ) as p;
-    select array_agg(c.id) into postponed
-    from @schema.gen_durable c join @schema.gen_durable p on p.id = c.parent_id
-    where c.id = any (doomed) and p.id <> all (coalesce(parents, '{}'));
-    if postponed is not null then
+    parents := array(select p.id from @schema.gen_durable p where p.id = any (parents) and p.id <> all (held));
+    if cardinality(parents) > 0 then
+      postponed := array(
+        select c.id from @schema.gen_durable c where c.id = any (doomed) and coalesce(c.parent_id, 0) = any (parents)
+      );
       expired := array(select e.id from unnest(expired) as e (id) where e.id <> all (postponed));
       doomed := array(select d.id from unnest(doomed) as d (id) where d.id <> all (postponed));
     end if;
@@ -58,7 +62,6 @@ begin
       claims = g.claims + 1,
       crashes = g.crashes + 1,
       attempt = g.attempt + 1,
-      eligible_at = now(),
       locked_by = null,
       lease_expires_at = null,
       awaits = case when g.crashes + 1 >= max_crashes then null else g.awaits end,

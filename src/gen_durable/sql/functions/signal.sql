@@ -31,7 +31,7 @@ begin
 
   return query
     with o as (
-      select o.*, g.status, g.awaits, g.queue, g.id as live_id
+      select o.*, g.queue, g.id as live_id
       from unnest(resolved, keys, names, payloads, dedup_keys) with ordinality as o (id, key, name, payload, dedup_key, n)
       left join @schema.gen_durable g
         on g.id = o.id and g.finished_at is null and (o.key is null or g.unique_guard = o.key)
@@ -53,12 +53,12 @@ begin
         end,
         updated_at = case when w.wakes then now() else g.updated_at end
       from (
-        select o.id, bool_or(o.status = 'awaiting_signal' and o.name = any (o.awaits)) as wakes
-        from o join delivered d on d.target_id = o.id and d.name = o.name
-        group by o.id
+        select x.id, x.status = 'awaiting_signal' and x.awaits && d.names as wakes
+        from (select d.target_id, array_agg(d.name) as names from delivered d group by d.target_id) as d
+        join @schema.gen_durable x on x.id = d.target_id
       ) as w
       where g.id = w.id and (w.wakes or not g.inbox)
-      returning g.id, g.queue, w.wakes
+      returning g.id, w.wakes
     )
     select
       o.n::int,
@@ -70,7 +70,7 @@ begin
           and o.n = min(o.n) over (partition by o.id, o.dedup_key) then 'delivered'
         else 'duplicate'
       end,
-      (select t.queue from touched t where t.id = o.id and t.wakes)
+      case when o.id in (select t.id from touched t where t.wakes) then o.queue end
     from o
     order by o.n;
 end

@@ -1,0 +1,65 @@
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+from gen_durable import (
+    Await, Context, Done, Durable, Finished, Machine, Next, Outcome, Replay, ScheduleChildren, Signal, Start, Stop,
+    Worker, backoff, step,
+)
+
+@dataclass(frozen=True)
+class Order:
+    id: int
+    skus: tuple[str, ...]
+
+@dataclass(frozen=True)
+class Paid:
+    amount: int
+
+@dataclass(frozen=True)
+class PaidOrder:
+    order: Order
+    amount: int
+
+payment = Signal("payment", Paid)  # a name with a payload type
+
+class Pack(Machine):
+    @step
+    async def pack(self, sku: str, ctx: Context) -> Outcome[str]:
+        return Done(f"box with {sku}")
+
+class Checkout(Machine, queue="checkout"):
+    @step
+    async def start(self, order: Order, ctx: Context) -> Outcome[int]:
+        # Waits in the database, not in a process: for an hour here, for months if you like.
+        return Await(payment, then=self.collect, state=order, timeout=timedelta(hours=1))
+
+    @step
+    async def collect(self, order: Order, ctx: Context) -> Outcome[int]:
+        paid = ctx.first(payment)
+        if paid is None:
+            return Stop("payment never came")  # the timeout woke us
+        return Next(self.pack, PaidOrder(order, paid.amount))
+
+    @step
+    async def pack(self, paid: PaidOrder, ctx: Context) -> Outcome[int]:
+        return ScheduleChildren([Start(Pack.pack, sku) for sku in paid.order.skus], then=self.ship, state=paid)
+
+    @step
+    async def ship(self, paid: PaidOrder, ctx: Context) -> Outcome[int]:
+        print("shipping", ctx.results(Pack.pack))
+        return Done(paid.amount)
+
+    async def on_error(self, state: object, ctx: Context, error: Exception) -> Outcome[int]:
+        return Replay(state, after=backoff(ctx.attempt)) if ctx.attempt < 5 else Stop(error)
+
+async def main() -> None:
+    async with Durable() as app, Worker(app, machines=[Checkout(), Pack()], queues={"default": 10, "checkout": 5}):
+        handle = await app.insert(Checkout.start, Order(42, ("tea", "cup")), unique_key="order:42", on_conflict="existing")
+        await app.signal("order:42", payment, Paid(100), dedup_key="stripe-evt-7")
+        match await handle.wait(timedelta(seconds=10)):
+            case Finished(result=amount):
+                print("paid", amount)
+            case other:
+                print(other)
+
+asyncio.run(main())

@@ -1,0 +1,175 @@
+"""Waiting for an instance to end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gen_durable import (
+    Cancel,
+    DecodeError,
+    Failed,
+    Finished,
+    GenDurableError,
+    NotFound,
+    Pending,
+    Start,
+    job,
+)
+from gen_durable.pg.link import Link
+from tests.client.conftest import Opening, Spawning
+from tests.worker.support import program_job, seconds, soon
+
+
+@dataclass(frozen=True)
+class Receipt:
+    total: int
+
+
+@job
+async def total(number: int) -> Receipt:
+    return Receipt(number * 2)
+
+
+@job
+async def refuse(reason: str) -> None:
+    raise Cancel(reason)
+
+
+@job
+async def liar(_: None) -> Receipt:
+    return "no receipt"  # type: ignore[return-value]  # the stored result will not fit
+
+
+async def test_finished_and_failed(engine: Opening) -> None:
+    """`Finished` carries the typed result, `Failed` the reason."""
+    async with engine() as e, e.worker(total, refuse):
+        good = await e.app.insert(total, 3)
+        bad = await e.app.insert(refuse, "no stock")
+        assert await e.end(good) == Finished(good.id, Receipt(6))
+        assert await e.end(bad) == Failed(bad.id, "cancelled: no stock")
+
+
+async def test_after_the_end(engine: Opening) -> None:
+    """Waiting for what has ended long ago answers at once, as often as asked."""
+    async with engine() as e:
+        handle = await e.app.insert(total, 1)
+        async with e.worker(total):
+            await e.end(handle)
+        for _ in range(3):
+            assert await e.end(handle) == Finished(handle.id, Receipt(2))
+
+
+async def test_pending(engine: Opening) -> None:
+    """When the time is over the answer is `Pending`, near the time given, and a later wait still works."""
+    async with engine() as e:
+        handle = await e.app.insert(total, 1)
+        began = time.monotonic()
+        assert await handle.wait(seconds(0.2)) == Pending(handle.id)
+        assert 0.2 <= time.monotonic() - began < 1
+        async with e.worker(total):
+            assert await e.end(handle) == Finished(handle.id, Receipt(2))
+
+
+async def test_a_wait_of_no_time_tells_the_truth(engine: Opening) -> None:
+    """`wait(timedelta(0))` means "has it ended?": an ended instance is not called pending."""
+    async with engine() as e:
+        handle = await e.app.insert(total, 1)
+        assert await handle.wait(seconds(0)) == Pending(handle.id)
+        async with e.worker(total):
+            await e.end(handle)
+        assert await handle.wait(seconds(0)) == Finished(handle.id, Receipt(2))
+
+
+async def test_an_unknown_id(engine: Opening) -> None:
+    """An instance that never was, or was deleted, is `NotFound`, with or without a timeout."""
+    async with engine() as e:
+        stranger = e.app.handle(424_242, total)
+        with pytest.raises(NotFound, match="instance 424242 is unknown"):
+            await e.end(stranger)
+        with pytest.raises(NotFound):
+            await stranger.wait(seconds(10))
+
+
+async def test_a_handle_from_an_id(engine: Opening) -> None:
+    """`handle` makes a typed handle from an id alone; several waiters get the same answer."""
+    async with engine() as e, e.worker(total):
+        made = await e.app.insert(total, 5)
+        again = e.app.handle(made.id, total)
+        answers = await soon(asyncio.gather(again.wait(), made.wait(), again.wait(seconds(20))))
+        assert answers == [Finished(made.id, Receipt(10))] * 3
+        assert repr(again) == f"Handle({made.id})"
+
+
+async def test_a_result_that_does_not_fit(engine: Opening) -> None:
+    """A stored result of another type is a `DecodeError` for the waiter, not a wrong value."""
+    async with engine() as e, e.worker(liar):
+        handle = await e.app.insert(liar, None)
+        with pytest.raises(DecodeError, match="the result of liar.run"):
+            await e.end(handle)
+
+
+async def test_many_waits_use_few_statements(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 waits at once are answered by a handful of statements: one asks for all."""
+    asked: list[int] = []
+    run = Link.run
+
+    async def counting(self: Link, call: Any, **options: Any) -> Any:
+        if ".watch(" in call.text:
+            asked.append(len(call.args[0]))
+        return await run(self, call, **options)
+
+    async with engine() as e, engine() as other:
+        handles = await e.app.insert_many(Start(total, n) for n in range(500))
+        monkeypatch.setattr(Link, "run", counting)
+        waits = asyncio.gather(*(handle.wait() for handle in handles))
+        async with other.worker(total, queues={"default": 100}):
+            ended = await soon(waits)
+    assert ended == [Finished(h.id, Receipt(n * 2)) for n, h in enumerate(handles)]
+    assert max(asked) == 500
+    assert len(asked) < 50
+
+
+async def test_local_ends_need_no_statement(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of the same process tells the waiter at once, long before the next question to the database."""
+    async with engine() as e, e.worker(total):
+        handle = await e.app.insert(total, 1, delay=seconds(1.5))
+        monkeypatch.setattr("gen_durable.rooms.ending.FIRST_REST", 3600)
+        assert await e.end(handle) == Finished(handle.id, Receipt(2))
+
+
+async def test_an_end_in_another_process(engine: Opening, spawn: Spawning) -> None:
+    """A process without a worker sees the end that another process committed."""
+    async with engine() as e, spawn():
+        handle = await e.app.insert(program_job("quick", int, int), 41)
+        assert await e.end(handle) == Finished(handle.id, 42)
+
+
+async def test_a_cancelled_wait_leaves_nothing(engine: Opening) -> None:
+    """Giving up a wait harms no other waiter of the same instance."""
+    async with engine() as e:
+        handle = await e.app.insert(total, 1)
+        patient = asyncio.ensure_future(handle.wait())
+        hasty = asyncio.ensure_future(handle.wait())
+        assert await handle.wait(seconds(0.05)) == Pending(handle.id)
+        hasty.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hasty
+        async with e.worker(total):
+            assert await soon(patient) == Finished(handle.id, Receipt(2))
+
+
+async def test_closing_ends_waits(engine: Opening) -> None:
+    """A wait that is under way when the client is closed ends with an error of ours instead of hanging for ever."""
+    async with engine() as e:
+        handle = await e.app.insert(total, 1)
+        waiting = asyncio.ensure_future(handle.wait())
+        await handle.wait(seconds(0.05))
+    done, _ = await asyncio.wait([waiting], timeout=2)
+    waiting.cancel()
+    assert done, "the wait hangs"
+    assert isinstance(waiting.exception(), GenDurableError)

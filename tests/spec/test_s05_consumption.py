@@ -1,0 +1,189 @@
+"""Section 5, continued: what a woken step consumes, and what a deadline does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import Await, Context, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
+from gen_durable.telemetry import StepStopped
+from tests.spec.conftest import Opening
+from tests.spec.support import HOUR, Engine, Gate, Handle, Kid, Play, State, finished, go, other
+
+ON: dict[str, Callable[[Play], Outcome[Any]]] = {
+    "Next": lambda p: Next(p.c, {}, delay=HOUR),
+    "Next, held": lambda p: Next(p.c, {}),
+    "ScheduleChildren": lambda p: ScheduleChildren([Start(Kid.k, {}, queue="aside")], then=p.c, state={}),
+}
+ENDS: dict[str, Callable[[Play], Outcome[Any]]] = {"Done": lambda p: Done(), "Stop": lambda p: Stop("no")}
+STAYS: dict[str, Callable[[Play], Outcome[Any]]] = {
+    "Replay": lambda p: Replay({}, after=HOUR),
+    "Await": lambda p: Await(go, state={}),
+}
+
+
+async def woken(e: Engine, outcome: Callable[[Play], Outcome[Any]]) -> Handle[Any]:
+    """An instance that was sent `go` and `other` while it waited for `go`, and another `go` while its step ran."""
+    gate = Gate()
+
+    async def body(play: Play, _state: State, _ctx: Context) -> Outcome[Any]:
+        await gate.pass_through()
+        return outcome(play)
+
+    play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=body, c=lambda p, s, c: Replay(s, after=HOUR))
+    async with e.worker(play, run_ahead_steps=32):
+        handle = await e.start()
+        first = await e.until(StepStopped, id=handle.id)
+        assert first.outcome == "Await"
+        await handle.signal(other, {"n": 0})
+        await handle.signal(go, {"n": 1})
+        await gate.arrival()
+        await handle.signal(go, {"n": 2})
+        gate.opened.set()
+        await e.until(StepStopped, id=handle.id, step="b")
+    return handle
+
+
+@pytest.mark.parametrize("kind", ON)
+async def test_progress_consumes_exactly_the_awaited_signals_that_were_shown(engine: Opening, kind: str) -> None:
+    """A step that goes on deletes what it waited for and was shown; other names and later arrivals stay."""
+    async with engine() as e:
+        handle = await woken(e, ON[kind])
+        rows = await e.fetch("select name, payload from @.signals where target_id = $1 order by id", handle.id)
+        assert [tuple(row) for row in rows] == [("other", '{"n": 0}'), ("go", '{"n": 2}')]
+        assert (await e.row(handle))["awaits"] is None
+
+
+@pytest.mark.parametrize("kind", ENDS)
+async def test_an_end_drops_the_whole_inbox(engine: Opening, kind: str) -> None:
+    """Nobody will read the rest: a terminal outcome deletes it."""
+    async with engine() as e:
+        handle = await woken(e, ENDS[kind])
+        assert await e.fetch("select * from @.signals where target_id = $1", handle.id) == []
+        assert (await e.row(handle))["awaits"] is None
+
+
+async def test_replay_consumes_nothing(engine: Opening) -> None:
+    """The same step runs again, so it must see the same signals, and know that they are what it waited for."""
+    async with engine() as e:
+        handle = await woken(e, STAYS["Replay"])
+        assert await e.inbox(handle) == ["other", "go", "go"]
+    async with engine() as e:
+        play = Play(
+            a=lambda p, s, c: Await(go, then=p.b, state=s),
+            b=lambda p, s, c: Replay(s) if c.attempt < 2 else Done([r.name for r in c.awaited]),
+        )
+        async with e.worker(play):
+            handle = await e.start()
+            await handle.signal(go, {})
+            assert await finished(handle) == ["go"]
+
+
+async def test_another_await_consumes_nothing(engine: Opening) -> None:
+    """Parking again leaves the inbox; what came unseen while the step ran wakes it at once."""
+    async with engine() as e:
+        handle = await woken(e, STAYS["Await"])
+        assert await e.inbox(handle) == ["other", "go", "go"]
+        row = await e.row(handle)
+        assert (row["status"], row["awaits"]) == ("runnable", ["go"])
+
+
+async def test_collecting_several_signals_does_not_spin(engine: Opening) -> None:
+    """A step that awaits more of what it has seen sleeps until one comes that it has not seen."""
+    async with engine() as e:
+        play = Play(a=lambda p, s, c: Done([g["n"] for g in c.all_of(go)]) if len(c.awaited) == 4 else Await(go, state=s))
+        async with e.worker(play):
+            handle = await e.start()
+            for n in range(1, 5):
+                await e.until(StepStopped, id=handle.id, outcome="Await", times=n)
+                assert (await e.row(handle))["status"] == "awaiting_signal"
+                await handle.signal(go, {"n": n})
+            assert await finished(handle) == [1, 2, 3, 4]
+        assert len(play.script.visits) == 5
+
+
+async def test_an_instance_that_never_awaits_keeps_its_signals(engine: Opening) -> None:
+    """Without an await nothing is consumed, however far the instance goes; a step may look all the same."""
+    async with engine() as e:
+        play = Play(
+            a=lambda p, s, c: Next(p.b, s),
+            b=lambda p, s, c: Next(p.c, {"looked": [r.name for r in c.inbox], "awaited": len(c.awaited)}),
+            c=lambda p, s, c: Replay(s, after=HOUR),
+        )
+        handle = await e.start()
+        await handle.signal(go, {})
+        async with e.worker(play):
+            await e.until(StepStopped, id=handle.id, step="c")
+        assert await e.inbox(handle) == ["go"]
+        assert play.script.of("c")[0].state == {"looked": ["go"], "awaited": 0}
+
+
+async def test_a_late_signal_serves_the_next_await_of_its_name(engine: Opening) -> None:
+    """What came too late for one await is there for the next, which does not park then."""
+    async with engine() as e:
+        gate = Gate()
+
+        async def second(play: Play, state: State, ctx: Context) -> Outcome[Any]:
+            await gate.pass_through()
+            return Await(go, then=play.c, state={"first": ctx.first(go)})
+
+        async def first(play: Play, state: State, ctx: Context) -> Outcome[Any]:
+            return Await(go, then=play.b, state=state)
+
+        play = Play(a=first, b=second, c=lambda p, s, c: Done([s["first"], c.all_of(go)]))
+        async with e.worker(play):
+            handle = await e.start()
+            await handle.signal(go, {"n": 1})
+            await gate.arrival()
+            await handle.signal(go, {"n": 2})
+            gate.opened.set()
+            assert await finished(handle) == [{"n": 1}, [{"n": 1}, {"n": 2}]]
+
+
+async def test_a_deadline_is_a_wake_and_not_a_failure(engine: Opening) -> None:
+    """When nothing comes in time, the step runs with nothing, without an error and without a counted attempt."""
+    async with engine() as e:
+        play = Play(
+            a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=timedelta(milliseconds=200)),
+            b=lambda p, s, c: Done([c.first(go), c.attempt]),
+        )
+        async with e.worker(play):
+            handle = await e.start()
+            await e.until(StepStopped, id=handle.id, outcome="Await")
+            row = await e.row(handle)
+            assert row["await_deadline"] - row["updated_at"] == timedelta(milliseconds=200)
+            assert await finished(handle) == [None, 0]
+        assert play.script.errors == []
+
+
+async def test_a_deadline_leaves_what_does_not_match(engine: Opening) -> None:
+    """A step that a deadline woke has the other signals in its inbox, and consumes none of them."""
+    async with engine() as e:
+        play = Play(
+            a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=timedelta(milliseconds=100)),
+            b=lambda p, s, c: Await(other, then=p.c, state={"inbox": [r.name for r in c.inbox]}),
+            c=lambda p, s, c: Done([s["inbox"], c.first(other)]),
+        )
+        async with e.worker(play):
+            handle = await e.start()
+            await handle.signal(other, {"n": 1})
+            assert await finished(handle) == [["other"], {"n": 1}]
+
+
+async def test_a_signal_in_time_lifts_the_deadline(engine: Opening) -> None:
+    """A woken row is due by its signal, and its deadline means nothing any more."""
+    async with engine() as e:
+        play = Play(
+            a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=HOUR), b=lambda p, s, c: Done(c.first(go))
+        )
+        async with e.worker(play):
+            handle = await e.start()
+            await e.until(StepStopped, id=handle.id, outcome="Await")
+        await handle.signal(go, {"n": 1})
+        row = await e.row(handle)
+        assert (row["await_deadline"], row["due_at"]) == (None, row["eligible_at"])
+        async with e.worker(play):
+            assert await finished(handle) == {"n": 1}

@@ -1,0 +1,218 @@
+"""The work of each call on a big table, with generic plans and statistics that are wrong.
+
+100,000 rows: ended, runnable, parked, far in the future and urgent. The planner was told of a small table in which every row
+is executing, and is not told better. A call must still read rows in proportion to its batch, by the index it names.
+The counters work on every server; the plans themselves are looked at where auto_explain is to be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gen_durable.outcomes import Start
+from gen_durable.pg.link import Link, Target
+from gen_durable.pg.migrate import migrate
+from gen_durable.store.calls import Call
+from gen_durable.store.rows import Commit
+from gen_durable.store.schema import Schema
+from tests.store.conftest import Store
+from tests.store.machine import KNOWN, M, send
+
+BATCH = 100
+SEED = """
+alter table @schema.gen_durable set (autovacuum_enabled = false);
+alter table @schema.signals set (autovacuum_enabled = false);
+insert into @schema.gen_durable (fsm, step, status, claims, locked_by, lease_expires_at, unique_key, unique_scope)
+select 'm', 's', 'executing', 1, 'w', now(), convert_to(n::text, 'UTF8'), '{executing}' from generate_series(1, 50) as n;
+analyze @schema.gen_durable, @schema.signals;
+delete from @schema.gen_durable;
+
+insert into @schema.gen_durable (fsm, step, status, finished_at, claims, seq)
+select 'm', 's', 'done', now() - make_interval(secs => n % 100000), 1, 1 from generate_series(1, 40000) as n;
+insert into @schema.gen_durable (fsm, step, queue, priority, eligible_at)
+select 'm', 's', (array['default', 'a', 'b'])[1 + n % 3], n % 5, now() - make_interval(secs => n % 1000)
+from generate_series(1, 30000) as n;
+insert into @schema.gen_durable (fsm, step, status, awaits, seen, claims, seq, await_deadline, unique_key, unique_scope)
+select 'm', 's', 'awaiting_signal', '{go}', '{}', 1, 1, case when n % 2 = 0 then now() + interval '1 day' end,
+       convert_to('p' || n, 'UTF8'), '{runnable,executing,awaiting_signal,awaiting_children}'
+from generate_series(1, 19000) as n;
+insert into @schema.gen_durable (fsm, step, priority, eligible_at)
+select 'm', 's', -7, now() + interval '1 year' from generate_series(1, 10000);
+insert into @schema.gen_durable (id, fsm, step, status, children_pending, round, claims, seq)
+overriding system value select 900000, 'm', 's', 'awaiting_children', 500, 1, 1, 1;
+insert into @schema.gen_durable
+  (id, fsm, step, status, claims, locked_by, lease_expires_at, parent_id, parent_round)
+overriding system value
+select 900000 + n, 'm', 's', 'executing', 1, 'w', now() + make_interval(secs => case when n > 250 then -5 else 600 end),
+       900000, 1
+from generate_series(1, 500) as n;
+insert into @schema.signals (target_id, name)
+select g.id, 'other' from @schema.gen_durable g where g.status = 'awaiting_signal' and g.id % 2 = 0;
+update @schema.gen_durable g set inbox = true where g.status = 'awaiting_signal' and g.id % 2 = 0;
+"""
+HELD = [900_000 + n for n in range(1, BATCH + 1)]
+
+
+@pytest.fixture(scope="module")
+def big(dsn: str) -> Iterator[Store]:
+    """A store with a big table; each test rolls back what it did."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+
+    async def prepare() -> None:
+        link = Link(Target(dsn))
+        await migrate(link, Schema(name))
+        await link.script(Schema(name).render(SEED))
+        await link.close()
+
+    asyncio.run(prepare())
+    store = Store(dsn, name)
+    store.given("set plan_cache_mode = force_generic_plan; select setval('@schema.gen_durable_id_seq', 1000000),"
+                " setval('@schema.signals_id_seq', 1000000)")
+    yield store
+    store.given("drop schema @schema cascade")
+    store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A call, the indexes it may use, and how many index entries it may read for each row of its batch."""
+
+    call: Callable[[Store], Call[Any]]
+    indexes: frozenset[str]
+    per_row: int
+
+
+def commits(kind: str, **more: object) -> Callable[[Store], Call[Any]]:
+    return lambda s: s.calls.flush([Commit(i, 1, 0, kind, **more) for i in HELD])  # type: ignore[arg-type]
+
+
+def parked_ids(store: Store) -> list[int]:
+    found = store.sql("select id from @schema.gen_durable where status = 'awaiting_signal' order by id limit 100")
+    return [row["id"] for row in found]
+
+
+PKEY, PICK, UNIQUE = "gen_durable_pkey", "gen_durable_pick", "gen_durable_unique"
+INBOX, DEDUP = "signals_inbox", "signals_target_id_dedup_key_key"
+WORKS = {
+    "pick": Work(lambda s: s.calls.pick("w", {"default": BATCH}, KNOWN, 60), frozenset({PICK}), 3),
+    "pick of three queues": Work(
+        lambda s: s.calls.pick("w", {"default": 30, "a": 30, "b": 40}, KNOWN, 60), frozenset({PICK}), 3
+    ),
+    "pick of nothing": Work(lambda s: s.calls.pick("w", {"empty": BATCH}, KNOWN, 60), frozenset({PICK}), 1),
+    "hold": Work(commits("hold", value="{}"), frozenset({PKEY}), 3),
+    "next": Work(commits("next"), frozenset({PKEY}), 3),
+    "await": Work(
+        commits("await", delay=None, extra='{"awaits": ["go"], "seen": []}'), frozenset({PKEY, INBOX}), 6
+    ),
+    "done with a parent": Work(commits("done", parent=900_000), frozenset({PKEY}), 6),
+    "consuming": Work(
+        commits("next", extra='{"consumed": [1, 2]}'), frozenset({PKEY, "signals_pkey"}), 8
+    ),
+    "stale": Work(lambda s: s.calls.flush([Commit(i, 9, 0, "done") for i in HELD]), frozenset({PKEY}), 4),
+    "signal by id": Work(
+        lambda s: s.calls.signal([send(i, dedup="d") for i in parked_ids(s)]), frozenset({PKEY, DEDUP, UNIQUE}), 10
+    ),
+    "signal by key": Work(
+        lambda s: s.calls.signal([send(None, key=f"p{n}".encode()) for n in range(1, BATCH)]),
+        frozenset({PKEY, UNIQUE, DEDUP}),
+        10,
+    ),
+    "heartbeat": Work(lambda s: s.calls.heartbeat([(i, 1) for i in HELD], 60), frozenset({PKEY}), 3),
+    "release": Work(lambda s: s.calls.release([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
+    "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"gen_durable_lease", PKEY}), 5),
+    "reap of crash loops": Work(
+        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", PKEY, DEDUP, INBOX}), 12
+    ),
+    "gc": Work(lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH), frozenset({"gen_durable_finished", PKEY, DEDUP}), 6),
+    "insert": Work(
+        lambda s: s.calls.insert([Start(M.s, {}, unique_key=f"p{n}") for n in range(BATCH)], "existing"),
+        frozenset({UNIQUE, PKEY}),
+        6,
+    ),
+    "watch": Work(lambda s: s.calls.watch(HELD), frozenset({PKEY}), 2),
+    "get by key": Work(lambda s: s.calls.get(None, b"p7"), frozenset({PKEY, UNIQUE}), 1),
+    "strangers": Work(lambda s: s.calls.strangers(["default"], []), frozenset({PICK}), 11),
+}
+COUNTS = """
+select c.relname, c.relkind::text as kind, pg_stat_get_xact_numscans(c.oid) as scans,
+       pg_stat_get_xact_tuples_returned(c.oid) as rows
+from pg_class c where c.relnamespace = $1::regnamespace and c.relkind in ('r', 'i')
+"""
+
+
+def counted(store: Store) -> dict[tuple[str, str], tuple[int, int]]:
+    rows = store.sql(COUNTS, store.schema.name)
+    return {(r["relname"], r["kind"]): (r["scans"], r["rows"]) for r in rows}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_work_is_in_proportion_to_the_batch(big: Store, name: str) -> None:
+    """No table is read from end to end, no other index is used, and few entries are read per row asked for."""
+    work = WORKS[name]
+    call = work.call(big)
+    big.given("begin")
+    try:
+        before = counted(big)
+        big.run(call)
+        after = counted(big)
+    finally:
+        big.given("rollback")
+    used = {key: (after[key][0] - before[key][0], after[key][1] - before[key][1]) for key in after}
+    scanned = {table for (table, kind), (scans, _) in used.items() if kind == "r" and scans}
+    assert not scanned, f"read from end to end: {scanned}"
+    indexes = {index: rows for (index, kind), (scans, rows) in used.items() if kind == "i" and scans}
+    assert set(indexes) <= work.indexes
+    assert sum(indexes.values()) <= work.per_row * BATCH + 20, indexes
+
+
+def plans_of(store: Store, dsn: str, call: Call[Any]) -> list[str]:
+    """The plans of all statements that a call runs, as text."""
+
+    async def explain() -> list[str]:
+        connection = await asyncpg.connect(dsn)
+        heard: list[str] = []
+        try:
+            try:
+                await connection.execute("load 'auto_explain'")
+            except asyncpg.PostgresError:
+                pytest.skip("this server has no auto_explain")
+            connection.add_log_listener(lambda _, message: heard.append(str(message.message)))
+            for setting, value in {
+                "plan_cache_mode": "force_generic_plan",
+                "auto_explain.log_min_duration": "0",
+                "auto_explain.log_nested_statements": "on",
+                "auto_explain.log_analyze": "on",
+                "auto_explain.log_timing": "off",
+                "auto_explain.log_level": "notice",
+            }.items():
+                await connection.execute(f"set {setting} = {value}")
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.fetch(call.text, *call.args)
+            await transaction.rollback()
+        finally:
+            await connection.close()
+        # The driver's own questions about types are heard too.
+        return [text for text in heard if store.schema.render("@schema.") in text]
+
+    return asyncio.run(explain())
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_plans(big: Store, dsn: str, name: str) -> None:
+    """No statement inside a call reads a table from end to end, hashes one, or throws away more rows than it keeps."""
+    plans = plans_of(big, dsn, WORKS[name].call(big))
+    assert plans
+    for plan in plans:
+        assert not re.search(r"Seq Scan on (gen_durable|signals)\b", plan), plan
+        assert not re.search(r"Hash Join|Merge Join", plan), plan
+        removed = [int(n) for n in re.findall(r"Rows Removed by (?:Join )?Filter: (\d+)", plan)]
+        assert sum(removed) <= 2 * BATCH, plan

@@ -1,0 +1,121 @@
+"""crash(): a worker dies in a step, and the step runs again."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from gen_durable import Await, Context, Done, InputError, Machine, Outcome, Signal, Start, Status, Stop, step
+from gen_durable.testing import HarnessFactory
+
+go = Signal("go", int)
+
+
+class Charge(Machine):
+    """Charges a card, and counts how often."""
+
+    def __init__(self) -> None:
+        self.charged: list[tuple[int, int]] = []
+        self.errors = 0
+
+    @step
+    async def charge(self, amount: int, ctx: Context) -> Outcome[int]:
+        self.charged.append((amount, ctx.attempt))
+        return Done(amount)
+
+    @step
+    async def wait(self, amount: int, ctx: Context) -> Outcome[int]:
+        return Await(go, then=self.collect, state=amount)
+
+    @step
+    async def collect(self, amount: int, ctx: Context) -> Outcome[int]:
+        self.charged.append((ctx.first(go) or 0, ctx.attempt))
+        return Done(amount)
+
+    async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[int]:
+        self.errors += 1
+        return Stop(error)
+
+
+async def test_at_the_end_the_step_has_run_and_runs_again(durable_harness: HarnessFactory) -> None:
+    charge = Charge()
+    async with durable_harness(machines=[charge]) as harness:
+        handle = await harness.app.insert(Charge.charge, 7)
+        lost = await harness.crash(handle)
+        assert (lost.id, lost.label, lost.outcome) == (handle.id, "Charge.charge", "lost")
+        found = await handle.get()
+        assert (found.status, found.attempt, found.crashes, found.seq) == (Status.RUNNABLE, 1, 1, 0)
+        await harness.drain()
+        assert charge.charged == [(7, 0), (7, 1)]
+        assert charge.errors == 0, "a crash is not an error of the step"
+        await harness.assert_done(handle, 7)
+
+
+async def test_at_the_start_the_step_has_not_run(durable_harness: HarnessFactory) -> None:
+    charge = Charge()
+    async with durable_harness(machines=[charge]) as harness:
+        handle = await harness.app.insert(Charge.charge, 7)
+        await harness.crash(handle, at="start")
+        assert charge.charged == []
+        await harness.drain()
+        assert charge.charged == [(7, 1)]
+
+
+async def test_signals_are_there_again_after_a_crash(durable_harness: HarnessFactory) -> None:
+    charge = Charge()
+    async with durable_harness(machines=[charge]) as harness:
+        handle = await harness.app.insert(Charge.wait, 1)
+        await harness.drain()
+        await handle.signal(go, 5)
+        await harness.crash(handle)
+        await harness.drain()
+        assert charge.charged == [(5, 0), (5, 1)]
+
+
+async def test_without_a_target_the_next_due_instance_crashes(durable_harness: HarnessFactory) -> None:
+    async with durable_harness(machines=[Charge()]) as harness:
+        first, second = await harness.app.insert_many([Start(Charge.charge, 1), Start(Charge.charge, 2)])
+        assert (await harness.crash()).id == first.id
+        assert (await second.get()).claims == 0
+
+
+async def test_only_the_target_crashes(durable_harness: HarnessFactory) -> None:
+    charge = Charge()
+    async with durable_harness(machines=[charge]) as harness:
+        first, second = await harness.app.insert_many([Start(Charge.charge, 1), Start(Charge.charge, 2)])
+        await harness.crash(second)
+        assert charge.charged == [(2, 0)]
+        assert ((await first.get()).attempt, (await second.get()).attempt) == (0, 1)
+
+
+async def test_what_cannot_run_cannot_crash(durable_harness: HarnessFactory) -> None:
+    async with durable_harness(machines=[Charge()]) as harness:
+        with pytest.raises(AssertionError, match="no step can run now"):
+            await harness.crash()
+        handle = await harness.app.insert(Charge.charge, 1, delay=timedelta(hours=1))
+        with pytest.raises(AssertionError, match=r"should be able to run now, but it is due in 1:00:00 \(advance\(\)"):
+            await harness.crash(handle)
+        with pytest.raises(InputError, match="'start' or 'end'"):
+            await harness.crash(handle, at="middle")  # type: ignore[arg-type]
+
+
+async def test_a_row_behind_its_partition_key_cannot_jump_the_queue(durable_harness: HarnessFactory) -> None:
+    async with durable_harness(machines=[Charge()]) as harness:
+        await harness.app.insert_many([Start(Charge.charge, n, partition_key="card") for n in (1, 2)])
+        with pytest.raises(AssertionError, match="instance 2 should be able to run now(.|\n)*partition key 'card'"):
+            await harness.crash(2)
+
+
+async def test_a_claim_whose_lease_is_over_is_taken_back_by_the_drain(durable_harness: HarnessFactory) -> None:
+    """Also that of a real worker: the harness pages through claims as every worker does."""
+    charge = Charge()
+    async with durable_harness(machines=[charge]) as harness:
+        handle = await harness.app.insert(Charge.charge, 1)
+        known = ["Charge/1/charge"]
+        await harness.app.pool.run(harness.app.calls.pick("dead worker", {"default": 1}, known, 15.0))
+        assert (await harness.drain()).executed == 0
+        await harness.advance(timedelta(seconds=16))
+        assert (await harness.drain()).executed == 1
+        assert charge.charged == [(1, 1)]
+        await harness.assert_done(handle)
