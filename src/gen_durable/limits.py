@@ -6,7 +6,7 @@ In: a value and what to call it. Out: the value, or an error that names the boun
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gen_durable.errors import GenDurableError, InputError, TooLarge
@@ -81,6 +81,10 @@ def check_moment(moment: datetime, what: str) -> datetime:
         raise InputError(f"{what} must be a datetime, got {type(moment).__name__}")
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise InputError(f"{what} must be timezone-aware, got the naive {moment}: use datetime.now(UTC)")
+    try:
+        moment.astimezone(UTC)
+    except OverflowError:
+        raise InputError(f"{what} is beyond the years 1 to 9999 in UTC, got {moment}") from None
     return moment
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeAlias
 
 from typing_extensions import TypeIs
 
-from gen_durable.errors import InputError, InvalidOutcome
+from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
 from gen_durable.limits import (
     MAX_CHILDREN,
     check_delay,
@@ -244,7 +244,7 @@ class Start(Generic[R_co]):
         unique_key: str | bytes | None = None,
         unique_scope: Iterable[Scope] = LIVE,
     ) -> None:
-        self.step = step_of(step, "Start")
+        self.step = step_of(step, "Start", InputError)
         self.state: object = state
         self.queue = check_name(queue, "queue") if queue is not None else self.step.machine.queue
         self.priority = check_priority(priority)
@@ -260,20 +260,20 @@ class Start(Generic[R_co]):
         return f"Start({self.step.machine.name}.{self.step.name})"
 
 
-def step_of(step: object, where: str) -> StepSpec:
+def step_of(step: object, where: str, error: type[GenDurableError] = InvalidOutcome) -> StepSpec:
     """The step behind a method, function or job, or an error that says what was passed instead."""
     spec = getattr(step, "__gen_durable_step__", None)
     if spec is not None and hasattr(spec, "machine"):
         return cast("StepSpec", spec)
     if inspect.iscoroutine(step):
         step.close()
-        raise InvalidOutcome(f"{where} got a step that was called: pass the step itself, as in Next(self.ship, state)")
+        raise error(f"{where} got a step that was called: pass the step itself, as in Next(self.ship, state)")
     if isinstance(step, Outcome):
-        raise InvalidOutcome(f"{where} got the outcome of a step that was called: pass the step itself")
+        raise error(f"{where} got the outcome of a step that was called: pass the step itself")
     name = getattr(step, "__name__", None)
     if callable(step) and name is not None:
-        raise InvalidOutcome(f"{where} got {name!r}, which is not a step: decorate it with @step or @job")
-    raise InvalidOutcome(f"{where} takes a step such as self.ship, Checkout.start or a @job, got {type(step).__name__}")
+        raise error(f"{where} got {name!r}, which is not a step: decorate it with @step or @job")
+    raise error(f"{where} takes a step such as self.ship, Checkout.start or a @job, got {type(step).__name__}")
 
 
 def describe(error: BaseException) -> str:
@@ -298,6 +298,8 @@ def _signal_names(signals: Signal[Any] | Iterable[Signal[Any]]) -> tuple[str, ..
 
 
 def _scope(scope: Iterable[Scope]) -> tuple[Scope, ...]:
+    if not isinstance(scope, Iterable):
+        raise InputError(f"unique_scope takes a list of statuses, got {type(scope).__name__}")
     several = tuple(dict.fromkeys(scope))
     known = (*LIVE, "done", "failed", "cancelled")
     for status in several:

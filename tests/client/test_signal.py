@@ -72,6 +72,27 @@ async def test_before_anybody_waits(engine: Opening) -> None:
             assert await e.end(handle) == Finished(handle.id, 3)
 
 
+class Door(Machine):
+    """Waits for `go`, and that is all."""
+
+    @step
+    async def shut(self, _: None, ctx: Context) -> Outcome[str]:
+        return Await(go, then=self.open, state=None)
+
+    @step
+    async def open(self, _: None, ctx: Context) -> Outcome[str]:
+        return Done("open")
+
+
+async def test_before_the_first_step(engine: Opening) -> None:
+    """A signal delivered before the first step ran wakes the await of that step: it must not sleep for ever."""
+    async with engine() as e:
+        handle = await e.app.insert(Door.shut, None)
+        assert await e.app.signal(handle, go)
+        async with e.worker(Door()):
+            assert await handle.wait(seconds(3)) == Finished(handle.id, "open")
+
+
 async def test_another_name_does_not_wake(engine: Opening) -> None:
     """A signal that is not awaited lies in the inbox and wakes nobody."""
     async with engine() as e, e.worker(Till()):

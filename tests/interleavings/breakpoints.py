@@ -68,7 +68,9 @@ def instrumented(schema: Schema, *without: Cure, in_scans: bool = False) -> str:
     for cure in without:
         text = _mutated(text, schema, cure)
     uncut = () if in_scans else _PREDICATES
-    return schema.render(_BREAKPOINT) + _FUNCTION.sub(lambda f: f[0] if _name(f, schema) in uncut else _cut_open(f, schema), text)
+    return schema.render(_BREAKPOINT) + _FUNCTION.sub(
+        lambda f: f[0] if _name(f, schema) in uncut else _cut_open(f, schema), text
+    )
 
 
 def _mutated(text: str, schema: Schema, cure: Cure) -> str:

@@ -128,7 +128,9 @@ async def test_release_claim(exploring: Exploring, calls: Calls) -> None:
     def in_order(end: End) -> None:
         assert taken(end.right) in ([], [1])
 
-    given = executing(1, partition_key="k", eligible_at=seconds(-2)) + instance(2, partition_key="k", eligible_at=seconds(-1))
+    given = executing(1, partition_key="k", eligible_at=seconds(-2)) + instance(
+        2, partition_key="k", eligible_at=seconds(-1)
+    )
     async with exploring() as explorer:
         report = await explorer.explore(
             given, [calls.release([(1, 1, None, None)])], [picks(calls, "b", 2)], in_order, begin=True

@@ -23,9 +23,7 @@ async def test_gc_signal(exploring: Exploring, calls: Calls) -> None:
         assert len(end.rows) == 1 - end.left[0]
 
     async with exploring() as explorer:
-        report = await explorer.explore(
-            ended(1), [calls.gc(60, 60, 60, 10)], [calls.signal([GO])], gone, begin=True
-        )
+        report = await explorer.explore(ended(1), [calls.gc(60, 60, 60, 10)], [calls.signal([GO])], gone, begin=True)
     assert report.faults == []
 
 
@@ -37,9 +35,7 @@ async def test_gc_gc(exploring: Exploring, calls: Calls) -> None:
 
     given = ended(1) + ended(2)
     async with exploring() as explorer:
-        report = await explorer.explore(
-            given, [calls.gc(60, 60, 60, 10)], [calls.gc(60, 60, 60, 10)], once, begin=True
-        )
+        report = await explorer.explore(given, [calls.gc(60, 60, 60, 10)], [calls.gc(60, 60, 60, 10)], once, begin=True)
     assert report.faults == []
 
 
@@ -55,9 +51,7 @@ async def test_gc_end_of_parent(exploring: Exploring, calls: Calls) -> None:
 
     done = Commit(1, 1, 0, "done", value="1")
     async with exploring() as explorer:
-        report = await explorer.explore(
-            FAMILY, [calls.gc(60, 60, 60, 10)], [calls.flush([done])], spared, begin=True
-        )
+        report = await explorer.explore(FAMILY, [calls.gc(60, 60, 60, 10)], [calls.flush([done])], spared, begin=True)
     assert report.faults == []
 
 

@@ -21,9 +21,7 @@ def done(id: int, of: int | None) -> Commit:  # noqa: A002
 
 
 FAMILY = parent(1, pending=2) + child(2, 1) + child(3, 1)
-TWO_FAMILIES = (
-    parent(1, pending=2) + parent(2, pending=2) + child(3, 1) + child(4, 2) + child(5, 1) + child(6, 2)
-)
+TWO_FAMILIES = parent(1, pending=2) + parent(2, pending=2) + child(3, 1) + child(4, 2) + child(5, 1) + child(6, 2)
 
 
 def joined(end: End) -> None:

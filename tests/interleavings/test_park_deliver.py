@@ -76,9 +76,7 @@ async def test_claim_deliver(exploring: Exploring, calls: Calls) -> None:
         claims = end.left[0].claims
         assert end.rows[1]["status"] == ("executing" if claims else "runnable")
 
-    given = parked(1) + (
-        "update @schema.gen_durable set await_deadline = now() - interval '1 second' where id = 1;"
-    )
+    given = parked(1) + ("update @schema.gen_durable set await_deadline = now() - interval '1 second' where id = 1;")
     picks = [calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
     async with exploring() as explorer:
         report = await explorer.explore(given, picks, [calls.signal([GO])], there)

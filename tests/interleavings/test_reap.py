@@ -72,7 +72,7 @@ async def test_reap_deliver_to_the_family(exploring: Exploring, calls: Calls) ->
 @pytest.mark.dirty
 async def test_a_reaper_that_waits_for_a_parent_deadlocks(exploring: Exploring, calls: Calls) -> None:
     """The reaper has the child when it comes to the parent, a flush has the parent when it comes to the child."""
-    skip = "order by p.id\n      for no key update skip locked"
+    skip = "where p.id = any (parents) order by p.id for no key update skip locked"
     async with exploring(Cure("reap", skip, skip.removesuffix(" skip locked"))) as explorer:
         report = await explorer.explore(
             FAMILY, [calls.reap(10, 1)], [calls.flush([LAST_CHILD])], family_goes_on, first_fault=True
@@ -147,7 +147,11 @@ async def test_release_flush(exploring: Exploring, calls: Calls) -> None:
     "cure",
     [
         pytest.param(
-            Cure("flush", "where g.id = o.id and g.claims = o.claim and g.seq = o.seq\n", "where g.id = o.id and g.seq = o.seq\n"),
+            Cure(
+                "flush",
+                "where g.id = o.id and g.claims = o.claim and g.seq = o.seq\n",
+                "where g.id = o.id and g.seq = o.seq\n",
+            ),
             id="flush-without-fence",
         ),
         pytest.param(Cure("reap", "claims = g.claims + 1,"), id="reap-without-bump"),

@@ -79,7 +79,11 @@ async def test_insert_insert_raise(exploring: Exploring, calls: Calls) -> None:
 
     async with exploring(also=ROW_BREAKPOINTS) as explorer:
         report = await explorer.explore(
-            "", [insert(calls, "ab", "raise")], [insert(calls, "ba", "raise")], one_made_all, errors=frozenset({"GD001"})
+            "",
+            [insert(calls, "ab", "raise")],
+            [insert(calls, "ba", "raise")],
+            one_made_all,
+            errors=frozenset({"GD001"}),
         )
     assert report.faults == []
 
@@ -141,6 +145,9 @@ async def test_spawn_insert(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
+HOLDERS = executing(1, unique_key=b"a", unique_scope=LIVE) + executing(2, unique_key=b"b", unique_scope=LIVE)
+
+
 async def test_spawn_spawn_of_each_other(exploring: Exploring, calls: Calls) -> None:
     """Two holders of keys start children under each other's key: neither is made, nobody deadlocks, both go on."""
 
@@ -148,12 +155,23 @@ async def test_spawn_spawn_of_each_other(exploring: Exploring, calls: Calls) -> 
         assert {row["status"] for row in end.rows.values()} == {"runnable"}
         assert len(end.rows) == 2
 
-    given = executing(1, unique_key=b"a", unique_scope=LIVE) + executing(2, unique_key=b"b", unique_scope=LIVE)
-    async with exploring(also=ROW_BREAKPOINTS) as explorer:
+    async with exploring() as explorer:
         report = await explorer.explore(
-            given, [calls.flush([spawn(1, "b")])], [calls.flush([spawn(2, "a")])], both_go_on
+            HOLDERS, [calls.flush([spawn(1, "b")])], [calls.flush([spawn(2, "a")])], both_go_on
         )
     assert report.faults == []
+
+
+@pytest.mark.dirty
+async def test_parents_changed_before_their_children_go_in_deadlock(exploring: Exploring, calls: Calls) -> None:
+    """An insert waits for a change of the row that holds its key: a parent that was changed first closes the circle."""
+    start = "made := @schema.spawn(ids, claims, seqs, kinds, extras);"
+    change = "update @schema.gen_durable g set updated_at = now() where g.id = any (ids);"
+    async with exploring(Cure("flush", start, change + start)) as explorer:
+        report = await explorer.explore(
+            HOLDERS, [calls.flush([spawn(1, "b")])], [calls.flush([spawn(2, "a")])], lambda _: None, first_fault=True
+        )
+    assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
 async def test_spawn_insert_of_the_parents_key(exploring: Exploring, calls: Calls) -> None:
@@ -165,16 +183,16 @@ async def test_spawn_insert_of_the_parents_key(exploring: Exploring, calls: Call
 
     given = executing(1, unique_key=b"b", unique_scope=LIVE)
     async with exploring(also=ROW_BREAKPOINTS) as explorer:
-        report = await explorer.explore(
-            given, [calls.flush([spawn(1, "a")])], [insert(calls, "ab", "existing")], told
-        )
+        report = await explorer.explore(given, [calls.flush([spawn(1, "a")])], [insert(calls, "ab", "existing")], told)
     assert report.faults == []
 
 
 @pytest.mark.dirty
 async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: Calls) -> None:
     """Batches that take their keys as they come wait for each other in a circle."""
-    async with exploring(Cure("insert", "order by o.unique_key, o.n", "order by o.n"), also=ROW_BREAKPOINTS) as explorer:
+    async with exploring(
+        Cure("insert", "order by o.unique_key, o.n", "order by o.n"), also=ROW_BREAKPOINTS
+    ) as explorer:
         report = await explorer.explore(
             "", [insert(calls, "ab", "existing")], [insert(calls, "ba", "existing")], all_told, first_fault=True
         )

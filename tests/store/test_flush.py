@@ -106,7 +106,8 @@ def test_outcome_sets_its_columns(store: Store, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "woken"), [("hold", set()), ("next", {"default"}), ("replay", {"default"}), ("done", set()), ("stop", set())]
+    ("kind", "woken"),
+    [("hold", set()), ("next", {"default"}), ("replay", {"default"}), ("done", set()), ("stop", set())],
 )
 def test_flush_tells_which_queues_have_work(store: Store, kind: str, woken: set[str]) -> None:
     """Only an outcome that makes a row runnable now names its queue."""

@@ -122,7 +122,12 @@ def test_a_live_holder_keeps_the_key(store: Store, status: str) -> None:
         case "awaiting_signal":
             store.flush(park(made.id, "go"))
         case "awaiting_children":
-            store.flush(fan_out(made.id, {"fsm": "m", "version": 1, "step": "s", "queue": "q", "priority": 0, "state": {}, "delay": 0}))
+            store.flush(
+                fan_out(
+                    made.id,
+                    {"fsm": "m", "version": 1, "step": "s", "queue": "q", "priority": 0, "state": {}, "delay": 0},
+                )
+            )
     assert store.row(made.id)["status"] == status
     assert store.insert(keyed("a"), on_conflict="existing") == [Inserted(made.id, new=False)]
 

@@ -73,7 +73,20 @@ async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "Upper", "with space", 'x"; drop schema public; --', "x" * 49, "pg_temp", "1st", "schön", "a.b", "a-b", None, 7],
+    [
+        "",
+        "Upper",
+        "with space",
+        'x"; drop schema public; --',
+        "x" * 49,
+        "pg_temp",
+        "1st",
+        "schön",
+        "a.b",
+        "a-b",
+        None,
+        7,
+    ],
 )
 def test_bad_schema_names_are_refused(name: object) -> None:
     """A name that would need care in SQL is refused before it gets there."""
@@ -135,7 +148,10 @@ async def test_a_hostile_search_path_does_not_matter(dsn: str, schema: str) -> N
     try:
         await connection.execute(HOSTILE.format(trap=trap))
         await connection.execute(f'set search_path = "{trap}", pg_catalog, public')
-        for call in (calls.insert([Start(M.s, {}, partition_key="k")], "raise"), calls.pick("w", {"default": 1}, KNOWN, 60)):
+        for call in (
+            calls.insert([Start(M.s, {}, partition_key="k")], "raise"),
+            calls.pick("w", {"default": 1}, KNOWN, 60),
+        ):
             answer = call.read(await connection.fetch(call.text, *call.args))
         assert [claim.machine for claim in answer.claims] == ["m"]  # type: ignore[union-attr]
         beat = calls.heartbeat([(answer.claims[0].id, 1)], 60)  # type: ignore[union-attr]

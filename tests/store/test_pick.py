@@ -15,7 +15,9 @@ def ids(store: Store, demand: int = 10, **queues: int) -> list[int]:
 
 def test_a_claim(store: Store) -> None:
     """A claim carries the row, and the row carries the claim."""
-    store.given(instance(1, state='{"n": 1}', attempt=2, seq=3, claims=4, partition_key="p", unique_key=b"k", parent_id=9))
+    store.given(
+        instance(1, state='{"n": 1}', attempt=2, seq=3, claims=4, partition_key="p", unique_key=b"k", parent_id=9)
+    )
     (claim,) = store.pick(worker="me").claims
     assert (claim.id, claim.machine, claim.version, claim.step, claim.state) == (1, "m", 1, "s", '{"n": 1}')
     assert (claim.attempt, claim.claim, claim.seq, claim.queue, claim.priority) == (2, 5, 3, "default", 0)
@@ -155,8 +157,7 @@ def test_a_parked_row_does_not_hold_its_key(store: Store) -> None:
 def test_a_hot_key_does_not_hide_others(store: Store) -> None:
     """A deep backlog of one busy key in front: rows without a key and of other keys behind it are still found."""
     store.given(
-        executing(1, partition_key="hot")
-        + "insert into @schema.gen_durable (fsm, step, partition_key, eligible_at)"
+        executing(1, partition_key="hot") + "insert into @schema.gen_durable (fsm, step, partition_key, eligible_at)"
         " select 'm', 's', 'hot', now() - interval '1 hour' from generate_series(1, 500);"
         + instance(2)
         + instance(3, partition_key="cold")

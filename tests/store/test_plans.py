@@ -24,7 +24,7 @@ from gen_durable.store.calls import Call
 from gen_durable.store.rows import Commit
 from gen_durable.store.schema import Schema
 from tests.store.conftest import Store
-from tests.store.machine import KNOWN, M, send
+from tests.store.machine import KNOWN, M, child, fan_out, send
 
 BATCH = 100
 SEED = """
@@ -74,8 +74,10 @@ def big(dsn: str) -> Iterator[Store]:
 
     asyncio.run(prepare())
     store = Store(dsn, name)
-    store.given("set plan_cache_mode = force_generic_plan; select setval('@schema.gen_durable_id_seq', 1000000),"
-                " setval('@schema.signals_id_seq', 1000000)")
+    store.given(
+        "set plan_cache_mode = force_generic_plan; select setval('@schema.gen_durable_id_seq', 1000000),"
+        " setval('@schema.signals_id_seq', 1000000)"
+    )
     yield store
     store.given("drop schema @schema cascade")
     store.close()
@@ -109,13 +111,14 @@ WORKS = {
     "pick of nothing": Work(lambda s: s.calls.pick("w", {"empty": BATCH}, KNOWN, 60), frozenset({PICK}), 1),
     "hold": Work(commits("hold", value="{}"), frozenset({PKEY}), 3),
     "next": Work(commits("next"), frozenset({PKEY}), 3),
-    "await": Work(
-        commits("await", delay=None, extra='{"awaits": ["go"], "seen": []}'), frozenset({PKEY, INBOX}), 6
+    "await": Work(commits("await", delay=None, extra='{"awaits": ["go"], "seen": []}'), frozenset({PKEY, INBOX}), 6),
+    "children": Work(
+        lambda s: s.calls.flush([fan_out(i, child(f"c{i}"), child(f"p{i}")) for i in HELD]),
+        frozenset({PKEY, UNIQUE, "gen_durable_parent"}),
+        12,
     ),
     "done with a parent": Work(commits("done", parent=900_000), frozenset({PKEY}), 6),
-    "consuming": Work(
-        commits("next", extra='{"consumed": [1, 2]}'), frozenset({PKEY, "signals_pkey"}), 8
-    ),
+    "consuming": Work(commits("next", extra='{"consumed": [1, 2]}'), frozenset({PKEY, "signals_pkey"}), 8),
     "stale": Work(lambda s: s.calls.flush([Commit(i, 9, 0, "done") for i in HELD]), frozenset({PKEY}), 4),
     "signal by id": Work(
         lambda s: s.calls.signal([send(i, dedup="d") for i in parked_ids(s)]), frozenset({PKEY, DEDUP, UNIQUE}), 10
@@ -131,7 +134,9 @@ WORKS = {
     "reap of crash loops": Work(
         lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", PKEY, DEDUP, INBOX}), 12
     ),
-    "gc": Work(lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH), frozenset({"gen_durable_finished", PKEY, DEDUP}), 6),
+    "gc": Work(
+        lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH), frozenset({"gen_durable_finished", PKEY, DEDUP}), 6
+    ),
     "insert": Work(
         lambda s: s.calls.insert([Start(M.s, {}, unique_key=f"p{n}") for n in range(BATCH)], "existing"),
         frozenset({UNIQUE, PKEY}),

@@ -10,7 +10,9 @@ from tests.store.conftest import Store
 DAY = 86_400.0
 
 
-def gc(store: Store, done: float | None = 60, failed: float | None = 60, cancelled: float | None = 60, batch: int = 100) -> int:
+def gc(
+    store: Store, done: float | None = 60, failed: float | None = 60, cancelled: float | None = 60, batch: int = 100
+) -> int:
     return store.run(store.calls.gc(done, failed, cancelled, batch))
 
 

@@ -79,7 +79,9 @@ def test_dedup_holds_after_consumption(store: Store) -> None:
     store.given(executing(1))
     store.signal(send(1, dedup="d"))
     (sent,) = store.inbox()
-    store.flush(Commit(1, 1, 0, "await", delay=None, extra='{"awaits": ["go"], "seen": [], "consumed": [%d]}' % sent["id"]))
+    store.flush(
+        Commit(1, 1, 0, "await", delay=None, extra='{"awaits": ["go"], "seen": [], "consumed": [%d]}' % sent["id"])
+    )
     assert store.row(1)["status"] == "awaiting_signal"
     assert store.signal(send(1, dedup="d")) == [(1, "duplicate", None)]
     assert store.row(1)["status"] == "awaiting_signal"

@@ -94,7 +94,7 @@ async def test_what_cannot_run_cannot_crash(durable_harness: HarnessFactory) -> 
         with pytest.raises(AssertionError, match="no step can run now"):
             await harness.crash()
         handle = await harness.app.insert(Charge.charge, 1, delay=timedelta(hours=1))
-        with pytest.raises(AssertionError, match=r"should be able to run now, but it is due in 1:00:00 \(advance\(\)"):
+        with pytest.raises(AssertionError, match="should be able to run now, but it is due in 1:00:00"):
             await harness.crash(handle)
         with pytest.raises(InputError, match="'start' or 'end'"):
             await harness.crash(handle, at="middle")  # type: ignore[arg-type]
@@ -103,8 +103,15 @@ async def test_what_cannot_run_cannot_crash(durable_harness: HarnessFactory) -> 
 async def test_a_row_behind_its_partition_key_cannot_jump_the_queue(durable_harness: HarnessFactory) -> None:
     async with durable_harness(machines=[Charge()]) as harness:
         await harness.app.insert_many([Start(Charge.charge, n, partition_key="card") for n in (1, 2)])
-        with pytest.raises(AssertionError, match="instance 2 should be able to run now(.|\n)*partition key 'card'"):
+        with pytest.raises(AssertionError, match=r"instance 2 .* another instance with its partition key goes first"):
             await harness.crash(2)
+
+
+async def test_a_row_of_a_machine_that_the_harness_lacks_cannot_crash(durable_harness: HarnessFactory) -> None:
+    async with durable_harness() as harness:
+        handle = await harness.app.insert(Charge.charge, 1)
+        with pytest.raises(AssertionError, match="the harness was not given Charge version 1 with a step 'charge'"):
+            await harness.crash(handle)
 
 
 async def test_a_claim_whose_lease_is_over_is_taken_back_by_the_drain(durable_harness: HarnessFactory) -> None:

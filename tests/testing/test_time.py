@@ -136,7 +136,7 @@ async def test_firing_a_timeout_that_is_not_there_is_a_mistake_of_the_test(durab
     async with durable_harness(machines=[Question()]) as harness:
         handle = await harness.app.insert(Question.ask, 0)
         await harness.drain()
-        with pytest.raises(AssertionError, match="should wait with a deadline, but it waits .* without a deadline"):
+        with pytest.raises(AssertionError, match=r"should wait with a deadline, but it waits .* without a deadline"):
             await harness.fire_timeouts(handle)
 
 

@@ -135,6 +135,14 @@ def test_naive_moments_and_other_things_are_refused(moment: Any) -> None:
         check_moment(moment, "schedule_at")
 
 
+def test_a_moment_that_utc_has_no_year_for_is_refused() -> None:
+    """The driver would break on it in the middle of a batch."""
+    west, east = timezone(timedelta(hours=-12)), timezone(timedelta(hours=12))
+    for moment in (datetime.max.replace(tzinfo=west), datetime.min.replace(tzinfo=east)):
+        with pytest.raises(InputError, match="schedule_at is beyond the years 1 to 9999"):
+            check_moment(moment, "schedule_at")
+
+
 def test_error_text_is_made_storable() -> None:
     """NUL and lone surrogates are written out, and a long text is cut to the limit."""
     assert clean_error("a\0b") == "a\\0b"

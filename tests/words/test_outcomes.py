@@ -101,7 +101,7 @@ def test_a_called_step_is_recognised_and_closed() -> None:
         lambda called: Start(called, order),
     ):
         coroutine = shop.start(order, nothing)
-        with pytest.raises(InvalidOutcome, match=r"got a step that was called: pass the step itself"):
+        with pytest.raises(GenDurableError, match=r"got a step that was called: pass the step itself"):
             make(cast(Any, coroutine))
         with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
             coroutine.send(None)
@@ -124,6 +124,8 @@ def test_what_is_no_step_is_named(wrong: Any, words: str) -> None:
     """The message says what was passed in the step's place."""
     with pytest.raises(InvalidOutcome, match=f"^Next {words}"):
         Next(wrong, order)
+    with pytest.raises(InputError, match=f"^Start {words}"):
+        Start(wrong, order)
 
 
 def test_replay() -> None:
@@ -285,6 +287,7 @@ def test_the_scope_of_a_unique_key() -> None:
         (["done"], "unique_scope must hold 'runnable'"),
         ([], "unique_scope must hold 'runnable'"),
         ("runnable", "unique_scope names 'r'"),
+        (None, "unique_scope takes a list of statuses, got NoneType"),
     ],
 )
 def test_bad_scopes_are_refused(scope: Any, words: str) -> None:

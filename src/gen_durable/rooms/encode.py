@@ -105,7 +105,7 @@ def _next(
 ) -> None:
     commit.value = _state_for(outcome.step, spec, outcome.state)
     commit.step = outcome.step.name
-    commit.delay = outcome.delay
+    commit.delay = outcome.delay or None
     if outcome.queue is not None and outcome.queue != claim.queue:
         extra["queue"] = outcome.queue
     if outcome.priority is not None and outcome.priority != claim.priority:

@@ -90,12 +90,12 @@ class Calls:
                 [s.step.name for s in starts],
                 [s.step.state_codec.encode(s.state).decode() for s in starts],
                 [s.queue for s in starts],
-                [s.priority for s in starts],
-                [s.partition_key for s in starts],
-                [s.delay for s in starts],
-                [s.schedule_at for s in starts],
-                [s.unique_key for s in starts],
-                ["{" + ",".join(s.unique_scope) + "}" for s in starts],
+                _sparse([s.priority or None for s in starts]),
+                _sparse([s.partition_key for s in starts]),
+                _sparse([s.delay or None for s in starts]),
+                _sparse([s.schedule_at for s in starts]),
+                _sparse([s.unique_key for s in starts]),
+                _sparse(["{" + ",".join(s.unique_scope) + "}" if s.unique_scope else None for s in starts]),
                 on_conflict,
             ),
             lambda rows: [Inserted(row[1], row[2]) for row in rows],
@@ -113,12 +113,12 @@ class Calls:
                 [c.claim for c in commits],
                 [c.seq for c in commits],
                 [c.kind for c in commits],
-                [c.step for c in commits],
+                _sparse([c.step for c in commits]),
                 [c.value for c in commits],
-                [c.delay for c in commits],
-                [c.error for c in commits],
-                [c.parent for c in commits],
-                [c.extra for c in commits],
+                _sparse([c.delay for c in commits]),
+                _sparse([c.error for c in commits]),
+                _sparse([c.parent for c in commits]),
+                _sparse([c.extra for c in commits]),
             ),
             _read_flushed,
         )
@@ -173,6 +173,11 @@ class Calls:
 
     def notify(self, queues: Sequence[str]) -> Call[None]:
         return Call(self._notify, (self.schema.channel, list(queues)), lambda _rows: None)
+
+
+def _sparse(column: list[T | None]) -> list[T | None]:
+    """A column, or nothing for one that is all null: the driver looks at every element, and SQL fills up with nulls."""
+    return column if any(value is not None for value in column) else []
 
 
 def _read_picked(rows: Sequence[Row]) -> Picked:

@@ -62,7 +62,7 @@ class Commit:
     kind: str
     step: str | None = None
     value: str | None = None
-    delay: float | None = 0.0
+    delay: float | None = None
     error: str | None = None
     parent: int | None = None
     extra: str | None = None

@@ -143,9 +143,10 @@ class Assertions:
             raise AssertionError("\n".join(lines))
         return found[-1]
 
-    def _refute(self, found: Snapshot, claim: str) -> NoReturn:
+    def _refute(self, found: Snapshot, claim: str, advice: str | None = None) -> NoReturn:
         __tracebackhide__ = True
-        message = f"instance {found.id} {claim}, but it {found.doing}{_advice(found)}\n{found.details}"
+        tail = _advice(found) if advice is None else advice
+        message = f"instance {found.id} {claim}, but it {found.doing}{tail}\n{found.details}"
         raise AssertionError(message) from self._errors.get(found.id)
 
 

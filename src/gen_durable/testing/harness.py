@@ -25,7 +25,7 @@ from gen_durable.testing.assertions import Assertions, Target
 from gen_durable.testing.schema import check_throw_away
 from gen_durable.testing.snapshot import Snapshot
 from gen_durable.testing.stepper import Stepper
-from gen_durable.testing.tally import Execution, Runaway, Tally, listed
+from gen_durable.testing.tally import Execution, Runaway, Tally, listed, not_given
 
 DEFAULT_LIMIT = 1000
 
@@ -160,8 +160,18 @@ class Harness(Assertions):
         found = await self.look(target)
         claim = await stepper.claim_one(found.id, found.queue)
         if claim is None:
-            self._refute(found, "should be able to run now")
+            self._refute(found, "should be able to run now", self._hindrance(found))
         return claim
+
+    def _hindrance(self, found: Snapshot) -> str:
+        """Why an instance that is due cannot be claimed; nothing for one that is not due, which says so itself."""
+        if found.due_in is None or found.due_in > timedelta(0):
+            return ""
+        if self._registry.find(found.machine, found.version, found.step) is None:
+            return not_given(found)
+        if found.partition_key is not None:
+            return ", but another instance with its partition key goes first"
+        return ", but its row is locked by another transaction"
 
     async def _tally(self, ran: Iterable[Execution]) -> Tally:
         waiting = await self.waiting()

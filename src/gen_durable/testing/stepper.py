@@ -38,9 +38,7 @@ class Stepper:
 
     __slots__ = ("_app", "_errors", "_flush", "_link", "_registry", "_run", "_side_link", "_statements", "_threads")
 
-    def __init__(
-        self, app: Durable, registry: Registry, statements: Statements, errors: dict[int, Exception]
-    ) -> None:
+    def __init__(self, app: Durable, registry: Registry, statements: Statements, errors: dict[int, Exception]) -> None:
         self._app = app
         self._registry = registry
         self._statements = statements

@@ -122,11 +122,12 @@ class Runaway(GenDurableError):
 def listed(waiting: Iterable[Snapshot], strangers: frozenset[int]) -> list[str]:
     """A line for each waiting instance, as far as they fit a message."""
     several = list(waiting)
-    lines = [f"  {one}{_unknown(one) if one.id in strangers else ''}" for one in several[:LISTED]]
+    lines = [f"  {one}{not_given(one) if one.id in strangers else ''}" for one in several[:LISTED]]
     if len(several) > LISTED:
         lines.append(f"  and {len(several) - LISTED} more")
     return lines
 
 
-def _unknown(one: Snapshot) -> str:
+def not_given(one: Snapshot) -> str:
+    """The end of a sentence about an instance that the harness cannot run."""
     return f"; the harness was not given {one.machine} version {one.version} with a step {one.step!r}"

@@ -79,6 +79,7 @@ class Story:
         self._charges = 0
         self._expired = 0
         self._victim: Member | None = None
+        self._named = 0
         self._struck: asyncio.Queue[int] = asyncio.Queue()
         self.told = Told()
 
@@ -100,6 +101,7 @@ class Story:
             listening.cancel()
             await self._crew.dismiss()
         self._read_notes()
+        self._show()
         return self.told
 
     async def _open_shop(self, app: Durable) -> None:
@@ -152,12 +154,10 @@ class Story:
             self._crew.thaw(victim)
         await self._crew.kill(victim)
         self.told.held = set(held)
-        others = f", and {len(held) - 1} more steps" if len(held) > 1 else ""
-        self._tell(
-            f"{victim} (pid {victim.pid}) killed with SIGKILL while running {held[instance]} for "
-            f"{self._subjects[instance]}{others}",
-            Tone.BAD,
-        )
+        self._named = instance
+        step, subject = held[instance], self._subjects[instance]
+        others = f" (and {len(held) - 1} other steps)" if len(held) > 1 else ""
+        self._tell(f"{victim} killed with SIGKILL while running {step} for {subject}{others}", Tone.BAD)
         await asyncio.sleep(self._pace)
         await self._hire(instead_of=victim)
 
@@ -207,7 +207,8 @@ class Story:
         member.doing[note.id] = f"{note.step} {note.subject}"
         if note.id in self.told.held - self.told.again:
             self.told.again.add(note.id)
-            self._tell(f"{note.machine}.{note.step} for {note.subject} runs again, on {member}", Tone.GOOD)
+            if note.id == self._named:
+                self._tell(f"{note.step} for {note.subject} runs again, on {member}", Tone.GOOD)
         if member is self._victim and note.step == "charge":
             self._struck.put_nowait(note.id)
 

@@ -105,7 +105,9 @@ def _orders(placed: list[Placed], seconds: float, endings: list[Ending[Receipt]]
     if wrong:
         return [Check(ok=False, words=f"orders {wrong} did not end as they should")]
     return [
-        Check(bool(placed), f"all {len(placed)} orders reached their end, each with the right result ({seconds:.1f} s)"),
+        Check(
+            bool(placed), f"all {len(placed)} orders reached their end, each with the right result ({seconds:.1f} s)"
+        ),
         Check(shipped > 0, f"{shipped} were paid, packed and shipped; {len(placed) - shipped} were not paid in time"),
     ]
 
@@ -126,7 +128,10 @@ def _outcomes(told: Told, rows: list[_Row]) -> Check:
     doubled = [i for i, steps in due.items() if seqs.get(i, 0) > steps]
     if lost or doubled:
         return Check(ok=False, words=f"instances that lost an outcome: {lost}; that committed one twice: {doubled}")
-    return Check(ok=True, words="nothing was lost, and nothing was committed twice")
+    total = sum(due.values())
+    return Check(
+        ok=True, words=f"nothing was lost and nothing committed twice: {total} steps, {total} outcomes"
+    )
 
 
 def _items(placed: list[Placed], rows: list[_Row]) -> Check:
@@ -142,7 +147,7 @@ def _crash(told: Told) -> Check:
     again = told.held & told.again
     return Check(
         bool(told.held) and again == told.held,
-        f"a worker was killed in the middle of {len(told.held)} steps, and {len(again)} of them ran again elsewhere",
+        f"a worker was killed in the middle of {len(told.held)} steps; {len(again)} of them ran again on another",
     )
 
 

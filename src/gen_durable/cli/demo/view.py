@@ -18,8 +18,10 @@ from gen_durable.insight import Tally
 from gen_durable.instances import Status
 from gen_durable.machines import StepSpec
 
-BAR: Final = 40
-EVENTS: Final = 9
+LONGEST_BAR: Final = 40
+MOST_EVENTS: Final = 9
+BESIDE_BAR: Final = 60
+BESIDE_EVENTS: Final = 18
 _COLOURS: Final = {
     Status.RUNNABLE: "white",
     Status.EXECUTING: "bright_cyan",
@@ -53,12 +55,21 @@ class Picture:
 
     def __init__(self, live: Live) -> None:
         self._live = live
+        console = live.console
+        self._bar = max(10, min(LONGEST_BAR, console.width - BESIDE_BAR))
+        self._events = max(3, min(MOST_EVENTS, console.height - BESIDE_EVENTS))
 
     def event(self, event: Event) -> None:
         """Events are part of the scene."""
 
     def show(self, scene: Scene) -> None:
-        self._live.update(_picture(scene), refresh=True)
+        picture = Group(
+            _panel("instances", _instances(scene.tallies, self._bar)),
+            _panel("worker processes", _workers(scene)),
+            _panel("what happened", _events(scene, self._events)),
+            Text(f" {scene.at:4.1f} s   {scene.where}", "dim", no_wrap=True, overflow="ellipsis"),
+        )
+        self._live.update(picture, refresh=True)
 
 
 def _in_words(tallies: list[Tally]) -> str:
@@ -76,16 +87,11 @@ def _in_words(tallies: list[Tally]) -> str:
     )
 
 
-def _picture(scene: Scene) -> Group:
-    return Group(
-        Panel(_instances(scene.tallies), title="instances", title_align="left", border_style="dim"),
-        Panel(_workers(scene), title="worker processes", title_align="left", border_style="dim"),
-        Panel(_events(scene), title="what happened", title_align="left", border_style="dim"),
-        Text(f" {scene.at:4.1f} s   {scene.where}", "dim"),
-    )
+def _panel(title: str, content: Table | Group) -> Panel:
+    return Panel(content, title=title, title_align="left", border_style="dim")
 
 
-def _instances(tallies: list[Tally]) -> Table:
+def _instances(tallies: list[Tally], width: int) -> Table:
     table = Table.grid(padding=(0, 2))
     totals: dict[str, int] = {}
     for tally in tallies:
@@ -94,7 +100,9 @@ def _instances(tallies: list[Tally]) -> Table:
         machine = step.machine.name
         here = [tally for tally in tallies if (tally.machine, tally.step) == (machine, step.name)]
         table.add_row(
-            Text(machine, "bold") + Text(f".{step.name}", "default"), _bar(here, totals.get(machine, 1)), _counts(here)
+            Text(machine, "bold") + Text(f".{step.name}", "default"),
+            _bar(here, totals.get(machine, 1), width),
+            _counts(here),
         )
     return table
 
@@ -104,18 +112,20 @@ def _steps() -> list[StepSpec]:
     return [step for machine in machines for step in machine.steps.values()]
 
 
-def _bar(tallies: list[Tally], total: int) -> Text:
+def _bar(tallies: list[Tally], total: int, width: int) -> Text:
     bar = Text()
     for tally in sorted(tallies, key=lambda t: list(Status).index(t.status), reverse=True):
-        bar.append("█" * max(1, round(tally.count * BAR / max(total, 1))), _COLOURS[tally.status])
-    bar.truncate(BAR)
-    bar.append("·" * (BAR - len(bar)), "bright_black")
+        bar.append("█" * max(1, round(tally.count * width / total)), _COLOURS[tally.status])
+    bar.truncate(width)
+    bar.append("·" * (width - len(bar)), "bright_black")
     return bar
 
 
 def _counts(tallies: list[Tally]) -> Text:
     parts = [Text(f"{t.count} {t.status.value.replace('_', ' ')}", _COLOURS[t.status]) for t in tallies]
-    return Text(", ").join(parts)
+    counts = Text(", ").join(parts)
+    counts.no_wrap, counts.overflow = True, "ellipsis"
+    return counts
 
 
 def _workers(scene: Scene) -> Table:
@@ -134,20 +144,22 @@ def _workers(scene: Scene) -> Table:
     return table
 
 
-def _events(scene: Scene) -> Group:
-    last = scene.events[-EVENTS:]
-    lines = [Text(f"{e.at:5.1f} s  ", "dim") + Text(e.text, _TONES[e.tone]) for e in last]
-    return Group(*lines, *[Text("") for _ in range(EVENTS - len(last))])
+def _events(scene: Scene, most: int) -> Group:
+    lines: list[Text] = []
+    for event in scene.events[-most:]:
+        line = Text(f"{event.at:5.1f} s  ", "dim", no_wrap=True, overflow="ellipsis")
+        lines.append(line.append(event.text, _TONES[event.tone]))
+    return Group(*lines, *[Text("") for _ in range(most - len(lines))])
 
 
 def summary(verdict: Verdict, console: Console) -> None:
     """The verdict as plain text, the same for both views."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     table.add_column("what ran")
-    for column in ("instances", "steps committed", "steps executed", "of these in vain"):
+    for column in ("instances", "steps executed", "outcomes committed", "run again"):
         table.add_column(column, justify="right")
     for ran in verdict.ran:
-        table.add_row(ran.machine, str(ran.instances), str(ran.committed), str(ran.executed), str(ran.again))
+        table.add_row(ran.machine, str(ran.instances), str(ran.executed), str(ran.committed), str(ran.again))
     console.print()
     console.print(table)
     console.print()

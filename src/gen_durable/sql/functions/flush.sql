@@ -1,11 +1,11 @@
 -- flush: commit a batch of outcomes.
 --
--- In: one array per column, all of one length and in the order of ids. Per outcome:
+-- In: one array per column, in the order of ids; a column that is null for all may be shorter. Per outcome:
 --   id, claim, seq    the fence: the row as the worker was given it
 --   kind              hold (next step, same claim), next, replay, await, children, done, stop
 --   step              the step to go on with; null: the same
 --   value             the new state, or the result of done; null: the state stays
---   delay             seconds until runnable (next, replay); the timeout of await, null for none
+--   delay             seconds until runnable (next, replay; null: at once); the timeout of await, null for none
 --   error             last_error (stop, replay)
 --   parent            the instance to be told of an end; null for most
 --   extra             null for most: {queue, priority, partition_key, awaits, seen, consumed, children}
@@ -40,10 +40,18 @@ declare
   emptied bigint[];
   ended bigint[];
   queues text[];
+  made text[];
   more text[];
 begin
-  if exists (select from unnest(parents) as p (id) where p.id is not null) then
+  if 'children' = any (kinds) or exists (select from unnest(parents) as p (id) where p.id is not null) then
     perform from @schema.gen_durable g where g.id = any (ids || parents) order by g.id for no key update;
+  end if;
+
+  -- Children go in while the parents' rows are locked but not yet changed: an insert waits for a change of the row that
+  -- holds its key, not for a lock on it. Changed first, two parents that start each other's keys would deadlock
+  -- (tests/interleavings: spawn_spawn_of_each_other).
+  if 'children' = any (kinds) then
+    made := @schema.spawn(ids, claims, seqs, kinds, extras);
   end if;
 
   with o as (
@@ -66,7 +74,7 @@ begin
       attempt = case o.kind when 'replay' then g.attempt + 1 when 'done' then g.attempt when 'stop' then g.attempt else 0 end,
       seq = g.seq + 1,
       crashes = 0,
-      eligible_at = case when o.kind in ('next', 'replay') then now() + make_interval(secs => o.delay) else g.eligible_at end,
+      eligible_at = case when o.kind in ('next', 'replay') then now() + make_interval(secs => coalesce(o.delay, 0)) else g.eligible_at end,
       await_deadline = case when o.kind = 'await' then now() + make_interval(secs => o.delay) end,
       awaits = case o.kind
         when 'await' then array(select jsonb_array_elements_text(o.extra -> 'awaits'))
@@ -75,7 +83,10 @@ begin
       seen = case when o.kind = 'await' then array(select jsonb_array_elements_text(o.extra -> 'seen')::bigint) end,
       joined = g.joined and (o.kind = 'replay' or (o.kind = 'await' and o.step is null)),
       round = case when o.kind = 'children' then g.round + 1 else g.round end,
-      children_pending = case when o.kind = 'children' then 0 else g.children_pending end,
+      children_pending = case
+        when o.kind <> 'children' then g.children_pending
+        else (select count(*) from @schema.gen_durable c where c.parent_id = g.id and c.parent_round = g.round + 1)
+      end,
       queue = coalesce(o.extra ->> 'queue', g.queue),
       priority = coalesce((o.extra ->> 'priority')::smallint, g.priority),
       partition_key = case when o.extra ? 'partition_key' then o.extra ->> 'partition_key' else g.partition_key end,
@@ -96,7 +107,7 @@ begin
     array_agg(u.id) filter (where u.extra ? 'consumed'),
     array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.inbox),
     array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.parent_id is not null),
-    array_agg(distinct u.queue) filter (where u.kind in ('next', 'replay') and u.delay = 0)
+    array_agg(distinct u.queue) filter (where u.kind in ('next', 'replay') and coalesce(u.delay, 0) = 0)
   into written, parked, spawning, consuming, emptied, ended, queues
   from u;
 
@@ -133,8 +144,18 @@ begin
   end if;
 
   if spawning is not null then
-    more := @schema.spawn(spawning, ids, extras);
-    queues := coalesce(queues, '{}') || more;
+    -- Nothing to wait for: go straight on.
+    with u as (
+      update @schema.gen_durable g set
+        status = 'runnable',
+        eligible_at = now(),
+        joined = true,
+        unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end
+      where g.id = any (spawning) and g.children_pending = 0
+      returning g.queue
+    )
+    select array_agg(distinct u.queue) into more from u;
+    queues := coalesce(queues, '{}') || made || more;
   end if;
 
   if emptied is not null then

@@ -1,7 +1,7 @@
 -- insert: make instances.
 --
--- In: one array per column, all of one length. delays are seconds from now; a schedule_at wins over its delay; a
--- unique_scope is the text of an array of statuses.
+-- In: one array per column; one that is null for all may be shorter. delays are seconds from now (null: none); a
+-- schedule_at wins over its delay; a unique_scope is the text of an array of statuses; a priority of null is 0.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (id null), 'existing' (the holder's id).
 -- Out: one row per input row, in input order.
 -- Index: gen_durable_unique. Locks: rows go in by the order of their keys, so that two calls with the same keys wait
@@ -45,8 +45,8 @@ begin
       insert into @schema.gen_durable
         (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope)
       overriding system value
-      select o.id, o.fsm, o.version, o.step, o.state, o.queue, o.priority, o.partition_key,
-             coalesce(o.schedule_at, now() + make_interval(secs => o.delay)),
+      select o.id, o.fsm, o.version, o.step, o.state, o.queue, coalesce(o.priority, 0::smallint), o.partition_key,
+             coalesce(o.schedule_at, now() + make_interval(secs => coalesce(o.delay, 0))),
              o.unique_key, coalesce(o.unique_scope, '{}')::@schema.durable_status[]
       from unnest(ids, fsms, versions, steps, states, queues, priorities, partition_keys, delays, schedule_ats,
                   unique_keys, unique_scopes, holders)

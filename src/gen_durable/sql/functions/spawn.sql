@@ -1,10 +1,11 @@
--- spawn: the children of parents that this transaction has just parked.
+-- spawn: the children of parents that this transaction has locked and is about to park.
 --
--- In: the parents' ids, and the arrays of flush that hold their children (extra.children: an array of objects).
--- Out: the queues in which rows became runnable: the children's, and those of parents that had none to wait for.
--- A child whose unique key is taken is not made and not waited for. Rows go in by the order of their keys (insert.sql).
+-- In: the arrays of flush that hold the fence, the kind and the children (extra.children: an array of objects). Out: the
+-- queues in which children became runnable.
+-- The fence is asked here as in flush; the lock makes both answers the same. A child whose unique key is taken is not
+-- made and not waited for. Rows go in by the order of their keys (insert.sql).
 -- Index: gen_durable_unique, primary key.
-create or replace function @schema.spawn(spawning bigint[], ids bigint[], extras jsonb[])
+create or replace function @schema.spawn(ids bigint[], claims int[], seqs int[], kinds text[], extras jsonb[])
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -12,12 +13,11 @@ set enable_seqscan = off
 as $$
 declare
   woken text[];
-  idle text[];
 begin
   with source as (
-    select o.id as parent_id, p.round, c.*
-    from unnest(ids, extras) as o (id, extra)
-    join @schema.gen_durable p on p.id = o.id
+    select o.id as parent_id, p.round + 1 as round, c.*
+    from unnest(ids, spawn.claims, seqs, kinds, extras) as o (id, claim, seq, kind, extra)
+    join @schema.gen_durable p on p.id = o.id and p.claims = o.claim and p.seq = o.seq
     cross join lateral rows from (
       jsonb_to_recordset(o.extra -> 'children') as (
         fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
@@ -26,7 +26,7 @@ begin
     ) with ordinality as c (
       fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, n
     )
-    where o.id = any (spawning)
+    where o.kind = 'children'
   ),
   -- Ids in the order the parent listed them, whatever order the keys ask for.
   numbered as materialized (
@@ -44,26 +44,9 @@ begin
     from numbered s
     order by decode(s.unique_key, 'hex'), s.id
     on conflict (unique_guard) where unique_guard is not null do nothing
-    returning parent_id, queue
-  ),
-  counted as (
-    update @schema.gen_durable g set children_pending = m.n
-    from (select parent_id, count(*) as n from made group by parent_id) as m
-    where g.id = m.parent_id
+    returning queue
   )
   select array_agg(distinct made.queue) into woken from made;
-
-  -- Nothing to wait for: go straight on.
-  with u as (
-    update @schema.gen_durable g set
-      status = 'runnable',
-      eligible_at = now(),
-      joined = true,
-      unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end
-    where g.id = any (spawning) and g.children_pending = 0
-    returning g.queue
-  )
-  select array_agg(distinct u.queue) into idle from u;
-  return woken || idle;
+  return woken;
 end
 $$;
