@@ -10,13 +10,13 @@ import pytest
 
 from gen_durable import Context, Done, Duplicate, Durable, Finished, Machine, NotFound, Outcome, Signal, job, step
 from tests.client.conftest import Opening
-from tests.worker.support import NEVER, Engine, opened
+from tests.worker.support import NEVER, Engine, opened, soon
 
 go = Signal("go")
 
 OURS = """
-select count(pg_terminate_backend(pid)) from pg_stat_activity
-where application_name = 'gen_durable' and query like '%' || $1 || '%'
+select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity
+where usename = current_user and pid <> pg_backend_pid()
 """
 
 
@@ -35,12 +35,12 @@ class Greeter(Machine):
 
 
 async def kill_all(e: Engine) -> int:
-    return int(await e.rows.connection.fetchval(OURS, e.rows.schema))
+    return int(await e.rows.connection.fetchval(OURS))
 
 
-async def test_killed_between_calls(engine: Opening) -> None:
+async def test_killed_between_calls(private: Opening) -> None:
     """Backends that were terminated between two calls are replaced without anyone noticing."""
-    async with engine() as e:
+    async with private() as e:
         handle = await e.app.insert(double, 1)
         for _ in range(3):
             assert await kill_all(e) >= 1
@@ -52,48 +52,47 @@ async def test_killed_between_calls(engine: Opening) -> None:
         assert await e.rows.count() == 4
 
 
-async def test_killed_while_the_loop_was_busy(engine: Opening, dsn: str) -> None:
+async def test_killed_while_the_loop_was_busy(private: Opening, private_dsn: str) -> None:
     """Also when the loop had no chance to notice: a dead connection is found out before it is used."""
-    async with engine() as e:
+    async with private() as e:
         for n in range(5):
             await e.app.insert(double, n)
-            with psycopg.connect(dsn, autocommit=True) as blocking:
-                blocking.execute(OURS.replace("$1", "%s").replace("'%'", "'%%'"), [e.rows.schema])
+            with psycopg.connect(private_dsn, autocommit=True) as blocking:
+                blocking.execute(f"{OURS} and application_name = 'gen_durable'")
             await e.app.insert(double, n)
         assert await e.rows.count() == 10
 
 
-async def test_killed_while_waiting(engine: Opening) -> None:
+async def test_killed_while_waiting(private: Opening) -> None:
     """A wait outlives the connections it asks with."""
-    async with engine() as e, engine() as other:
+    async with private() as e:
         handle = await e.app.insert(double, 4)
         waiting = asyncio.ensure_future(handle.wait())
         for _ in range(3):
-            await kill_all(other)
+            await kill_all(e)
             await e.app.get(handle)
-        async with other.worker(double):
-            assert await e.end(handle) == Finished(handle.id, 8)
-            await waiting
+        async with e.worker(double):
+            assert await soon(waiting) == Finished(handle.id, 8)
 
 
-async def test_a_worker_survives_a_massacre(engine: Opening) -> None:
+async def test_a_worker_survives_a_massacre(private: Opening) -> None:
     """All backends of a worker killed again and again: every instance still ends, once."""
-    async with engine() as e, e.worker(double):
+    async with private() as e, e.worker(double):
         for n in range(5):
             handle = await e.app.insert(double, n, unique_key=f"k{n}", on_conflict="existing")
             await kill_all(e)
             assert await e.end(handle) == Finished(handle.id, n * 2)
 
 
-async def test_pool_size_bounds_the_connections(engine: Opening) -> None:
+async def test_pool_size_bounds_the_connections(private: Opening) -> None:
     """A hundred calls at once use no more than `pool_size` connections."""
-    async with engine(pool_size=3) as e:
+    async with private(pool_size=3) as e:
         most = 0
 
         async def count() -> None:
             nonlocal most
-            sql = "select count(*) from pg_stat_activity where application_name = 'gen_durable' and query like $1"
-            most = max(most, int(await e.rows.connection.fetchval(sql, f"%{e.rows.schema}%")))
+            sql = "select count(*) from pg_stat_activity where usename = current_user and pid <> pg_backend_pid()"
+            most = max(most, int(await e.rows.connection.fetchval(sql)))
 
         calls: list[Any] = [e.app.insert(double, n) for n in range(100)]
         await asyncio.gather(*calls, count())
@@ -102,12 +101,12 @@ async def test_pool_size_bounds_the_connections(engine: Opening) -> None:
         assert await e.rows.count() == 100
 
 
-async def test_few_connections_when_idle(engine: Opening) -> None:
-    """Calls one after the other share one connection."""
-    async with engine() as e:
+async def test_few_connections_when_idle(private: Opening) -> None:
+    """Calls one after the other share a connection, and the notification behind each may have a second."""
+    async with private() as e:
         for n in range(10):
             await e.app.insert(double, n)
-        assert await kill_all(e) == 1
+        assert await kill_all(e) <= 2
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -16,9 +17,11 @@ from gen_durable import (
     SchemaMissing,
     SchemaTooNew,
     Signal,
+    Start,
     job,
 )
 from tests.client.conftest import Opening
+from tests.worker.support import Engine, opened
 
 go = Signal("go")
 SECRET = "hunter2-canary"  # a password that must not show up anywhere
@@ -130,9 +133,17 @@ async def test_a_role_without_rights(dsn: str, schema: str) -> None:
 async def test_not_open_yet(dsn: str, schema: str) -> None:
     """Before opening every call says what to do."""
     app = Durable(dsn, schema=schema)
-    for call in (app.insert(double, 1), app.insert_many([]), app.get(1), app.signal(1, go), app.handle(1, double).wait()):
+    handle = app.handle(1, double)
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: app.insert(double, 1),
+        lambda: app.insert_many([Start(double, 1)]),
+        lambda: app.get(1),
+        lambda: app.signal(1, go),
+        handle.wait,
+    ]
+    for call in calls:
         with pytest.raises(ConfigError, match="not open"):
-            await call
+            await call()
 
 
 async def test_after_closing(engine: Opening) -> None:
@@ -142,20 +153,32 @@ async def test_after_closing(engine: Opening) -> None:
         with pytest.raises(ConfigError, match="open already"):
             await e.app.open()
     await e.app.close()
-    calls = (e.app.insert(double, 1), e.app.get(1), e.app.signal(1, go), handle.wait(), handle.get(), handle.signal(go))
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: e.app.insert(double, 1),
+        lambda: e.app.get(1),
+        lambda: handle.signal(go),
+        handle.wait,
+        handle.get,
+    ]
     for call in calls:
         with pytest.raises(ConfigError, match="not open"):
-            await call
+            await call()
     async with e.app as again:
         assert (await again.get(handle.id)).state == 1
 
 
-async def test_closing_leaves_no_connection(dsn: str, schema: str) -> None:
+async def test_closing_leaves_no_connection(private_dsn: str, schema: str) -> None:
     """When the client is closed the server has no session of it left."""
-    watcher = await asyncpg.connect(dsn)
-    mine = "select count(*) from pg_stat_activity where application_name = 'gen_durable' and query like $1"
-    async with Durable(dsn, schema=schema) as app:
-        await app.insert(double, 1)
-        assert await watcher.fetchval(mine, f"%{schema}%") == 1
-    assert await watcher.fetchval(mine, f"%{schema}%") == 0
-    await watcher.close()
+    async with opened(private_dsn, schema) as outer:
+        async with opened(private_dsn, schema) as e, e.worker(double):
+            await e.end(await e.app.insert(double, 1))
+            assert await sessions(outer) > 2
+        await outer.rows.when(lambda: none_but_the_watcher(outer))
+
+
+async def sessions(e: Engine) -> int:
+    return int(await e.rows.value("select count(*) from pg_stat_activity where usename = current_user"))
+
+
+async def none_but_the_watcher(e: Engine) -> bool:
+    return await sessions(e) == 1

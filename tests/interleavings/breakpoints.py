@@ -25,6 +25,7 @@ _PREDICATES = ("heads_partition",)  # called for each row of a scan: stopped in 
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}
 
 _BREAKPOINT = """
+drop trigger if exists breakpoint_row on @schema.gen_durable;
 create or replace function @schema.breakpoint(at text) returns void language plpgsql set lock_timeout = 0 as $$
 declare
   gate constant text := nullif(current_setting('explorer.gate', true), '');

@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeAlias
 
 import asyncpg
 import pytest
-
-from gen_durable.store.calls import Calls
-from gen_durable.store.schema import Schema
 from tests.interleavings.breakpoints import Cure, instrumented
 from tests.interleavings.explorer import Explorer
+
+from gen_durable.pg.link import Link, Target
+from gen_durable.pg.migrate import migrate
+from gen_durable.store.calls import Calls
+from gen_durable.store.schema import Schema
 
 Exploring: TypeAlias = Callable[..., AbstractAsyncContextManager[Explorer]]
 
 
+@pytest.fixture(scope="module")
+def ground(dsn: str) -> Iterator[str]:
+    """A schema for all explorations of a module: each puts its own functions and rows there."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+
+    async def run(sql: str | None) -> None:
+        link = Link(Target(dsn))
+        if sql is None:
+            await migrate(link, Schema(name))
+        else:
+            await link.script(Schema(name).render(sql))
+        await link.close()
+
+    asyncio.run(run(None))
+    yield name
+    asyncio.run(run("drop schema @schema cascade"))
+
+
 @pytest.fixture
-def exploring(dsn: str, schema: str) -> Exploring:
+def exploring(dsn: str, ground: str) -> Exploring:
     """Explorers of the functions as shipped, or without some of their cures; `also` is SQL to install besides."""
 
     @asynccontextmanager
     async def explorer(*without: Cure, also: str = "", in_scans: bool = False) -> AsyncIterator[Explorer]:
         connections = [await asyncpg.connect(dsn) for _ in range(3)]
         try:
-            made = Explorer(schema, connections)
+            made = Explorer(ground, connections)
             await made.install(instrumented(made.schema, *without, in_scans=in_scans) + also)
             yield made
         finally:
@@ -36,6 +58,6 @@ def exploring(dsn: str, schema: str) -> Exploring:
 
 
 @pytest.fixture
-def calls(schema: str) -> Calls:
+def calls(ground: str) -> Calls:
     """The engine's calls on this schema."""
-    return Calls(Schema(schema))
+    return Calls(Schema(ground))

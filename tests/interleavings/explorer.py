@@ -5,8 +5,8 @@ schedules there are, in what states they end, and the faults: a schedule that en
 deadlock above all), breaks a check of the doctor, or fails the test's own `check`.
 
 A step is one statement inside a function (see `breakpoints`), or a COMMIT; with `begin=True` also a BEGIN, which fixes
-`now()`. A session that runs into a lock of the other is not steppable until the other has let go; then it runs on to its
-next stop by itself, as it would in life. Schedules are found by depth-first search, each replayed from fresh rows.
+`now()`. A session that runs into a lock of the other is not steppable until the other has let go; then it runs on to
+its next stop by itself, as it would in life. Schedules are found by depth-first search, each replayed from fresh rows.
 
 A stopped session waits for an advisory lock (its pid, its next gate) that the leader holds. It says so by a NOTICE,
 which the server sends at once, so nothing here polls, except to see whether a silent session waits for a lock.

@@ -1,7 +1,7 @@
 """Rows to begin with, as SQL text: what a schedule starts from.
 
-In: an id and the columns that matter. Out: an insert statement with `@schema` in it. Ids below 100 are the test's own; rows
-that the engine makes get ids above.
+In: an id and the columns that matter. Out: an insert statement with `@schema` in it. Ids up to 100 are the test's own;
+rows that the engine makes get ids above.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Picked
 from tests.interleavings.breakpoints import Cure
 from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, instance, seconds
+
+from gen_durable.store.calls import Call, Calls
+from gen_durable.store.rows import Picked
 
 KNOWN = ["m/1/s"]
 PAIR = instance(1, partition_key="k", eligible_at=seconds(-2)) + instance(2, partition_key="k", eligible_at=seconds(-1))
@@ -94,7 +94,6 @@ CHECK_AGAIN = "and @schema.heads_partition(c.partition_key, c.priority, c.due_at
 TRY_LOCK = " filter (where pg_try_advisory_xact_lock(hashtextextended('@schema/' || k.key, 0)))"
 
 
-@pytest.mark.dirty
 @pytest.mark.parametrize(
     "cure",
     [
@@ -109,7 +108,6 @@ async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: 
     assert [fault.sqlstates for fault in report.faults] == [{"23505"}]
 
 
-@pytest.mark.dirty
 async def test_without_the_head_check_order_breaks(exploring: Exploring, calls: Calls) -> None:
     """Without the look at who comes before, a later row of the key runs first."""
     before = """and not exists (

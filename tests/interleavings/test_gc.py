@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
-from gen_durable.store.calls import Calls
-from gen_durable.store.rows import Commit, Delivery
 from tests.interleavings.breakpoints import Cure
 from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import ended, executing
+
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Commit, Delivery
 
 GO = Delivery(1, None, "go", None, None)
 
@@ -74,7 +73,6 @@ async def test_gc_claim_of_parent(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-@pytest.mark.dirty
 async def test_a_signal_without_its_lock_meets_the_collector(exploring: Exploring, calls: Calls) -> None:
     """Without the look at finished_at, a signal runs into the foreign key of a row that is being deleted."""
     cure = Cure("signal", "on g.id = o.id and g.finished_at is null and (", "on g.id = o.id and (")

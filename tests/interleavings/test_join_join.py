@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
-from gen_durable.store.calls import Calls
-from gen_durable.store.rows import Commit, Delivery
 from tests.interleavings.breakpoints import Cure
 from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, parent
+
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Commit, Delivery
 
 
 def child(id: int, of: int) -> str:  # noqa: A002  # the column's name
@@ -92,7 +91,6 @@ async def test_join_deliver_to_both(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-@pytest.mark.dirty
 async def test_without_the_lock_on_parents_a_join_deadlocks(exploring: Exploring, calls: Calls) -> None:
     """A flush that does not lock parents first takes child before parent, a delivery parent before child."""
     cure = Cure(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-
-from gen_durable.store.calls import Calls
-from gen_durable.store.rows import Commit, Delivery
 from tests.interleavings.breakpoints import Cure
 from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, parked, signal
+
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Commit, Delivery
 
 GO = Delivery(1, None, "go", "1", None)
 PARK = Commit(1, 1, 0, "await", step="woken", delay=None, extra='{"awaits": ["go"], "seen": []}')
@@ -86,7 +86,6 @@ async def test_claim_deliver(exploring: Exploring, calls: Calls) -> None:
 LOCK = "perform from @schema.gen_durable g where g.id = any (resolved) order by g.id for no key update;"
 
 
-@pytest.mark.dirty
 @pytest.mark.parametrize(
     "cure",
     [
@@ -107,7 +106,6 @@ async def test_without_its_cure_a_wakeup_is_lost(exploring: Exploring, calls: Ca
     assert ["lost_wakeup" in fault.problem for fault in report.faults] == [True]
 
 
-@pytest.mark.dirty
 async def test_without_seen_a_pack_spins(exploring: Exploring, calls: Calls) -> None:
     """Without the list of signals already shown, parking again wakes on the same signal at once."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-
-from gen_durable.store.calls import Calls
-from gen_durable.store.rows import Commit, Delivery
 from tests.interleavings.breakpoints import Cure
 from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, parent, seconds, signal
+
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Commit, Delivery
 
 EXPIRED = executing(1, lease_expires_at=seconds(-1))
 NEXT = Commit(1, 1, 0, "next", step="t", value='{"n": 1}', extra='{"consumed": [7]}')
@@ -69,7 +69,6 @@ async def test_reap_deliver_to_the_family(exploring: Exploring, calls: Calls) ->
     assert report.faults == []
 
 
-@pytest.mark.dirty
 async def test_a_reaper_that_waits_for_a_parent_deadlocks(exploring: Exploring, calls: Calls) -> None:
     """The reaper has the child when it comes to the parent, a flush has the parent when it comes to the child."""
     skip = "where p.id = any (parents) order by p.id for no key update skip locked"
@@ -127,7 +126,7 @@ async def test_heartbeat_flush(exploring: Exploring, calls: Calls) -> None:
 
 
 async def test_release_flush(exploring: Exploring, calls: Calls) -> None:
-    """A claim is given back as an outcome for it comes: either it is back and the outcome stale, or the outcome stands."""
+    """A claim is given back as its outcome comes: either it is back and the outcome is stale, or the outcome stands."""
 
     def either(end: End) -> None:
         row, given_back, stale = end.rows[1], end.left[0], set(end.right[0].stale)
@@ -142,7 +141,6 @@ async def test_release_flush(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-@pytest.mark.dirty
 @pytest.mark.parametrize(
     "cure",
     [
@@ -164,7 +162,6 @@ async def test_without_the_fence_a_stale_outcome_stands(exploring: Exploring, ca
     assert len(report.faults) == 1
 
 
-@pytest.mark.dirty
 async def test_release_without_bump_is_found(exploring: Exploring, calls: Calls) -> None:
     """Without the bump in release, the outcome of a claim given back is taken for good."""
 
@@ -178,7 +175,6 @@ async def test_release_without_bump_is_found(exploring: Exploring, calls: Calls)
     assert len(report.faults) == 1
 
 
-@pytest.mark.dirty
 async def test_a_beat_without_its_fence_is_found(exploring: Exploring, calls: Calls) -> None:
     """A beat that looks neither at the claim nor at the status gives a lease to a row that nobody holds."""
     cure = Cure(

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import asyncpg
 import pytest
-
-from gen_durable.outcomes import Start
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Commit, Inserted
 from tests.interleavings.breakpoints import ROW_BREAKPOINTS, Cure
 from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import LIVE, executing, instance
 from tests.store.machine import M
+
+from gen_durable.outcomes import Start
+from gen_durable.store.calls import Call, Calls
+from gen_durable.store.rows import Commit, Inserted
 
 
 def insert(calls: Calls, keys: Sequence[str], on_conflict: str) -> Call[list[Inserted]]:
@@ -162,7 +162,6 @@ async def test_spawn_spawn_of_each_other(exploring: Exploring, calls: Calls) -> 
     assert report.faults == []
 
 
-@pytest.mark.dirty
 async def test_parents_changed_before_their_children_go_in_deadlock(exploring: Exploring, calls: Calls) -> None:
     """An insert waits for a change of the row that holds its key: a parent that was changed first closes the circle."""
     start = "made := @schema.spawn(ids, claims, seqs, kinds, extras);"
@@ -187,7 +186,6 @@ async def test_spawn_insert_of_the_parents_key(exploring: Exploring, calls: Call
     assert report.faults == []
 
 
-@pytest.mark.dirty
 async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: Calls) -> None:
     """Batches that take their keys as they come wait for each other in a circle."""
     async with exploring(
@@ -199,7 +197,6 @@ async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: C
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-@pytest.mark.dirty
 async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: Calls) -> None:
     """The same for children."""
     cure = Cure("spawn", "order by decode(s.unique_key, 'hex'), s.id", "order by s.id")
@@ -210,7 +207,6 @@ async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: Ca
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-@pytest.mark.dirty
 async def test_insert_that_reads_before_it_waits_is_found(exploring: Exploring, calls: Calls) -> None:
     """Without a second try, a caller whose holder has just ended gets neither the holder nor a new row."""
     given = executing(1, unique_key=b"a", unique_scope=LIVE)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import pytest
+from tests.store.machine import KNOWN
 
 from gen_durable.outcomes import Start
 from gen_durable.pg.link import Link, Target
 from gen_durable.store.calls import Call, Calls
 from gen_durable.store.rows import Commit, Delivery, Flushed, Inserted, Picked
 from gen_durable.store.schema import Schema
-from tests.store.machine import KNOWN
 
 T = TypeVar("T")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.interleavings.given import LIVE
+
 from gen_durable.context import Context
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Done, Outcome
 from gen_durable.store.rows import Commit, Delivery
-from tests.interleavings.given import LIVE
 
 KNOWN = ["m/1/s", "m/1/t"]
 

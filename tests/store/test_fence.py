@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
-from gen_durable.store.rows import Commit
 from tests.interleavings.given import executing, parent, signal
 from tests.store.conftest import Store
 from tests.store.machine import child, fan_out, park
+
+from gen_durable.store.rows import Commit
 
 CONSUMING = '{"consumed": [7]}'
 KINDS: dict[str, Callable[[], Commit]] = {

@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from gen_durable.store.rows import Commit
 from tests.interleavings.given import LIVE, executing, instance, parent, seconds, signal
 from tests.store.conftest import Store
 from tests.store.machine import child, fan_out, park
 
+from gen_durable.store.rows import Commit
+
 WORN = executing(
     1,
-    **{"claims": 5, "seq": 4, "attempt": 3, "crashes": 2, "awaits": ["go"], "joined": True, "round": 2},
-    **{"state": '{"n": 0}', "last_error": "old", "unique_key": b"k", "unique_scope": LIVE, "eligible_at": seconds(-9)},
+    claims=5,
+    seq=4,
+    attempt=3,
+    crashes=2,
+    awaits=["go"],
+    joined=True,
+    round=2,
+    state='{"n": 0}',
+    last_error="old",
+    unique_key=b"k",
+    unique_scope=LIVE,
+    eligible_at=seconds(-9),
 )
 FREE = {"locked_by": None, "lease_expires_at": None}
 LIVING = {"finished_at": None, "result": None, "unique_guard": b"k"}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
-
-from gen_durable.outcomes import Start
-from gen_durable.store.rows import Commit, Inserted
 from tests.interleavings.given import LIVE, executing, instance, parked
 from tests.store.conftest import Store
 from tests.store.machine import M, fan_out, park, send
+
+from gen_durable.outcomes import Start
+from gen_durable.store.rows import Commit, Inserted
 
 
 def keyed(key: str, **more: object) -> Start[object]:
@@ -33,7 +33,7 @@ def test_a_row_is_as_it_was_described(store: Store) -> None:
 
 def test_delay_and_schedule(store: Store) -> None:
     """A delay counts from the database's now; a moment is taken as it is."""
-    at = datetime(2100, 1, 1, tzinfo=timezone.utc)
+    at = datetime(2100, 1, 1, tzinfo=UTC)
     later, fixed = store.insert(Start(M.s, {}, delay=timedelta(minutes=1)), Start(M.s, {}, schedule_at=at))
     assert store.row(later.id or 0)["eligible_in"] == pytest.approx(60, abs=5)
     assert store.row(fixed.id or 0)["eligible_at"] == at

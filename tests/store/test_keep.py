@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from gen_durable.store.rows import Commit, Reclaimed
 from tests.interleavings.given import LIVE, ended, executing, instance, parent, seconds, signal
 from tests.store.conftest import Store
+
+from gen_durable.store.rows import Commit, Reclaimed
 
 LATE = {"lease_expires_at": seconds(-1)}
 
@@ -26,7 +26,7 @@ def test_a_beat_extends(store: Store) -> None:
     assert beat(store, (1, 1)) == []
     after = store.row(1)
     assert after["lease_in"] == pytest.approx(60, abs=5)
-    assert {c for c in after.keys() if after[c] != before[c] and not c.endswith("_in")} == {"lease_expires_at"}
+    assert {c for c in dict(after) if after[c] != before[c] and not c.endswith("_in")} == {"lease_expires_at"}
 
 
 def test_a_beat_never_shortens(store: Store) -> None:
@@ -57,7 +57,7 @@ def test_a_beat_keeps_a_late_claim(store: Store) -> None:
 
 
 def test_the_reaper_takes_back(store: Store) -> None:
-    """The row is runnable, in its old place, with the attempt burned, a crash counted, and every old claim fenced off."""
+    """The row is runnable in its old place, the attempt burned, a crash counted, and every old claim fenced off."""
     held = {"attempt": 2, "crashes": 1, "awaits": ["go"], "joined": True, "last_error": "e", "queue": "q"}
     store.given(executing(1, eligible_at=seconds(-90), **held, **LATE))
     before = store.row(1)
@@ -116,7 +116,8 @@ def test_a_dead_letter_joins_its_parent(store: Store) -> None:
     assert (store.row(1)["status"], store.row(1)["children_pending"]) == ("awaiting_children", 1)
     assert reap(store, max_crashes=1) == []
     store.sql(
-        "update @schema.gen_durable set status = 'executing', locked_by = 'w', lease_expires_at = now() - interval '1 s' where id = 3"
+        "update @schema.gen_durable set status = 'executing', locked_by = 'w',"
+        " lease_expires_at = now() - interval '1 second' where id = 3"
     )
     assert [(r.id, r.dead) for r in reap(store, max_crashes=1)] == [(3, True)]
     (claim,) = store.pick().claims

@@ -7,6 +7,7 @@ import sys
 
 import asyncpg
 import pytest
+from tests.store.machine import KNOWN, M
 
 from gen_durable.errors import ConfigError, SchemaMissing, SchemaTooNew
 from gen_durable.outcomes import Start
@@ -14,7 +15,6 @@ from gen_durable.pg.link import Link, Target
 from gen_durable.pg.migrate import check, installed_version, library_version, migrate, script
 from gen_durable.store.calls import Calls
 from gen_durable.store.schema import Schema
-from tests.store.machine import KNOWN, M
 
 PROGRAM = """
 import asyncio, sys

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from gen_durable.store.rows import Commit
 from tests.interleavings.given import ended, executing, instance, parent, parked, seconds, signal
 from tests.store.conftest import Store
+
+from gen_durable.store.rows import Commit
 
 
 def ids(store: Store, demand: int = 10, **queues: int) -> list[int]:
@@ -106,7 +106,7 @@ def test_a_name_is_matched_as_a_whole(store: Store) -> None:
 
 
 def test_mail_and_children_come_along(store: Store) -> None:
-    """A claim brings the inbox, oldest first and without tombstones; children only to a parent that was woken by them."""
+    """A claim brings the inbox, oldest first, without tombstones; children only to a parent that they have woken."""
     store.given(
         instance(1) + signal(8, 1, "b") + signal(7, 1, "a", payload='{"n": 1}') + signal(9, 1, "c", consumed=True)
         + instance(2, round=1, joined=True) + ended(3, parent_id=2, parent_round=1, result='"r"')

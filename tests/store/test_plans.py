@@ -1,7 +1,8 @@
 """The work of each call on a big table, with generic plans and statistics that are wrong.
 
-100,000 rows: ended, runnable, parked, far in the future and urgent. The planner was told of a small table in which every row
-is executing, and is not told better. A call must still read rows in proportion to its batch, by the index it names.
+100,000 rows: ended, runnable, parked, far in the future and urgent. The planner was told of a small table in which
+every row is executing, and is not told better. A call must still read rows in proportion to its batch, by the index it
+names.
 The counters work on every server; the plans themselves are looked at where auto_explain is to be had.
 """
 
@@ -16,6 +17,8 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.store.conftest import Store
+from tests.store.machine import KNOWN, M, child, fan_out, send
 
 from gen_durable.outcomes import Start
 from gen_durable.pg.link import Link, Target
@@ -23,15 +26,13 @@ from gen_durable.pg.migrate import migrate
 from gen_durable.store.calls import Call
 from gen_durable.store.rows import Commit
 from gen_durable.store.schema import Schema
-from tests.store.conftest import Store
-from tests.store.machine import KNOWN, M, child, fan_out, send
 
 BATCH = 100
 SEED = """
 alter table @schema.gen_durable set (autovacuum_enabled = false);
 alter table @schema.signals set (autovacuum_enabled = false);
 insert into @schema.gen_durable (fsm, step, status, claims, locked_by, lease_expires_at, unique_key, unique_scope)
-select 'm', 's', 'executing', 1, 'w', now(), convert_to(n::text, 'UTF8'), '{executing}' from generate_series(1, 50) as n;
+select 'm', 's', 'executing', 1, 'w', now(), convert_to(n::text, 'UTF8'), '{executing}' from generate_series(1, 50) n;
 analyze @schema.gen_durable, @schema.signals;
 delete from @schema.gen_durable;
 

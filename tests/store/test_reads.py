@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gen_durable.instances import Status
-from gen_durable.store.rows import Stranger, Watched
 from tests.interleavings.given import LIVE, ended, executing, instance, parked, seconds
 from tests.store.conftest import Store
+
+from gen_durable.instances import Status
+from gen_durable.store.rows import Stranger, Watched
 
 
 def test_get_by_id(store: Store) -> None:

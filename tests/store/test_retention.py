@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.interleavings.given import ended, executing, instance, parked, seconds
 from tests.store.conftest import Store
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from gen_durable.store.rows import Commit, Delivery
+import pytest
 from tests.interleavings.given import LIVE, ended, executing, instance, parent, parked
 from tests.store.conftest import Store
 from tests.store.machine import send
+
+from gen_durable.store.rows import Commit, Delivery
 
 
 def test_a_match_wakes(store: Store) -> None:
@@ -80,7 +82,7 @@ def test_dedup_holds_after_consumption(store: Store) -> None:
     store.signal(send(1, dedup="d"))
     (sent,) = store.inbox()
     store.flush(
-        Commit(1, 1, 0, "await", delay=None, extra='{"awaits": ["go"], "seen": [], "consumed": [%d]}' % sent["id"])
+        Commit(1, 1, 0, "await", delay=None, extra=json.dumps({"awaits": ["go"], "seen": [], "consumed": [sent["id"]]}))
     )
     assert store.row(1)["status"] == "awaiting_signal"
     assert store.signal(send(1, dedup="d")) == [(1, "duplicate", None)]

@@ -76,7 +76,8 @@ def encode_outcome(
             commit.step = outcome.then.name if outcome.then is not None and outcome.then is not spec else None
             commit.delay = outcome.timeout
             extra["awaits"] = outcome.names
-            extra["seen"] = [s.id for s in ctx.inbox if s.name in outcome.names]
+            # Only what it was handed as awaited: a signal that merely lay in the inbox has woken nobody yet, and must.
+            extra["seen"] = [s.id for s in ctx.awaited if s.name in outcome.names]
         case ScheduleChildren():
             consumed = tuple(s.id for s in ctx.awaited)
             commit.kind = "children"

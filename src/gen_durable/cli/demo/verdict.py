@@ -65,7 +65,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
     """What the database says about an instance."""
 
     id: int
@@ -84,8 +84,8 @@ async def judge(database: Database, told: Told) -> Verdict:
     broken = [finding.check for finding in findings if not finding.clean]
     checks = [
         *_orders(told.placed, told.seconds, endings),
-        _outcomes(told, rows),
-        _items(told.placed, rows),
+        outcomes(told, rows),
+        items(told.placed, rows),
         _crash(told),
         _job(told, rows),
         Check(told.paid_twice > 0, f"{told.paid_twice} payments were reported twice and counted once"),
@@ -100,7 +100,7 @@ async def judge(database: Database, told: Told) -> Verdict:
 
 def _orders(placed: list[Placed], seconds: float, endings: list[Ending[Receipt]]) -> list[Check]:
     """Every order has the very ending that its customer's behaviour asks for."""
-    wrong = [p.order.number for p, ending in zip(placed, endings, strict=True) if not _as_expected(p, ending)]
+    wrong = [p.order.number for p, ending in zip(placed, endings, strict=True) if not as_expected(p, ending)]
     shipped = sum(p.amount is not None for p in placed)
     if wrong:
         return [Check(ok=False, words=f"orders {wrong} did not end as they should")]
@@ -112,14 +112,14 @@ def _orders(placed: list[Placed], seconds: float, endings: list[Ending[Receipt]]
     ]
 
 
-def _as_expected(placed: Placed, ending: Ending[Receipt]) -> bool:
+def as_expected(placed: Placed, ending: Ending[Receipt]) -> bool:
     if placed.amount is None:
         return ending == Failed(placed.handle.id, "payment never came")
     parcel = tuple(f"wrapped {name}" for name in placed.order.items)
     return ending == Finished(placed.handle.id, Receipt(placed.order.number, placed.amount, parcel))
 
 
-def _outcomes(told: Told, rows: list[_Row]) -> Check:
+def outcomes(told: Told, rows: list[Row]) -> Check:
     """Each instance has as many committed outcomes as its path has steps, and was executed at least that often."""
     due = {p.handle.id: SHIPPED if p.amount is not None else NOT_PAID for p in told.placed}
     due |= {row.id: PACKED for row in rows if row.machine == "Pack"}
@@ -129,12 +129,10 @@ def _outcomes(told: Told, rows: list[_Row]) -> Check:
     if lost or doubled:
         return Check(ok=False, words=f"instances that lost an outcome: {lost}; that committed one twice: {doubled}")
     total = sum(due.values())
-    return Check(
-        ok=True, words=f"nothing was lost and nothing committed twice: {total} steps, {total} outcomes"
-    )
+    return Check(ok=True, words=f"nothing was lost and nothing committed twice: {total} steps, {total} outcomes")
 
 
-def _items(placed: list[Placed], rows: list[_Row]) -> Check:
+def items(placed: list[Placed], rows: list[Row]) -> Check:
     """Each paid order started one child per item, no more, and all of them are done."""
     due = sorted(p.handle.id for p in placed if p.amount is not None for _ in p.order.items)
     packed = sorted(row.parent or 0 for row in rows if row.machine == "Pack" and row.status == "done")
@@ -151,14 +149,14 @@ def _crash(told: Told) -> Check:
     )
 
 
-def _job(told: Told, rows: list[_Row]) -> Check:
+def _job(told: Told, rows: list[Row]) -> Check:
     (row,) = (row for row in rows if row.machine == "stocktake")
     return Check(
         row.status == "done", f"the failing job was executed {told.executions[row.id]} times and is {row.status}"
     )
 
 
-def _ran(told: Told, rows: list[_Row]) -> tuple[Ran, ...]:
+def _ran(told: Told, rows: list[Row]) -> tuple[Ran, ...]:
     machines = dict.fromkeys(row.machine for row in rows)
     return tuple(
         Ran(
@@ -171,8 +169,8 @@ def _ran(told: Told, rows: list[_Row]) -> tuple[Ran, ...]:
     )
 
 
-def _read(rows: Sequence[Sequence[Any]]) -> list[_Row]:
-    return [_Row(*row) for row in rows]
+def _read(rows: Sequence[Sequence[Any]]) -> list[Row]:
+    return [Row(*row) for row in rows]
 
 
 _MOMENT: Final = timedelta(seconds=1)

@@ -1,0 +1,65 @@
+"""MODULE:NAME, and what is said about each way to get it wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+from gen_durable import Durable, Worker
+
+number = 3
+
+def wrong():
+    return number
+
+def nearly():
+    return Worker(Durable("postgresql://127.0.0.1:1/x"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def program(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(PROGRAM)
+    (tmp_path / "broken.py").write_text("import no_such_package\n")
+    (tmp_path / "ill.py").write_text("1 / 0\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shop", "'shop' must be MODULE:NAME, as in shop.main:worker"),
+        ("shop:", "must be MODULE:NAME"),
+        (":worker", "must be MODULE:NAME"),
+        ("shpo:worker", "there is no module 'shpo'"),
+        ("shop.main:worker", "there is no module 'shop.main'"),
+        ("shop:worker", "shop has no 'worker'"),
+        ("shop:numbr", "did you mean 'number'?"),
+        ("shop:number", "shop:number is a int: name a Worker, or a function that returns one"),
+        ("shop:Worker", "is the class Worker itself"),
+        ("shop:wrong", "the function returned a int, and must return a Worker"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(run: Any, target: str, words: str) -> None:
+    done = run("worker", target)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "words"), [("broken:worker", "no_such_package"), ("ill:worker", "ZeroDivisionError")]
+)
+def test_an_error_inside_of_the_module_is_shown_whole(run: Any, target: str, words: str) -> None:
+    done = run("worker", target)
+    assert done.returncode not in (0, 2)
+    assert "Traceback" in done.stderr
+    assert words in done.stderr
+
+
+def test_a_database_that_is_down_is_exit_code_1(run: Any) -> None:
+    done = run("worker", "shop:nearly")
+    assert done.returncode == 1
+    assert "not reachable" in done.stderr
