@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -54,6 +55,7 @@ class Running:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            process_group=0,  # as a shell does it
         )
         self.lines: list[str] = []
         self._news = threading.Condition()
@@ -77,8 +79,16 @@ class Running:
                     return found
                 assert self._news.wait(deadline - time.monotonic()), f"{pattern!r} not in {self.lines}"
 
+    async def heard(self, pattern: str, times: int = 1) -> list[re.Match[str]]:
+        """The same, while the event loop goes on: a client's notifications are sent by it."""
+        return await asyncio.to_thread(self.expect, pattern, times)
+
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    def press_ctrl_c(self) -> None:
+        """What a terminal does: SIGINT for the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self) -> int:
         """Wait for the end, and return the exit code."""

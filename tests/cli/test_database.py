@@ -8,8 +8,6 @@ import pytest
 
 from gen_durable.cli.database import shown
 
-UNREACHABLE = "postgresql://me:sesame@127.0.0.1:1/shop"
-
 
 @pytest.mark.parametrize(
     ("dsn", "words"),
@@ -24,9 +22,15 @@ def test_a_dsn_is_shown_without_user_and_password(dsn: str, words: str) -> None:
     assert shown(dsn) == words
 
 
-@pytest.mark.parametrize("command", ["migrate", "doctor"])
 @pytest.mark.parametrize(
-    "dsn", [UNREACHABLE, "postgresql://me:sesame/x@127.0.0.1/shop", "postgresql://me:sesame@no-such-host.invalid/shop"]
+    ("command", "dsn"),
+    [
+        ("migrate", "postgresql://me:sesame@127.0.0.1:1/shop"),
+        ("doctor", "postgresql://me:sesame@127.0.0.1:1/shop"),
+        ("demo", "postgresql://me:sesame@127.0.0.1:1/shop"),
+        ("migrate", "postgresql://me:sesame/x@127.0.0.1/shop"),
+        ("migrate", "postgresql://me:sesame@no-such-host.invalid/shop"),
+    ],
 )
 def test_an_unreachable_database_is_exit_code_2_in_one_line(run: Any, command: str, dsn: str) -> None:
     done = run(command, "--dsn", dsn)

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from gen_durable.cli.load import load
+from gen_durable.errors import ConfigError
+
 PROGRAM = """
 from gen_durable import Durable, Worker
 
@@ -34,9 +37,22 @@ def program(tmp_path: Path) -> None:
         ("shop:", "must be MODULE:NAME"),
         (":worker", "must be MODULE:NAME"),
         ("shpo:worker", "there is no module 'shpo'"),
-        ("shop.main:worker", "there is no module 'shop.main'"),
-        ("shop:worker", "shop has no 'worker'"),
-        ("shop:numbr", "did you mean 'number'?"),
+        ("json.main:worker", "there is no module 'json.main'"),
+        ("json:worker", "json has no 'worker'"),
+        ("json:dmps", "json has no 'dmps'; did you mean 'dumps'?"),
+        ("json:dumps.more", "json.dumps has no 'more'"),
+    ],
+)
+def test_each_part_of_the_text_can_be_wrong(target: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(target)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shpo:worker", "there is no module 'shpo'"),
         ("shop:number", "shop:number is a int: name a Worker, or a function that returns one"),
         ("shop:Worker", "is the class Worker itself"),
         ("shop:wrong", "the function returned a int, and must return a Worker"),

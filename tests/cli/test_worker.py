@@ -91,14 +91,14 @@ async def test_it_runs_jobs_and_drains_on_sigterm(work: Any, dsn: str, schema: s
         assert await handle.wait(LONG) == Finished(handle.id, "hello you")
         running.send(signal.SIGTERM)
         assert running.end() == 0
-    running.expect("stopping")
+    await running.heard("stopping")
 
 
 async def test_a_step_under_way_is_finished_before_it_leaves(work: Any, dsn: str, schema: str) -> None:
     running = work("shop:worker")
     async with Durable(dsn, schema=schema) as app:
         handle = await app.insert(slow, 1.0)
-        running.expect("BEGUN")
+        await running.heard("BEGUN")
         running.send(signal.SIGINT)
         assert running.end() == 0
         assert await handle.wait(timedelta(0.1)) == Finished(handle.id, "slept")
@@ -131,19 +131,19 @@ async def test_a_step_that_does_not_end_does_not_keep_the_process(work: Any, dsn
     running = work("shop:worker", "--drain-timeout", "0.2")
     async with Durable(dsn, schema=schema) as app:
         await app.insert(step, 3600.0)
-        running.expect("BEGUN")
+        await running.heard("BEGUN")
         running.send(signal.SIGTERM)
         assert running.end() == 0
-    running.expect("did not end within drain_timeout")
+    await running.heard("did not end within drain_timeout")
 
 
 async def test_a_second_signal_leaves_at_once(work: Any, dsn: str, schema: str) -> None:
     running = work("shop:worker", "--drain-timeout", "3600")
     async with Durable(dsn, schema=schema) as app:
         await app.insert(slow, 3600.0)
-        running.expect("BEGUN")
+        await running.heard("BEGUN")
         running.send(signal.SIGTERM)
-        running.expect("stopping")
+        await running.heard("stopping")
         running.send(signal.SIGTERM)
         assert running.end() == 1
-    running.expect("left without draining")
+    await running.heard("left without draining")

@@ -7,10 +7,10 @@ from typing import Any
 
 import psycopg
 import pytest
-
-from gen_durable import Context, Done, Duplicate, Durable, Finished, Machine, NotFound, Outcome, Signal, job, step
 from tests.client.conftest import Opening
 from tests.worker.support import NEVER, Engine, opened, soon
+
+from gen_durable import Context, Done, Duplicate, Durable, Finished, Machine, NotFound, Outcome, Signal, job, step
 
 go = Signal("go")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.client.conftest import Opening
 
 from gen_durable import Await, Context, Done, Machine, NotFound, Outcome, Signal, Status, Stop, step
-from tests.client.conftest import Opening
 
 go = Signal("go")
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.client.conftest import Opening
+from tests.worker.support import Engine, opened
 
 from gen_durable import (
     ConfigError,
@@ -20,8 +22,6 @@ from gen_durable import (
     Start,
     job,
 )
-from tests.client.conftest import Opening
-from tests.worker.support import Engine, opened
 
 go = Signal("go")
 SECRET = "hunter2-canary"  # a password that must not show up anywhere
@@ -81,9 +81,9 @@ async def test_a_wrong_password(dsn: str) -> None:
     wrong = dsn.replace("postgres:", "nobody_at_all:", 1) if "postgres:" in dsn else None
     if wrong is None:
         pytest.skip("the server takes logins without a password")
-    with pytest.raises(DatabaseUnavailable, match="InvalidPassword|InvalidAuthorization") as caught:
+    with pytest.raises(DatabaseUnavailable, match=r"InvalidPassword|InvalidAuthorization") as caught:
         await Durable(wrong).open()
-    assert dsn.split(":")[2].split("@")[0] not in str(caught.value)
+    assert dsn.split(":")[2].split("@", maxsplit=1)[0] not in str(caught.value)
 
 
 async def test_a_missing_schema(dsn: str, bare_schema: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-
-from gen_durable import Await, Context, Done, Finished, Machine, Next, NoTarget, Outcome, Signal, step
 from tests.client.conftest import Opening
 from tests.worker.support import Engine, seconds
+
+from gen_durable import Await, Context, Done, Finished, Machine, Next, NoTarget, Outcome, Signal, step
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
+from tests.worker.support import seconds
 
 from gen_durable import (
     Await,
@@ -37,7 +38,6 @@ from gen_durable import (
     Worker,
     step,
 )
-from tests.worker.support import seconds
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
-from gen_durable import Context, Finished, job
 from tests.client.conftest import Opening
 from tests.worker.support import NEVER, seconds
+
+from gen_durable import Context, Finished, job
 
 SLACK = 0.3
 """Seconds that a busy machine may add; without a timer it would be the poll interval, an hour."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from tests.client.conftest import Opening, Spawning
+from tests.worker.support import program_job, seconds, soon
 
 from gen_durable import (
     Cancel,
@@ -21,8 +23,6 @@ from gen_durable import (
     job,
 )
 from gen_durable.pg.link import Link
-from tests.client.conftest import Opening, Spawning
-from tests.worker.support import program_job, seconds, soon
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ async def test_a_result_that_does_not_fit(engine: Opening) -> None:
     """A stored result of another type is a `DecodeError` for the waiter, not a wrong value."""
     async with engine() as e, e.worker(liar):
         handle = await e.app.insert(liar, None)
-        with pytest.raises(DecodeError, match="the result of liar.run"):
+        with pytest.raises(DecodeError, match=r"the result of liar\.run"):
             await e.end(handle)
 
 

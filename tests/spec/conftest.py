@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-
 from tests.spec.doomed import Doomed
 from tests.spec.support import Engine, opened
 

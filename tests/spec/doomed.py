@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from gen_durable import Context, Durable, Machine, Next, Done, Outcome, Stop, Worker, step
+from gen_durable import Context, Done, Durable, Machine, Next, Outcome, Stop, Worker, step
 
 
 @dataclass(frozen=True)

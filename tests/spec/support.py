@@ -1,7 +1,7 @@
 """What the conformance tests share: machines whose steps the test writes, and an engine that can be watched.
 
-In: the bodies of steps, as plain functions. Out: what each step was given, the rows as they are, the events as they came.
-A test waits on those events (`Engine.until`), never on the clock.
+In: the bodies of steps, as plain functions. Out: what each step was given, the rows as they are, the events as they
+came. A test waits on those events (`Engine.until`), never on the clock.
 """
 
 from __future__ import annotations
@@ -205,7 +205,9 @@ class Engine:
         """The database's clock."""
         return await self.db.fetchval("select clock_timestamp()")
 
-    async def claim(self, count: int = 1, *, lease: float = 60.0, worker: str = "by hand", **queues: int) -> list[Claim]:
+    async def claim(
+        self, count: int = 1, *, lease: float = 60.0, worker: str = "by hand", **queues: int
+    ) -> list[Claim]:
         """Claim rows as a worker would, and do nothing with them. A lease of 0 has run out by the next statement."""
         picked = await self.app.pool.run(self.app.calls.pick(worker, queues or {"default": count}, KNOWN, lease))
         return picked.claims

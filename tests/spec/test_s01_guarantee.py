@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-
-from gen_durable import Await, Context, Done, Next, Outcome, ScheduleChildren, Start
-from gen_durable.telemetry import StepStopped
 from tests.spec.conftest import Dooming, Opening
 from tests.spec.doomed import Effects, Plan
 from tests.spec.support import BRIEF, Kid, Play, State, finished, go
+
+from gen_durable import Await, Context, Done, Next, Outcome, ScheduleChildren, Start
+from gen_durable.telemetry import StepStopped
 
 
 @pytest.mark.parametrize("run_ahead_steps", [0, 32], ids=["picked again", "run ahead"])
@@ -34,13 +34,12 @@ async def test_the_new_state_is_committed_before_the_next_step_runs(engine: Open
 
 async def test_the_result_is_committed_before_a_waiter_is_told(engine: Opening) -> None:
     """An end that `wait` reports can be read by everybody."""
-    async with engine() as e:
-        async with e.worker(Play(a=lambda p, s, c: Done(s["n"]))):
-            for n in range(20):
-                handle = await e.start({"n": n})
-                assert await finished(handle) == n
-                row = await e.row(handle)
-                assert (row["status"], row["result"]) == ("done", str(n))
+    async with engine() as e, e.worker(Play(a=lambda p, s, c: Done(s["n"]))):
+        for n in range(20):
+            handle = await e.start({"n": n})
+            assert await finished(handle) == n
+            row = await e.row(handle)
+            assert (row["status"], row["result"]) == ("done", str(n))
 
 
 async def test_children_run_only_after_their_parents_outcome_is_committed(engine: Opening) -> None:

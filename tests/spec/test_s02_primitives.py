@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from gen_durable import Await, Context, Done, InvalidOutcome, Machine, Next, Outcome, ScheduleChildren, Start, step
-from gen_durable.telemetry import StepStopped
 from tests.spec.conftest import Opening
 from tests.spec.support import Gate, Kid, Play, State, differing, failed, finished, go
+
+from gen_durable import Await, Context, Done, InvalidOutcome, Machine, Next, Outcome, ScheduleChildren, Start, step
+from gen_durable.telemetry import StepStopped
 
 
 class Threaded(Machine):
@@ -102,9 +103,7 @@ async def test_waking_a_parent_only_reads_its_children(engine: Opening) -> None:
             rows.extend(await e.children(ctx.id))
             return Done()
 
-        play = Play(
-            a=lambda p, s, c: ScheduleChildren([Start(Kid.k, {}) for _ in range(3)], then=p.b, state=s), b=look
-        )
+        play = Play(a=lambda p, s, c: ScheduleChildren([Start(Kid.k, {}) for _ in range(3)], then=p.b, state=s), b=look)
         async with e.worker(play, Kid(k=lambda k, s, c: Done(1))):
             handle = await e.start()
             await finished(handle)

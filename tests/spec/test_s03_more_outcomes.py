@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from tests.spec.conftest import Opening
+from tests.spec.support import HOUR, Kid, Play, State, failed, finished, go
 
 from gen_durable import (
     Await,
@@ -24,8 +26,6 @@ from gen_durable import (
     TooLarge,
 )
 from gen_durable.telemetry import StepStopped
-from tests.spec.conftest import Opening
-from tests.spec.support import HOUR, Kid, Play, State, failed, finished, go
 
 
 def broken(_play: Play, _state: State, _ctx: Context) -> Outcome[Any]:
@@ -91,45 +91,44 @@ UNSTORABLE: dict[str, tuple[object, type[Exception]]] = {
 }
 
 
-@pytest.mark.parametrize("what", UNSTORABLE)
-@pytest.mark.parametrize("how", ["Next", "Replay", "Await", "children's state", "child"])
-async def test_a_state_that_cannot_be_stored_is_the_steps_error(engine: Opening, what: str, how: str) -> None:
-    """What a step returns is looked at while its error handler can still answer; it never becomes a crash."""
-    value, error = UNSTORABLE[what]
-    bad: Any = value
-    ways: dict[str, Callable[[Play], Outcome[Any]]] = {
-        "Next": lambda p: Next(p.b, bad),
-        "Replay": lambda p: Replay(bad),
-        "Await": lambda p: Await(go, state=bad),
-        "children's state": lambda p: ScheduleChildren([], then=p.b, state=bad),
-        "child": lambda p: ScheduleChildren([Start(Kid.k, {}), Start(Kid.k, bad)], then=p.b, state={}),
+def storing(play: Play, how: str, value: Any) -> Outcome[Any]:
+    """An outcome with a value in one of the places that a value can be in."""
+    ways: dict[str, Callable[[], Outcome[Any]]] = {
+        "Next": lambda: Next(play.b, value),
+        "Replay": lambda: Replay(value),
+        "Await": lambda: Await(go, state=value),
+        "ScheduleChildren": lambda: ScheduleChildren([], then=play.b, state=value),
+        "child": lambda: ScheduleChildren([Start(Kid.k, {}), Start(Kid.k, value)], then=play.b, state={}),
     }
+    return ways[how]()
+
+
+PLACES = ["Next", "Replay", "Await", "ScheduleChildren", "child"]
+
+
+@pytest.mark.parametrize("how", PLACES)
+async def test_a_state_that_cannot_be_stored_is_the_steps_error(engine: Opening, how: str) -> None:
+    """What a step returns is looked at while its error handler can still answer; it never becomes a crash."""
     async with engine() as e:
-        play = Play(a=lambda p, s, c: ways[how](p), on_error=lambda p, s, c, error: Done("handled"))
+        play = Play(
+            a=lambda p, s, c: storing(p, how, UNSTORABLE[s["what"]][0]), on_error=lambda p, s, c, error: Done("handled")
+        )
         async with e.worker(play):
-            handle = await e.start({"n": 1})
-            assert await finished(handle) == "handled"
-        ((state, _, raised),) = play.script.errors
-        assert isinstance(raised, error), raised
-        assert state == {"n": 1}
-        assert await e.children(handle) == []
-        assert (await e.row(handle))["crashes"] == 0
+            for what, (_, expected) in UNSTORABLE.items():
+                handle = await e.start({"what": what})
+                assert await finished(handle) == "handled"
+                state, _, raised = play.script.errors[-1]
+                assert isinstance(raised, expected), (what, raised)
+                assert state == {"what": what}
+                assert await e.children(handle) == []
+                assert (await e.row(handle))["crashes"] == 0
 
 
-WRONG: dict[str, Callable[[Play], Outcome[Any]]] = {
-    "Next": lambda p: Next(p.b, cast(Any, "text")),
-    "Replay": lambda p: Replay("text"),
-    "Await": lambda p: Await(go, state="text"),
-    "ScheduleChildren": lambda p: ScheduleChildren([], then=p.b, state=cast(Any, "text")),
-    "child": lambda p: ScheduleChildren([Start(Kid.k, cast(Any, "text"))], then=p.b, state={}),
-}
-
-
-@pytest.mark.parametrize("how", WRONG)
+@pytest.mark.parametrize("how", PLACES)
 async def test_a_state_that_the_next_step_cannot_read_is_the_steps_error(engine: Opening, how: str) -> None:
     """A state that does not fit the step it is for is refused when it is returned, not found when nobody can help."""
     async with engine() as e:
-        play = Play(a=lambda p, s, c: WRONG[how](p), on_error=lambda p, s, c, error: Done("handled"))
+        play = Play(a=lambda p, s, c: storing(p, how, "text"), on_error=lambda p, s, c, error: Done("handled"))
         async with e.worker(play, Kid()):
             handle = await e.start()
             stopped = await e.until(StepStopped, id=handle.id)
@@ -140,9 +139,9 @@ async def test_a_state_that_the_next_step_cannot_read_is_the_steps_error(engine:
 @pytest.mark.parametrize("result", [object(), float("inf"), "\0"], ids=["an object", "infinity", "a NUL character"])
 async def test_a_result_that_cannot_be_stored_is_the_steps_error(engine: Opening, result: object) -> None:
     """The same holds for what `Done` carries."""
-    async with engine() as e:
-        async with e.worker(Play(a=lambda p, s, c: Done(result), on_error=lambda p, s, c, error: Done("handled"))):
-            assert await finished(await e.start()) == "handled"
+    play = Play(a=lambda p, s, c: Done(result), on_error=lambda p, s, c, error: Done("handled"))
+    async with engine() as e, e.worker(play):
+        assert await finished(await e.start()) == "handled"
 
 
 async def test_a_step_of_another_machine_is_the_steps_error(engine: Opening) -> None:

@@ -1,7 +1,7 @@
 """Section 3, the outcomes: each row of the table, and each of its columns: effect, attempt, eligible_at.
 
-Every test lets the step run twice where that is possible, the first time ending in a replay, so that the attempt counter
-stands at 1 when the outcome under test is committed. `updated_at` is the moment of that commit by the database's clock.
+Every test lets the step run twice where that is possible, the first time ending in a replay, so that the attempt
+counter stands at 1 when the outcome under test is committed. `updated_at` is the moment of that commit by the database's clock.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.spec.conftest import Opening
+from tests.spec.support import HOUR, Engine, Kid, Play, State, failed, finished, go, other
 
 from gen_durable import Await, Context, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
 from gen_durable.telemetry import StepStopped
-from tests.spec.conftest import Opening
-from tests.spec.support import HOUR, Engine, Kid, Play, State, failed, finished, go, other
 
 Maker = Callable[[Play], Outcome[Any]]
 
@@ -48,9 +48,7 @@ async def test_next_resets_the_attempt(engine: Opening) -> None:
     async with engine() as e:
         assert (await committed(e, lambda p: Next(p.b, {}, queue="aside"), "Next"))["attempt"] == 0
     async with engine() as e:
-        play = Play(
-            a=lambda p, s, c: Replay(s) if c.attempt < 2 else Next(p.b, s), b=lambda p, s, c: Done(c.attempt)
-        )
+        play = Play(a=lambda p, s, c: Replay(s) if c.attempt < 2 else Next(p.b, s), b=lambda p, s, c: Done(c.attempt))
         async with e.worker(play):
             assert await finished(await e.start()) == 0
 

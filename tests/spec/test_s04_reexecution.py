@@ -6,6 +6,10 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
+from tests.spec.conftest import Dooming, Opening
+from tests.spec.doomed import Effects, Plan
+from tests.spec.support import BRIEF, Gate, Play, State, failed, finished, go
+
 from gen_durable import (
     Await,
     Cancel,
@@ -21,9 +25,6 @@ from gen_durable import (
     step,
 )
 from gen_durable.telemetry import Reaped, StepStopped
-from tests.spec.conftest import Dooming, Opening
-from tests.spec.doomed import Effects, Plan
-from tests.spec.support import BRIEF, Gate, Play, State, failed, finished, go
 
 
 def broken(_play: Play, _state: State, _ctx: Context) -> Outcome[Any]:

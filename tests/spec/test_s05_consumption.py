@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.spec.conftest import Opening
+from tests.spec.support import HOUR, Engine, Gate, Handle, Kid, Play, State, finished, go, other
 
 from gen_durable import Await, Context, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
 from gen_durable.telemetry import StepStopped
-from tests.spec.conftest import Opening
-from tests.spec.support import HOUR, Engine, Gate, Handle, Kid, Play, State, finished, go, other
 
 ON: dict[str, Callable[[Play], Outcome[Any]]] = {
     "Next": lambda p: Next(p.c, {}, delay=HOUR),
@@ -94,7 +94,9 @@ async def test_another_await_consumes_nothing(engine: Opening) -> None:
 async def test_collecting_several_signals_does_not_spin(engine: Opening) -> None:
     """A step that awaits more of what it has seen sleeps until one comes that it has not seen."""
     async with engine() as e:
-        play = Play(a=lambda p, s, c: Done([g["n"] for g in c.all_of(go)]) if len(c.awaited) == 4 else Await(go, state=s))
+        play = Play(
+            a=lambda p, s, c: Done([g["n"] for g in c.all_of(go)]) if len(c.awaited) == 4 else Await(go, state=s)
+        )
         async with e.worker(play):
             handle = await e.start()
             for n in range(1, 5):
@@ -176,9 +178,7 @@ async def test_a_deadline_leaves_what_does_not_match(engine: Opening) -> None:
 async def test_a_signal_in_time_lifts_the_deadline(engine: Opening) -> None:
     """A woken row is due by its signal, and its deadline means nothing any more."""
     async with engine() as e:
-        play = Play(
-            a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=HOUR), b=lambda p, s, c: Done(c.first(go))
-        )
+        play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=HOUR), b=lambda p, s, c: Done(c.first(go)))
         async with e.worker(play):
             handle = await e.start()
             await e.until(StepStopped, id=handle.id, outcome="Await")

@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-
-from gen_durable import Await, Context, Done, Duplicate, NoTarget, Next, Outcome, Signal, Stop
-from gen_durable.telemetry import StepStopped
 from tests.spec.conftest import Opening
 from tests.spec.support import Engine, Gate, Handle, Play, State, finished, go, other
+
+from gen_durable import Await, Context, Done, Duplicate, Next, NoTarget, Outcome, Signal, Stop
+from gen_durable.telemetry import StepStopped
 
 third = Signal("third", dict)
 

@@ -8,18 +8,19 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.spec.conftest import Opening
+from tests.spec.support import BRIEF, HOUR, Engine, Gate, Play, State, finished, go, ids
 
 from gen_durable import Await, Context, Done, Next, Outcome, Replay, Start
 from gen_durable.telemetry import StepStopped
-from tests.spec.conftest import Opening
-from tests.spec.support import BRIEF, HOUR, Engine, Gate, Play, State, finished, go, ids
 
 
 async def keyed(e: Engine, *ages: float, key: str = "k", priority: int = 0) -> list[int]:
     """Instances of one key that have been due for so many seconds."""
     now = await e.now()
     starts = [
-        Start(Play.a, {}, partition_key=key, priority=priority, schedule_at=now - timedelta(seconds=age)) for age in ages
+        Start(Play.a, {}, partition_key=key, priority=priority, schedule_at=now - timedelta(seconds=age))
+        for age in ages
     ]
     return ids(await e.app.insert_many(starts))
 

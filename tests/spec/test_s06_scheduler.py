@@ -8,12 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.spec.conftest import Opening
+from tests.spec.support import BRIEF, HOUR, Engine, Gate, Kid, Play, State, finished, go, ids
 
 from gen_durable import Await, Context, Done, Next, Outcome, Replay, Start
 from gen_durable.store.rows import Commit
 from gen_durable.telemetry import Drained, Reaped, StaleOutcome, StepStopped, UnknownMachine
-from tests.spec.conftest import Opening
-from tests.spec.support import BRIEF, HOUR, Engine, Gate, Kid, Play, State, finished, go, ids
 
 NEVER = timedelta(seconds=60)
 
@@ -131,8 +131,7 @@ async def test_a_heartbeat_keeps_the_lease_of_a_long_step(engine: Opening) -> No
 
         async def body(_play: Play, _state: State, ctx: Context) -> Outcome[Any]:
             first = (await e.row(ctx.id))["lease_expires_at"]
-            while await e.now() < first + timedelta(milliseconds=200):
-                await asyncio.sleep(0.05)
+            await e.fetch("select pg_sleep_until($1)", first + timedelta(milliseconds=200))
             leases.extend([first, (await e.row(ctx.id))["lease_expires_at"]])
             return Done(ctx.attempt)
 

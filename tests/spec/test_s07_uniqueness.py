@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.spec.conftest import Opening
+from tests.spec.support import HOUR, Engine, Gate, Kid, Play, State, failed, finished, go, ids
 
 from gen_durable import Await, Context, Done, Duplicate, InputError, Outcome, Replay, ScheduleChildren, Start, Stop
 from gen_durable.telemetry import StepStopped
-from tests.spec.conftest import Opening
-from tests.spec.support import HOUR, Engine, Gate, Kid, Play, State, failed, finished, go, ids
 
 LIVE = {"runnable", "executing", "awaiting_signal", "awaiting_children"}
 
@@ -243,7 +243,10 @@ async def test_batches_with_the_same_keys_do_not_deadlock(engine: Opening) -> No
         for turn in range(5):
             starts = [Start(Play.a, {}, unique_key=f"{turn}:{n:03}") for n in range(100)]
             answers = await asyncio.gather(
-                *(e.app.insert_many(batch, on_conflict="existing") for batch in (starts, starts[::-1], starts, starts[::-1]))
+                *(
+                    e.app.insert_many(batch, on_conflict="existing")
+                    for batch in (starts, starts[::-1], starts, starts[::-1])
+                )
             )
             assert len({handle.id for handles in answers for handle in handles}) == 100
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import asyncpg
 import pytest
 from tests.interleavings.given import executing, parent, signal
 from tests.store.conftest import Store
-from tests.store.machine import child, fan_out, park
+from tests.store.machine import M, child, fan_out, park
 
+from gen_durable.outcomes import Start
 from gen_durable.store.rows import Commit
 
 CONSUMING = '{"consumed": [7]}'
@@ -112,3 +114,21 @@ def test_a_released_claim_is_stale(store: Store) -> None:
     assert store.run(store.calls.release([(1, 1, None, None)])) == [1]
     assert store.flush(Commit(1, 1, 0, "done")).stale == {1}
     assert store.row(1)["status"] == "runnable"
+
+
+def test_a_key_held_by_an_open_transaction_is_not_waited_for(store: Store, dsn: str) -> None:
+    """A child's key is being taken by somebody's open transaction: the flush gives up soon, and nothing has changed."""
+    store.given(executing(1) + executing(2))
+    before = snapshot(store)
+    other = Store(dsn, store.schema.name)
+    try:
+        other.given("begin")
+        other.insert(Start(M.s, {}, unique_key="taken"))
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            store.flush(Commit(1, 1, 0, "done"), fan_out(2, child("taken")))
+        # The rows themselves are free: asking for locks does not tell which outcome is at fault.
+        assert store.run(store.calls.unlocked([1, 2])) == {1, 2}
+        other.given("rollback")
+    finally:
+        other.close()
+    assert snapshot(store) == before

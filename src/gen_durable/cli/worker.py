@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from enum import StrEnum
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -85,15 +85,17 @@ def worker(
 def _run(make: Callable[[], Any], max_crashes: int | None, drain_timeout: float | None) -> None:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_work(make, max_crashes, drain_timeout))
-    except asyncio.CancelledError:
-        say("gen-durable: left without draining; what was under way runs again when its lease has run out")
-        _leave_now(1)
+            try:
+                runner.run(_work(make, max_crashes, drain_timeout))
+            except asyncio.CancelledError:
+                say("gen-durable: left without draining; what was under way runs again when its lease has run out")
+                _leave_now(1)
     except ConfigError:
         raise
     except GenDurableError as error:
         fail(str(error), 1)  # not the operator's words but the world: trying again may help
-    _leave_now(0)
+    if any(t is not threading.main_thread() and not t.daemon and t.is_alive() for t in threading.enumerate()):
+        _leave_now(0)
 
 
 async def _work(make: Callable[[], Any], max_crashes: int | None, drain_timeout: float | None) -> None:
@@ -145,15 +147,13 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _leave_now(code: int) -> None:
+def _leave_now(code: int) -> NoReturn:
     """End the process although a `def` step may still be running in its thread: the interpreter would wait for it."""
     logging.shutdown()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    if any(t is not threading.main_thread() and not t.daemon and t.is_alive() for t in threading.enumerate()):
-        os._exit(code)
-    raise typer.Exit(code)
+    os._exit(code)
 
 
 def _end_with_parent() -> None:

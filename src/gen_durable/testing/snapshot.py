@@ -150,5 +150,5 @@ def _until(due_in: timedelta | None) -> str:
 
 
 def _span(length: timedelta) -> str:
-    seconds = length.total_seconds()
-    return f"{seconds:.3g} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+    seconds = float(f"{length.total_seconds():.3g}")  # an hour less the blink of an eye is an hour to a reader
+    return f"{seconds:g} s" if seconds < 60 else str(timedelta(seconds=seconds))

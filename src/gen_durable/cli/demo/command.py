@@ -25,8 +25,8 @@ from gen_durable.cli.demo.verdict import Verdict, judge
 from gen_durable.cli.demo.view import Lines, Picture, summary
 from gen_durable.store.calls import Call
 
-SECONDS = 15.0
-_AT_PACE_1 = 12.0
+SECONDS = 12.0
+_AT_PACE_1 = 9.0
 """How long the story takes as it is written; other lengths stretch it."""
 
 
