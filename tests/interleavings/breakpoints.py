@@ -66,6 +66,7 @@ def instrumented(schema: Schema, *without: Cure, in_scans: bool = False) -> str:
     """All functions with breakpoints (`in_scans`: also between the rows of a scan), and without the given cures."""
     # A timeout measures life, not a session that is made to wait on purpose.
     text = re.sub(r"set lock_timeout = '\w+'", "set lock_timeout = '60s'", functions(schema))
+    assert len(_FUNCTION.findall(text)) == text.count("create or replace function"), "a function that cannot be read"
     for cure in without:
         text = _mutated(text, schema, cure)
     uncut = () if in_scans else _PREDICATES

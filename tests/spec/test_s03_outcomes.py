@@ -1,7 +1,7 @@
 """Section 3, the outcomes: each row of the table, and each of its columns: effect, attempt, eligible_at.
 
-Every test lets the step run twice where that is possible, the first time ending in a replay, so that the attempt
-counter stands at 1 when the outcome under test is committed. `updated_at` is the moment of that commit by the database's clock.
+The step under test ends its first execution in a replay, so that the attempt counter stands at 1 when the outcome under
+test is committed. `updated_at` is the moment of that commit by the database's clock.
 """
 
 from __future__ import annotations

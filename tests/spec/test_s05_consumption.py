@@ -95,7 +95,7 @@ async def test_collecting_several_signals_does_not_spin(engine: Opening) -> None
     """A step that awaits more of what it has seen sleeps until one comes that it has not seen."""
     async with engine() as e:
         play = Play(
-            a=lambda p, s, c: Done([g["n"] for g in c.all_of(go)]) if len(c.awaited) == 4 else Await(go, state=s)
+            a=lambda p, s, c: Await(go, state=s) if len(c.awaited) < 4 else Done([g["n"] for g in c.all_of(go)])
         )
         async with e.worker(play):
             handle = await e.start()

@@ -198,7 +198,7 @@ async def test_a_worker_that_lost_its_claim_stops_its_step(engine: Opening) -> N
                     raise
             return Done(ctx.attempt)
 
-        async with e.worker(Play(a=body), **BRIEF):
+        async with e.worker(Play(a=body), poll_interval=timedelta(milliseconds=50), **BRIEF):
             handle = await e.start()
             await gate.arrival()
             await e.fetch("update @.gen_durable set lease_expires_at = now() - interval '1 s' where id = $1", handle.id)

@@ -1,4 +1,4 @@
-"""Section 8, what the engine leaves to its users, and the one thing that it no longer does: collecting what has ended."""
+"""Section 8, what the engine leaves to its users; and one thing that it does not: it collects what has ended."""
 
 from __future__ import annotations
 

@@ -11,6 +11,12 @@ import pytest
 from gen_durable.store.schema import Schema, checks
 
 
+@pytest.fixture(scope="session")
+def gen_durable_dsn(dsn: str) -> str:
+    """The server of all our tests: one embedded server is enough. The plugin's own choice is seen in test_plugin."""
+    return dsn
+
+
 @pytest.fixture
 def gen_durable_schema(gen_durable_dsn: str, gen_durable_schema: str) -> Iterator[str]:
     """The plugin's schema. Whatever the harness did to it, no invariant of the engine may be broken."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import pytest
 
-from gen_durable import Await, Context, Done, InputError, Machine, Outcome, Signal, Start, Status, Stop, step
+from gen_durable import Await, Context, Done, InputError, LeaseLost, Machine, Outcome, Signal, Start, Status, Stop, step
 from gen_durable.testing import HarnessFactory
 
 go = Signal("go", int)
@@ -126,3 +127,48 @@ async def test_a_claim_whose_lease_is_over_is_taken_back_by_the_drain(durable_ha
         assert (await harness.drain()).executed == 1
         assert charge.charged == [(1, 1)]
         await harness.assert_done(handle)
+
+
+class Overtaken(Machine):
+    """Loses its claim in the middle of its first execution."""
+
+    def __init__(self) -> None:
+        self.lose: Callable[[], Awaitable[None]] | None = None
+
+    @step
+    async def go(self, n: int, ctx: Context) -> Outcome[int]:
+        if ctx.attempt == 0 and self.lose is not None:
+            await self.lose()
+        return Done(ctx.attempt)
+
+
+async def test_an_outcome_that_comes_too_late_is_lost(durable_harness: HarnessFactory) -> None:
+    machine = Overtaken()
+    async with durable_harness(machines=[machine]) as harness:
+
+        async def lose() -> None:
+            await harness.advance(timedelta(days=1))
+            await harness.app.pool.run(harness.app.calls.reap(10, None))
+
+        machine.lose = lose
+        handle = await harness.app.insert(Overtaken.go, 1)
+        assert (await harness.drain()).outcomes == {"lost": 1, "Done": 1}
+        await harness.assert_done(handle, 1)
+
+
+async def test_a_step_that_is_told_of_its_loss_leaves_its_row_to_the_reaper(durable_harness: HarnessFactory) -> None:
+    machine = Overtaken()
+
+    async def lose() -> None:
+        raise LeaseLost("taken over")
+
+    machine.lose = lose
+    async with durable_harness(machines=[machine]) as harness:
+        handle = await harness.app.insert(Overtaken.go, 1)
+        tally = await harness.drain()
+        assert tally.outcomes == {"lost": 1}
+        assert [type(error) for error in tally.errors] == [LeaseLost]
+        assert "is executing, claimed by gen_durable.testing" in str(tally)
+        await harness.advance(timedelta(days=1))
+        await harness.drain()
+        await harness.assert_done(handle, 1)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, NEVER, seconds, soon
+from tests.worker.support import BRIEF, seconds, soon
 
 from gen_durable import ConfigError, Context, Done, Durable, Finished, Machine, Outcome, Start, Worker, job, step
 from gen_durable.telemetry import Picked, Reaped, StepStopped, Swept
@@ -70,20 +70,16 @@ async def test_work_only(engine: Opening) -> None:
 
 
 async def test_several_workers_on_one_durable(engine: Opening) -> None:
-    """Two workers of one `Durable` share the work of a queue, have names of their own, and wake each other's queues."""
-    hour = {"poll_interval": NEVER, "max_poll_interval": NEVER}
-    async with engine() as e:
-        async with (
-            e.worker(Named(), queues={"default": 2}, **hour) as one,
-            e.worker(Named(), queues={"default": 2}) as two,
-        ):
-            assert one.name != two.name
-            handles = await e.app.insert_many([Start(Named.who, 0.3)] * 4)
-            ran = [await e.end(handle) for handle in handles]
-            assert {getattr(end, "result", None) for end in ran} == {one.name, two.name}
-            await two.stop()
-            last = await e.app.insert(Named.who, 0.0)
-            assert await e.end(last) == Finished(last.id, one.name)
+    """Two workers of one `Durable` share the work of a queue and have names of their own."""
+    two_slots = {"default": 2}
+    async with engine() as e, e.worker(Named(), queues=two_slots) as one, e.worker(Named(), queues=two_slots) as two:
+        assert one.name != two.name
+        handles = await e.app.insert_many([Start(Named.who, 0.3)] * 4)
+        ran = [await e.end(handle) for handle in handles]
+        assert {getattr(end, "result", None) for end in ran} == {one.name, two.name}
+        await two.stop()
+        last = await e.app.insert(Named.who, 0.0)
+        assert await e.end(last) == Finished(last.id, one.name)
 
 
 async def test_different_machines_on_different_workers(engine: Opening) -> None:

@@ -42,7 +42,7 @@ _EPILOG = """
   gen-durable doctor                         does every invariant hold?
   gen-durable graph shop.checkout:Checkout   which step can lead where
 
-The database: --dsn, else DATABASE_URL, else an embedded one in ./.gen_durable/
+The database: --dsn, else DATABASE_URL, else a server in ./.gen_durable/
 """
 
 

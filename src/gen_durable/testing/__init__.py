@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gen_durable.testing.assertions import ANYTHING, Anything, Assertions, Target
+from gen_durable.testing.assertions import ANYTHING, Anything, Target
 from gen_durable.testing.contexts import child_done, child_failed, make_context, round_trip, sent
 from gen_durable.testing.harness import Harness, HarnessFactory
 from gen_durable.testing.schema import throw_away_schema
@@ -12,7 +12,6 @@ from gen_durable.testing.tally import Execution, Runaway, Tally
 __all__ = [
     "ANYTHING",
     "Anything",
-    "Assertions",
     "Execution",
     "Harness",
     "HarnessFactory",

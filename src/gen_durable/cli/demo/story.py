@@ -32,6 +32,8 @@ from gen_durable.store.schema import Schema
 ORDERS: Final = 40
 GOODS: Final = ("tea", "bread", "cheese", "plums", "candles", "soap", "honey")
 CHARGES_BEFORE_KILL: Final = 6
+SETTLED: Final = 0.2
+"""Seconds until an outcome that a killed worker had already sent is committed; much less than a lease."""
 PATIENCE: Final = 60.0
 """Seconds, beside the planned ones, after which the demo gives up waiting."""
 
@@ -148,11 +150,12 @@ class Story:
         while True:
             instance = await self._struck.get()
             self._crew.freeze(victim)
-            held = await self._held_by(victim)
-            if instance in held:
+            if instance in await self._held_by(victim):
                 break
             self._crew.thaw(victim)
         await self._crew.kill(victim)
+        await asyncio.sleep(SETTLED)
+        held = await self._held_by(victim)
         self.told.held = set(held)
         self._named = instance
         step, subject = held[instance], self._subjects[instance]

@@ -1,0 +1,186 @@
+"""Rows that a worker cannot run: of unknown machines, versions and steps, under old names, or undecodable."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tests.worker.conftest import Opening
+from tests.worker.support import BRIEF, NEVER, Engine, seconds
+
+from gen_durable import Context, Done, Finished, Machine, Next, Outcome, job, step
+from gen_durable.telemetry import Undecodable, UnknownMachine
+
+
+@dataclass(frozen=True)
+class Order:
+    id: int
+
+
+class Shop(Machine):
+    @step
+    async def open(self, order: Order, ctx: Context) -> Outcome[str]:
+        return Done(f"sold {order.id}")
+
+
+class NewShop(Machine, name="Shop", version=2):
+    @step
+    async def open(self, order: Order, ctx: Context) -> Outcome[str]:
+        return Done(f"sold anew {order.id}")
+
+    @step
+    async def extra(self, order: Order, ctx: Context) -> Outcome[str]:
+        return Done("extra")
+
+
+@job
+async def double(number: int) -> int:
+    return number * 2
+
+
+async def written(e: Engine, **columns: Any) -> int:
+    """A row as some other program may have written it."""
+    values = {"fsm": "Shop", "fsm_version": 1, "step": "open", "state": '{"id": 7}'} | columns
+    names = ", ".join(values)
+    places = ", ".join(f"${n}" for n in range(1, len(values) + 1))
+    return int(
+        await e.rows.value(f"insert into @.gen_durable ({names}) values ({places}) returning id", *values.values())
+    )
+
+
+async def test_strangers_are_left_alone(engine: Opening, caplog: pytest.LogCaptureFixture) -> None:
+    """Unknown machines, versions and steps are neither failed nor claimed, are reported, and hide nobody."""
+    caplog.set_level(logging.WARNING, "gen_durable")
+    async with engine() as e:
+        strangers = [
+            await written(e, fsm="Nobody", priority=-5),
+            await written(e, fsm="os.system", priority=-5),
+            await written(e, fsm="__class__", priority=-5),
+            await written(e, fsm_version=9, priority=-5),
+            await written(e, step="vanished", priority=-5),
+            await written(e, step="on_error", priority=-5),
+            await written(e, step="open", fsm="x" * 5000, priority=-5),
+        ]
+        for _ in range(30):
+            await written(e, fsm="Nobody", priority=-5)
+        async with e.worker(Shop(), double, queues={"default": 2}, **BRIEF):
+            known = await e.app.insert(Shop.open, Order(1))
+            assert await e.end(known) == Finished(known.id, "sold 1")
+            events = await e.seen.until(UnknownMachine, lambda u: u.step == "vanished")
+            await e.seen.until(UnknownMachine, lambda u: u.machine == "Nobody", count=2)
+        for stranger in strangers:
+            row = await e.rows.row(stranger)
+            assert (row["status"], row["attempt"], row["claims"], row["seq"]) == ("runnable", 0, 0, 0)
+            assert (row["last_error"], row["locked_by"]) == (None, None)
+        assert events[0] == UnknownMachine("Shop", 1, "vanished", "default", 1)
+        (most, *_) = [u for u in e.seen.of(UnknownMachine) if u.machine == "Nobody"]
+        assert most.count == 31
+        lines = [record for record in caplog.records if "wait for Nobody version 1, step open" in record.getMessage()]
+        assert len(lines) == 1
+
+
+async def test_a_worker_that_knows_takes_over(engine: Opening) -> None:
+    """Rows of another version wait for the worker that has it; old and new run side by side."""
+    async with engine() as e:
+        new = await e.app.insert(NewShop.open, Order(2))
+        old = await e.app.insert(Shop.open, Order(1))
+        async with e.worker(Shop()):
+            assert await e.end(old) == Finished(old.id, "sold 1")
+            assert (await e.rows.row(new))["claims"] == 0
+            async with e.worker(NewShop()):
+                assert await e.end(new) == Finished(new.id, "sold anew 2")
+        async with e.worker(Shop(), NewShop()):
+            both = [await e.app.insert(Shop.open, Order(3)), await e.app.insert(NewShop.open, Order(3))]
+            assert [getattr(await e.end(one), "result", None) for one in both] == ["sold 3", "sold anew 3"]
+
+
+class Renamed(Machine):
+    @step(name="brand-new", aliases=["old", "older"])
+    async def method(self, order: Order, ctx: Context) -> Outcome[str]:
+        return Done(f"{ctx.step} {order.id}")
+
+    @step
+    async def begin(self, order: Order, ctx: Context) -> Outcome[str]:
+        return Next(self.method, order)
+
+
+async def test_aliases_find_old_names(engine: Opening) -> None:
+    """Rows that carry an old name of a step run it, and are told its present name."""
+    async with engine() as e:
+        olds = [await written(e, fsm="Renamed", step=name) for name in ("old", "older", "brand-new")]
+        python = await written(e, fsm="Renamed", step="method")
+        async with e.worker(Renamed()):
+            for old in olds:
+                handle = e.app.handle(old, Renamed.method)
+                assert await e.end(handle) == Finished(old, "brand-new 7")
+            chained = await e.app.insert(Renamed.begin, Order(8))
+            assert await e.end(chained) == Finished(chained.id, "brand-new 8")
+        assert (await e.rows.row(python))["claims"] == 0
+
+
+async def test_undecodable_states(engine: Opening) -> None:
+    """A row whose state does not fit is put back with the reason and no attempt burned; its neighbours run."""
+    async with engine() as e:
+        states = ['{"id": "seven"}', "{}", "null", "[]", '"text"', '{"id": 1.5}']
+        bad = [await written(e, state=state, priority=-1) for state in states]
+        neighbours = [await e.app.insert(Shop.open, Order(n)) for n in range(5)]
+        async with e.worker(Shop(), queues={"default": 3}):
+            for n, neighbour in enumerate(neighbours):
+                assert await e.end(neighbour) == Finished(neighbour.id, f"sold {n}")
+            events = await e.seen.until(Undecodable, count=len(bad))
+            for number in bad:
+                await e.rows.until(number, status="runnable", locked_by=None)
+        assert {event.id for event in events} == set(bad)
+        for event in events:
+            assert (event.machine, event.step) == ("Shop", "open")
+            assert "the state of Shop.open" in event.error
+        for number in bad:
+            row = await e.rows.row(number)
+            assert (row["attempt"], row["seq"]) == (0, 0)
+            assert "does not fit Order" in row["last_error"]
+            assert 4 < (row["eligible_at"] - row["updated_at"]).total_seconds() < 30
+
+
+async def test_an_undecodable_row_runs_when_it_fits_again(engine: Opening) -> None:
+    """The row is not lost: once the code (or the row) is mended it runs, and its error is gone."""
+    async with engine() as e, e.worker(Shop(), poll_interval=seconds(0.1), max_poll_interval=seconds(0.1)):
+        number = await written(e, state="{}")
+        await e.seen.until(Undecodable)
+        await e.rows.until(number, status="runnable")
+        await e.rows.fetch("update @.gen_durable set state = '{\"id\": 3}', eligible_at = now() where id = $1", number)
+        handle = e.app.handle(number, Shop.open)
+        assert await e.end(handle) == Finished(number, "sold 3")
+        assert (await handle.get()).last_error is None
+
+
+async def test_an_undecodable_partition_head_frees_its_key(engine: Opening) -> None:
+    """When a bad row at the head of a partition is put back, its siblings get their turn at once, without a poll."""
+    async with engine() as e:
+        await written(e, state="{}", partition_key="p")
+        sibling = await e.app.insert(Shop.open, Order(1), partition_key="p")
+        async with e.worker(Shop(), poll_interval=NEVER, max_poll_interval=NEVER):
+            assert await sibling.wait(seconds(3)) == Finished(sibling.id, "sold 1")
+
+
+class Chained(Machine):
+    """Goes on to a step that cannot read what was handed to it."""
+
+    @step
+    async def begin(self, _: int, ctx: Context) -> Outcome[str]:
+        return Next(self.picky, {"id": "not a number"})
+
+    @step
+    async def picky(self, order: dict[str, int], ctx: Context) -> Outcome[str]:
+        return Done("never")
+
+
+async def test_undecodable_in_the_middle_of_a_chain(engine: Opening) -> None:
+    """On a run-ahead chain the first step stays committed, and the row is put back at the step that cannot read."""
+    async with engine() as e, e.worker(Chained()):
+        handle = await e.app.insert(Chained.begin, 0)
+        (event,) = await e.seen.until(Undecodable)
+        assert (event.id, event.step) == (handle.id, "picky")
+        row = await e.rows.until(handle, status="runnable", locked_by=None)
+        assert (row["step"], row["seq"], row["attempt"]) == ("picky", 1, 0)
