@@ -38,7 +38,7 @@ class WorkerSettings(TypedDict, total=False):
     gc_interval: timedelta | None
     gc_retention: timedelta | Retention | None
     gc_batch: int
-    prefetch: int
+    prefetch: int | None
     min_demand: int
     drain_timeout: timedelta
     max_crashes: int | None
@@ -61,7 +61,7 @@ class WorkerOptions:
     gc_interval: timedelta | None = timedelta(seconds=60)
     gc_retention: timedelta | Retention | None = DAY
     gc_batch: int = 10_000
-    prefetch: int = 0
+    prefetch: int | None = None
     min_demand: int = 1
     drain_timeout: timedelta = timedelta(seconds=5)
     max_crashes: int | None = None
@@ -83,7 +83,7 @@ class WorkerOptions:
             _check_not_negative("gc_retention", self.gc_retention)
         for name in ("gc_batch", "min_demand", "flush_batch"):
             _check_int(name, getattr(self, name), 1)
-        for name in ("prefetch", "run_ahead_steps"):
+        for name in ("run_ahead_steps",):
             _check_int(name, getattr(self, name), 0)
         for name in ("max_crashes", "threads"):
             if getattr(self, name) is not None:
@@ -99,9 +99,9 @@ class WorkerOptions:
                 "it is the ceiling that idle polling backs off to"
             )
         for name, slots in self.queues.items():
-            if self.min_demand > slots + self.prefetch:
+            if self.min_demand > slots + (self.prefetch or 0):
                 raise ConfigError(
-                    f"min_demand ({self.min_demand}) is above the {slots + self.prefetch} rows that queue {name!r} can "
+                    f"min_demand ({self.min_demand}) is above the {slots + (self.prefetch or 0)} rows that queue {name!r} can "
                     "hold (concurrency + prefetch): it would never pick"
                 )
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import msgspec
+
 from gen_durable.codec import decode_plain
 from gen_durable.instances import Status
 from gen_durable.signals import Received, Signal
@@ -47,8 +49,7 @@ class Child:
         return f"Child(id={self.id}, machine={self.machine!r}, status={self.status.value!r})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Context:
+class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     """Handed to every step beside its state."""
 
     id: int

@@ -35,14 +35,14 @@ from gen_durable.outcomes import describe
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link
 from gen_durable.registry import Registry
-from gen_durable.rooms.encode import Ran, advance
-from gen_durable.rooms.flush import Flush, Verdict
+from gen_durable.rooms.flush import Flush
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.keep import Keep
 from gen_durable.rooms.loop import Loop
 from gen_durable.rooms.maintain import Gc, Reap
 from gen_durable.rooms.pick import Lane, Pick
-from gen_durable.rooms.run import Run, Undecodable
+from gen_durable.rooms.live import Live
+from gen_durable.rooms.run import Run
 from gen_durable.store.rows import Claim
 from gen_durable.telemetry import Drained, LeaseWasLost, LoopLag, StaleOutcome, StepStopped
 from gen_durable.telemetry import Undecodable as UndecodableEvent
@@ -120,8 +120,19 @@ class Worker:
         )
         self._links = [Link(app.target) for _ in range(4)]
         pick_link, flush_link, side_link, upkeep_link = self._links
-        self._run = Run(self.name, self._threads)
         self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, app.wake.ring_all)
+        self._live = Live(
+            Run(self.name, self._threads),
+            self._flush,
+            registry=self._registry,
+            holdings=self._holdings,
+            options=options,
+            events=app.events,
+            endings=app.endings,
+            wake=app.wake,
+            spawn=self._spawn,
+            give_back=self._give_back,
+        )
         self._pick = Pick(
             pick_link,
             app.calls,
@@ -131,6 +142,7 @@ class Worker:
             on_claims=self._claimed,
             on_crowded=app.wake.crowded,
             events=app.events,
+            load=lambda: self._flush.load,
         )
         self._keep = Keep(
             app.target,
@@ -162,7 +174,7 @@ class Worker:
         """Drain: stop picking, give back what has not begun, wait for steps under way, commit, close."""
         if not self._started or self._stopping:
             return
-        self._stopping = True
+        self._stopping = self._live.stopping = True
         try:
             if self.options.queues:
                 self._app.leave(self._pick)
@@ -234,14 +246,15 @@ class Worker:
             elif lane.running < lane.concurrency:
                 self._start(lane, held)
             else:
-                lane.buffer.append(held.claim)
+                lane.buffer.append(held)
         if late:
             self._spawn(self._release(late))
 
     def _start(self, lane: Lane, held: Held) -> None:
         lane.running += 1
+        lane.started += 1
         held.in_thread = not held.entry.spec.is_async
-        task = asyncio.get_running_loop().create_task(self._live(held))
+        task = asyncio.get_running_loop().create_task(self._live.claim(held))
         held.task = task
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._ended(lane, held, done))
@@ -251,77 +264,13 @@ class Worker:
         lane.running -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("instance %d: %s", held.claim.id, describe(error), exc_info=error)
-            self._spawn(self._release([(held, self._later(held), describe(error))]))
+            self._give_back(held, describe(error))
         while lane.buffer and lane.running < lane.concurrency and not self._stopping:
-            claim = lane.buffer.pop(0)
-            waiting = self._holdings.get(claim.id)
-            if waiting is not None and waiting.claim is claim and not claim.abandoned:
-                self._start(lane, waiting)
+            self._start(lane, lane.buffer.popleft())
         self._pick.freed(lane)
 
-    async def _live(self, held: Held) -> None:
-        """The life of a claim: run a step, commit its outcome, and again while the claim is held."""
-        claim, entry = held.claim, held.entry
-        steps, began = 0, time.monotonic()
-        budget = self.options.run_ahead_time.total_seconds()
-        try:
-            while True:
-                steps += 1
-                in_budget = steps <= self.options.run_ahead_steps and time.monotonic() - began < budget
-                started = time.perf_counter()
-                ran = await self._run.step(claim, entry, hold=in_budget and not self._stopping)
-                verdict = await self._commit(held, ran)
-                if self._app.events.active:
-                    self._tell(held, ran, verdict, time.perf_counter() - started)
-                if verdict is Verdict.STALE or ran.commit.kind != "hold":
-                    break
-                advance(claim, ran)
-                held.entry = entry = self._registry.following(claim.machine, claim.version, claim.step)
-                held.in_thread = not entry.spec.is_async
-        except Undecodable as error:
-            self._undecodable(held, str(error))
-            return
-        except LeaseLost:
-            log.warning("instance %d: the claim was lost in the middle of a step", claim.id)
-        self._holdings.remove(held)
-
-    async def _commit(self, held: Held, ran: Ran) -> Verdict:
-        """Hand in the outcome. One that the database refuses is the step's error; if that is refused too, it ends."""
-        claim = held.claim
-        try:
-            verdict = await self._flush.submit(ran.commit)
-        except OutcomeRejected as refused:
-            second = await self._run.rejected(claim, held.entry, refused, hold=False)
-            ran.commit, ran.outcome, ran.consumed = second.commit, second.outcome, second.consumed
-            try:
-                verdict = await self._flush.submit(ran.commit)
-            except OutcomeRejected:
-                stop = await self._run.given_up(claim, held.entry, refused)
-                ran.commit, ran.outcome, ran.consumed = stop.commit, stop.outcome, stop.consumed
-                verdict = await self._flush.submit(ran.commit)
-        if verdict is Verdict.COMMITTED:
-            if ran.commit.kind in ("done", "stop"):
-                status = Status.DONE if ran.commit.kind == "done" else Status.FAILED
-                self._app.endings.ended(claim.id, status, ran.commit.value, ran.commit.error)
-            if claim.partition_key is not None and ran.commit.kind != "hold":
-                self._app.wake.ring(claim.queue)
-        return verdict
-
-    def _tell(self, held: Held, ran: Ran, verdict: Verdict, duration: float) -> None:
-        claim, spec = held.claim, held.entry.spec
-        if verdict is Verdict.STALE:
-            self._app.events.emit(StaleOutcome(claim.id, claim.machine, spec.name))
-        else:
-            self._app.events.emit(
-                StepStopped(claim.id, claim.machine, claim.version, spec.name, ran.outcome, claim.attempt, duration)
-            )
-
-    def _undecodable(self, held: Held, error: str) -> None:
-        claim = held.claim
-        log.error("instance %d of %s: %s", claim.id, held.entry.spec.label, error)
-        if self._app.events.active:
-            self._app.events.emit(UndecodableEvent(claim.id, claim.machine, claim.step, error))
-        self._spawn(self._release([(held, self._later(held), error)]))
+    def _give_back(self, held: Held, reason: str) -> None:
+        self._spawn(self._release([(held, self._later(held), reason)]))
 
     def _later(self, held: Held) -> float:
         """How long a row rests that could not even be begun: longer each time it is claimed in vain."""
@@ -344,7 +293,8 @@ class Worker:
             held.task.cancel()
         else:
             lane = self._pick.lanes[held.claim.queue]
-            lane.buffer = [claim for claim in lane.buffer if claim is not held.claim]
+            if held in lane.buffer:
+                lane.buffer.remove(held)
 
     def _lagged(self, seconds: float) -> None:
         if self._app.events.active:

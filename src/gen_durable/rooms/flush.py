@@ -36,13 +36,14 @@ class Verdict(enum.Enum):
     STALE = "stale"
 
 
-_Entry = tuple[Commit, "asyncio.Future[Verdict]"]
+Settled = Callable[[Verdict | OutcomeRejected], None]
+_Entry = tuple[Commit, Settled]
 
 
 class Flush:
     """Takes outcomes and commits them in groups."""
 
-    __slots__ = ("_aside", "_batch", "_calls", "_link", "_on_wake", "_pending", "_side_link", "_task")
+    __slots__ = ("_aside", "_batch", "_calls", "_link", "_on_wake", "_pending", "_side_link", "_task", "_under_way")
 
     def __init__(
         self, link: Link, side_link: Link, calls: Calls, batch: int, on_wake: Callable[[frozenset[str]], None]
@@ -53,16 +54,34 @@ class Flush:
         self._batch = batch
         self._on_wake = on_wake
         self._pending: list[_Entry] = []
+        self._under_way = 0
         self._task: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
 
+    @property
+    def load(self) -> int:
+        """How many outcomes are handed in and not answered yet."""
+        return len(self._pending) + self._under_way
+
+    def hand_in(self, commit: Commit, settled: Settled) -> None:
+        """Hand in an outcome; `settled` is called with what became of it."""
+        self._pending.append((commit, settled))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work(), name="gen_durable flush")
+
     def submit(self, commit: Commit) -> asyncio.Future[Verdict]:
         """Hand in an outcome; the future tells what became of it, or raises `OutcomeRejected`."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Verdict] = loop.create_future()
-        self._pending.append((commit, future))
-        if self._task is None:
-            self._task = loop.create_task(self._work(), name="gen_durable flush")
+        future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+
+        def settled(verdict: Verdict | OutcomeRejected) -> None:
+            if future.done():
+                return
+            if isinstance(verdict, OutcomeRejected):
+                future.set_exception(verdict)
+            else:
+                future.set_result(verdict)
+
+        self.hand_in(commit, settled)
         return future
 
     async def idle(self) -> None:
@@ -86,7 +105,9 @@ class Flush:
             while self._pending:
                 batch, self._pending = self._pending[: self._batch], self._pending[self._batch :]
                 batch.sort(key=lambda entry: entry[0].id)
+                self._under_way = len(batch)
                 await self._write(batch, self._link)
+                self._under_way = 0
         finally:
             self._task = None
 
@@ -114,21 +135,17 @@ class Flush:
             pause = min(pause * 2, MAX_PAUSE)
 
     def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:
-        for commit, future in batch:
-            if not future.done():
-                future.set_result(Verdict.STALE if commit.id in flushed.stale else Verdict.COMMITTED)
+        for commit, settled in batch:
+            settled(Verdict.STALE if commit.id in flushed.stale else Verdict.COMMITTED)
         if flushed.wake:
             self._on_wake(flushed.wake)
 
     async def _halve(self, batch: list[_Entry], link: Link, error: Exception) -> None:
         if len(batch) == 1:
-            commit, future = batch[0]
-            if not future.done():
-                future.set_exception(
-                    OutcomeRejected(
-                        f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
-                    )
-                )
+            commit, settled = batch[0]
+            settled(
+                OutcomeRejected(f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}")
+            )
             return
         middle = len(batch) // 2
         await self._write(batch[:middle], link)

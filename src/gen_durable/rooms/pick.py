@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from gen_durable.config import WorkerOptions
 from gen_durable.pg.link import Link
+from gen_durable.rooms.hold import Held
 from gen_durable.rooms.loop import Loop
 from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Claim, Picked
@@ -22,25 +24,52 @@ from gen_durable.telemetry import Picked as PickedEvent
 
 MAX_PICK: Final = 1000
 STOP_WAIT: Final = 5.0
+AHEAD: Final = 0.02
+MAX_AHEAD: Final = 200
+MAX_LOAD: Final = 2000
+LOAD_REST: Final = 0.005
 
 
 class Lane:
-    """One queue of one worker: its slots, what runs in them, and what is buffered behind them."""
+    """One queue of one worker: its slots, what runs in them, and what is buffered behind them.
 
-    __slots__ = ("buffer", "concurrency", "name", "poked", "prefetch", "running")
+    Unless told how many rows to prefetch, a lane takes as many as it will begin within AHEAD seconds at its present
+    pace: hundreds of short steps, or not one long one. So buffered rows are never held back from other workers.
+    """
 
-    def __init__(self, name: str, concurrency: int, prefetch: int) -> None:
+    __slots__ = ("_asked", "_pace", "_prefetch", "ahead", "buffer", "concurrency", "name", "poked", "running", "started")
+
+    def __init__(self, name: str, concurrency: int, prefetch: int | None) -> None:
         self.name = name
         self.concurrency = concurrency
-        self.prefetch = prefetch
         self.running = 0
-        self.buffer: list[Claim] = []
+        self.started = 0
+        self.buffer: deque[Held] = deque()
         self.poked = True
+        self.ahead = prefetch or 0
+        self._prefetch = prefetch
+        self._pace = 0.0
+        self._asked = time.monotonic()
 
     @property
     def room(self) -> int:
         """How many more rows the lane can hold."""
-        return self.concurrency + self.prefetch - self.running - len(self.buffer)
+        return self.concurrency + self.ahead - self.running - len(self.buffer)
+
+    def demand(self, least: int) -> int:
+        """How many rows to ask for now; 0: it is not worth a statement yet."""
+        room = self.room
+        hungry = not self.buffer and self.running < self.concurrency
+        return min(room, MAX_PICK) if room >= (least if hungry else max(least, self.ahead // 2)) else 0
+
+    def paced(self) -> None:
+        """Take the pace since the last pick, and with it how far to look ahead."""
+        now = time.monotonic()
+        pace = self.started / max(now - self._asked, 1e-4)
+        self._pace = (self._pace + pace) / 2
+        self._asked, self.started = now, 0
+        if self._prefetch is None:
+            self.ahead = min(int(self._pace * AHEAD), MAX_AHEAD)
 
 
 class Pick(Loop):
@@ -57,6 +86,7 @@ class Pick(Loop):
         on_claims: Callable[[list[Claim], float], None],
         on_crowded: Callable[[str], None],
         events: Events,
+        load: Callable[[], int],
     ) -> None:
         super().__init__("picker")
         self._link = link
@@ -67,6 +97,7 @@ class Pick(Loop):
         self._on_claims = on_claims
         self._on_crowded = on_crowded
         self._events = events
+        self._load = load
         self.lanes = {name: Lane(name, slots, options.prefetch) for name, slots in options.queues.items()}
         self._bell = asyncio.Event()
         self._due: dict[str, float] = {}
@@ -123,6 +154,7 @@ class Pick(Loop):
         lease = self._options.lease_ttl.total_seconds()
         for name in demands:
             self.lanes[name].poked = False
+            self.lanes[name].paced()
             self._due.pop(name, None)
         self._asking = asyncio.get_running_loop().create_task(self._asked(demands, lease), name="gen_durable pick")
         try:
@@ -165,23 +197,27 @@ class Pick(Loop):
         for name, demand in demands.items():
             lane = self.lanes[name]
             self._events.emit(PickedEvent(name, counts[name], demand, self._worker))
-            self._events.emit(Saturation(name, lane.running, len(lane.buffer), lane.concurrency, lane.prefetch))
+            self._events.emit(Saturation(name, lane.running, len(lane.buffer), lane.concurrency, lane.ahead))
         for news in picked.news:
             if news.contended:
                 self._events.emit(PartitionContended(news.queue, news.contended))
 
     def _demands(self) -> dict[str, int]:
+        if self._load() > MAX_LOAD:
+            return {}  # the database does not keep up with what we have done: do not claim more
         now = time.monotonic()
         polling = now - self._polled >= self._rest
         demands: dict[str, int] = {}
         for name, lane in self.lanes.items():
             reason = lane.poked or polling or self._due.get(name, now + 1) <= now
-            if reason and lane.room >= self._options.min_demand:
-                demands[name] = min(lane.room, MAX_PICK)
+            if reason and (demand := lane.demand(self._options.min_demand)):
+                demands[name] = demand
         return demands
 
     def _until_next(self) -> float | None:
         now = time.monotonic()
         moments = [self._polled + self._rest]
         moments += [due for name, due in self._due.items() if self.lanes[name].room >= self._options.min_demand]
+        if self._load() > MAX_LOAD:
+            moments = [now + LOAD_REST]
         return max(min(moments) - now, 0.0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from gen_durable.context import Child
 from gen_durable.instances import Status
 from gen_durable.signals import Received
 
 
-@dataclass(slots=True)
-class Claim:
+class Claim(msgspec.Struct, eq=False):
     """A row that this worker may run: the fence (id, claim, seq) and all that the step is told.
 
     It changes as its steps go on (`rooms.run.advance`); `abandoned` is set before its task is cancelled.
@@ -52,8 +53,7 @@ class Picked:
     news: list[QueueNews]
 
 
-@dataclass(slots=True)
-class Commit:
+class Commit(msgspec.Struct, eq=False):
     """An outcome, encoded: one row of a flush."""
 
     id: int

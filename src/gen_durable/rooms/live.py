@@ -1,0 +1,151 @@
+"""Live: the life of a claim, from its first step to the commit that ends it.
+
+In: a held claim. Out: steps run, outcomes handed in. A plain `Next` keeps the claim: the task waits for the commit and goes
+on with the next step, from the state that was committed. Any other outcome ends the task as soon as it is handed in: its slot is
+free for the next claim while the commit is under way, for a slot counts user code that runs. The claim stays in the
+holdings, and so keeps its lease, until the commit is answered.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gen_durable.config import WorkerOptions
+from gen_durable.errors import LeaseLost, OutcomeRejected
+from gen_durable.instances import Status
+from gen_durable.registry import Registry
+from gen_durable.rooms.encode import Ran, advance
+from gen_durable.rooms.ending import Endings
+from gen_durable.rooms.flush import Flush, Verdict
+from gen_durable.rooms.hold import Held, Holdings
+from gen_durable.rooms.run import Run, Undecodable
+from gen_durable.rooms.wake import Wake
+from gen_durable.telemetry import Events, StaleOutcome, StepStopped
+from gen_durable.telemetry import Undecodable as UndecodableEvent
+
+log = logging.getLogger("gen_durable.worker")
+
+
+class Live:
+    """Lives the claims of one worker."""
+
+    def __init__(
+        self,
+        run: Run,
+        flush: Flush,
+        *,
+        registry: Registry,
+        holdings: Holdings,
+        options: WorkerOptions,
+        events: Events,
+        endings: Endings,
+        wake: Wake,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        give_back: Callable[[Held, str], None],
+    ) -> None:
+        self._run = run
+        self._flush = flush
+        self._registry = registry
+        self._holdings = holdings
+        self._budget = options.run_ahead_time.total_seconds()
+        self._steps = options.run_ahead_steps
+        self._events = events
+        self._endings = endings
+        self._wake = wake
+        self._spawn = spawn
+        self._give_back = give_back
+        self.stopping = False
+
+    async def claim(self, held: Held) -> None:
+        """Run a claim's step, hand in its outcome, and again while the claim is kept."""
+        claim = held.claim
+        steps, began = 0, time.monotonic()
+        try:
+            while True:
+                steps += 1
+                hold = steps <= self._steps and not self.stopping and time.monotonic() - began < self._budget
+                started = time.perf_counter()
+                ran = await self._run.step(claim, held.entry, hold=hold)
+                took = time.perf_counter() - started
+                if ran.commit.kind != "hold":
+                    self._flush.hand_in(ran.commit, functools.partial(self._settled, held, ran, took))
+                    return
+                if not await self._kept(held, ran, took):
+                    return
+                advance(claim, ran)
+                held.entry = self._registry.following(claim.machine, claim.version, claim.step)
+                held.in_thread = not held.entry.spec.is_async
+        except Undecodable as error:
+            self._undecodable(held, str(error))
+        except LeaseLost:
+            log.warning("instance %d: the claim was lost in the middle of a step", claim.id)
+            self._holdings.remove(held)
+
+    async def _kept(self, held: Held, ran: Ran, took: float) -> bool:
+        """Wait for the commit of an outcome that keeps its claim; tells whether the claim is still ours."""
+        try:
+            verdict = await self._flush.submit(ran.commit)
+        except OutcomeRejected as refused:
+            await self._mend(held, refused, took)
+            return False
+        if verdict is Verdict.STALE:
+            self._settled(held, ran, took, verdict)
+            return False
+        self._tell(held, ran, took)
+        return True
+
+    def _settled(self, held: Held, ran: Ran, took: float, verdict: Verdict | OutcomeRejected) -> None:
+        """An outcome that ends the claim was answered."""
+        claim, commit = held.claim, ran.commit
+        if isinstance(verdict, OutcomeRejected):
+            self._spawn(self._mend(held, verdict, took))
+            return
+        self._holdings.remove(held)
+        if verdict is Verdict.STALE:
+            log.warning("instance %d: its outcome came too late, another worker has the claim", claim.id)
+            if self._events.active:
+                self._events.emit(StaleOutcome(claim.id, claim.machine, held.entry.spec.name))
+            return
+        if commit.kind == "done":
+            self._endings.ended(claim.id, Status.DONE, commit.value, None)
+        elif commit.kind == "stop":
+            self._endings.ended(claim.id, Status.FAILED, None, commit.error)
+        if claim.partition_key is not None:
+            self._wake.ring(claim.queue)  # its key is free now
+        self._tell(held, ran, took)
+
+    async def _mend(self, held: Held, refused: OutcomeRejected, took: float) -> None:
+        """The database refused an outcome: that is the step's error. If the answer to it is refused too, it fails."""
+        ran = await self._run.rejected(held.claim, held.entry, refused, hold=False)
+        try:
+            verdict = await self._flush.submit(ran.commit)
+        except OutcomeRejected:
+            ran = await self._run.given_up(held.claim, held.entry, refused)
+            try:
+                verdict = await self._flush.submit(ran.commit)
+            except OutcomeRejected as again:
+                self._give_back(held, str(again))
+                return
+        self._settled(held, ran, took, verdict)
+
+    def _tell(self, held: Held, ran: Ran, took: float) -> None:
+        if self._events.active:
+            claim = held.claim
+            self._events.emit(
+                StepStopped(
+                    claim.id, claim.machine, claim.version, held.entry.spec.name, ran.outcome, claim.attempt, took
+                )
+            )
+
+    def _undecodable(self, held: Held, error: str) -> None:
+        claim = held.claim
+        log.error("instance %d of %s: %s", claim.id, held.entry.spec.label, error)
+        if self._events.active:
+            self._events.emit(UndecodableEvent(claim.id, claim.machine, claim.step, error))
+        self._give_back(held, error)
+
+
