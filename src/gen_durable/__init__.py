@@ -5,6 +5,7 @@ from gen_durable.config import Retention
 from gen_durable.context import Child, Context
 from gen_durable.errors import (
     ConfigError,
+    DatabaseRefused,
     DatabaseUnavailable,
     DecodeError,
     DefinitionError,
@@ -40,6 +41,7 @@ __all__ = [
     "Child",
     "ConfigError",
     "Context",
+    "DatabaseRefused",
     "DatabaseUnavailable",
     "DecodeError",
     "DefinitionError",

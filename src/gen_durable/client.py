@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, ov
 from gen_durable.codec import Codec
 from gen_durable.errors import (
     ConfigError,
+    DatabaseRefused,
     DatabaseUnavailable,
     Duplicate,
+    GenDurableError,
     InputError,
     NoTarget,
     NotFound,
@@ -29,7 +31,7 @@ from gen_durable.errors import (
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.limits import MAX_BATCH, check_delay, check_key, check_text_key
 from gen_durable.outcomes import LIVE, Scope, Start, Startable
-from gen_durable.pg.faults import ConnectionLost, SqlError, detail_of, sqlstate
+from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, detail_of, sqlstate
 from gen_durable.pg.link import Link, Target
 from gen_durable.pg.migrate import check, migrate
 from gen_durable.pg.pool import Pool
@@ -79,8 +81,8 @@ class Durable:
         if not isinstance(pool_size, int) or pool_size < 1:
             raise ConfigError(f"pool_size must be 1 or more, got {pool_size!r}")
         for name, given in (("dsn", dsn), ("listen_dsn", listen_dsn)):
-            if given is not None and not given.startswith(("postgres://", "postgresql://")):
-                raise ConfigError(f"{name} must begin with postgresql://")
+            if given is not None:
+                _check_dsn(name, given)
         self._dsn = dsn
         self._schema = Schema(schema)
         self._pooler = pooler
@@ -115,9 +117,12 @@ class Durable:
         """Connect, and check that the schema is there."""
         if self._open:
             raise ConfigError("this Durable is open already")
-        dsn = await self._find_dsn()
-        self.target = Target(dsn, pooled=self._pooler is not None)
-        await self._prepare()
+        try:
+            self.target = Target(await self._find_dsn(), pooled=self._pooler is not None)
+            await self._prepare()
+        except BaseException:
+            await self._release_embedded()
+            raise
         self.pool = Pool(self.target, self._pool_size)
         self.wake = Wake(self.pool, self.calls)
         self.endings = Endings(self.pool, self.calls)
@@ -134,11 +139,7 @@ class Durable:
             await self._listener.stop()
             self._listener = None
         await self.pool.close()
-        if self._embedded is not None:
-            from gen_durable.embedded import release
-
-            await asyncio.to_thread(release, self._embedded)
-            self._embedded = None
+        await self._release_embedded()
 
     @overload
     async def insert(
@@ -265,7 +266,8 @@ class Durable:
         """A handle on an instance known by its id; `step` is where it was started and tells the result's type."""
         from gen_durable.outcomes import step_of  # here, not above: one call, rarely made
 
-        _address(instance)
+        if _address(instance)[0] is None:
+            raise InputError("handle takes an instance's id; get it by its unique key with `get`")
         return Handle(self, instance, step_of(step, "handle").result_codec)
 
     async def wait(self, instance: int, codec: Codec[R], timeout: timedelta | None) -> Ending[R]:
@@ -319,19 +321,7 @@ class Durable:
                 raise InputError(f"insert_many takes Start(...) values, got {type(start).__name__}")
         call = self.calls.insert(starts, on_conflict)
         keyed = all(start.unique_key is not None for start in starts)
-        try:
-            rows = await self._ask(call, "insert", safe=keyed and on_conflict == "existing")
-        except SqlError as error:
-            if sqlstate(error) != "GD001":
-                raise
-            detail, hint = detail_of(error)
-            key = bytes.fromhex(detail or "")
-            raise Duplicate(
-                f"unique_key {key.decode(errors='replace')!r} is taken by instance {hint}: "
-                "pass on_conflict='existing' or 'skip' if that is fine",
-                key=key,
-                existing_id=int(hint) if hint else None,
-            ) from None
+        rows = await self._ask(call, "insert", safe=keyed and on_conflict == "existing")
         self._ring(starts, rows)
         return [
             None if row.id is None else Handle(self, row.id, start.step.result_codec)
@@ -357,22 +347,43 @@ class Durable:
                 if tries_left == 0 or (error.sent and not safe):
                     unsure = "; it may or may not have been done" if error.sent else ""
                     raise DatabaseUnavailable(f"{what}: the database is not reachable ({error}){unsure}") from error
+            except SqlError as error:
+                # A deadlock or a full disk: nothing was done, so the same may be tried again.
+                if tries_left == 0 or classify(error) is Fault.REFUSED:
+                    raise self._refused(error, what) from error
             await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError("unreachable")
+
+    def _refused(self, error: SqlError, what: str) -> GenDurableError:
+        """The server's error as one of ours. Its DETAIL is left out: it may quote a payload."""
+        code = sqlstate(error)
+        if code == "GD001":
+            return duplicate(error)
+        if code == "42501":
+            return DatabaseRefused(f"{what}: permission denied: this role may not use schema {self._schema.name!r}")
+        return DatabaseRefused(f"{what}: the database refused the call ({type(error).__name__}, SQLSTATE {code})")
 
     def _check_open(self) -> None:
         if not self._open:
             raise ConfigError("this Durable is not open: use `async with Durable(...) as app:` or await app.open()")
 
     async def _find_dsn(self) -> str:
-        dsn = self._dsn or os.environ.get("DATABASE_URL")
-        if dsn:
-            return dsn
+        if self._dsn is not None:
+            return self._dsn
+        if dsn := os.environ.get("DATABASE_URL"):
+            return _check_dsn("DATABASE_URL", dsn)
         from gen_durable.embedded import start
 
         self._embedded = await asyncio.to_thread(start, self._directory)
         return self._embedded.dsn
+
+    async def _release_embedded(self) -> None:
+        server, self._embedded = self._embedded, None
+        if server is not None:
+            from gen_durable.embedded import release
+
+            await asyncio.to_thread(release, server)
 
     async def _prepare(self) -> None:
         link = Link(self.target)
@@ -383,6 +394,8 @@ class Durable:
                 await check(link, self._schema)
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"the database is not reachable: {error}") from error
+        except SqlError as error:
+            raise self._refused(error, "open") from error
         finally:
             await link.close()
 
@@ -415,6 +428,12 @@ class Handle(Generic[R]):
         return f"Handle({self.id})"
 
 
+def _check_dsn(name: str, dsn: str) -> str:
+    if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
+        raise ConfigError(f"{name} must be a str that begins with postgresql://")
+    return dsn
+
+
 def _address(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:
     if isinstance(target, Handle):
         return target.id, None
@@ -425,6 +444,20 @@ def _address(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes
             raise InputError(f"an instance id is a positive int, got {target}")
         return target, None
     return None, check_key(target, "unique_key")
+
+
+def duplicate(error: SqlError) -> Duplicate:
+    """GD001, as insert.sql raises it: the key in DETAIL, the holder in HINT (none: a sibling of the same call)."""
+    detail, hint = detail_of(error)
+    key = bytes.fromhex(detail or "")
+    shown = repr(key.decode(errors="replace"))
+    if not hint:
+        return Duplicate(f"unique_key {shown} is given twice in one call: nothing was inserted", key=key)
+    return Duplicate(
+        f"unique_key {shown} is taken by instance {hint}: pass on_conflict='existing' or 'skip' if that is fine",
+        key=key,
+        existing_id=int(hint),
+    )
 
 
 def _called(target: int | str | bytes | Handle[Any]) -> str:

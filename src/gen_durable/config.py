@@ -83,11 +83,10 @@ class WorkerOptions:
             _check_not_negative("gc_retention", self.gc_retention)
         for name in ("gc_batch", "min_demand", "flush_batch"):
             _check_int(name, getattr(self, name), 1)
-        for name in ("run_ahead_steps",):
-            _check_int(name, getattr(self, name), 0)
-        for name in ("max_crashes", "threads"):
+        _check_int("run_ahead_steps", self.run_ahead_steps, 0)
+        for name, least in (("prefetch", 0), ("max_crashes", 1), ("threads", 1)):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 1)
+                _check_int(name, getattr(self, name), least)
         if self.heartbeat_interval * 3 > self.lease_ttl:
             raise ConfigError(
                 f"heartbeat_interval ({self.heartbeat_interval}) must be at most a third of lease_ttl "
@@ -99,10 +98,11 @@ class WorkerOptions:
                 "it is the ceiling that idle polling backs off to"
             )
         for name, slots in self.queues.items():
-            if self.min_demand > slots + (self.prefetch or 0):
+            rows = slots + (self.prefetch or 0)
+            if self.min_demand > rows:
                 raise ConfigError(
-                    f"min_demand ({self.min_demand}) is above the {slots + (self.prefetch or 0)} rows that queue {name!r} can "
-                    "hold (concurrency + prefetch): it would never pick"
+                    f"min_demand ({self.min_demand}) is above the {rows} rows that queue {name!r} can hold "
+                    "(concurrency + prefetch): it would never pick"
                 )
 
     @property

@@ -18,6 +18,7 @@
     ├── SchemaError            the database schema does not fit this library
     │   ├── SchemaMissing      not migrated, or migrated only to an older version
     │   └── SchemaTooNew       migrated by a newer library
+    ├── DatabaseRefused        the database answered, and would not: a right is missing, the schema was changed
     ├── DatabaseUnavailable    the database could not be reached in the time given
     └── EmbeddedUnavailable    no DSN was given and the embedded server cannot be used
 
@@ -102,6 +103,10 @@ class SchemaMissing(SchemaError):
 
 class SchemaTooNew(SchemaError):
     """The schema was migrated by a newer library."""
+
+
+class DatabaseRefused(GenDurableError):
+    """The database answered, and would not: a right is missing, or the schema was changed."""
 
 
 class DatabaseUnavailable(GenDurableError):

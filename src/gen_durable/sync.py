@@ -191,6 +191,10 @@ class SyncDurable:
         """An instance as it is now; see `Durable.get`."""
         return self._wait(self._app.get(_target(target)))
 
+    def handle(self, instance: int, step: Startable[Any, R]) -> SyncHandle[R]:
+        """A handle on an instance known by its id; see `Durable.handle`."""
+        return SyncHandle(self, self._app.handle(instance, step))
+
     def wait(self, handle: Handle[R], timeout: timedelta | None) -> Ending[R]:
         """Wait for an instance to end; `SyncHandle.wait` is the way in."""
         return self._wait(handle.wait(timeout))
@@ -231,6 +235,14 @@ class SyncHandle(Generic[R]):
     def get(self) -> Instance:
         """The instance as it is now."""
         return self.app.get(self.id)
+
+    @overload
+    def signal(self, signal: Signal[None], *, dedup_key: str | None = None) -> bool: ...
+    @overload
+    def signal(self, signal: Signal[P], payload: P, *, dedup_key: str | None = None) -> bool: ...
+    def signal(self, signal: Signal[Any], payload: object = None, *, dedup_key: str | None = None) -> bool:
+        """Send a signal to this instance."""
+        return self.app.signal(self.id, cast("Signal[object]", signal), payload, dedup_key=dedup_key)
 
     def __repr__(self) -> str:
         return f"SyncHandle({self.id})"

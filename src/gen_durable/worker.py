@@ -18,7 +18,6 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self
@@ -27,8 +26,7 @@ from typing_extensions import Unpack
 
 from gen_durable.client import Durable
 from gen_durable.config import WorkerOptions, WorkerSettings
-from gen_durable.errors import ConfigError, LeaseLost, OutcomeRejected
-from gen_durable.instances import Status
+from gen_durable.errors import ConfigError
 from gen_durable.jobs import Job, backoff
 from gen_durable.machines import Machine
 from gen_durable.outcomes import describe
@@ -38,14 +36,14 @@ from gen_durable.registry import Registry
 from gen_durable.rooms.flush import Flush
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.keep import Keep
+from gen_durable.rooms.live import Live
 from gen_durable.rooms.loop import Loop
 from gen_durable.rooms.maintain import Gc, Reap
 from gen_durable.rooms.pick import Lane, Pick
-from gen_durable.rooms.live import Live
 from gen_durable.rooms.run import Run
+from gen_durable.rooms.threads import Threads
 from gen_durable.store.rows import Claim
-from gen_durable.telemetry import Drained, LeaseWasLost, LoopLag, StaleOutcome, StepStopped
-from gen_durable.telemetry import Undecodable as UndecodableEvent
+from gen_durable.telemetry import Drained, LeaseWasLost, LoopLag
 
 log = logging.getLogger("gen_durable.worker")
 CANCEL_GRACE: Final = 1.0
@@ -66,7 +64,7 @@ class Worker:
         self._app = app
         self.options = WorkerOptions(**options) if queues is None else WorkerOptions(queues=dict(queues), **options)
         self._registry = Registry(machines, jobs)
-        if not self._registry.specs and self.options.queues and queues is not None:
+        if not self._registry.specs and self.options.queues:
             raise ConfigError("a worker with queues needs machines or jobs; one for maintenance only takes queues={}")
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._holdings = Holdings()
@@ -115,12 +113,10 @@ class Worker:
         self._started = True
         app, options = self._app, self.options
         await app.ensure_open()
-        self._threads = ThreadPoolExecutor(
-            options.threads or max(sum(options.queues.values()), 1), thread_name_prefix="gen_durable step"
-        )
+        self._threads = Threads(options.threads or max(sum(options.queues.values()), 1))
         self._links = [Link(app.target) for _ in range(4)]
         pick_link, flush_link, side_link, upkeep_link = self._links
-        self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, app.wake.ring_all)
+        self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, self._woke)
         self._live = Live(
             Run(self.name, self._threads),
             self._flush,
@@ -130,6 +126,7 @@ class Worker:
             events=app.events,
             endings=app.endings,
             wake=app.wake,
+            on_due=self._due,
             spawn=self._spawn,
             give_back=self._give_back,
         )
@@ -187,7 +184,7 @@ class Worker:
             for task in self._tasks:
                 task.cancel()
             await self._flush.close()
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
             await asyncio.gather(*(link.close() for link in self._links), return_exceptions=True)
 
     async def _drain(self) -> None:
@@ -295,6 +292,20 @@ class Worker:
             lane = self._pick.lanes[held.claim.queue]
             if held in lane.buffer:
                 lane.buffer.remove(held)
+
+    def _due(self, queue: str, seconds: float) -> None:
+        """We have committed a delay or a deadline: wake up for it, or let those know who serve that queue."""
+        if queue in self._pick.lanes:
+            self._pick.due(queue, seconds)
+        else:
+            self._app.wake.ring(queue)
+
+    def _woke(self, queues: frozenset[str] | None) -> None:
+        """A flush made rows runnable; None: it is not known where."""
+        if queues is None:
+            self._pick.poke_all()
+        else:
+            self._app.wake.ring_all(queues)
 
     def _lagged(self, seconds: float) -> None:
         if self._app.events.active:

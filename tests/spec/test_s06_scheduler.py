@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from tests.spec.conftest import Opening
-from tests.spec.support import BRIEF, HOUR, Engine, Gate, Kid, Play, State, finished, go, ids
+from tests.spec.support import BRIEF, HOUR, Engine, Gate, Handle, Kid, Play, State, finished, go, ids
 
 from gen_durable import Await, Context, Done, Next, Outcome, Replay, Start
 from gen_durable.store.rows import Commit
-from gen_durable.telemetry import Drained, Reaped, StaleOutcome, StepStopped, UnknownMachine
+from gen_durable.telemetry import Drained, LeaseWasLost, Reaped, StepStopped, UnknownMachine
 
 NEVER = timedelta(seconds=60)
 
@@ -184,29 +184,66 @@ async def test_an_outcome_of_a_lost_claim_changes_nothing(engine: Opening) -> No
         assert (await e.row(handle))["result"] == '"in time"'
 
 
+class Stalled:
+    """A step that is stuck in its first execution, and tells when it is stopped."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.stopped = asyncio.Event()
+        self.play = Play(a=self.body)
+
+    async def body(self, _play: Play, _state: State, ctx: Context) -> Outcome[Any]:
+        if ctx.claim == 1:
+            try:
+                await self.gate.pass_through()
+            except asyncio.CancelledError:
+                self.stopped.set()
+                raise
+        return Done(ctx.attempt)
+
+    async def lose(self, e: Engine, handle: Handle[Any]) -> None:
+        """Let the lease run out under the running step."""
+        await self.gate.arrival()
+        await e.fetch("update @.gen_durable set lease_expires_at = now() - interval '1 s' where id = $1", handle.id)
+        assert len(await e.reap()) == 1
+
+    async def stopping(self) -> None:
+        async with asyncio.timeout(5):
+            await self.stopped.wait()
+
+
 async def test_a_worker_that_lost_its_claim_stops_its_step(engine: Opening) -> None:
     """When a heartbeat finds a claim taken over, the step's task is cancelled and its outcome does not count."""
     async with engine() as e:
-        gate, stopped = Gate(), asyncio.Event()
-
-        async def body(_play: Play, _state: State, ctx: Context) -> Outcome[Any]:
-            if ctx.claim == 1:
-                try:
-                    await gate.pass_through()
-                except asyncio.CancelledError:
-                    stopped.set()
-                    raise
-            return Done(ctx.attempt)
-
-        async with e.worker(Play(a=body), poll_interval=timedelta(milliseconds=50), **BRIEF):
+        stalled = Stalled()
+        async with e.worker(
+            stalled.play, poll_interval=HOUR, max_poll_interval=HOUR, **(BRIEF | {"reap_interval": None})
+        ):
             handle = await e.start()
-            await gate.arrival()
-            await e.fetch("update @.gen_durable set lease_expires_at = now() - interval '1 s' where id = $1", handle.id)
-            await e.reap()
-            async with asyncio.timeout(10):
-                await stopped.wait()
+            await stalled.lose(e, handle)
+            (claim,) = await e.claim(worker="another")
+            await stalled.stopping()
+            await e.until(LeaseWasLost, id=handle.id)
+        row = await e.row(handle)
+        assert (row["status"], row["locked_by"], row["seq"]) == ("executing", "another", 0)
+        await e.flush(Commit(claim.id, claim.claim, claim.seq, "done", value="1"))
+        assert await finished(handle) == 1
+
+
+async def test_a_worker_that_claims_its_own_lost_row_stops_the_first_step(engine: Opening) -> None:
+    """The same holds when the worker itself has claimed the row anew: the execution of the lost claim is stopped."""
+    async with engine() as e:
+        stalled = Stalled()
+        lease = {"lease_ttl": timedelta(seconds=3), "heartbeat_interval": timedelta(seconds=1), "reap_interval": None}
+        async with e.worker(stalled.play, **lease):
+            handle = await e.start()
+            await stalled.lose(e, handle)
+            e.app.wake.ring("default")
             assert await finished(handle) == 1
-        assert e.events(StaleOutcome) == []
+            try:
+                await stalled.stopping()
+            finally:
+                stalled.gate.opened.set()
 
 
 async def test_a_worker_takes_only_from_its_queues(engine: Opening) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -107,6 +108,9 @@ class Link:
 
     async def _connected(self) -> asyncpg.Connection[Any]:
         connection = self._connection
+        if connection is not None and self._pid == os.getpid() and _has_news(connection):
+            await asyncio.sleep(0)  # an idle connection that can be read was closed by the server: let that be noticed
+            await asyncio.sleep(0)
         if connection is not None and self._pid == os.getpid() and not connection.is_closed():
             return connection
         if self._closed:
@@ -131,6 +135,17 @@ async def connect(target: Target) -> asyncpg.Connection[Any]:
         )
     _watch_socket(connection)
     return connection
+
+
+def _has_news(connection: asyncpg.Connection[Any]) -> bool:
+    """Whether there is something to read on an idle connection. A statement sent after a FATAL would be lost."""
+    transport = getattr(connection, "_transport", None)
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or (number := sock.fileno()) < 0:
+        return True
+    poll = select.poll()
+    poll.register(number, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _watch_socket(connection: asyncpg.Connection[Any]) -> None:

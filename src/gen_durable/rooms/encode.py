@@ -33,11 +33,12 @@ from gen_durable.store.rows import Claim, Commit
 
 @dataclass(slots=True)
 class Ran:
-    """What became of one execution: the row of a flush, the outcome's name, and the signals it consumes."""
+    """What became of one execution: the row of a flush, the outcome's name, the signals it consumes, a new queue."""
 
     commit: Commit
     outcome: str
     consumed: tuple[int, ...] = ()
+    queue: str | None = None
 
 
 class SameState:
@@ -98,7 +99,7 @@ def encode_outcome(
         extra["consumed"] = consumed
     if extra:
         commit.extra = msgspec.json.encode(extra).decode()
-    return Ran(commit, type(outcome).__name__, consumed)
+    return Ran(commit, type(outcome).__name__, consumed, outcome.queue if isinstance(outcome, Next) else None)
 
 
 def _next(

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from typing import Final
 
+from gen_durable.errors import ConfigError
 from gen_durable.instances import Status
 from gen_durable.pg.pool import Pool
 from gen_durable.rooms.loop import Loop
@@ -45,9 +46,21 @@ class Endings(Loop):
             async with asyncio.timeout(timeout):
                 return await future
         except TimeoutError:
+            # The last word is the database's: "has it ended?" with no time to wait is answered truly too.
+            for watched in await self._pool.run_safely(self._calls.watch([instance])):
+                return watched
             return None
         finally:
             self._forget(instance, future)
+
+    async def stop(self) -> None:
+        """Stop; whoever still waits is told so."""
+        await super().stop()
+        for several in self._waiting.values():
+            for future in several:
+                if not future.done():
+                    future.set_exception(ConfigError("this Durable was closed while an instance was waited for"))
+        self._waiting.clear()
 
     def ended(self, instance: int, status: Status, result: str | None, error: str | None) -> None:
         """A worker of this process has committed an end."""

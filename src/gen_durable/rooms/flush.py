@@ -46,7 +46,7 @@ class Flush:
     __slots__ = ("_aside", "_batch", "_calls", "_link", "_on_wake", "_pending", "_side_link", "_task", "_under_way")
 
     def __init__(
-        self, link: Link, side_link: Link, calls: Calls, batch: int, on_wake: Callable[[frozenset[str]], None]
+        self, link: Link, side_link: Link, calls: Calls, batch: int, on_wake: Callable[[frozenset[str] | None], None]
     ) -> None:
         self._link = link
         self._side_link = side_link
@@ -137,8 +137,9 @@ class Flush:
     def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:
         for commit, settled in batch:
             settled(Verdict.STALE if commit.id in flushed.stale else Verdict.COMMITTED)
-        if flushed.wake:
-            self._on_wake(flushed.wake)
+        if flushed.wake or flushed.already:
+            # The queues that an earlier try woke are not known any more: look at all of them.
+            self._on_wake(flushed.wake if not flushed.already else None)
 
     async def _halve(self, batch: list[_Entry], link: Link, error: Exception) -> None:
         if len(batch) == 1:
@@ -161,11 +162,25 @@ class Flush:
         held = [e for e in batch if e not in ready]
         log.info("%d outcomes wait for rows that other transactions hold", len(held))
         for entry in held:
-            task = asyncio.get_running_loop().create_task(self._write([entry], self._side_link))
-            self._aside.add(task)
-            task.add_done_callback(self._aside.discard)
-        if ready:
+            self._wait_aside(entry)
+        if not held:
+            # No row of ours is held, so it is a key: a child's, that an open transaction is about to take or free.
+            await self._part(ready)
+        elif ready:
             await self._write(ready, self._link)
+
+    async def _part(self, batch: list[_Entry]) -> None:
+        if len(batch) == 1:
+            self._wait_aside(batch[0])
+            return
+        middle = len(batch) // 2
+        await self._write(batch[:middle], self._link)
+        await self._write(batch[middle:], self._link)
+
+    def _wait_aside(self, entry: _Entry) -> None:
+        task = asyncio.get_running_loop().create_task(self._write([entry], self._side_link))
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
 
 
 def describe_fault(error: Exception) -> str:

@@ -1,9 +1,9 @@
 """Live: the life of a claim, from its first step to the commit that ends it.
 
-In: a held claim. Out: steps run, outcomes handed in. A plain `Next` keeps the claim: the task waits for the commit and goes
-on with the next step, from the state that was committed. Any other outcome ends the task as soon as it is handed in: its slot is
-free for the next claim while the commit is under way, for a slot counts user code that runs. The claim stays in the
-holdings, and so keeps its lease, until the commit is answered.
+In: a held claim. Out: steps run, outcomes handed in. A plain `Next` keeps the claim: the task waits for the commit and
+goes on with the next step, from the state that was committed. Any other outcome ends the task as soon as it is handed
+in: its slot is free for the next claim while the commit is under way, for a slot counts user code that runs. The claim
+stays in the holdings, and so keeps its lease, until the commit is answered.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Live:
         events: Events,
         endings: Endings,
         wake: Wake,
+        on_due: Callable[[str, float], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         give_back: Callable[[Held, str], None],
     ) -> None:
@@ -56,6 +57,7 @@ class Live:
         self._events = events
         self._endings = endings
         self._wake = wake
+        self._on_due = on_due
         self._spawn = spawn
         self._give_back = give_back
         self.stopping = False
@@ -114,6 +116,8 @@ class Live:
             self._endings.ended(claim.id, Status.DONE, commit.value, None)
         elif commit.kind == "stop":
             self._endings.ended(claim.id, Status.FAILED, None, commit.error)
+        elif commit.delay:
+            self._on_due(claim.queue if ran.queue is None else ran.queue, commit.delay)
         if claim.partition_key is not None:
             self._wake.ring(claim.queue)  # its key is free now
         self._tell(held, ran, took)
@@ -147,5 +151,3 @@ class Live:
         if self._events.active:
             self._events.emit(UndecodableEvent(claim.id, claim.machine, claim.step, error))
         self._give_back(held, error)
-
-

@@ -37,7 +37,18 @@ class Lane:
     pace: hundreds of short steps, or not one long one. So buffered rows are never held back from other workers.
     """
 
-    __slots__ = ("_asked", "_pace", "_prefetch", "ahead", "buffer", "concurrency", "name", "poked", "running", "started")
+    __slots__ = (
+        "_asked",
+        "_pace",
+        "_prefetch",
+        "ahead",
+        "buffer",
+        "concurrency",
+        "name",
+        "poked",
+        "running",
+        "started",
+    )
 
     def __init__(self, name: str, concurrency: int, prefetch: int | None) -> None:
         self.name = name
@@ -114,6 +125,13 @@ class Pick(Loop):
         self._bell.set()
         return lane.room
 
+    def due(self, queue: str, seconds: float) -> None:
+        """A row of a queue falls due in so many seconds: be awake then."""
+        moment = time.monotonic() + seconds
+        if moment < self._due.get(queue, float("inf")):
+            self._due[queue] = moment
+            self._bell.set()
+
     def poke_all(self) -> None:
         for name in self.lanes:
             self.poke(name)
@@ -169,9 +187,9 @@ class Pick(Loop):
     async def _asked(self, demands: dict[str, int], lease: float) -> Picked:
         asked = time.monotonic()
         picked = await self._link.run(self._calls.pick(self._worker, demands, self._known, lease))
-        self._note(demands, picked)
         if picked.claims:
             self._on_claims(picked.claims, asked)
+        self._note(demands, picked)
         return picked
 
     def _note(self, demands: dict[str, int], picked: Picked) -> None:

@@ -8,11 +8,11 @@ timeout, a return value that is no outcome, a state that cannot be stored. Nothi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from gen_durable.context import Context
@@ -23,6 +23,7 @@ from gen_durable.machines import StepSpec
 from gen_durable.outcomes import Done, Outcome, Replay, Stop, describe
 from gen_durable.registry import Entry
 from gen_durable.rooms.encode import SAME_STATE, Ran, encode_outcome
+from gen_durable.rooms.threads import Threads
 from gen_durable.signals import Received
 from gen_durable.store.rows import Claim
 
@@ -36,7 +37,7 @@ class Run:
 
     __slots__ = ("_threads", "_worker")
 
-    def __init__(self, worker: str, threads: Executor) -> None:
+    def __init__(self, worker: str, threads: Threads) -> None:
         self._worker = worker
         self._threads = threads
 
@@ -49,12 +50,14 @@ class Run:
         ctx = self._context(claim, entry.spec)
         try:
             returned = await self._call(entry, state, ctx)
+            await _forget_cancellation(claim)
             if isinstance(entry.owner, Job):
                 returned = Done(returned)
             return encode_outcome(claim, entry.spec, ctx, returned, hold=hold)
         except asyncio.CancelledError:
             if claim.abandoned:
                 raise
+            await _forget_cancellation(claim)
             error: Exception = StepCancelled(f"step {entry.spec.label} was cancelled from inside")
         except LeaseLost:
             raise
@@ -62,25 +65,24 @@ class Run:
             error = raised
         except BaseException as raised:
             error = StepCancelled(f"step {entry.spec.label} raised {describe(raised)}, which does not end a worker")
-        return await self.failed(claim, entry, state, ctx, error, hold=hold)
+        return await self.failed(claim, entry, ctx, error, hold=hold)
 
     async def rejected(self, claim: Claim, entry: Entry, error: Exception, *, hold: bool) -> Ran:
         """The database refused the outcome of a step: ask `on_error`, as for an exception in the step."""
-        state = entry.spec.state_codec.decode(claim.state)
-        return await self.failed(claim, entry, state, self._context(claim, entry.spec), error, hold=hold)
+        return await self.failed(claim, entry, self._context(claim, entry.spec), error, hold=hold)
 
     async def given_up(self, claim: Claim, entry: Entry, error: Exception) -> Ran:
         """The database refused `on_error`'s answer too: the instance fails, with a reason that surely can be stored."""
         ctx = self._context(claim, entry.spec)
         return encode_outcome(claim, entry.spec, ctx, Stop(clean_error(describe(error))), hold=False)
 
-    async def failed(
-        self, claim: Claim, entry: Entry, state: object, ctx: Context, error: Exception, *, hold: bool
-    ) -> Ran:
+    async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> Ran:
         """Let whoever answers for the step decide what its error means."""
         try:
             if isinstance(entry.owner, Job):
                 return encode_outcome(claim, entry.spec, ctx, _retry(entry.owner, ctx, error), hold=hold, error=error)
+            # The state of the row, not what the failed execution may have made of its own copy.
+            state = entry.spec.state_codec.decode(claim.state)
             answer = cast(Any, entry.owner).on_error(state, ctx, error)
             if inspect.isawaitable(answer):
                 answer = await answer
@@ -117,28 +119,43 @@ class Run:
         )
 
     async def _call(self, entry: Entry, state: object, ctx: Context) -> Any:
-        spec = entry.spec
         both = not isinstance(entry.owner, Job) or entry.owner.wants_context
-        if spec.timeout is None:
-            return await self._started(entry, state, ctx, both=both)
-        limit = asyncio.timeout(spec.timeout)
-        try:
-            async with limit:
-                return await self._started(entry, state, ctx, both=both)
-        except TimeoutError:
-            if limit.expired():
-                raise StepTimeout(f"step {spec.label} ran longer than its timeout of {spec.timeout:g} s") from None
-            raise
-
-    async def _started(self, entry: Entry, state: object, ctx: Context, *, both: bool) -> Any:
         if entry.spec.is_async:
-            return await (entry.call(state, ctx) if both else entry.call(state))
-        call: Callable[..., Any] = (
+            running = entry.call(state, ctx) if both else entry.call(state)
+            return await _in_time(running, entry.spec)
+        call: Callable[[], Any] = (
             functools.partial(entry.call, state, ctx) if both else functools.partial(entry.call, state)
         )
-        in_context = functools.partial(contextvars.copy_context().run, call)
-        result = await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
+        begun, done = self._threads.run(functools.partial(contextvars.copy_context().run, call))
+        await begun  # a timeout bounds the execution, not the wait for a free thread
+        result = await _in_time(done, entry.spec)
         return await result if inspect.isawaitable(result) else result
+
+
+async def _in_time(running: Awaitable[Any], spec: StepSpec) -> Any:
+    if spec.timeout is None:
+        return await running
+    limit = asyncio.timeout(spec.timeout)
+    try:
+        async with limit:
+            return await running
+    except TimeoutError:
+        if limit.expired():
+            raise StepTimeout(f"step {spec.label} ran longer than its timeout of {spec.timeout:g} s") from None
+        raise
+
+
+async def _forget_cancellation(claim: Claim) -> None:
+    """A step that cancelled its own task and returned all the same: the cancellation must not hit the engine."""
+    task = asyncio.current_task()
+    if task is None or not task.cancelling() or claim.abandoned:
+        return
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    if claim.abandoned:
+        raise asyncio.CancelledError
+    while task.cancelling():
+        task.uncancel()
 
 
 def _awaited(claim: Claim) -> tuple[Received, ...]:

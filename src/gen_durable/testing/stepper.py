@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from gen_durable.registry import Entry, Registry
 from gen_durable.rooms.encode import Ran
 from gen_durable.rooms.flush import Flush, Verdict
 from gen_durable.rooms.run import Run, Undecodable
+from gen_durable.rooms.threads import Threads
 from gen_durable.store.rows import Claim
 from gen_durable.testing.statements import Statements
 from gen_durable.testing.tally import LOST, UNDECODABLE, Execution
@@ -44,7 +44,7 @@ class Stepper:
         self._statements = statements
         self._link = Link(app.target)
         self._side_link = Link(app.target)
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="gen_durable step")
+        self._threads = Threads(1)
         self._errors = errors
         self._run = _Run(WORKER, self._threads, errors)
         self._flush = Flush(self._link, self._side_link, app.calls, 1, _nobody)
@@ -55,7 +55,7 @@ class Stepper:
 
     async def close(self) -> None:
         await self._flush.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         await asyncio.gather(self._link.close(), self._side_link.close(), return_exceptions=True)
 
     async def due_queues(self) -> list[str]:
@@ -168,15 +168,13 @@ class _Run(Run):
 
     __slots__ = ("_errors",)
 
-    def __init__(self, worker: str, threads: Executor, errors: dict[int, Exception]) -> None:
+    def __init__(self, worker: str, threads: Threads, errors: dict[int, Exception]) -> None:
         super().__init__(worker, threads)
         self._errors = errors
 
-    async def failed(
-        self, claim: Claim, entry: Entry, state: object, ctx: Context, error: Exception, *, hold: bool
-    ) -> Ran:
+    async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> Ran:
         self._errors[claim.id] = error
-        return await super().failed(claim, entry, state, ctx, error, hold=hold)
+        return await super().failed(claim, entry, ctx, error, hold=hold)
 
 
 def _nobody(_queues: Iterable[Any]) -> None:

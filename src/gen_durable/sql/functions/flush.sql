@@ -71,7 +71,11 @@ begin
       step = coalesce(o.step, g.step),
       state = case when o.kind in ('done', 'stop') then g.state else coalesce(o.value, g.state) end,
       result = case when o.kind = 'done' then o.value else g.result end,
-      attempt = case o.kind when 'replay' then g.attempt + 1 when 'done' then g.attempt when 'stop' then g.attempt else 0 end,
+      attempt = case
+        when o.kind = 'replay' then g.attempt + 1
+        when o.kind in ('done', 'stop') or (o.kind = 'await' and o.step is null) then g.attempt
+        else 0
+      end,
       seq = g.seq + 1,
       crashes = 0,
       eligible_at = case when o.kind in ('next', 'replay') then now() + make_interval(secs => coalesce(o.delay, 0)) else g.eligible_at end,

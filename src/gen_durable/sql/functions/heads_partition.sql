@@ -6,7 +6,7 @@ create or replace function @schema.heads_partition(
 )
 returns boolean
 language plpgsql
-volatile  -- so that each call reads by the snapshot of the statement that calls it, and plans once per session
+volatile  -- so that each call takes a snapshot of its own: the check after the lock must see who held it before
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$

@@ -82,7 +82,8 @@ begin
         where o.holder <> o.id limit 1;
         if found then
           raise exception 'the unique key is taken by instance %', taken.holder
-            using errcode = 'GD001', detail = encode(taken.unique_key, 'hex'), hint = taken.holder::text;
+            using errcode = 'GD001', detail = encode(taken.unique_key, 'hex'),
+              hint = case when taken.holder = any (ids) then '' else taken.holder::text end;  -- '': twice in this call
         end if;
       end;
     end if;

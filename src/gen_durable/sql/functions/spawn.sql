@@ -38,7 +38,7 @@ begin
       (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope,
        parent_id, parent_round)
     overriding system value
-    select s.id, s.fsm, s.version, s.step, s.state, s.queue, s.priority, s.partition_key,
+    select s.id, s.fsm, s.version, s.step, coalesce(s.state, 'null'), s.queue, s.priority, s.partition_key,
            coalesce(s.schedule_at, now() + make_interval(secs => s.delay)),
            decode(s.unique_key, 'hex'), coalesce(s.unique_scope, '{}')::@schema.durable_status[], s.parent_id, s.round
     from numbered s
