@@ -16,6 +16,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -71,22 +72,25 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._started = False
+        self._stop_task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Work until SIGTERM or SIGINT, then drain; a second signal leaves at once."""
         stop = asyncio.Event()
-        main = asyncio.current_task()
         loop = asyncio.get_running_loop()
 
-        def heard() -> None:
-            if stop.is_set() and main is not None:
-                main.cancel()
+        def heard(number: int) -> None:
+            if stop.is_set():
+                # At once means at once: no step, thread or connection is asked. Its rows are left to their leases.
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(128 + number)
             stop.set()
 
         opened = await self._app.ensure_open()
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
-            loop.add_signal_handler(number, heard)
+            loop.add_signal_handler(number, heard, number)
         try:
             async with self:
                 await stop.wait()
@@ -169,9 +173,18 @@ class Worker:
 
     async def stop(self) -> None:
         """Drain: stop picking, give back what has not begun, wait for steps under way, commit, close."""
-        if not self._started or self._stopping:
+        if not self._started:
             return
-        self._stopping = self._live.stopping = True
+        if self._stop_task is None:
+            self._stopping = self._live.stopping = True
+            self._stop_task = asyncio.get_running_loop().create_task(self._stop(), name="gen_durable stop")
+        try:
+            await asyncio.shield(self._stop_task)
+        except asyncio.CancelledError:
+            self._stop_task.cancel()
+            raise
+
+    async def _stop(self) -> None:
         try:
             if self.options.queues:
                 self._app.leave(self._pick)
@@ -180,12 +193,19 @@ class Worker:
                 await self._keep.stop()
             for room in self._upkeep:
                 await room.stop()
+            if not self._holdings.all():
+                await asyncio.gather(*(link.close() for link in self._links), return_exceptions=True)
         finally:
+            # Also when the drain is interrupted: nothing of ours may go on beating for rows that nobody runs.
+            self._keep.halt()
+            for held in self._holdings.all():
+                self._abandon(held)
             for task in self._tasks:
                 task.cancel()
+            for link in self._links:
+                link.close_soon()
             await self._flush.close()
             self._threads.close()
-            await asyncio.gather(*(link.close() for link in self._links), return_exceptions=True)
 
     async def _drain(self) -> None:
         lanes = self._pick.lanes.values()
@@ -222,8 +242,11 @@ class Worker:
         rows = sorted((held.claim.id, held.claim.claim, delay, reason) for held, delay, reason in several)
         try:
             await self._app.pool.run_safely(self._app.calls.release(rows))
-            for queue in {held.claim.queue for held, delay, _ in several if delay is None}:
-                self._app.wake.ring(queue, count=1)
+            for held, delay, _ in several:
+                if delay is not None:
+                    self._due(held.claim.queue, delay)
+                if delay is None or held.claim.partition_key is not None:
+                    self._app.wake.ring(held.claim.queue)
         except (ConnectionLost, SqlError) as error:
             log.warning(
                 "%d rows could not be given back (%s); their leases will run out", len(rows), type(error).__name__

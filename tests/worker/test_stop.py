@@ -233,7 +233,7 @@ async def test_stopping_an_idle_worker_is_quick(engine: Opening) -> None:
 async def test_stopping_in_the_middle_of_a_crowd(engine: Opening) -> None:
     """Workers that come and go in a busy queue lose nothing and run nothing twice."""
     async with engine() as e:
-        handles = await e.app.insert_many(Start(tick, n) for n in range(300))
+        handles = await e.app.insert_many(Start(tick, n) for n in range(1500))
         for _ in range(4):
             async with e.worker(tick, queues={"default": 8}, prefetch=8):
                 await e.seen.until(StepStopped, count=len(e.seen.of(StepStopped)) + 20)
@@ -241,7 +241,7 @@ async def test_stopping_in_the_middle_of_a_crowd(engine: Opening) -> None:
         async with e.worker(tick, queues={"default": 50}):
             for n, handle in enumerate(handles):
                 assert await e.end(handle) == Finished(handle.id, n)
-        assert await e.rows.count("seq = 1 and attempt = 0 and crashes = 0") == 300
+        assert await e.rows.count("seq = 1 and attempt = 0 and crashes = 0") == 1500
 
 
 @job

@@ -94,6 +94,11 @@ class Link:
             connection.terminate()
             raise
 
+    def close_soon(self) -> None:
+        """Close without waiting: the server is told, its answer is not heard."""
+        self._closed = True
+        self.drop()
+
     def drop(self) -> None:
         """Throw the connection away; the next call makes a new one."""
         connection, self._connection = self._connection, None
@@ -108,14 +113,16 @@ class Link:
 
     async def _connected(self) -> asyncpg.Connection[Any]:
         connection = self._connection
-        if connection is not None and self._pid == os.getpid() and _has_news(connection):
-            await asyncio.sleep(0)  # an idle connection that can be read was closed by the server: let that be noticed
-            await asyncio.sleep(0)
-        if connection is not None and self._pid == os.getpid() and not connection.is_closed():
+        if (
+            connection is not None
+            and self._pid == os.getpid()
+            and not connection.is_closed()
+            and not _has_news(connection)
+        ):
             return connection
         if self._closed:
             raise ConnectionLost(RuntimeError("this Durable is closed"), sent=False)
-        self._connection = None
+        self.drop()
         try:
             connection = await connect(self.target)
         except Exception as error:
@@ -138,7 +145,10 @@ async def connect(target: Target) -> asyncpg.Connection[Any]:
 
 
 def _has_news(connection: asyncpg.Connection[Any]) -> bool:
-    """Whether there is something to read on an idle connection. A statement sent after a FATAL would be lost."""
+    """Whether there is something to read on an idle connection: most likely the server's FATAL, so it is not used.
+
+    A statement that is sent on it would fail, and leave open whether it was done.
+    """
     transport = getattr(connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or (number := sock.fileno()) < 0:

@@ -56,6 +56,10 @@ class Keep:
         self._thread = threading.Thread(target=self._run, args=(loop,), name="gen_durable keep", daemon=True)
         self._thread.start()
 
+    def halt(self) -> None:
+        """Let the thread end by itself, without waiting for it."""
+        self._stop.set()
+
     async def stop(self) -> None:
         """Stop after the beat under way."""
         self._stop.set()

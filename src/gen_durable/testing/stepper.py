@@ -10,9 +10,8 @@ cancellation) stays inside, and a test that is cancelled gives its row back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from gen_durable.client import Durable
 from gen_durable.context import Context
@@ -177,5 +176,5 @@ class _Run(Run):
         return await super().failed(claim, entry, ctx, error, hold=hold)
 
 
-def _nobody(_queues: Iterable[Any]) -> None:
+def _nobody(_queues: frozenset[str] | None) -> None:
     """Nobody is woken: the next claim finds what became runnable."""
