@@ -49,7 +49,7 @@ demo: $(READY)
 
 .PHONY: test
 test: $(READY)
-	$(WITH_PG) $(BIN)/pytest $(ARGS)
+	$(WITH_PG) $(BIN)/pytest -n 2 $(ARGS)
 
 .PHONY: check
 check: export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1

@@ -63,6 +63,14 @@ class Codec(Generic[T]):
         self.check(value)
         return encode(value, self._what)
 
+    def store(self, value: T) -> tuple[str, T]:
+        """A value as JSON text, and as it will be read again: one that does not read back is refused here."""
+        raw = self.encode(value)
+        try:
+            return raw.decode(), self.decode(raw)
+        except DecodeError as error:
+            raise EncodeError(f"{error}: it would not be read again") from None
+
     def decode(self, raw: bytes | str) -> T:
         try:
             if self._model is not None:

@@ -41,6 +41,11 @@ class Child:
         return self.status is Status.DONE
 
     @property
+    def state(self) -> Any:
+        """The last state as plain JSON values."""
+        return decode_plain(self.raw_state)
+
+    @property
     def result(self) -> Any:
         """The result as plain JSON values; `Context.results` gives it typed."""
         return None if self.raw_result is None else decode_plain(self.raw_result)

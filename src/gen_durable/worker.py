@@ -259,6 +259,9 @@ class Worker:
         late: list[tuple[Held, float | None, str | None]] = []
         for claim in claims:
             held = Held(claim, self._registry.following(claim.machine, claim.version, claim.step), extended=asked)
+            former = self._holdings.get(claim.id)
+            if former is not None:
+                self._lost([former])  # our own claim had run out, and we have won the row back: the first one ends
             self._holdings.add(held)
             lane = self._pick.lanes[claim.queue]
             if self._stopping:

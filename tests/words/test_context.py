@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gen_durable.context import Child, Context
 from gen_durable.errors import DecodeError, InvalidOutcome
@@ -148,7 +150,7 @@ def test_nothing_shows_payloads() -> None:
     for value in (full, full.inbox[0], child(1, "Pack", Status.DONE, '"CANARY"'), instance):
         assert "CANARY" not in repr(value)
     assert (instance.state, instance.result) == ("CANARY", "CANARY")
-    assert replace(instance, raw_result=None).result is None
+    assert dataclasses.replace(instance, raw_result=None).result is None
 
 
 def test_statuses_are_the_words_of_the_database() -> None:

@@ -162,25 +162,3 @@ async def test_an_undecodable_partition_head_frees_its_key(engine: Opening) -> N
         sibling = await e.app.insert(Shop.open, Order(1), partition_key="p")
         async with e.worker(Shop(), poll_interval=NEVER, max_poll_interval=NEVER):
             assert await sibling.wait(seconds(3)) == Finished(sibling.id, "sold 1")
-
-
-class Chained(Machine):
-    """Goes on to a step that cannot read what was handed to it."""
-
-    @step
-    async def begin(self, _: int, ctx: Context) -> Outcome[str]:
-        return Next(self.picky, {"id": "not a number"})
-
-    @step
-    async def picky(self, order: dict[str, int], ctx: Context) -> Outcome[str]:
-        return Done("never")
-
-
-async def test_undecodable_in_the_middle_of_a_chain(engine: Opening) -> None:
-    """On a run-ahead chain the first step stays committed, and the row is put back at the step that cannot read."""
-    async with engine() as e, e.worker(Chained()):
-        handle = await e.app.insert(Chained.begin, 0)
-        (event,) = await e.seen.until(Undecodable)
-        assert (event.id, event.step) == (handle.id, "picky")
-        row = await e.rows.until(handle, status="runnable", locked_by=None)
-        assert (row["step"], row["seq"], row["attempt"]) == ("picky", 1, 0)

@@ -33,12 +33,16 @@ from gen_durable.store.rows import Claim, Commit
 
 @dataclass(slots=True)
 class Ran:
-    """What became of one execution: the row of a flush, the outcome's name, the signals it consumes, a new queue."""
+    """What became of one execution: the row of a flush, the outcome's name, the signals it consumes, a new queue.
+
+    `state` is what was decoded from what is being committed: what the next step of a held claim is given.
+    """
 
     commit: Commit
     outcome: str
     consumed: tuple[int, ...] = ()
     queue: str | None = None
+    state: object = None
 
 
 class SameState:
@@ -61,19 +65,20 @@ def encode_outcome(
     commit = Commit(claim.id, claim.claim, claim.seq, "")
     extra: dict[str, object] = {}
     consumed: tuple[int, ...] = ()
+    state: object = None
     match outcome:
         case Next():
             consumed = tuple(s.id for s in ctx.awaited)
-            _next(commit, extra, outcome, claim, spec, hold=hold)
+            state = _next(commit, extra, outcome, claim, spec, hold=hold)
         case Replay():
             commit.kind = "replay"
             if not isinstance(outcome.state, SameState):
-                commit.value = _state_for(spec, spec, outcome.state)
+                commit.value, _ = _state_for(spec, spec, outcome.state)
             commit.delay = outcome.after
             commit.error = describe(error) if error is not None else None
         case Await():
             commit.kind = "await"
-            commit.value = _state_for(outcome.then or spec, spec, outcome.state)
+            commit.value, _ = _state_for(outcome.then or spec, spec, outcome.state)
             commit.step = outcome.then.name if outcome.then is not None and outcome.then is not spec else None
             commit.delay = outcome.timeout
             extra["awaits"] = outcome.names
@@ -82,7 +87,7 @@ def encode_outcome(
         case ScheduleChildren():
             consumed = tuple(s.id for s in ctx.awaited)
             commit.kind = "children"
-            commit.value = _state_for(outcome.then, spec, outcome.state)
+            commit.value, _ = _state_for(outcome.then, spec, outcome.state)
             commit.step = outcome.then.name
             extra["children"] = [_child(child) for child in outcome.children]
         case Done():
@@ -99,13 +104,15 @@ def encode_outcome(
         extra["consumed"] = consumed
     if extra:
         commit.extra = msgspec.json.encode(extra).decode()
-    return Ran(commit, type(outcome).__name__, consumed, outcome.queue if isinstance(outcome, Next) else None)
+    queue = outcome.queue if isinstance(outcome, Next) else None
+    return Ran(commit, type(outcome).__name__, consumed, queue, state)
 
 
 def _next(
     commit: Commit, extra: dict[str, object], outcome: Next[Any], claim: Claim, spec: StepSpec, *, hold: bool
-) -> None:
-    commit.value = _state_for(outcome.step, spec, outcome.state)
+) -> object:
+    """Returns the state as the next step will be given it."""
+    commit.value, state = _state_for(outcome.step, spec, outcome.state)
     commit.step = outcome.step.name
     commit.delay = outcome.delay or None
     if outcome.queue is not None and outcome.queue != claim.queue:
@@ -115,27 +122,28 @@ def _next(
     if not isinstance(outcome.partition_key, Keep) and outcome.partition_key != claim.partition_key:
         extra["partition_key"] = outcome.partition_key
     commit.kind = "hold" if hold and outcome.run_ahead and outcome.delay == 0 and not extra else "next"
+    return state
 
 
-def _state_for(target: StepSpec, current: StepSpec, state: object) -> str:
+def _state_for(target: StepSpec, current: StepSpec, state: object) -> tuple[str, object]:
     if target.machine is not current.machine:
         raise InvalidOutcome(
             f"step {current.label} goes on to {target.label}, a step of another machine: "
             "pass a step of the same object, as in Next(self.ship, state)"
         )
-    return target.state_codec.encode(state).decode()
+    return target.state_codec.store(state)
 
 
 def _child(start: Start[Any]) -> dict[str, object]:
     try:
-        state = start.step.state_codec.encode(start.state)
+        state, _ = start.step.state_codec.store(start.state)
     except EncodeError as error:
         raise EncodeError(f"a child cannot be started: {error}") from error
     return {
         "fsm": start.step.machine.name,
         "version": start.step.machine.version,
         "step": start.step.name,
-        "state": msgspec.Raw(state),
+        "state": msgspec.Raw(state.encode()),
         "queue": start.queue,
         "priority": start.priority,
         "partition_key": start.partition_key,

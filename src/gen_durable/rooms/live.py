@@ -66,12 +66,13 @@ class Live:
         """Run a claim's step, hand in its outcome, and again while the claim is kept."""
         claim = held.claim
         steps, began = 0, time.monotonic()
+        after: Ran | None = None
         try:
             while True:
                 steps += 1
                 hold = steps <= self._steps and not self.stopping and time.monotonic() - began < self._budget
                 started = time.perf_counter()
-                ran = await self._run.step(claim, held.entry, hold=hold)
+                ran = await self._run.step(claim, held.entry, hold=hold, after=after)
                 took = time.perf_counter() - started
                 if ran.commit.kind != "hold":
                     self._flush.hand_in(ran.commit, functools.partial(self._settled, held, ran, took))
@@ -79,6 +80,7 @@ class Live:
                 if not await self._kept(held, ran, took):
                     return
                 advance(claim, ran)
+                after = ran
                 held.entry = self._registry.following(claim.machine, claim.version, claim.step)
                 held.in_thread = not held.entry.spec.is_async
         except Undecodable as error:

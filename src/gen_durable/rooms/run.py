@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -27,6 +28,8 @@ from gen_durable.rooms.threads import Threads
 from gen_durable.signals import Received
 from gen_durable.store.rows import Claim
 
+log = logging.getLogger("gen_durable.worker")
+
 
 class Undecodable(Exception):
     """The stored state does not fit the step: there is nothing to call the step with."""
@@ -41,16 +44,23 @@ class Run:
         self._worker = worker
         self._threads = threads
 
-    async def step(self, claim: Claim, entry: Entry, *, hold: bool) -> Ran:
-        """Execute a step and encode what it decided. Raises only `Undecodable`, `LeaseLost` and cancellation."""
-        try:
-            state = entry.spec.state_codec.decode(claim.state)
-        except Exception as unread:
-            raise Undecodable(describe(unread)) from unread
+    async def step(self, claim: Claim, entry: Entry, *, hold: bool, after: Ran | None = None) -> Ran:
+        """Execute a step and encode what it decided. Raises only `Undecodable`, `LeaseLost` and cancellation.
+
+        `after` is the outcome that led here by the same claim: its state was decoded from what was committed already.
+        """
+        if after is not None:
+            state = after.state
+        else:
+            try:
+                state = entry.spec.state_codec.decode(claim.state)
+            except Exception as unread:
+                raise Undecodable(describe(unread)) from unread
         ctx = self._context(claim, entry.spec)
         try:
             returned = await self._call(entry, state, ctx)
-            await _forget_cancellation(claim)
+            if _cancelling():
+                await _forget_cancellation(claim)
             if isinstance(entry.owner, Job):
                 returned = Done(returned)
             return encode_outcome(claim, entry.spec, ctx, returned, hold=hold)
@@ -78,6 +88,10 @@ class Run:
 
     async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> Ran:
         """Let whoever answers for the step decide what its error means."""
+        # The kind of the error, not its text: that may quote a payload. The text is in the row's last_error.
+        log.info(
+            "instance %d: %s raised %s, attempt %d", claim.id, entry.spec.label, type(error).__name__, claim.attempt
+        )
         try:
             if isinstance(entry.owner, Job):
                 return encode_outcome(claim, entry.spec, ctx, _retry(entry.owner, ctx, error), hold=hold, error=error)
@@ -143,6 +157,11 @@ async def _in_time(running: Awaitable[Any], spec: StepSpec) -> Any:
         if limit.expired():
             raise StepTimeout(f"step {spec.label} ran longer than its timeout of {spec.timeout:g} s") from None
         raise
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _forget_cancellation(claim: Claim) -> None:

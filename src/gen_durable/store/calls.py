@@ -88,7 +88,7 @@ class Calls:
                 [s.step.machine.name for s in starts],
                 [s.step.machine.version for s in starts],
                 [s.step.name for s in starts],
-                [s.step.state_codec.encode(s.state).decode() for s in starts],
+                [s.step.state_codec.store(s.state)[0] for s in starts],
                 [s.queue for s in starts],
                 _sparse([s.priority or None for s in starts]),
                 _sparse([s.partition_key for s in starts]),
