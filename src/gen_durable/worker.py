@@ -81,7 +81,8 @@ class Worker:
 
         def heard(number: int) -> None:
             if stop.is_set():
-                # At once means at once: no step, thread or connection is asked. Its rows are left to their leases.
+                # At once means at once: no step, thread or connection is asked.
+                log.warning("left without draining; what was under way runs again when its lease has run out")
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(128 + number)

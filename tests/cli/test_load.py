@@ -11,15 +11,19 @@ from gen_durable.cli.load import load
 from gen_durable.errors import ConfigError
 
 PROGRAM = """
-from gen_durable import Durable, Worker
+from gen_durable import Durable, Worker, job
 
 number = 3
+
+@job
+async def nothing(n: int) -> int:
+    return n
 
 def wrong():
     return number
 
 def nearly():
-    return Worker(Durable("postgresql://127.0.0.1:1/x"))
+    return Worker(Durable("postgresql://127.0.0.1:1/x"), jobs=[nothing])
 """
 
 

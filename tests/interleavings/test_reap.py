@@ -18,7 +18,7 @@ MAIL = EXPIRED + signal(7, 1)
 
 def one_wins(end: End) -> None:
     """Either the claim was taken back and the outcome changed nothing, or the outcome stands."""
-    row, reaped, stale = end.rows[1], [r.id for r in end.left[0]], set(end.right[0].stale)
+    row, reaped, stale = end.rows[1], [r.id for r in end.left[0].claims], set(end.right[0].stale)
     assert bool(reaped) == bool(stale), f"reaped {reaped}, stale {stale}"
     if reaped:
         assert (row["step"], row["seq"], row["crashes"], len(end.signals)) == ("s", 0, 1, 1)
@@ -83,7 +83,7 @@ async def test_reap_reap(exploring: Exploring, calls: Calls) -> None:
     """Two reapers at once: each expired claim is taken back once."""
 
     def once(end: End) -> None:
-        assert sorted(r.id for side in (end.left, end.right) for r in side[0]) == [1, 2]
+        assert sorted(r.id for side in (end.left, end.right) for r in side[0].claims) == [1, 2]
         assert [end.rows[i]["claims"] for i in (1, 2)] == [2, 2]
 
     given = EXPIRED + executing(2, lease_expires_at=seconds(-1))
@@ -94,7 +94,7 @@ async def test_reap_reap(exploring: Exploring, calls: Calls) -> None:
 
 def kept_or_taken(end: End) -> None:
     """A beat that comes first keeps the claim; one that comes later changes nothing and may say that it is lost."""
-    row, reaped, lost = end.rows[1], end.left[0], end.right[0]
+    row, reaped, lost = end.rows[1], end.left[0].claims, end.right[0]
     if reaped:
         assert (row["status"], row["claims"], row["lease_expires_at"]) == ("runnable", 2, None)
     else:

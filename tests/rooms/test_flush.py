@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from gen_durable import Durable, OutcomeRejected, Start, job
-from gen_durable.pg.link import Link
+from gen_durable.pg.link import Link, Target
 from gen_durable.rooms.flush import Flush, Verdict
 from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Claim, Commit, Flushed
@@ -36,7 +36,8 @@ class Counting(Calls):
 async def flusher(app: Durable) -> AsyncIterator[tuple[Flush, list[int], list[frozenset[str]]]]:
     calls = Counting(app.calls.schema)
     calls.sizes = []
-    links = Link(app.target), Link(app.target)
+    target = Target(app.target.dsn, application_name=f"flush {app.calls.schema.name}")
+    links = Link(target), Link(target)
     wakes: list[frozenset[str]] = []
     flush = Flush(*links, calls, 500, wakes.append)
     try:
@@ -118,7 +119,8 @@ async def test_a_killed_backend_is_not_noticed(dsn: str, schema: str, kill_first
             assert await flush.submit(done(first)) is Verdict.COMMITTED
         await connection.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity "
-            "where application_name = 'gen_durable' and pid <> pg_backend_pid()"
+            "where application_name = $1 and pid <> pg_backend_pid()",
+            f"flush {schema}",
         )
         assert await flush.submit(done(second)) is Verdict.COMMITTED
         if kill_first:

@@ -214,7 +214,7 @@ class Engine:
 
     async def reap(self, max_crashes: int | None = None) -> list[Reclaimed]:
         """Take back claims whose lease has run out."""
-        return await self.app.pool.run(self.app.calls.reap(1000, max_crashes))
+        return (await self.app.pool.run(self.app.calls.reap(1000, max_crashes))).claims
 
     async def flush(self, *commits: Commit) -> Flushed:
         """Commit outcomes made by hand."""

@@ -124,9 +124,6 @@ async def test_a_state_that_cannot_be_stored_is_the_steps_error(engine: Opening,
                 assert (await e.row(handle))["crashes"] == 0
 
 
-@pytest.mark.xfail(
-    reason="a state is checked by its class alone: a type with parameters, or a wrong field, gets through"
-)
 @pytest.mark.parametrize("how", PLACES)
 async def test_a_state_that_the_next_step_cannot_read_is_the_steps_error(engine: Opening, how: str) -> None:
     """A state that does not fit the step it is for is refused when it is returned, not found when nobody can help."""

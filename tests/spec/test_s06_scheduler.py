@@ -230,7 +230,6 @@ async def test_a_worker_that_lost_its_claim_stops_its_step(engine: Opening) -> N
         assert await finished(handle) == 1
 
 
-@pytest.mark.xfail(reason="the new claim takes the place of the lost one in the holdings, which no beat looks at then")
 async def test_a_worker_that_claims_its_own_lost_row_stops_the_first_step(engine: Opening) -> None:
     """The same holds when the worker itself has claimed the row anew: the execution of the lost claim is stopped."""
     async with engine() as e:

@@ -91,7 +91,6 @@ async def test_a_cap_on_crashes_that_was_asked_for_fails_the_row(engine: Opening
         assert "crash" in (await e.row(child["id"]))["last_error"]
 
 
-@pytest.mark.xfail(reason="the reaper rings the queues of the rows it took back, not those of the parents it released")
 async def test_the_parent_of_a_row_that_was_given_up_runs_at_once(engine: Opening) -> None:
     """A join by the reaper wakes like any other: the parent does not wait for the next poll."""
     async with engine() as e:

@@ -207,7 +207,6 @@ async def test_the_parent_sees_what_became_of_each_child(engine: Opening) -> Non
         assert [child.last_error for child in children] == [None, "no stock", None]
 
 
-@pytest.mark.xfail(reason="a Child has its state only as raw_state")
 async def test_the_parent_sees_the_state_in_which_each_child_ended(engine: Opening) -> None:
     """A child's last state is told as well, failed or not."""
     async with engine() as e:

@@ -53,7 +53,7 @@ def test_an_outcome_of_an_older_claim_is_stale(store: Store, kind: str) -> None:
     """Claimed by w, lease run out, reaped, claimed by w again: the old outcome consumes, joins and starts nothing."""
     store.given(GIVEN)
     store.sql("update @schema.gen_durable set lease_expires_at = now() - interval '1 second' where id = 2")
-    assert [r.id for r in store.run(store.calls.reap(10, None))] == [2]
+    assert [r.id for r in store.run(store.calls.reap(10, None)).claims] == [2]
     (claim,) = store.pick(worker="w").claims
     assert (claim.id, claim.claim, store.row(2)["locked_by"]) == (2, 3, "w")
     before = snapshot(store)

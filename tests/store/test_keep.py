@@ -16,7 +16,7 @@ def beat(store: Store, *claims: tuple[int, int], lease: float = 60) -> list[int]
 
 
 def reap(store: Store, batch: int = 10, max_crashes: int | None = None) -> list[Reclaimed]:
-    return store.run(store.calls.reap(batch, max_crashes))
+    return store.run(store.calls.reap(batch, max_crashes)).claims
 
 
 def test_a_beat_extends(store: Store) -> None:

@@ -126,7 +126,7 @@ async def test_min_demand_gathers_slots(engine: Opening) -> None:
     """With min_demand = concurrency a worker picks only when all its slots are free: in rounds, not one by one."""
     async with engine() as e:
         handles = await e.app.insert_many(Start(count, n) for n in range(12))
-        async with e.worker(count, queues={"default": 4}, min_demand=4):
+        async with e.worker(count, queues={"default": 4}, min_demand=4, prefetch=0):
             for n, handle in enumerate(handles):
                 assert await e.end(handle) == Finished(handle.id, n)
             await e.seen.until(StepStopped, count=12)
@@ -139,7 +139,7 @@ async def test_min_demand_one_does_not_wait(engine: Opening) -> None:
     crowd = crowds["neighbour"] = Crowd()
     async with engine() as e:
         slow = await e.app.insert(visit, "neighbour/slow")
-        async with e.worker(visit, count, queues={"default": 2}):
+        async with e.worker(visit, count, queues={"default": 2}, prefetch=0):
             await crowd.until("slow", 1)
             for handle in await e.app.insert_many(Start(count, n) for n in range(5)):
                 await e.end(handle)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gen_durable.cli.console import fail, plainly, say
+from gen_durable.cli.console import fail, plainly
 from gen_durable.cli.load import load
 from gen_durable.cli.supervise import supervise
 from gen_durable.errors import ConfigError, GenDurableError
@@ -85,11 +85,7 @@ def worker(
 def _run(make: Callable[[], Any], max_crashes: int | None, drain_timeout: float | None) -> None:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            try:
-                runner.run(_work(make, max_crashes, drain_timeout))
-            except asyncio.CancelledError:
-                say("gen-durable: left without draining; what was under way runs again when its lease has run out")
-                _leave_now(1)
+            runner.run(_work(make, max_crashes, drain_timeout))
     except ConfigError:
         raise
     except GenDurableError as error:

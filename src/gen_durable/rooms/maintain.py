@@ -41,7 +41,9 @@ class Reap(Loop):
         self._told: set[tuple[str, int, str]] = set()
 
     async def turn(self) -> float:
-        found = await self._link.run(self._calls.reap(REAP_BATCH, self._options.max_crashes))
+        reaping = await self._link.run(self._calls.reap(REAP_BATCH, self._options.max_crashes))
+        found = reaping.claims
+        self._wake.ring_all(reaping.released)
         if found:
             log.warning("took back %d claims whose lease had run out", len(found))
             for queue in {row.queue for row in found}:

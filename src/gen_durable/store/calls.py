@@ -23,6 +23,7 @@ from gen_durable.store.rows import (
     Inserted,
     Picked,
     QueueNews,
+    Reaping,
     Reclaimed,
     Stranger,
     Watched,
@@ -144,8 +145,8 @@ class Calls:
             lambda rows: [row[0] for row in rows],
         )
 
-    def reap(self, batch: int, max_crashes: int | None) -> Call[list[Reclaimed]]:
-        return Call(self._reap, (batch, max_crashes), lambda rows: [Reclaimed(*row) for row in rows])
+    def reap(self, batch: int, max_crashes: int | None) -> Call[Reaping]:
+        return Call(self._reap, (batch, max_crashes), _read_reaping)
 
     def release(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Call[list[int]]:
         """`claims` are (id, claim, delay, reason), in the order of ids."""
@@ -221,6 +222,11 @@ def _read_children(text: str) -> tuple[Child, ...]:
         )
         for c in decode_plain(text)
     )
+
+
+def _read_reaping(rows: Sequence[Row]) -> Reaping:
+    claims = [Reclaimed(*row) for row in rows if row[0] is not None]
+    return Reaping(claims, [row[4] for row in rows if row[0] is None])
 
 
 def _read_flushed(rows: Sequence[Row]) -> Flushed:

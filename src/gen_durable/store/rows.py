@@ -110,6 +110,14 @@ class Reclaimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Reaping:
+    """The answer of a reap: the claims taken back, and the queues of parents whose last child was failed by it."""
+
+    claims: list[Reclaimed]
+    released: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Watched:
     """How an instance that is waited for has ended; status None: there is no such instance."""
 

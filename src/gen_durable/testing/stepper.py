@@ -109,7 +109,7 @@ class Stepper:
         more = True
         while more:
             found = await self._link.run(self._app.calls.reap(REAP_BATCH, None))
-            more = len(found) == REAP_BATCH
+            more = len(found.claims) == REAP_BATCH
 
     async def release(self, claim: Claim, delay: float | None = None, reason: str | None = None) -> None:
         """Give a claim back."""
