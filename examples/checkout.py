@@ -54,7 +54,8 @@ class Checkout(Machine, queue="checkout"):
 
 async def main() -> None:
     async with Durable() as app, Worker(app, machines=[Checkout(), Pack()], queues={"default": 10, "checkout": 5}):
-        handle = await app.insert(Checkout.start, Order(42, ("tea", "cup")), unique_key="order:42", on_conflict="existing")
+        order = Order(42, ("tea", "cup"))
+        handle = await app.insert(Checkout.start, order, unique_key="order:42", on_conflict="existing")
         await app.signal("order:42", payment, Paid(100), dedup_key="stripe-evt-7")
         match await handle.wait(timedelta(seconds=10)):
             case Finished(result=amount):

@@ -237,18 +237,32 @@ async def test_of_concurrent_inserts_one_wins(engine: Opening) -> None:
         assert len(await e.fetch("select * from @.gen_durable")) == 1
 
 
+async def test_a_batch_goes_in_by_the_order_of_its_keys(engine: Opening) -> None:
+    """A batch that waits for one key has taken no key behind it, so two batches never wait for each other."""
+    async with engine() as e:
+        holding = e.db.transaction()
+        await holding.start()
+        row = "insert into @.gen_durable (fsm, step, unique_key, unique_scope) values ('Play', 'a', 'm', '{runnable}')"
+        await e.fetch(row)
+        starts = [Start(Play.a, {}, unique_key=key) for key in ("z", "m")]
+        batch = asyncio.create_task(e.app.insert_many(starts, on_conflict="existing"))
+        waits = "select pid from pg_stat_activity where wait_event_type = 'Lock' and query like $1"
+        while not await e.fetch(waits, f"%{e.schema}%"):
+            await e.fetch("select pg_stat_clear_snapshot(), pg_sleep(0.01)")
+        async with asyncio.timeout(5):
+            behind = await e.start(unique_key="z")
+        await holding.rollback()
+        assert (await batch)[0].id == behind.id
+
+
 async def test_batches_with_the_same_keys_do_not_deadlock(engine: Opening) -> None:
-    """Rows go in by the order of their keys, whatever order they were handed in."""
+    """Whatever order the rows of concurrent batches were handed in, all of them end, with one row per key."""
     async with engine() as e:
         for turn in range(5):
-            starts = [Start(Play.a, {}, unique_key=f"{turn}:{n:03}") for n in range(100)]
-            answers = await asyncio.gather(
-                *(
-                    e.app.insert_many(batch, on_conflict="existing")
-                    for batch in (starts, starts[::-1], starts, starts[::-1])
-                )
-            )
-            assert len({handle.id for handles in answers for handle in handles}) == 100
+            starts = [Start(Play.a, {}, unique_key=f"{turn}:{n:03}") for n in range(200)]
+            batches = (starts, starts[::-1], starts, starts[::-1])
+            answers = await asyncio.gather(*(e.app.insert_many(b, on_conflict="existing") for b in batches))
+            assert len({handle.id for handles in answers for handle in handles}) == 200
 
 
 async def test_a_reaped_row_keeps_its_key(engine: Opening) -> None:
