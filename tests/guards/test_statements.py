@@ -120,9 +120,9 @@ async def test_an_idle_worker_with_ten_queues_asks_less_than_once_a_second(dsn: 
 
         async def idle(seconds: float) -> int:
             before = await database.statements()
-            async with Durable(database.dsn) as app:
-                async with Worker(app, jobs=[noop], queues={f"q{n}": 5 for n in range(10)}):
-                    await asyncio.sleep(seconds)
+            queues = {f"q{n}": 5 for n in range(10)}
+            async with Durable(database.dsn) as app, Worker(app, jobs=[noop], queues=queues):
+                await asyncio.sleep(seconds)
             return await database.statements() - before
 
         start_and_stop = await idle(0.5)
