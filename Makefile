@@ -31,6 +31,7 @@ help:
 	@echo '  make demo     see it work: starts an embedded Postgres and runs a machine in front of you'
 	@echo '  make test     run the tests on the embedded Postgres'
 	@echo '  make check    lint, format, import directions and types (ruff, lint-imports, mypy, pyright)'
+	@echo '  make bench    measure the engine beside its bare ceiling; tables here, JSON and plots in bench/results/'
 	@echo '  make fmt      format the code and apply the safe fixes'
 	@echo '  make venv     only make or refresh the environment in $(VENV); the others do it when needed'
 	@echo '  make clean    remove $(VENV), caches and build output (data in .gen_durable/ stays)'
@@ -39,7 +40,8 @@ help:
 	@echo '  PYTHON=python3.12       the interpreter of the environment, 3.11 or later (now: $(PYTHON))'
 	@echo '  VENV=.venv312           where the environment lives (now: $(VENV))'
 	@echo '  PG=15                   test on a throw-away cluster of postgresql-15 (root installs it)'
-	@echo '  ARGS="-k signal -x"     passed on to pytest, or to the demo'
+	@echo '  ARGS="-k signal -x"     passed on to pytest, to the demo, or to the benchmark (--size small, --help)'
+	@echo '  PEERS=1 BIG=1           bench: the same work on other libraries; a worker beside a million parked instances'
 	@echo
 	@echo 'Start with `make demo`; before a commit run `make check test`.'
 
@@ -59,6 +61,14 @@ check: $(READY)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+.PHONY: bench
+bench: $(READY)-bench
+	$(WITH_PG) $(BIN)/python -m bench $(if $(PEERS),--peers) $(if $(BIG),--big) $(ARGS)
+
+$(READY)-bench: $(READY)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt -e '.[bench]'
+	@touch $@
 
 .PHONY: fmt
 fmt: $(READY)

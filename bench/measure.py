@@ -49,7 +49,7 @@ async def postmaster_of(connection: asyncpg.Connection[Any]) -> int:
 
 
 async def read_updates(connection: asyncpg.Connection[Any], schema: str) -> Updates:
-    """Updates in a schema since it was made. Backends tell at their exit at the latest, so ask when workers are gone."""
+    """Updates in a schema since it was made. Backends may tell as late as at their exit: ask when workers are gone."""
     row = await connection.fetchrow(
         "select coalesce(sum(n_tup_upd), 0)::bigint, coalesce(sum(n_tup_hot_upd), 0)::bigint"
         " from pg_stat_user_tables where schemaname = $1",

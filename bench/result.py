@@ -19,8 +19,8 @@ class Better(StrEnum):
 class Result:
     """One row of the report.
 
-    `value` and `ceiling` are medians over the rounds, `low` and `high` the extremes of the value. `ratio` is the median of
-    value ÷ ceiling taken round by round, so that a slow minute of the machine weighs on both sides.
+    `value` and `ceiling` are medians over the rounds, `low` and `high` the extremes of the value. `ratio` is the median
+    of value ÷ ceiling taken round by round, so that a slow minute of the machine weighs on both sides.
     """
 
     scenario: str

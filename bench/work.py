@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import cache
 from typing import Any
 
 from bench.role import Line
@@ -105,6 +106,7 @@ def machines() -> list[Machine]:
     return [Chain(), Fan(), Patient()]
 
 
+@cache
 def known() -> list[str]:
     """The names that a pick asks for, as a worker does that runs all of this."""
     return Registry(machines(), JOBS).known

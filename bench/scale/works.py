@@ -74,7 +74,9 @@ async def round_of(table: Table, run: Run, executing: int, dice: random.Random) 
     await run("signal", calls.signal([Delivery(i, None, "go", '{"paid": 1}', None) for i in targets]))
     await table.main.fetch(*_plain(calls.pick("w", {"inbox": 100}, KNOWN, LEASE)))
     held = await _claims(table, "w", 100)
-    came = await table.look("select target_id, id from @schema.signals where target_id = any ($1) and name = 'go'", targets)
+    came = await table.look(
+        "select target_id, id from @schema.signals where target_id = any ($1) and name = 'go'", targets
+    )
     shown = {row[0]: row[1] for row in came}
     await run("flush await", calls.flush([_park(i, c, s, shown[i]) for i, c, s in held]))
 

@@ -37,6 +37,8 @@ declare
   parked bigint[];
   spawning bigint[];
   consuming bigint[];
+  dropped bigint[];  -- signals consumed: without a dedup key they go,
+  kept bigint[];     -- with one they stay, emptied
   emptied bigint[];
   ended bigint[];
   queues text[];
@@ -127,19 +129,18 @@ begin
   end if;
 
   if consuming is not null then
-    with shown as (
-      select o.id as target_id, c.id::bigint as id
-      from unnest(ids, extras) as o (id, extra)
-      cross join lateral jsonb_array_elements_text(o.extra -> 'consumed') as c (id)
-      where o.id = any (consuming) and o.extra ? 'consumed'
-    ),
-    kept as (
-      update @schema.signals s set consumed = true, payload = null
-      from shown where s.id = shown.id and s.target_id = shown.target_id and s.dedup_key is not null
-    )
-    -- coalesce, not `is null`: without statistics that looks rare, and the whole dedup index would be read for it.
-    delete from @schema.signals s
-    using shown where s.id = shown.id and s.target_id = shown.target_id and coalesce(s.dedup_key, '') = '';
+    -- offset 0 keeps it at one look by key per signal. As a join, the whole table is read while it is small enough to
+    -- seem cheaper than that, and compared with each signal of the batch.
+    select array_agg(s.id) filter (where s.dedup_key is null), array_agg(s.id) filter (where s.dedup_key is not null)
+    into dropped, kept
+    from unnest(ids, extras) as o (id, extra)
+    cross join lateral jsonb_array_elements_text(o.extra -> 'consumed') as c (id)
+    cross join lateral (
+      select s.id, s.target_id, s.dedup_key from @schema.signals s where s.id = c.id::bigint offset 0
+    ) as s
+    where o.id = any (consuming) and o.extra ? 'consumed' and s.target_id = o.id;
+    delete from @schema.signals s where s.id = any (dropped);
+    update @schema.signals s set consumed = true, payload = null where s.id = any (kept);
   end if;
 
   if parked is not null then

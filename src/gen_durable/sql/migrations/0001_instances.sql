@@ -54,7 +54,7 @@ create table @schema.gen_durable (
   ) stored
 )
 with (
-  fillfactor = 75,                          -- room for a chain's updates on their own page (HOT)
+  fillfactor = 60,                          -- room for a whole batch of a chain's updates on their own page (HOT)
   autovacuum_vacuum_scale_factor = 0.02,    -- a queue's dead rows are many and young
   autovacuum_vacuum_threshold = 1000,
   autovacuum_vacuum_insert_scale_factor = 0.1,

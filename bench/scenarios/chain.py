@@ -1,0 +1,45 @@
+"""Machines of five steps: with run-ahead (one claim for all steps), without (a claim per step), and by default."""
+
+from __future__ import annotations
+
+from bench.drains import WORK, costs, emptied, hot, rates
+from bench.result import Result
+from bench.scenario import Scenario, Size, Stage, take_turns
+from bench.server import Server
+from bench.work import CHAIN, Chain
+from gen_durable import Start
+
+NAME = "chain"
+BARE = "bench.ceiling:chain"
+STEPS = len(CHAIN)
+MANY = {"queues": {"default": 200}}
+
+
+async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+    start, count = Start(Chain.first, 1), size.chains
+    runs = await take_turns(
+        size,
+        stage,
+        {
+            "bare": emptied(server, start, count, (BARE, {"run_ahead": True})),
+            "run-ahead": emptied(server, start, count, (WORK, MANY)),
+            "defaults": emptied(server, start, count, (WORK, {})),
+            "bare, a claim per step": emptied(server, start, count, (BARE, {"run_ahead": False})),
+            "a claim per step": emptied(server, start, count, (WORK, MANY | {"run_ahead_steps": 0})),
+        },
+    )
+    bare, ahead = runs["bare"], runs["run-ahead"]
+    apart, bare_apart = runs["a claim per step"], runs["bare, a claim per step"]
+    held = f"{STEPS - 1} of {STEPS + 1} updates can be: claim and end move the row in an index"
+    return [
+        rates(NAME, "5-step chain", "steps/s", ahead, bare, per=STEPS, note="one process, concurrency 200"),
+        rates(
+            NAME, "5-step chain, default settings", "steps/s", runs["defaults"], bare, per=STEPS, note="concurrency 10"
+        ),
+        rates(NAME, "5-step chain, no run-ahead", "steps/s", apart, bare_apart, per=STEPS, note="a claim per step"),
+        *costs(NAME, "step", ahead, bare, per=STEPS),
+        hot(NAME, "a chain", ahead, bare, note=held),
+    ]
+
+
+SCENARIO = Scenario(NAME, "Chains of five steps", "steps/s", run)
