@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -60,9 +61,11 @@ class Child:
 @asynccontextmanager
 async def play(app: Durable, role: str, **arguments: object) -> AsyncIterator[Child]:
     """A process that is connected and waits for `go`."""
-    target = {"dsn": app.target.dsn, "schema": app.calls.schema.name}
+    # In the environment, for a command line can be read by everybody and a DSN may hold a password.
+    target = {"BENCH_DSN": app.target.dsn, "BENCH_SCHEMA": app.calls.schema.name}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.role", role, json.dumps(target), json.dumps(arguments)),
+        *(sys.executable, "-m", "bench.role", role, json.dumps(arguments)),
+        env=os.environ | target,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=2**26,

@@ -45,13 +45,13 @@ class Line:
 
 
 async def main() -> None:
-    role, target, arguments = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    role, arguments = sys.argv[1], json.loads(sys.argv[2])
     module, _, name = role.partition(":")
     play = getattr(importlib.import_module(module), name)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     line = Line(reader)
-    async with Durable(target["dsn"], schema=target["schema"]) as app:
+    async with Durable(os.environ["BENCH_DSN"], schema=os.environ["BENCH_SCHEMA"]) as app:
         found: dict[str, Any] = await play(line, app, **arguments) or {}
     now, peak = memory(os.getpid())
     line.tell({"result": {"memory": now, "peak": peak} | found})

@@ -22,6 +22,7 @@ from gen_durable.store.schema import Schema
 
 HELD: Final = 2000  # rows in `held`: claimed to have that many executing beside what is measured
 BUSY_KEYS: Final = 10
+ACTIVE: Final = 300
 
 # The slot of a row says what it is; 37 has no divisor in common with 125, so neighbours are of different kinds.
 _MIX: Final = """
@@ -66,6 +67,8 @@ insert into @schema.gen_durable (fsm, step, state, queue, partition_key)
 select 'm', 's', '{"n": 1}', q.queue, case when q.queue = 'keyed' then 'w' || n end
 from (values ('default', 300), ('keyed', 300), ('expiring', 200), ('held', {held})) as q (queue, rows),
   generate_series(1, q.rows) as n;
+insert into @schema.gen_durable (fsm, step, state, queue, eligible_at)
+select 'm', 's', '{"n": 1}', 'idle', now() + interval '1 year' from generate_series(1, 10);
 insert into @schema.gen_durable (fsm, step, state, status, queue, awaits, seen, claims, seq)
 select 'm', 's', '{"n": 1}', 'awaiting_signal', 'inbox', '{{go}}', '{{}}', 1, 1 from generate_series(1, 300);
 insert into @schema.gen_durable (fsm, step, state, status, finished_at, claims, seq)
@@ -92,6 +95,7 @@ class Table:
     main: asyncpg.Connection[Any]
     side: asyncpg.Connection[Any]
     parked: list[int]
+    active: list[int]  # some of the parked rows, as many at every size, from all over the table
 
     async def look(self, sql: str, *args: object) -> list[Any]:
         """Any statement, off the record."""
@@ -137,10 +141,15 @@ async def fill(dsn: str, size: int, name: str) -> Table:
     took = time.perf_counter() - began
     # A look must not read the table from end to end where the planner knows nothing of it yet.
     await side.execute("set enable_seqscan = off")
-    parked = await side.fetch(schema.render("select id from @schema.gen_durable where status = 'awaiting_signal'"))
+    found = await side.fetch(
+        schema.render("select id from @schema.gen_durable where status = 'awaiting_signal' order by id")
+    )
+    parked = [row[0] for row in found]
     (rows,) = await side.fetchrow(schema.render("select count(*) from @schema.gen_durable"))
+    await side.execute("checkpoint")  # what is still to be written of the load would fall on the first calls
     main = await asyncpg.connect(dsn, statement_cache_size=200)
-    return Table(size, rows, took, schema, Calls(schema), main, side, [row[0] for row in parked])
+    active = [parked[i * len(parked) // ACTIVE] for i in range(ACTIVE)]
+    return Table(size, rows, took, schema, Calls(schema), main, side, parked, active)
 
 
 def _fit(sql: str, **values: int) -> str:

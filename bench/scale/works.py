@@ -2,7 +2,8 @@
 
     pick, hold, done and insert    rows of `default` go out at the head and come in at the tail
     pick keyed, next               the same rows of `keyed` go round
-    signal, pick, await            rows of `inbox` are woken and parked again, their signals consumed
+    signal, pick, await            rows of `inbox` are woken and parked again, their signals consumed: first some out
+                                   of 300 that are active at every size, then (`signal cold`) some out of all
     pick with no lease, reap       rows of `expiring` are lost and taken back
     gc                             1,000 ended rows go; 900 new ones are put in beside the 100 of `done`
 
@@ -38,6 +39,7 @@ BATCH: Final = {
     "flush done": 100,
     "flush await": 100,
     "signal": 100,
+    "signal cold": 100,
     "heartbeat": 500,
     "reap": 100,
     "gc": 1000,
@@ -70,15 +72,15 @@ async def round_of(table: Table, run: Run, executing: int, dice: random.Random) 
     await run("flush next", calls.flush([Commit(i, c, s, "next", step="s", value=STATE) for i, c, s in held]))
     await run("pick idle", calls.pick("w", {"idle": 100}, KNOWN, LEASE))
 
-    targets = dice.sample(table.parked, 100)
-    await run("signal", calls.signal([Delivery(i, None, "go", '{"paid": 1}', None) for i in targets]))
-    await table.main.fetch(*_plain(calls.pick("w", {"inbox": 100}, KNOWN, LEASE)))
-    held = await _claims(table, "w", 100)
-    came = await table.look(
-        "select target_id, id from @schema.signals where target_id = any ($1) and name = 'go'", targets
-    )
-    shown = {row[0]: row[1] for row in came}
-    await run("flush await", calls.flush([_park(i, c, s, shown[i]) for i, c, s in held]))
+    for name, parked in (("signal", table.active), ("signal cold", table.parked)):
+        targets = dice.sample(parked, 100)
+        await run(name, calls.signal([Delivery(i, None, "go", '{"paid": 1}', None) for i in targets]))
+        await table.main.fetch(*_plain(calls.pick("w", {"inbox": 100}, KNOWN, LEASE)))
+        parking = calls.flush(await _parks(table, targets))
+        if name == "signal":
+            await run("flush await", parking)
+        else:
+            await table.main.fetch(*_plain(parking))
 
     await table.main.fetch(*_plain(calls.pick("lost", {"expiring": 100}, KNOWN, -1)))
     await run("reap", calls.reap(100, None))
@@ -113,9 +115,18 @@ async def _claims(table: Table, worker: str, expected: int | None = None) -> lis
     return [(row[0], row[1], row[2]) for row in found]
 
 
-def _park(ident: int, claim: int, seq: int, signal: int) -> Commit:
-    extra = json.dumps({"awaits": ["go"], "seen": [], "consumed": [signal]})
-    return Commit(ident, claim, seq, "await", step="s", delay=86400.0 if ident % 2 else None, extra=extra)
+async def _parks(table: Table, targets: list[int]) -> list[Commit]:
+    """The outcomes that park these rows again and consume what had woken them."""
+    came = await table.look(
+        "select target_id, id from @schema.signals where target_id = any ($1) and name = 'go'", targets
+    )
+    extras = {
+        target: json.dumps({"awaits": ["go"], "seen": [], "consumed": [signal]}) for target, signal in came
+    }
+    return [
+        Commit(i, claim, seq, "await", step="s", delay=86400.0 if i % 2 else None, extra=extras[i])
+        for i, claim, seq in await _claims(table, "w", 100)
+    ]
 
 
 def _plain(call: Call[Any]) -> tuple[object, ...]:

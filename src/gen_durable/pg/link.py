@@ -127,6 +127,9 @@ class Link:
             connection = await connect(self.target)
         except Exception as error:
             raise ConnectionLost(error, sent=False) from error
+        if self._closed:  # meanwhile
+            connection.terminate()
+            raise ConnectionLost(RuntimeError("this Durable is closed"), sent=False)
         self._connection = connection
         self._pid = os.getpid()
         return connection
@@ -134,14 +137,28 @@ class Link:
 
 async def connect(target: Target) -> asyncpg.Connection[Any]:
     """A new connection; dead peers are noticed by the socket itself."""
-    async with asyncio.timeout(target.connect_timeout):
-        connection: asyncpg.Connection[Any] = await asyncpg.connect(
+    connecting = asyncio.ensure_future(
+        asyncpg.connect(
             target.dsn,
             statement_cache_size=0 if target.pooled else 100,
             server_settings={"application_name": target.application_name},
         )
+    )
+    try:
+        async with asyncio.timeout(target.connect_timeout):
+            connection: asyncpg.Connection[Any] = await asyncio.shield(connecting)
+    except BaseException:
+        # Cancelled in the very moment in which it succeeds, a connection would belong to nobody.
+        connecting.add_done_callback(_terminate)
+        connecting.cancel()
+        raise
     _watch_socket(connection)
     return connection
+
+
+def _terminate(connecting: asyncio.Future[asyncpg.Connection[Any]]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().terminate()
 
 
 def _has_news(connection: asyncpg.Connection[Any]) -> bool:

@@ -30,6 +30,7 @@ declare
   q text;
   demand int;
   prio smallint;
+  head timestamptz;  -- when the first row of the priority falls due
   found_tids tid[];
   found_keys text[];
   locked_keys text[];
@@ -44,15 +45,15 @@ begin
     demand := demands[i];
     next_at := null;
     passed := 0;
-    select g.priority into prio from @schema.gen_durable g
-    where g.queue = q and g.due_at is not null order by g.priority limit 1;
+    select g.priority, g.due_at into prio, head from @schema.gen_durable g
+    where g.queue = q and g.due_at is not null order by g.priority, g.due_at limit 1;
 
     while prio is not null and demand > 0 loop
       select array_agg(c.ctid), array_agg(distinct c.partition_key) filter (where c.partition_key is not null)
         into found_tids, found_keys
       from (
         select g.ctid, g.partition_key from @schema.gen_durable g
-        where g.queue = q and g.priority = prio and g.due_at <= now()
+        where g.queue = q and g.priority = prio and g.due_at between head and now()
           and g.fsm || '/' || g.fsm_version || '/' || g.step = any (known)
           -- Passes over the siblings of a busy key, so that they do not fill the window and hide what is behind them.
           and (g.partition_key is null
@@ -89,15 +90,15 @@ begin
       select passed + count(*) into passed
       from (
         select g.ctid, g.partition_key from @schema.gen_durable g
-        where g.queue = q and g.priority = prio and g.due_at <= now() limit 100
+        where g.queue = q and g.priority = prio and g.due_at between head and now() limit 100
       ) as c
       where c.partition_key is not null and c.ctid <> all (coalesce(found_tids, '{}'));
 
       select g.due_at into due from @schema.gen_durable g
       where g.queue = q and g.priority = prio and g.due_at > now() order by g.due_at limit 1;
       next_at := least(next_at, due);
-      select g.priority into prio from @schema.gen_durable g
-      where g.queue = q and g.due_at is not null and g.priority > prio order by g.priority limit 1;
+      select g.priority, g.due_at into prio, head from @schema.gen_durable g
+      where g.queue = q and g.due_at is not null and g.priority > prio order by g.priority, g.due_at limit 1;
     end loop;
 
     if demand > 0 then
