@@ -179,12 +179,10 @@ async def _drive(server: Server, peer: Peer, work: str, count: int) -> dict[str,
 
 async def _ours(server: Server, size: Size, work: str) -> dict[str, Any]:
     settings = "uvloop, asyncpg, concurrency 200; latency with default settings"
-    cases: dict[str, tuple[Callable[[], Awaitable[Any]], int]] = {
-        "drain": (emptied(server, Start(noop, 1), size.jobs, (WORK, {"queues": {"default": 200}})), 1),
-        "chain": (
-            emptied(server, Start(Chain.first, 1), size.chains, (WORK, {"queues": {"default": 200}})),
-            len(CHAIN),
-        ),
+    role: Role = (WORK, {"queues": {"default": 200}})
+    cases: dict[str, tuple[Callable[[], Awaitable[Run]], int]] = {
+        "drain": (emptied(server, Start(noop, 1), size.jobs, role), 1),
+        "chain": (emptied(server, Start(Chain.first, 1), size.chains, role), len(CHAIN)),
     }
     if work in cases:
         case, per = cases[work]

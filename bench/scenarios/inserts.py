@@ -88,16 +88,16 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
         },
     )
     return [
-        rates(NAME, "single", "inserts/s", runs["single"], runs["bare single"], note="one after the other"),
+        rates(NAME, "single inserts", "inserts/s", runs["single"], runs["bare single"], note="one after the other"),
         rates(
             NAME,
-            "concurrent",
+            "concurrent inserts",
             "inserts/s",
             runs["concurrent"],
             runs["bare concurrent"],
             note=f"{TASKS} tasks, {LINKS} connections",
         ),
-        rates(NAME, "batch", "inserts/s", runs["batch"], runs["bare batch"], note=f"{BATCH:,} in a call"),
+        rates(NAME, "batch inserts", "inserts/s", runs["batch"], runs["bare batch"], note=f"{BATCH:,} in a call"),
     ]
 
 

@@ -75,3 +75,43 @@ async def test_collecting_a_pack_does_not_spin(dsn: str, schema: str) -> None:
             await asyncio.sleep(0.05)
         assert await handle.wait(timedelta(seconds=10)) == Finished(handle.id, [1, 2, 3])
         assert collector.runs <= 3
+
+
+class Twice(Machine):
+    """Waits for a page and then for the other."""
+
+    @step
+    async def first(self, n: int, ctx: Context) -> Outcome[int]:
+        return Await(page, then=self.second, state=n)
+
+    @step
+    async def second(self, n: int, ctx: Context) -> Outcome[int]:
+        return Await(other, then=self.last, state=n)
+
+    @step
+    async def last(self, n: int, ctx: Context) -> Outcome[int]:
+        return Done(n)
+
+
+async def test_a_delivery_does_not_hide_the_row_that_another_has_just_woken(dsn: str, schema: str) -> None:
+    """Two signals on each other's heels, sent from elsewhere: the second one's lock must not cost the first its wake.
+
+    The picker that hears of the first skips a row which the second has locked; so the second has to ring too.
+    """
+    lazy = timedelta(seconds=60)  # no poll comes to the rescue
+    async with (
+        Durable(dsn, schema=schema) as app,
+        Durable(dsn, schema=schema) as elsewhere,
+        Worker(app, machines=[Twice()], queues={"default": 50}, poll_interval=lazy, max_poll_interval=lazy),
+    ):
+        handles = [await app.insert(Twice.first, n) for n in range(60)]
+
+        async def both(n: int) -> object:
+            await elsewhere.signal(handles[n].id, page, n)
+            await elsewhere.signal(handles[n].id, other, n)
+            return await handles[n].wait(timedelta(seconds=5))
+
+        endings = [
+            ending for batch in range(0, 60, 6) for ending in await asyncio.gather(*map(both, range(batch, batch + 6)))
+        ]
+        assert all(isinstance(ending, Finished) for ending in endings)

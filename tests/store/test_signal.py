@@ -33,7 +33,7 @@ def test_a_wake_clears_the_deadline(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [parked(1, "other"), executing(1), instance(1), parent(1, 1) + executing(2, parent_id=1, parent_round=1)]
+    "given", [parked(1, "other"), executing(1), parent(1, 1) + executing(2, parent_id=1, parent_round=1)]
 )
 def test_no_match_waits_in_the_inbox(store: Store, given: str) -> None:
     """Another name, or a target that does not wait for signals: stored, flagged, and nothing else changes."""
@@ -43,6 +43,14 @@ def test_no_match_waits_in_the_inbox(store: Store, given: str) -> None:
     after = store.row(1)
     assert (after["status"], after["due_at"], after["inbox"]) == (before["status"], before["due_at"], True)
     assert [s["name"] for s in store.inbox()] == ["go"]
+
+
+def test_a_due_target_is_to_be_looked_at_again(store: Store) -> None:
+    """A row that is due already names its queue too: our lock may have hidden it from a picker that was just told."""
+    store.given(instance(1))
+    assert store.signal(send(1)) == [(1, "delivered", "default")]
+    store.sql("update @schema.gen_durable set eligible_at = now() + interval '1 hour'")
+    assert store.signal(send(1)) == [(1, "delivered", None)]
 
 
 def test_no_target(store: Store) -> None:

@@ -82,6 +82,11 @@ class Link:
         async with self._lock:
             return await self._connected()
 
+    @property
+    def closed(self) -> bool:
+        """Whether this link was closed for good."""
+        return self._closed
+
     async def close(self) -> None:
         """Close politely, or not at all if that does not work at once."""
         self._closed = True
@@ -127,7 +132,7 @@ class Link:
             connection = await connect(self.target)
         except Exception as error:
             raise ConnectionLost(error, sent=False) from error
-        if self._closed:  # meanwhile
+        if self.closed:  # meanwhile
             connection.terminate()
             raise ConnectionLost(RuntimeError("this Durable is closed"), sent=False)
         self._connection = connection

@@ -201,7 +201,8 @@ class Pick(Loop):
                 lane.poked = True  # full: there may be more, so go on as soon as a slot is free
                 self._on_crowded(name)
             elif news.next_due is not None:
-                self._due[name] = now + max(news.next_due, 0.0)
+                # A nearer moment may have been told while the statement was under way.
+                self._due[name] = min(self._due.get(name, float("inf")), now + max(news.next_due, 0.0))
         base = self._options.poll_interval.total_seconds()
         self._rest = base if picked.claims else min(self._rest * 2, self._options.max_poll_interval.total_seconds())
         self._polled = now
