@@ -1,6 +1,6 @@
 """Durable state machines on Postgres: an instance is a row, and each outcome is committed before anything goes on."""
 
-from gen_durable.client import Durable, Handle
+from gen_durable.client import Durable
 from gen_durable.config import Retention
 from gen_durable.context import Child, Context
 from gen_durable.errors import (
@@ -26,6 +26,7 @@ from gen_durable.errors import (
     StepTimeout,
     TooLarge,
 )
+from gen_durable.handles import Handle
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.jobs import Cancel, Job, backoff, job
 from gen_durable.machines import Machine, step

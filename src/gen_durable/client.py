@@ -10,11 +10,10 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 from gen_durable.codec import Codec
 from gen_durable.errors import (
@@ -28,8 +27,9 @@ from gen_durable.errors import (
     NotFound,
     TooLarge,
 )
+from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
-from gen_durable.limits import MAX_BATCH, check_delay, check_key, check_text_key
+from gen_durable.limits import MAX_BATCH, check_delay, check_text_key
 from gen_durable.outcomes import LIVE, Scope, Start, Startable
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, detail_of, sqlstate
 from gen_durable.pg.link import Link, Target
@@ -241,7 +241,7 @@ class Durable:
         """
         if not isinstance(signal, Signal):
             raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
-        instance, key = _address(target)
+        instance, key = address(target)
         if dedup_key is not None:
             check_text_key(dedup_key, "dedup_key")
         raw = signal.codec.encode(payload).decode()
@@ -249,24 +249,24 @@ class Durable:
         # With a dedup key a second try after a lost answer is recognised; without one it might deliver twice.
         ((_, verdict, woken),) = await self._ask(call, "signal", safe=dedup_key is not None)
         if verdict == "no_target":
-            raise NoTarget(f"signal {signal.name!r}: {_called(target)} is unknown or has ended")
+            raise NoTarget(f"signal {signal.name!r}: {called(target)} is unknown or has ended")
         if woken is not None:
             self.wake.ring(woken)
         return verdict == "delivered"
 
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
         """An instance as it is now, by id or by the unique key it holds. Raises `NotFound`."""
-        instance, key = _address(target)
+        instance, key = address(target)
         found = await self._ask(self.calls.get(instance, key), "get", safe=True)
         if found is None:
-            raise NotFound(f"{_called(target)} is unknown")
+            raise NotFound(f"{called(target)} is unknown")
         return found
 
     def handle(self, instance: int, step: Startable[Any, R]) -> Handle[R]:
         """A handle on an instance known by its id; `step` is where it was started and tells the result's type."""
         from gen_durable.outcomes import step_of  # here, not above: one call, rarely made
 
-        if _address(instance)[0] is None:
+        if address(instance)[0] is None:
             raise InputError("handle takes an instance's id; get it by its unique key with `get`")
         return Handle(self, instance, step_of(step, "handle").result_codec)
 
@@ -400,50 +400,10 @@ class Durable:
             await link.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Handle(Generic[R]):
-    """A hold on one instance, knowing the type of its result."""
-
-    app: Durable
-    id: int
-    codec: Codec[R]
-
-    async def wait(self, timeout: timedelta | None = None) -> Ending[R]:
-        """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
-        return await self.app.wait(self.id, self.codec, timeout)
-
-    async def get(self) -> Instance:
-        """The instance as it is now."""
-        return await self.app.get(self.id)
-
-    @overload
-    async def signal(self, signal: Signal[None], *, dedup_key: str | None = None) -> bool: ...
-    @overload
-    async def signal(self, signal: Signal[P], payload: P, *, dedup_key: str | None = None) -> bool: ...
-    async def signal(self, signal: Signal[Any], payload: object = None, *, dedup_key: str | None = None) -> bool:
-        """Send a signal to this instance."""
-        return await self.app.signal(self.id, cast("Signal[object]", signal), payload, dedup_key=dedup_key)
-
-    def __repr__(self) -> str:
-        return f"Handle({self.id})"
-
-
 def _check_dsn(name: str, dsn: str) -> str:
     if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
         raise ConfigError(f"{name} must be a str that begins with postgresql://")
     return dsn
-
-
-def _address(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:
-    if isinstance(target, Handle):
-        return target.id, None
-    if isinstance(target, bool) or not isinstance(target, (int, str, bytes)):
-        raise InputError(f"an instance is named by its id (int) or its unique key (str), got {type(target).__name__}")
-    if isinstance(target, int):
-        if not 1 <= target <= 2**63 - 1:
-            raise InputError(f"an instance id is a positive int, got {target}")
-        return target, None
-    return None, check_key(target, "unique_key")
 
 
 def duplicate(error: SqlError) -> Duplicate:
@@ -458,9 +418,3 @@ def duplicate(error: SqlError) -> Duplicate:
         key=key,
         existing_id=int(hint),
     )
-
-
-def _called(target: int | str | bytes | Handle[Any]) -> str:
-    if isinstance(target, (str, bytes)):
-        return f"the holder of key {target!r}"
-    return f"instance {target.id if isinstance(target, Handle) else target}"

@@ -116,8 +116,20 @@ class Worker:
         if self._started:
             raise ConfigError("this worker was started already: make a new one")
         self._started = True
+        await self._app.ensure_open()
+        self._build()
+        if self.options.queues:
+            self._app.join(self._pick)
+            self._keep.start()
+            self._pick.start()
+        for room in self._upkeep:
+            room.start()
+        slots = ", ".join(f"{queue}={n}" for queue, n in self.options.queues.items())
+        log.info("worker %s: %s", self.name, slots or "maintenance only")
+
+    def _build(self) -> None:
+        """The rooms, and who tells whom."""
         app, options = self._app, self.options
-        await app.ensure_open()
         self._threads = Threads(options.threads or max(sum(options.queues.values()), 1))
         self._links = [Link(app.target) for _ in range(4)]
         pick_link, flush_link, side_link, upkeep_link = self._links
@@ -162,15 +174,6 @@ class Worker:
             )
         if options.gc_interval is not None:
             self._upkeep.append(Gc(upkeep_link, app.calls, options, app.events))
-        if options.queues:
-            app.join(self._pick)
-            self._keep.start()
-            self._pick.start()
-        for room in self._upkeep:
-            room.start()
-        log.info(
-            "worker %s: %s", self.name, ", ".join(f"{q}={n}" for q, n in options.queues.items()) or "maintenance only"
-        )
 
     async def stop(self) -> None:
         """Drain: stop picking, give back what has not begun, wait for steps under way, commit, close."""

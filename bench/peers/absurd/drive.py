@@ -18,7 +18,7 @@ from absurd_sdk import AsyncAbsurd
 from absurdctl import BUNDLED_SCHEMA_SQL
 from peer import CHAIN, WARM, Tally, asked, tell_rate, tell_samples
 
-CLIENTS = 4
+CLIENTS = 8
 SLOTS = 50
 POLL = 0.01
 SETTINGS = (

@@ -6,7 +6,6 @@ a queue that is registered while DBOS runs is noticed up to a second later.
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from dbos._dbos import _get_dbos_instance
 from peer import CHAIN, WARM, Tally, asked, tell_rate, tell_samples
 
 QUEUE = "work"
-SLOTS = int(os.environ.get("SLOTS", "100"))
+SLOTS = 100
 POLL = 0.01
 POOL = 20
 SETTINGS = (

@@ -20,7 +20,7 @@ from pgqueuer import PgQueuer
 from pgqueuer.domain.models import Job
 from pgqueuer.queries import Queries
 
-BATCH = 250
+BATCH = 1000
 SETTINGS = (
     f"uvloop, asyncpg: one connection for the worker and a pool for enqueues, batch_size {BATCH}, durability balanced"
     " (log and statistics unlogged), autovacuum settings of `pgq autovac`"

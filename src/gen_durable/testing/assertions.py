@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final, overload
 
-from gen_durable.client import Durable, Handle
+from gen_durable.client import Durable
 from gen_durable.codec import decode_plain, encode
 from gen_durable.errors import InputError
+from gen_durable.handles import Handle
 from gen_durable.instances import Status
 from gen_durable.limits import check_key
 from gen_durable.outcomes import Startable, step_of

@@ -30,7 +30,8 @@ declare
   q text;
   demand int;
   prio smallint;
-  head timestamptz;  -- when the first row of the priority falls due
+  head timestamptz;  -- when the first row of the priority falls due: what was picked before leaves dead entries in front
+                     -- of it, until vacuum comes, and only the statement that finds it walks over them
   found_tids tid[];
   found_keys text[];
   locked_keys text[];

@@ -28,7 +28,8 @@ begin
       unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end,
       updated_at = now()
     from unnest(ids, release.claims, delays, reasons) as o (id, claim, delay, reason)
-    where g.id = o.id and g.claims = o.claim and g.status = 'executing'
+    -- Only executing rows have a lease. Asked for the status, the planner may read all leases for each row of the batch.
+    where g.id = o.id and g.claims = o.claim and g.lease_expires_at is not null
     returning g.id;
 end
 $$;

@@ -1,0 +1,67 @@
+"""Handles: a hold on one instance, and the ways to name one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+
+from gen_durable.codec import Codec
+from gen_durable.errors import InputError
+from gen_durable.instances import Ending, Instance
+from gen_durable.limits import check_key
+from gen_durable.signals import Signal
+
+if TYPE_CHECKING:
+    from gen_durable.client import Durable
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Handle(Generic[R]):
+    """A hold on one instance, knowing the type of its result."""
+
+    app: Durable
+    id: int
+    codec: Codec[R]
+
+    async def wait(self, timeout: timedelta | None = None) -> Ending[R]:
+        """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
+        return await self.app.wait(self.id, self.codec, timeout)
+
+    async def get(self) -> Instance:
+        """The instance as it is now."""
+        return await self.app.get(self.id)
+
+    @overload
+    async def signal(self, signal: Signal[None], *, dedup_key: str | None = None) -> bool: ...
+    @overload
+    async def signal(self, signal: Signal[P], payload: P, *, dedup_key: str | None = None) -> bool: ...
+    async def signal(self, signal: Signal[Any], payload: object = None, *, dedup_key: str | None = None) -> bool:
+        """Send a signal to this instance."""
+        return await self.app.signal(self.id, cast("Signal[object]", signal), payload, dedup_key=dedup_key)
+
+    def __repr__(self) -> str:
+        return f"Handle({self.id})"
+
+
+def address(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:
+    """The id, or the unique key, that a target is named by."""
+    if isinstance(target, Handle):
+        return target.id, None
+    if isinstance(target, bool) or not isinstance(target, (int, str, bytes)):
+        raise InputError(f"an instance is named by its id (int) or its unique key (str), got {type(target).__name__}")
+    if isinstance(target, int):
+        if not 1 <= target <= 2**63 - 1:
+            raise InputError(f"an instance id is a positive int, got {target}")
+        return target, None
+    return None, check_key(target, "unique_key")
+
+
+def called(target: int | str | bytes | Handle[Any]) -> str:
+    """How to call a target in a message."""
+    if isinstance(target, (str, bytes)):
+        return f"the holder of key {target!r}"
+    return f"instance {target.id if isinstance(target, Handle) else target}"
