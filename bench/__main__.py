@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.child import BenchError
 from bench.progress import Bars
 from bench.report import show, surroundings, write
 from bench.result import Result
@@ -60,7 +61,10 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
             if options.peers or options.only_peers:
                 from bench.peers import compare_all
 
-                peers = await compare_all(server, size, bars.stage("Peers"))
+                try:
+                    peers = await compare_all(server, size, bars.stage("Peers"))
+                except BenchError as error:
+                    failed.append(f"peers: {error}")
     show(console, results)
     if peers:
         from bench.peers import show_peers

@@ -128,14 +128,14 @@ async def race(server: Server, app: Durable, roles: list[tuple[str, dict[str, ob
         for child in children:
             child.tell("go")
         followers = [asyncio.create_task(follow(number)) for number in range(len(children))]
-        waiting = asyncio.create_task(full.wait())
+        waiting, everyone = asyncio.create_task(full.wait()), asyncio.gather(*followers)
         try:
-            async with asyncio.timeout(LIMIT):
-                await asyncio.wait([waiting, asyncio.gather(*followers)], return_when=asyncio.FIRST_COMPLETED)
+            # Whoever fails ends the wait too.
+            await asyncio.wait([waiting, everyone], return_when=asyncio.FIRST_COMPLETED)
             spent = await server.read() - before
             for child in children:
                 child.tell("stop")
-            await asyncio.gather(*followers)
+            await everyone
         finally:
             for task in (waiting, *followers):
                 task.cancel()

@@ -20,6 +20,7 @@ import asyncpg
 from bench.scale.dataset import Table
 from bench.scale.works import KNOWN, LEASE, M
 from gen_durable.outcomes import Start
+from gen_durable.store.calls import Call
 from gen_durable.store.rows import Commit
 
 GC_EVERY: Final = 10
@@ -53,6 +54,7 @@ class Window:
 
 @dataclass(slots=True)
 class _Tally:
+    began: float
     jobs: int = 0
     picks: list[float] = field(default_factory=list)
 
@@ -61,17 +63,16 @@ async def watch(
     dsn: str, table: Table, seconds: tuple[float, float, float], window: float, say: Callable[[Window], None]
 ) -> list[Window]:
     """Drain and refill for so many seconds before, while and after the long reader is there."""
-    tally, stop = _Tally(), asyncio.Event()
+    tally, stop = _Tally(time.monotonic()), asyncio.Event()
     drain = asyncio.create_task(_drain(table, tally, stop))
     seen: list[Window] = []
-    began = time.monotonic()
     try:
         for phase, length in zip(("before", "during", "after"), seconds, strict=True):
             reader = await _open(dsn, table) if phase == "during" else None
             try:
                 ends = time.monotonic() + length
                 while (left := ends - time.monotonic()) > 0.5:
-                    seen.append(await _window(table, tally, phase, min(window, left), began, drain))
+                    seen.append(await _window(table, tally, phase, min(window, left), drain))
                     say(seen[-1])
             finally:
                 if reader is not None:
@@ -89,9 +90,7 @@ async def _open(dsn: str, table: Table) -> asyncpg.Connection[Any]:
     return reader
 
 
-async def _window(
-    table: Table, tally: _Tally, phase: str, seconds: float, began: float, drain: asyncio.Task[None]
-) -> Window:
+async def _window(table: Table, tally: _Tally, phase: str, seconds: float, drain: asyncio.Task[None]) -> Window:
     before = await _counters(table)
     jobs, picks, since = tally.jobs, len(tally.picks), time.monotonic()
     await asyncio.wait([drain], timeout=seconds)
@@ -102,7 +101,7 @@ async def _window(
     done, times = tally.jobs - jobs, sorted(tally.picks[picks:]) or [took]
     return Window(
         phase,
-        time.monotonic() - began,
+        time.monotonic() - tally.began,
         done / took,
         statistics.median(times) * 1e3,
         times[min(len(times) - 1, len(times) * 99 // 100)] * 1e3,
@@ -125,16 +124,17 @@ async def _drain(table: Table, tally: _Tally, stop: asyncio.Event) -> None:
     for turn in range(2**62):
         if stop.is_set():
             return
-        call = calls.insert(starts, "raise")
-        await connection.fetch(call.text, *call.args)
-        call = calls.pick("w", {"default": 100}, KNOWN, LEASE)
+        await _run(connection, calls.insert(starts, "raise"))
+        pick = calls.pick("w", {"default": 100}, KNOWN, LEASE)
         began = time.perf_counter()
-        rows = await connection.fetch(call.text, *call.args)
+        rows = await connection.fetch(pick.text, *pick.args)
         tally.picks.append(time.perf_counter() - began)
-        held = sorted(call.read(rows).claims, key=lambda claim: claim.id)
-        call = calls.flush([Commit(c.id, c.claim, c.seq, "done", value='{"ok": true}') for c in held])
-        await connection.fetch(call.text, *call.args)
+        held = sorted(pick.read(rows).claims, key=lambda claim: claim.id)
+        await _run(connection, calls.flush([Commit(c.id, c.claim, c.seq, "done", value='{"ok": true}') for c in held]))
         tally.jobs += len(held)
         if turn % GC_EVERY == 0:
-            call = calls.gc(0, 0, 0, 100 * GC_EVERY)
-            await connection.fetch(call.text, *call.args)
+            await _run(connection, calls.gc(0, 0, 0, 100 * GC_EVERY))
+
+
+async def _run(connection: asyncpg.Connection[Any], call: Call[Any]) -> None:
+    await connection.fetch(call.text, *call.args)

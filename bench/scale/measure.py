@@ -1,9 +1,12 @@
 """Timing the rounds.
 
 Tables take turns round by round, so that what disturbs the machine disturbs all sizes alike. Each call is timed inside
-a transaction, without its commit: the flush of the log costs the same at every size and would hide what does not. After
-each round a reference is timed on the same connection: an update of 200 rows of a small table that never grows, and a
-round trip. The cost of a call is its time over that of the reference, the round trip taken off both.
+a transaction, without its commit: the flush of the log costs the same at every size and would hide what does not. What
+counts is the time that the server's process had on a processor, where the kernel tells it (Linux, a server on this
+machine), for the clock also counts what the neighbours do; and the lower quartile, for a disturbance only ever adds.
+
+After each round a reference is timed on the same connection: an update of 200 rows of a small table that never grows,
+and a round trip. The cost of a call is its time over that of the reference, the round trip taken off both.
 
 What a call touches is asked of EXPLAIN, in rounds of their own: buffers and log records of everything inside the
 function, of this call alone.
@@ -16,8 +19,9 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from bench.scale.dataset import Table
@@ -38,17 +42,27 @@ insert into bench_scale_reference (id) select generate_series(1, 1000) on confli
 class Cost:
     """One call at one size, in one setting. Per row of its batch, except where it says otherwise."""
 
-    call_us: float  # the call as a whole, median
-    row_us: float
-    units: float  # in references
-    low: float  # lower and upper quartile of the units
-    high: float
+    clock_us: float  # the round trip taken off
+    cpu_us: float | None
+    units: float  # of the whole call, in references
     samples: int
     hit: float = 0.0
     read: float = 0.0
     dirtied: float = 0.0
     log_bytes: float = 0.0
     page_images: float = 0.0
+
+    @property
+    def us(self) -> float:
+        return self.clock_us if self.cpu_us is None else self.cpu_us
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a statement took, in seconds."""
+
+    clock: float
+    cpu: float | None
 
 
 @dataclass(slots=True)
@@ -60,7 +74,6 @@ class Setting:
     statistics: str  # 'fresh': right after loading, the planner knows nothing; 'analyzed'
     executing: int
     reference_us: float
-    round_trip_us: float
     table: dict[str, Any]
     costs: dict[str, Cost] = field(default_factory=dict)
 
@@ -73,7 +86,10 @@ class Stopwatch:
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.took: dict[str, list[float]] = defaultdict(list)
+        # The time on a processor in nanoseconds, and two more numbers.
+        process = Path(f"/proc/{table.main.get_server_pid()}")
+        self._schedule = process / "schedstat" if _kernel_tells(process) else None
+        self.took: dict[str, list[Spent]] = defaultdict(list)
         self.touched: dict[str, list[dict[str, float]]] = defaultdict(list)
 
     async def time(self, name: str, call: Call[Any]) -> None:
@@ -99,12 +115,17 @@ class Stopwatch:
     async def skip(self, name: str, call: Call[Any]) -> None:
         await self._timed(call.text, *call.args)
 
-    async def _timed(self, text: str, *args: object) -> float:
+    async def _timed(self, text: str, *args: object) -> Spent:
         connection = self.table.main
         async with connection.transaction():
-            began = time.perf_counter()
+            cpu, clock = self._cpu(), time.perf_counter()
             await connection.fetch(text, *args)
-            return time.perf_counter() - began
+            took = time.perf_counter() - clock
+            later = self._cpu()
+            return Spent(took, None if cpu is None or later is None else later - cpu)
+
+    def _cpu(self) -> float | None:
+        return None if self._schedule is None else int(self._schedule.read_text().split()[0]) / 1e9
 
 
 async def prepare(table: Table) -> None:
@@ -112,13 +133,7 @@ async def prepare(table: Table) -> None:
     await table.side.execute(_SETUP)
 
 
-async def measure(
-    tables: Sequence[Table],
-    label: str,
-    executing: int,
-    rounds: int,
-    tick: Callable[[], None],
-) -> list[Setting]:
+async def measure(tables: Sequence[Table], label: str, executing: int, rounds: int) -> list[Setting]:
     """The costs on each table, with this many rows executing."""
     watches = [Stopwatch(table) for table in tables]
     dice = [random.Random(42) for _ in tables]
@@ -129,38 +144,46 @@ async def measure(
             await round_of(watch.table, watch.time if n >= WARM else watch.skip, executing, die)
             if n >= WARM:
                 await watch.reference()
-        tick()
-    for _ in range(3):
+    for _ in range(2):
         for watch, die in zip(watches, dice, strict=True):
             await round_of(watch.table, watch.explain, executing, die)
-        tick()
-    return [await _setting(watch, label, executing) for watch in watches]
+    # In turns, all tables had the same time of day, so they share one reference.
+    reference = _quartile([spent for watch in watches for spent in watch.took["reference"]])
+    trip = _quartile([spent for watch in watches for spent in watch.took["round trip"]])
+    return [await _setting(watch, (label, executing), reference, trip) for watch in watches]
 
 
-def turns(rounds: int) -> int:
-    """How often `measure` ticks."""
-    return WARM + rounds + 3
-
-
-async def _setting(watch: Stopwatch, label: str, executing: int) -> Setting:
-    reference = statistics.median(watch.took["reference"])
-    trip = statistics.median(watch.took["round trip"])
-    setting = Setting(
-        watch.table.size,
-        watch.table.rows,
-        label,
-        executing,
-        reference * 1e6,
-        trip * 1e6,
-        await watch.table.statistics(),
-    )
+async def _setting(watch: Stopwatch, named: tuple[str, int], reference: Spent, trip: Spent) -> Setting:
+    unit = _over(reference, trip)
+    table = watch.table
+    setting = Setting(table.size, table.rows, *named, reference.clock * 1e6, await table.statistics())
     for name, batch in BATCH.items():
-        took = watch.took.get(name)
-        if not took:
-            continue
-        low, middle, high = ((t - trip) / (reference - trip) for t in statistics.quantiles(took, n=4))
-        call = statistics.median(took)
-        touched = watch.touched[name]
-        sums = {key: statistics.median(t[key] for t in touched) / batch for key in touched[0]}
-        setting.costs[name] = Cost(call * 1e6, (call - trip) * 1e6 / batch, middle, low, high, len(took), **sums)
+        if name in watch.took:
+            took = _quartile(watch.took[name])
+            clock = (took.clock - trip.clock) * 1e6 / batch
+            cpu = None if took.cpu is None else _over(took, trip) * 1e6 / batch
+            touched = watch.touched[name]
+            sums = {key: statistics.median(t[key] for t in touched) / batch for key in touched[0]}
+            setting.costs[name] = Cost(clock, cpu, _over(took, trip) / unit, len(watch.took[name]), **sums)
     return setting
+
+
+def _over(spent: Spent, trip: Spent) -> float:
+    """The time without that of a round trip; never quite nothing."""
+    if spent.cpu is not None and trip.cpu is not None:
+        return max(spent.cpu - trip.cpu, 1e-6)
+    return max(spent.clock - trip.clock, 1e-6)
+
+
+def _quartile(spent: list[Spent]) -> Spent:
+    clock = sorted(s.clock for s in spent)
+    cpu = sorted(s.cpu for s in spent if s.cpu is not None)
+    return Spent(clock[len(clock) // 4], cpu[len(cpu) // 4] if cpu else None)
+
+
+def _kernel_tells(process: Path) -> bool:
+    """Whether this is a server's process on this machine, and its time can be read."""
+    try:
+        return "postgres" in (process / "cmdline").read_text() and bool((process / "schedstat").read_text())
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -75,14 +75,14 @@ async def round_of(table: Table, run: Run, executing: int, dice: random.Random) 
     for name, parked in (("signal", table.active), ("signal cold", table.parked)):
         targets = dice.sample(parked, 100)
         await run(name, calls.signal([Delivery(i, None, "go", '{"paid": 1}', None) for i in targets]))
-        await table.main.fetch(*_plain(calls.pick("w", {"inbox": 100}, KNOWN, LEASE)))
+        await _quietly(table, calls.pick("w", {"inbox": 100}, KNOWN, LEASE))
         parking = calls.flush(await _parks(table, targets))
         if name == "signal":
             await run("flush await", parking)
         else:
-            await table.main.fetch(*_plain(parking))
+            await _quietly(table, parking)
 
-    await table.main.fetch(*_plain(calls.pick("lost", {"expiring": 100}, KNOWN, -1)))
+    await _quietly(table, calls.pick("lost", {"expiring": 100}, KNOWN, -1))
     await run("reap", calls.reap(100, None))
 
     if executing >= BATCH["heartbeat"]:
@@ -98,10 +98,10 @@ async def hold(table: Table, executing: int) -> None:
     """Have this many rows executing, beside the measured ones."""
     held = await _claims(table, "held")
     if len(held) > executing:
-        await table.main.fetch(*_plain(table.calls.release([(i, c, None, None) for i, c, _ in held])))
+        await _quietly(table, table.calls.release([(i, c, None, None) for i, c, _ in held]))
         held = []
     if len(held) < executing:
-        await table.main.fetch(*_plain(table.calls.pick("held", {"held": executing - len(held)}, KNOWN, LEASE)))
+        await _quietly(table, table.calls.pick("held", {"held": executing - len(held)}, KNOWN, LEASE))
     await _claims(table, "held", executing)
 
 
@@ -120,14 +120,12 @@ async def _parks(table: Table, targets: list[int]) -> list[Commit]:
     came = await table.look(
         "select target_id, id from @schema.signals where target_id = any ($1) and name = 'go'", targets
     )
-    extras = {
-        target: json.dumps({"awaits": ["go"], "seen": [], "consumed": [signal]}) for target, signal in came
-    }
+    extras = {target: json.dumps({"awaits": ["go"], "seen": [], "consumed": [signal]}) for target, signal in came}
     return [
         Commit(i, claim, seq, "await", step="s", delay=86400.0 if i % 2 else None, extra=extras[i])
         for i, claim, seq in await _claims(table, "w", 100)
     ]
 
 
-def _plain(call: Call[Any]) -> tuple[object, ...]:
-    return (call.text, *call.args)
+async def _quietly(table: Table, call: Call[Any]) -> None:
+    await table.main.fetch(call.text, *call.args)

@@ -144,6 +144,8 @@ class Worker:
             endings=app.endings,
             wake=app.wake,
             on_due=self._due,
+            lend=self._lend,
+            take_back=self._take_back,
             spawn=self._spawn,
             give_back=self._give_back,
         )
@@ -264,8 +266,10 @@ class Worker:
         for claim in claims:
             held = Held(claim, self._registry.following(claim.machine, claim.version, claim.step), extended=asked)
             former = self._holdings.get(claim.id)
-            if former is not None:
-                self._lost([former])  # our own claim had run out, and we have won the row back: the first one ends
+            if former is not None and (former.task is None or not former.task.done()):
+                # Our own claim had run out, and we have won the row back: the first execution ends. (A task that is
+                # done has handed in its outcome, and we hear of the row before we hear of the commit.)
+                self._lost([former])
             self._holdings.add(held)
             lane = self._pick.lanes[claim.queue]
             if self._stopping:
@@ -288,13 +292,57 @@ class Worker:
 
     def _ended(self, lane: Lane, held: Held, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        lane.running -= 1
+        if held.slot:
+            lane.running -= 1
+        else:
+            lane.lent -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("instance %d: %s", held.claim.id, describe(error), exc_info=error)
             self._give_back(held, describe(error))
-        while lane.buffer and lane.running < lane.concurrency and not self._stopping:
-            self._start(lane, lane.buffer.popleft())
+        self._fill(lane)
         self._pick.freed(lane)
+
+    def _fill(self, lane: Lane) -> None:
+        """Give free slots to claims that wait for theirs to come back, then to buffered ones."""
+        while lane.running < lane.concurrency:
+            if lane.waiting:
+                turn = lane.waiting.popleft()
+                if not turn.done():
+                    lane.running += 1
+                    turn.set_result(None)
+            elif lane.buffer and not self._stopping:
+                self._start(lane, lane.buffer.popleft())
+            else:
+                return
+
+    def _lend(self, held: Held) -> None:
+        """A claim waits for its commit. While steps are short another may have its slot meanwhile."""
+        lane = self._pick.lanes[held.claim.queue]
+        if lane.brisk:
+            held.slot = False
+            lane.running -= 1
+            lane.lent += 1
+            self._fill(lane)
+            self._pick.freed(lane)
+
+    async def _take_back(self, held: Held) -> None:
+        """A claim goes on: it needs a slot again, and comes before those that have not begun."""
+        if held.slot:
+            return
+        lane = self._pick.lanes[held.claim.queue]
+        if lane.running < lane.concurrency:
+            lane.running += 1
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            lane.waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    lane.running -= 1  # it had been given just now
+                raise
+        lane.lent -= 1
+        held.slot = True
 
     def _give_back(self, held: Held, reason: str) -> None:
         self._spawn(self._release([(held, self._later(held), reason)]))

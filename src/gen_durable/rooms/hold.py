@@ -24,6 +24,7 @@ class Held:
     extended: float
     task: asyncio.Task[None] | None = None
     in_thread: bool = False
+    slot: bool = True
 
 
 class Holdings:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from gen_durable.config import WorkerOptions
@@ -45,6 +45,8 @@ class Live:
         endings: Endings,
         wake: Wake,
         on_due: Callable[[str, float], None],
+        lend: Callable[[Held], None],
+        take_back: Callable[[Held], Awaitable[None]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         give_back: Callable[[Held, str], None],
     ) -> None:
@@ -58,6 +60,8 @@ class Live:
         self._endings = endings
         self._wake = wake
         self._on_due = on_due
+        self._lend = lend
+        self._take_back = take_back
         self._spawn = spawn
         self._give_back = give_back
         self.stopping = False
@@ -92,7 +96,9 @@ class Live:
     async def _kept(self, held: Held, ran: Ran, took: float) -> bool:
         """Wait for the commit of an outcome that keeps its claim; tells whether the claim is still ours."""
         try:
-            verdict = await self._flush.submit(ran.commit)
+            committing = self._flush.submit(ran.commit)
+            self._lend(held)
+            verdict = await committing
         except OutcomeRejected as refused:
             await self._mend(held, refused, took)
             return False
@@ -100,6 +106,8 @@ class Live:
             self._settled(held, ran, took, verdict)
             return False
         self._tell(held, ran, took)
+        if not held.slot:
+            await self._take_back(held)
         return True
 
     def _settled(self, held: Held, ran: Ran, took: float, verdict: Verdict | OutcomeRejected) -> None:

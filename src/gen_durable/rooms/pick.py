@@ -44,10 +44,12 @@ class Lane:
         "ahead",
         "buffer",
         "concurrency",
+        "lent",
         "name",
         "poked",
         "running",
         "started",
+        "waiting",
     )
 
     def __init__(self, name: str, concurrency: int, prefetch: int | None) -> None:
@@ -55,6 +57,8 @@ class Lane:
         self.concurrency = concurrency
         self.running = 0
         self.started = 0
+        self.lent = 0  # slots of claims that wait for a commit and will go on after it
+        self.waiting: deque[asyncio.Future[None]] = deque()  # claims that want theirs back
         self.buffer: deque[Held] = deque()
         self.poked = True
         self.ahead = prefetch or 0
@@ -65,7 +69,12 @@ class Lane:
     @property
     def room(self) -> int:
         """How many more rows the lane can hold."""
-        return self.concurrency + self.ahead - self.running - len(self.buffer)
+        return self.concurrency + self.ahead - self.running - self.lent - len(self.buffer)
+
+    @property
+    def brisk(self) -> bool:
+        """Whether steps are so short that a slot lent for the time of a commit comes back at once."""
+        return self._prefetch is None and self.ahead >= self.concurrency
 
     def demand(self, least: int) -> int:
         """How many rows to ask for now; 0: it is not worth a statement yet."""
