@@ -139,6 +139,7 @@ class Durable:
             await self._listener.stop()
             self._listener = None
         await self.pool.close()
+        await asyncio.sleep(0)  # connections that were cut close their sockets in the next turn of the loop
         await self._release_embedded()
 
     @overload

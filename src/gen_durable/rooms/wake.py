@@ -105,6 +105,11 @@ class Listener(Loop):
         self._on_queue = on_queue
         self.listening = asyncio.Event()
 
+    async def stop(self) -> None:
+        """Stop listening, also in the middle of connecting."""
+        await super().stop()
+        self._link.close_soon()
+
     async def turn(self) -> float:
         """Listen until the connection breaks."""
         connection = await self._link.raw()
