@@ -318,6 +318,7 @@ class Worker:
     def _lend(self, held: Held) -> None:
         """A claim waits for its commit. While steps are short another may have its slot meanwhile."""
         lane = self._pick.lanes[held.claim.queue]
+        lane.started += 1  # the next step of a claim is as much work as the first of another
         if lane.brisk:
             held.slot = False
             lane.running -= 1

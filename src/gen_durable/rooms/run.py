@@ -136,7 +136,7 @@ class Run:
         both = not isinstance(entry.owner, Job) or entry.owner.wants_context
         if entry.spec.is_async:
             running = entry.call(state, ctx) if both else entry.call(state)
-            return await _in_time(running, entry.spec)
+            return await (running if entry.spec.timeout is None else _in_time(running, entry.spec))
         call: Callable[[], Any] = (
             functools.partial(entry.call, state, ctx) if both else functools.partial(entry.call, state)
         )
