@@ -32,6 +32,7 @@ help:
 	@echo '  make test     run the tests on the embedded Postgres'
 	@echo '  make check    lint, format, import directions and types (ruff, lint-imports, mypy, pyright)'
 	@echo '  make bench    measure the engine beside its bare ceiling; tables here, JSON and plots in bench/results/'
+	@echo '  make bench-scale   what each call costs with 10 k to 3 M rows, and under a long reader (ARGS=--quick)'
 	@echo '  make fmt      format the code and apply the safe fixes'
 	@echo '  make venv     only make or refresh the environment in $(VENV); the others do it when needed'
 	@echo '  make clean    remove $(VENV), caches and build output (data in .gen_durable/ stays)'
@@ -65,6 +66,10 @@ check: $(READY)
 .PHONY: bench
 bench: $(READY)-bench
 	$(WITH_PG) $(BIN)/python -m bench $(if $(PEERS),--peers) $(if $(BIG),--big) $(ARGS)
+
+.PHONY: bench-scale
+bench-scale: $(READY)-bench
+	$(WITH_PG) $(BIN)/python -m bench.scale $(ARGS)
 
 $(READY)-bench: $(READY)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt -e '.[bench]'

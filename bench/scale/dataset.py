@@ -145,7 +145,7 @@ async def fill(dsn: str, size: int, name: str) -> Table:
         schema.render("select id from @schema.gen_durable where status = 'awaiting_signal' order by id")
     )
     parked = [row[0] for row in found]
-    (rows,) = await side.fetchrow(schema.render("select count(*) from @schema.gen_durable"))
+    rows = await side.fetchval(schema.render("select count(*) from @schema.gen_durable"))
     await side.execute("checkpoint")  # what is still to be written of the load would fall on the first calls
     main = await asyncpg.connect(dsn, statement_cache_size=200)
     active = [parked[i * len(parked) // ACTIVE] for i in range(ACTIVE)]

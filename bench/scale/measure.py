@@ -1,6 +1,6 @@
 """Timing the rounds.
 
-Tables take turns round by round, so that what disturbs the machine disturbs all sizes alike. Each call is timed inside
+Tables take turns of a few rounds, so that what disturbs the machine disturbs all sizes alike. Each call is timed inside
 a transaction, without its commit: the flush of the log costs the same at every size and would hide what does not. What
 counts is the time that the server's process had on a processor, where the kernel tells it (Linux, a server on this
 machine), for the clock also counts what the neighbours do; and the lower quartile, for a disturbance only ever adds.
@@ -29,12 +29,13 @@ from bench.scale.works import BATCH, hold, round_of
 from gen_durable.store.calls import Call
 
 WARM: Final = 7  # from the sixth call on, a prepared statement may have a generic plan
-_REFERENCE: Final = "update bench_scale_reference set n = n + 1, at = now() where id = any ($1::int[])"
+TURN: Final = 3
+_REFERENCE: Final = "update @schema.reference set n = n + 1, at = now() where id = any ($1::int[])"
 _SETUP: Final = """
-create table if not exists bench_scale_reference (
+create table @schema.reference (
   id int primary key, n int not null default 0, at timestamptz, filler text not null default repeat('x', 100)
 ) with (fillfactor = 50);
-insert into bench_scale_reference (id) select generate_series(1, 1000) on conflict do nothing;
+insert into @schema.reference (id) select generate_series(1, 1000);
 """
 
 
@@ -96,7 +97,7 @@ class Stopwatch:
         self.took[name].append(await self._timed(call.text, *call.args))
 
     async def reference(self) -> None:
-        self.took["reference"].append(await self._timed(_REFERENCE, list(range(1, 1000, 5))))
+        self.took["reference"].append(await self._timed(self.table.schema.render(_REFERENCE), list(range(1, 1000, 5))))
         self.took["round trip"].append(await self._timed("select 1"))
 
     async def explain(self, name: str, call: Call[Any]) -> None:
@@ -129,8 +130,8 @@ class Stopwatch:
 
 
 async def prepare(table: Table) -> None:
-    """What every measurement needs, once."""
-    await table.side.execute(_SETUP)
+    """What the measurements of a table need, once."""
+    await table.side.execute(table.schema.render(_SETUP))
 
 
 async def measure(tables: Sequence[Table], label: str, executing: int, rounds: int) -> list[Setting]:
@@ -139,13 +140,17 @@ async def measure(tables: Sequence[Table], label: str, executing: int, rounds: i
     dice = [random.Random(42) for _ in tables]
     for table in tables:
         await hold(table, executing)
-    for n in range(WARM + rounds):
+    for turn in range(-(-rounds // TURN) + 1):
         for watch, die in zip(watches, dice, strict=True):
-            await round_of(watch.table, watch.time if n >= WARM else watch.skip, executing, die)
-            if n >= WARM:
-                await watch.reference()
-    for _ in range(2):
-        for watch, die in zip(watches, dice, strict=True):
+            for n in range(WARM if turn == 0 else TURN + 1):
+                # The first round of a turn brings back the pages that the other tables have pushed out.
+                counts = turn > 0 and n > 0
+                await round_of(watch.table, watch.time if counts else watch.skip, executing, die)
+                if counts:
+                    await watch.reference()
+    for watch, die in zip(watches, dice, strict=True):
+        await round_of(watch.table, watch.skip, executing, die)
+        for _ in range(2):
             await round_of(watch.table, watch.explain, executing, die)
     # In turns, all tables had the same time of day, so they share one reference.
     reference = _quartile([spent for watch in watches for spent in watch.took["reference"]])

@@ -142,6 +142,10 @@ def _ratios(console: Console, found: list[Verdict]) -> None:
             overall(list(row.values())),
         )
     console.print(table)
+    console.print(
+        "[dim]pages: the biggest ratio of pages touched; a deeper tree costs a page per look. signal cold: its targets"
+        " lie all over the table, on pages that must be fetched, and logged whole when they are changed first.[/]"
+    )
 
 
 def overall(of_a_call: list[Verdict]) -> str:

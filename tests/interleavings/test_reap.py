@@ -179,7 +179,7 @@ async def test_a_beat_without_its_fence_is_found(exploring: Exploring, calls: Ca
     """A beat that looks neither at the claim nor at the status gives a lease to a row that nobody holds."""
     cure = Cure(
         "heartbeat",
-        "on g.id = o.id and g.claims = o.claim\n    where g.status = 'executing'",
+        "on g.id = o.id and g.claims = o.claim\n    where g.lease_expires_at is not null",
         "on g.id = o.id",
     )
     async with exploring(cure) as explorer:

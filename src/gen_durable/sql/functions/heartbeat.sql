@@ -22,7 +22,7 @@ begin
     select g.ctid
     from unnest(ids, claims) as o (id, claim)
     join @schema.gen_durable g on g.id = o.id and g.claims = o.claim
-    where g.status = 'executing'
+    where g.lease_expires_at is not null
     order by g.id
     for no key update of g skip locked
   ) as h;

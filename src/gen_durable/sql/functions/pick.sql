@@ -29,7 +29,7 @@ as $$
 declare
   q text;
   demand int;
-  prio smallint;
+  prio int;
   head timestamptz;  -- when the first row of the priority falls due: what was picked before leaves dead entries in front
                      -- of it, until vacuum comes, and only the statement that finds it walks over them
   found_tids tid[];
@@ -46,10 +46,16 @@ begin
     demand := demands[i];
     next_at := null;
     passed := 0;
-    select g.priority, g.due_at into prio, head from @schema.gen_durable g
-    where g.queue = q and g.due_at is not null order by g.priority, g.due_at limit 1;
+    prio := -32769;  -- below the lowest
+    while demand > 0 loop
+      select g.priority, g.due_at into prio, head from @schema.gen_durable g
+      where g.queue = q and g.due_at is not null and g.priority > prio order by g.priority, g.due_at limit 1;
+      exit when not found;
+      if head > now() then
+        next_at := least(next_at, head);
+        continue;
+      end if;
 
-    while prio is not null and demand > 0 loop
       select array_agg(c.ctid), array_agg(distinct c.partition_key) filter (where c.partition_key is not null)
         into found_tids, found_keys
       from (
@@ -98,8 +104,6 @@ begin
       select g.due_at into due from @schema.gen_durable g
       where g.queue = q and g.priority = prio and g.due_at > now() order by g.due_at limit 1;
       next_at := least(next_at, due);
-      select g.priority, g.due_at into prio, head from @schema.gen_durable g
-      where g.queue = q and g.due_at is not null and g.priority > prio order by g.priority, g.due_at limit 1;
     end loop;
 
     if demand > 0 then
