@@ -14,6 +14,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from gen_durable.errors import StepCancelled
+from gen_durable.outcomes import describe
+
 
 class Threads:
     """At most `size` threads, made when they are needed."""
@@ -74,6 +77,9 @@ def _answer(future: asyncio.Future[Any], result: object, error: BaseException | 
         return
     if error is None:
         future.set_result(result)
+    elif not isinstance(error, Exception):
+        # GeneratorExit thrown into a waiting coroutine would close it, and SystemExit or a cancellation mean the step.
+        future.set_exception(StepCancelled(f"the step raised {describe(error)}, which does not end a worker"))
     elif isinstance(error, StopIteration):
         future.set_exception(RuntimeError(f"the step raised {error!r}"))  # a future cannot hold StopIteration
     else:
