@@ -300,7 +300,7 @@ class Worker:
             log.error("instance %d: %s", held.claim.id, describe(error), exc_info=error)
             self._give_back(held, describe(error))
         self._fill(lane)
-        self._pick.freed(lane)
+        self._pick.freed()
 
     def _fill(self, lane: Lane) -> None:
         """Give free slots to claims that wait for theirs to come back, then to buffered ones."""
@@ -324,7 +324,7 @@ class Worker:
             lane.running -= 1
             lane.lent += 1
             self._fill(lane)
-            self._pick.freed(lane)
+            self._pick.freed()
 
     async def _take_back(self, held: Held) -> None:
         """A claim goes on: it needs a slot again, and comes before those that have not begun."""

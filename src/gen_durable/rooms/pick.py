@@ -145,10 +145,9 @@ class Pick(Loop):
         for name in self.lanes:
             self.poke(name)
 
-    def freed(self, lane: Lane) -> None:
-        """A slot of a lane fell free."""
-        if lane.poked:
-            self._bell.set()
+    def freed(self) -> None:
+        """A slot fell free: what was due while there was no room for it can be asked for now."""
+        self._bell.set()
 
     async def stop(self) -> None:
         """Stop picking. A pick under way is waited for: its claims are handed over like any other."""
@@ -243,9 +242,15 @@ class Pick(Loop):
         return demands
 
     def _until_next(self) -> float | None:
-        now = time.monotonic()
-        moments = [self._polled + self._rest]
-        moments += [due for name, due in self._due.items() if self.lanes[name].room >= self._options.min_demand]
+        """Seconds until there is a reason to pick; None: until somebody rings.
+
+        Only queues that would ask for rows count. A moment that has passed for one without room is no reason: the slot
+        that falls free is, and waking up for the moment again and again would burn a core.
+        """
         if self._load() > MAX_LOAD:
-            moments = [now + LOAD_REST]
-        return max(min(moments) - now, 0.0)
+            return LOAD_REST
+        able = [name for name, lane in self.lanes.items() if lane.demand(self._options.min_demand)]
+        if not able:
+            return None
+        moments = [self._polled + self._rest, *(self._due[name] for name in able if name in self._due)]
+        return max(min(moments) - time.monotonic(), 0.0)
