@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -182,3 +184,15 @@ async def sessions(e: Engine) -> int:
 
 async def none_but_the_watcher(e: Engine) -> bool:
     return await sessions(e) == 1
+
+
+async def test_a_failed_open_lets_go_of_the_embedded_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open that fails after the embedded server was started does not keep it running."""
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    app = Durable(embedded_directory=tmp_path / "server", migrate=False)
+    with pytest.raises(SchemaMissing):
+        await app.open()
+    deadline = asyncio.get_running_loop().time() + 15
+    while (tmp_path / "server" / "pgdata" / "postmaster.pid").exists():
+        assert asyncio.get_running_loop().time() < deadline, "the server is still running"
+        await asyncio.sleep(0.05)

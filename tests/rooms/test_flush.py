@@ -33,12 +33,12 @@ class Counting(Calls):
 
 
 @asynccontextmanager
-async def flusher(app: Durable) -> AsyncIterator[tuple[Flush, list[int], list[frozenset[str]]]]:
+async def flusher(app: Durable) -> AsyncIterator[tuple[Flush, list[int], list[frozenset[str] | None]]]:
     calls = Counting(app.calls.schema)
     calls.sizes = []
     target = Target(app.target.dsn, application_name=f"flush {app.calls.schema.name}")
     links = Link(target), Link(target)
-    wakes: list[frozenset[str]] = []
+    wakes: list[frozenset[str] | None] = []
     flush = Flush(*links, calls, 500, wakes.append)
     try:
         yield flush, calls.sizes, wakes
@@ -125,6 +125,48 @@ async def test_a_killed_backend_is_not_noticed(dsn: str, schema: str, kill_first
         assert await flush.submit(done(second)) is Verdict.COMMITTED
         if kill_first:
             assert await flush.submit(done(first)) is Verdict.COMMITTED
+    await connection.close()
+
+
+async def test_an_outcome_found_committed_has_all_queues_looked_at(dsn: str, schema: str) -> None:
+    """What an earlier try woke is not known any more, so nobody is left asleep for it."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, wakes):
+        (claim,) = await claims(app, 1)
+        again = Commit(claim.id, claim.claim, claim.seq, "next", step="run", value="1")
+        await app.pool.run(app.calls.flush([again]))  # the try whose answer was lost
+        assert await flush.submit(again) is Verdict.COMMITTED
+        assert wakes == [None]
+
+
+async def test_a_key_held_by_an_open_transaction_does_not_hold_up_batch_mates(dsn: str, schema: str) -> None:
+    """A child's key that somebody is about to take blocks only its own parent; the others commit meanwhile."""
+    connection = await asyncpg.connect(dsn)
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
+        several = await claims(app, 8)
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(
+            f'insert into "{schema}".gen_durable (fsm, step, unique_key, unique_scope) '
+            "values ('noop', 'run', 'k', '{runnable}')"
+        )
+        child = '{"fsm":"noop","version":1,"step":"run","state":1,"queue":"default","priority":0,"delay":0,'
+        child += f'"unique_key":"{b"k".hex()}","unique_scope":"{{runnable}}"}}'
+        spawning = several[3]
+        parent = Commit(
+            spawning.id,
+            spawning.claim,
+            spawning.seq,
+            "children",
+            step="run",
+            value="1",
+            extra=f'{{"children":[{child}]}}',
+        )
+        futures = [flush.submit(parent if c is spawning else done(c)) for c in several]
+        others = await asyncio.wait_for(asyncio.gather(*futures[:3], *futures[4:]), 20)
+        assert set(others) == {Verdict.COMMITTED}
+        assert not futures[3].done()
+        await transaction.rollback()
+        assert await asyncio.wait_for(futures[3], 10) is Verdict.COMMITTED
     await connection.close()
 
 

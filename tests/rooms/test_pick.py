@@ -1,0 +1,94 @@
+"""Pick: when it asks, and when it leaves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+from gen_durable import Durable, Start, job
+from gen_durable.config import WorkerOptions
+from gen_durable.pg.link import Link
+from gen_durable.rooms.pick import Pick
+from gen_durable.store.rows import Claim
+
+LAZY = timedelta(hours=1)  # no poll comes to the rescue
+
+
+@job
+async def noop(n: int) -> int:
+    """Never run here: the tests only look at what is claimed."""
+    return n
+
+
+class Slow(Link):
+    """A link on which something happens between the server's answer and our hearing it."""
+
+    __slots__ = ("meanwhile",)
+    meanwhile: Callable[[], Awaitable[None]] | None
+
+    async def run(self, call: Any, *, timeout: float | None = None) -> Any:
+        answer = await super().run(call, timeout=timeout)
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return answer
+
+
+@asynccontextmanager
+async def picking(
+    app: Durable, load: Callable[[], int] = lambda: 0
+) -> AsyncIterator[tuple[Pick, Slow, asyncio.Queue[Claim]]]:
+    link = Slow(app.target)
+    link.meanwhile = None
+    claimed: asyncio.Queue[Claim] = asyncio.Queue()
+
+    def on_claims(claims: list[Claim], _asked: float) -> None:
+        for claim in claims:
+            claimed.put_nowait(claim)
+
+    pick = Pick(
+        link,
+        app.calls,
+        WorkerOptions(poll_interval=LAZY, max_poll_interval=LAZY),
+        worker="w",
+        known=["noop/1/run"],
+        on_claims=on_claims,
+        on_crowded=lambda _queue: None,
+        events=app.events,
+        load=load,
+    )
+    try:
+        yield pick, link, claimed
+    finally:
+        await pick.stop()
+        await link.close()
+
+
+async def test_a_nearer_moment_told_during_a_pick_is_not_forgotten(dsn: str, schema: str) -> None:
+    """The answer of a pick speaks of a row due in an hour; a nearer one was told while it was under way, and counts."""
+    async with Durable(dsn, schema=schema) as app, picking(app) as (pick, link, claimed):
+        await app.insert(noop, 1, delay=timedelta(hours=1))
+
+        async def nearer() -> None:
+            await app.insert(noop, 2, delay=timedelta(seconds=0.3))
+            pick.due("default", 0.3)
+
+        link.meanwhile = nearer
+        pick.start()
+        claim = await asyncio.wait_for(claimed.get(), 5)
+        assert claim.state == "2"
+
+
+async def test_nothing_is_claimed_while_outcomes_pile_up(dsn: str, schema: str) -> None:
+    """A worker that cannot get rid of what it has done takes no more; it goes on when the pile is gone."""
+    pile = 10_000
+    async with Durable(dsn, schema=schema) as app, picking(app, lambda: pile) as (pick, _, claimed):
+        await app.insert_many([Start(noop, n) for n in range(3)])
+        pick.start()
+        done, _ = await asyncio.wait([waiting := asyncio.ensure_future(claimed.get())], timeout=0.3)
+        assert not done
+        pile = 0
+        assert (await asyncio.wait_for(waiting, 5)).machine == "noop"
