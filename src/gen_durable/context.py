@@ -5,16 +5,19 @@ In: the claim as the database gave it. Out: typed signals and children, read-onl
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from gen_durable.codec import decode_plain
+from gen_durable.errors import TooLarge
 from gen_durable.instances import Status
 from gen_durable.signals import Received, Signal
 
 if TYPE_CHECKING:
+    from gen_durable.machines import StepSpec
     from gen_durable.outcomes import Startable
 
 P = TypeVar("P")
@@ -72,7 +75,30 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     seq: int
     inbox: tuple[Received, ...] = ()
     awaited: tuple[Received, ...] = ()
-    children: tuple[Child, ...] = ()
+    _brought: tuple[Child, ...] | None = ()
+    _read_children: Callable[[int], Awaitable[list[Child]]] | None = None
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """The children of this round, ended, in start order. A round of more than 10,000 is too large for this."""
+        if self._brought is None:
+            raise TooLarge(
+                "this round has too many children to be loaded at once: "
+                "read them with `async for child in ctx.stream_children()`, or ctx.stream_results(step)"
+            )
+        return self._brought
+
+    async def stream_children(self) -> AsyncIterator[Child]:
+        """The children of this round, ended, in start order: read page by page, so that any number will do."""
+        if self._brought is not None:
+            for child in self._brought:
+                yield child
+        elif self._read_children is not None:
+            after = 0
+            while page := await self._read_children(after):
+                for child in page:
+                    yield child
+                after = page[-1].id
 
     def first(self, signal: Signal[P]) -> P | None:
         """The oldest awaited payload of a signal; None when it did not come (the deadline fired)."""
@@ -91,8 +117,21 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
         spec = step_of(step, "ctx.results")
         codec = spec.result_codec
-        mine = [c for c in self.children if c.machine == spec.machine.name and c.raw_result is not None and c.ok]
-        return [cast(R, codec.decode(c.raw_result)) for c in mine if c.raw_result is not None]
+        return [cast(R, codec.decode(raw)) for child in self.children if (raw := _result(child, spec)) is not None]
+
+    async def stream_results(self, step: Startable[S, R]) -> AsyncIterator[R]:
+        """As `results`, read page by page, so that any number will do."""
+        from gen_durable.outcomes import step_of
+
+        spec = step_of(step, "ctx.stream_results")
+        async for child in self.stream_children():
+            if (raw := _result(child, spec)) is not None:
+                yield cast(R, spec.result_codec.decode(raw))
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"
+
+
+def _result(child: Child, spec: StepSpec) -> bytes | None:
+    """The result of a child that is done and of the machine that is asked for."""
+    return child.raw_result if child.ok and child.machine == spec.machine.name else None

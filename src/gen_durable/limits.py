@@ -15,7 +15,8 @@ MAX_PAYLOAD: Final = 1_000_000
 MAX_DEPTH: Final = 64
 MAX_KEY: Final = 512
 MAX_ERROR: Final = 8_000
-MAX_CHILDREN: Final = 10_000
+MAX_CHILDREN: Final = 100_000
+MAX_CHILDREN_BYTES: Final = 64_000_000
 MAX_BATCH: Final = 10_000
 MAX_DELAY: Final = timedelta(days=36_500)
 

@@ -8,7 +8,7 @@ outcome that leads to a step has that step's R, so a type checker follows the re
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sized
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeAlias, TypeVar, cast, final, overload
 
@@ -151,7 +151,10 @@ class Await(Outcome[R_co]):
 
 @final
 class ScheduleChildren(Outcome[R_co]):
-    """Start a batch of children and wait until every one has ended; then run `then` with `ctx.children`."""
+    """Start a batch of children and wait until every one has ended; then run `then` with `ctx.children`.
+
+    A large batch is best given as a generator: it is drawn after the step has returned, a part at a time.
+    """
 
     __slots__ = ("children", "state", "then")
     __match_args__ = ("children", "then", "state")
@@ -162,20 +165,31 @@ class ScheduleChildren(Outcome[R_co]):
                 f"ScheduleChildren takes a list of Start(...) values, got {type(children).__name__}: "
                 "write [Start(Pack.pack, state)]"
             )
-        self.children: Sequence[Start[Any]] = tuple(children)
-        for child in self.children:
-            if not isinstance(child, Start):
-                raise InvalidOutcome(
-                    f"ScheduleChildren takes Start(...) values, got {type(child).__name__}: "
-                    "write Start(Pack.pack, state)"
-                )
-        if len(self.children) > MAX_CHILDREN:
-            raise InvalidOutcome(
-                f"ScheduleChildren got {len(self.children):,} children, at most {MAX_CHILDREN:,} are allowed at once: "
-                "start them in several rounds, or let children start children"
-            )
+        self.children: Iterable[Start[Any]] = children
+        if isinstance(children, Sized):  # not a generator: what is wrong with it can be told where it is made
+            self.children = tuple(children)
+            check_child_count(len(self.children))
+            for child in self.children:
+                check_child(child)
         self.then = step_of(then, "ScheduleChildren(then=)")
         self.state: object = state
+
+
+def check_child(child: object) -> None:
+    """One of the children of `ScheduleChildren`."""
+    if not isinstance(child, Start):
+        raise InvalidOutcome(
+            f"ScheduleChildren takes Start(...) values, got {type(child).__name__}: write Start(Pack.pack, state)"
+        )
+
+
+def check_child_count(count: int) -> None:
+    """How many children one outcome may start."""
+    if count > MAX_CHILDREN:
+        raise InvalidOutcome(
+            f"ScheduleChildren got {count:,} children, at most {MAX_CHILDREN:,} are allowed at once: "
+            "start them in several rounds, or let children start children"
+        )
 
 
 @final

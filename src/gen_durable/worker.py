@@ -34,6 +34,7 @@ from gen_durable.outcomes import describe
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link
 from gen_durable.registry import Registry
+from gen_durable.rooms.brood import reader
 from gen_durable.rooms.flush import Flush
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.keep import Keep
@@ -135,7 +136,7 @@ class Worker:
         pick_link, flush_link, side_link, upkeep_link = self._links
         self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, self._woke)
         self._live = Live(
-            Run(self.name, self._threads),
+            Run(self.name, self._threads, reader(app.pool, app.calls)),
             self._flush,
             registry=self._registry,
             holdings=self._holdings,

@@ -173,7 +173,7 @@ def test_the_timeout_of_await_is_checked(timeout: Any) -> None:
 
 
 def test_children_are_taken_from_any_iterable() -> None:
-    """A generator will do, and an empty batch is allowed: the parent goes straight on."""
+    """A generator will do (it is drawn later), and an empty batch is allowed: the parent goes straight on."""
     outcome = ScheduleChildren((Start(send, t) for t in "ab"), then=shop.ship, state=order)
     assert [child.state for child in outcome.children] == ["a", "b"]
     assert outcome.then.label == "Shop.ship"
@@ -197,10 +197,10 @@ def test_children_are_starts(children: Any, words: str) -> None:
 
 
 def test_the_number_of_children_is_bounded() -> None:
-    """Ten thousand at once are fine; one more is refused, with a way out."""
+    """A hundred thousand at once are fine; one more is refused, with a way out."""
     one = Start(send, "a")
     assert len(ScheduleChildren([one] * MAX_CHILDREN, then=shop.ship, state=order).children) == MAX_CHILDREN
-    with pytest.raises(InvalidOutcome, match="got 10,001 children, at most 10,000 are allowed at once"):
+    with pytest.raises(InvalidOutcome, match="got 100,001 children, at most 100,000 are allowed at once"):
         ScheduleChildren([one] * (MAX_CHILDREN + 1), then=shop.ship, state=order)
 
 

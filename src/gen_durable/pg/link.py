@@ -13,8 +13,9 @@ import logging
 import os
 import select
 import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import asyncpg
 
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
     from gen_durable.store.calls import Call
 
 T = TypeVar("T")
+U = TypeVar("U")
 log = logging.getLogger("gen_durable.pg")
+
+
+class Ask(Protocol):
+    """Runs a call inside a transaction."""
+
+    async def __call__(self, call: Call[U]) -> U: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,25 @@ class Link:
                     raise ConnectionLost(error, sent=True) from error
                 raise
         return call.read(rows)
+
+    async def transact(self, work: Callable[[Ask], Awaitable[T]]) -> T:
+        """Run several calls in one transaction. One that fails takes its connection with it."""
+        async with self._lock:
+            connection = await self._connected()
+
+            async def ask(call: Call[U]) -> U:
+                return call.read(await connection.fetch(call.text, *call.args))
+
+            try:
+                await connection.execute("begin")
+                answer = await work(ask)
+                await connection.execute("commit")
+            except BaseException as error:
+                self.drop()
+                if isinstance(error, Exception) and classify(error) is Fault.GONE:
+                    raise ConnectionLost(error, sent=True) from error
+                raise
+        return answer
 
     async def script(self, sql: str) -> None:
         """Run statements without parameters in one implicit transaction (migrations)."""

@@ -5,15 +5,17 @@ In: the claim, the step, and whatever the step returned. Out: a `Ran`, or an err
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, assert_never
 
 import msgspec
 
 from gen_durable.codec import encode
 from gen_durable.context import Context
-from gen_durable.errors import EncodeError, InvalidOutcome
-from gen_durable.limits import clean_error
+from gen_durable.errors import EncodeError, InvalidOutcome, TooLarge
+from gen_durable.limits import MAX_CHILDREN_BYTES, clean_error
 from gen_durable.machines import StepSpec
 from gen_durable.outcomes import (
     AnyOutcome,
@@ -25,17 +27,22 @@ from gen_durable.outcomes import (
     ScheduleChildren,
     Start,
     Stop,
+    check_child,
+    check_child_count,
     describe,
     is_outcome,
 )
-from gen_durable.store.rows import Claim, Commit
+from gen_durable.store.rows import Brood, Claim, Commit
+
+CHUNK: Final = 1000
 
 
 @dataclass(slots=True)
 class Ran:
     """What became of one execution: the row of a flush, the outcome's name, the signals it consumes, a new queue.
 
-    `state` is what was decoded from what is being committed: what the next step of a held claim is given.
+    `state` is what was decoded from what is being committed: what the next step of a held claim is given. `rest` are
+    children beyond the first chunk: to be drawn chunk by chunk, with room for others in between.
     """
 
     commit: Commit
@@ -43,6 +50,22 @@ class Ran:
     consumed: tuple[int, ...] = ()
     queue: str | None = None
     state: object = None
+    rest: Iterator[Start[Any]] | None = None
+
+    def draw(self) -> bool:
+        """Encode some more of the children; tells whether there may be others."""
+        brood, rest = self.commit.brood, self.rest
+        if brood is None or rest is None:
+            return False
+        some = [_child(child) for child in islice(rest, CHUNK)]
+        _add(brood, some)
+        check_child_count(len(brood.encoded))
+        if brood.size > MAX_CHILDREN_BYTES:
+            raise TooLarge(
+                f"the children of one outcome are over {MAX_CHILDREN_BYTES:,} bytes of JSON: "
+                "keep large data elsewhere and pass where it is"
+            )
+        return len(some) == CHUNK
 
 
 class SameState:
@@ -66,6 +89,7 @@ def encode_outcome(
     extra: dict[str, object] = {}
     consumed: tuple[int, ...] = ()
     state: object = None
+    rest: Iterator[Start[Any]] | None = None
     match outcome:
         case Next():
             consumed = tuple(s.id for s in ctx.awaited)
@@ -89,7 +113,7 @@ def encode_outcome(
             commit.kind = "children"
             commit.value, _ = _state_for(outcome.then, spec, outcome.state)
             commit.step = outcome.then.name
-            extra["children"] = [_child(child) for child in outcome.children]
+            rest = _children(commit, extra, outcome, spec)
         case Done():
             commit.kind = "done"
             commit.value = encode(outcome.result, f"the result of {spec.label}").decode()
@@ -105,7 +129,7 @@ def encode_outcome(
     if extra:
         commit.extra = msgspec.json.encode(extra).decode()
     queue = outcome.queue if isinstance(outcome, Next) else None
-    return Ran(commit, type(outcome).__name__, consumed, queue, state)
+    return Ran(commit, type(outcome).__name__, consumed, queue, state, rest)
 
 
 def _next(
@@ -134,7 +158,30 @@ def _state_for(target: StepSpec, current: StepSpec, state: object) -> tuple[str,
     return target.state_codec.store(state)
 
 
+def _children(
+    commit: Commit, extra: dict[str, object], outcome: ScheduleChildren[Any], spec: StepSpec
+) -> Iterator[Start[Any]] | None:
+    """Encode the children if they are few. Else begin a brood; returns what is to be drawn still."""
+    rest = iter(outcome.children)
+    # A generator that was made in a thread is drawn there.
+    here = spec.is_async or isinstance(outcome.children, Sized)
+    first = [_child(child) for child in islice(rest, CHUNK + 1)] if here else []
+    if here and len(first) <= CHUNK:
+        extra["children"] = first
+        return None
+    commit.brood = Brood.empty()
+    _add(commit.brood, first)
+    return rest
+
+
+def _add(brood: Brood, several: list[dict[str, object]]) -> None:
+    for child in several:
+        key = child["unique_key"]
+        brood.add(msgspec.json.encode(child), None if key is None else str(key).encode())
+
+
 def _child(start: Start[Any]) -> dict[str, object]:
+    check_child(start)
     try:
         state, _ = start.step.state_codec.store(start.state)
     except EncodeError as error:

@@ -22,6 +22,7 @@ from typing import Final
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sqlstate
 from gen_durable.pg.link import Link
+from gen_durable.rooms.brood import flush_brood
 from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Commit, Flushed
 
@@ -65,6 +66,9 @@ class Flush:
 
     def hand_in(self, commit: Commit, settled: Settled) -> None:
         """Hand in an outcome; `settled` is called with what became of it."""
+        if commit.brood is not None:
+            self._wait_aside((commit, settled))  # takes a while: not in the way of others
+            return
         self._pending.append((commit, settled))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work(), name="gen_durable flush")
@@ -116,11 +120,14 @@ class Flush:
         told = False
         while True:
             try:
-                flushed = await link.run(self._calls.flush([commit for commit, _ in batch]))
+                flushed = await self._send([commit for commit, _ in batch], link)
             except (ConnectionLost, SqlError) as error:
                 fault = Fault.GONE if isinstance(error, ConnectionLost) else classify(error)
                 if fault is Fault.REFUSED:
-                    await self._halve(batch, link, error)
+                    if len(batch) == 1:
+                        self._refuse(batch[0], error)
+                    else:
+                        await self._halve(batch, link)
                     return
                 if fault is Fault.BLOCKED and link is self._link:
                     await self._set_aside(batch)
@@ -134,6 +141,12 @@ class Flush:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, MAX_PAUSE)
 
+    async def _send(self, commits: list[Commit], link: Link) -> Flushed:
+        brood = commits[0].brood
+        if brood is not None:
+            return await flush_brood(link, self._calls, commits[0], brood)
+        return await link.run(self._calls.flush(commits))
+
     def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:
         for commit, settled in batch:
             settled(Verdict.STALE if commit.id in flushed.stale else Verdict.COMMITTED)
@@ -141,13 +154,11 @@ class Flush:
             # The queues that an earlier try woke are not known any more: look at all of them.
             self._on_wake(flushed.wake if not flushed.already else None)
 
-    async def _halve(self, batch: list[_Entry], link: Link, error: Exception) -> None:
-        if len(batch) == 1:
-            commit, settled = batch[0]
-            settled(
-                OutcomeRejected(f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}")
-            )
-            return
+    def _refuse(self, entry: _Entry, error: Exception) -> None:
+        commit, settled = entry
+        settled(OutcomeRejected(f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"))
+
+    async def _halve(self, batch: list[_Entry], link: Link) -> None:
         middle = len(batch) // 2
         await self._write(batch[:middle], link)
         await self._write(batch[middle:], link)
@@ -158,24 +169,23 @@ class Flush:
             free = await self._link.run(self._calls.unlocked(sorted(ids)))
         except (ConnectionLost, SqlError):
             free = ids
-        ready = [e for e in batch if e[0].id in free and (e[0].parent is None or e[0].parent in free)]
-        held = [e for e in batch if e not in ready]
-        log.info("%d outcomes wait for rows that other transactions hold", len(held))
-        for entry in held:
-            self._wait_aside(entry)
-        if not held:
-            # No row of ours is held, so it is a key: a child's, that an open transaction is about to take or free.
-            await self._part(ready)
-        elif ready:
-            await self._write(ready, self._link)
-
-    async def _part(self, batch: list[_Entry]) -> None:
-        if len(batch) == 1:
+        ready: list[_Entry] = []
+        for entry in batch:
+            commit = entry[0]
+            if commit.id in free and (commit.parent is None or commit.parent in free):
+                ready.append(entry)
+            else:
+                self._wait_aside(entry)
+        held = len(batch) - len(ready)
+        log.info("%d outcomes wait for rows that other transactions hold", held)
+        if held:
+            if ready:
+                await self._write(ready, self._link)
+        # No row of ours is held, so it is a key: a child's, that an open transaction is about to take or free.
+        elif len(batch) == 1:
             self._wait_aside(batch[0])
-            return
-        middle = len(batch) // 2
-        await self._write(batch[:middle], self._link)
-        await self._write(batch[middle:], self._link)
+        else:
+            await self._halve(batch, self._link)
 
     def _wait_aside(self, entry: _Entry) -> None:
         task = asyncio.get_running_loop().create_task(self._write([entry], self._side_link))

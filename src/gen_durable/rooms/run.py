@@ -23,6 +23,7 @@ from gen_durable.limits import clean_error
 from gen_durable.machines import StepSpec
 from gen_durable.outcomes import Done, Outcome, Replay, Stop, describe
 from gen_durable.registry import Entry
+from gen_durable.rooms.brood import ReadChildren
 from gen_durable.rooms.encode import SAME_STATE, Ran, encode_outcome
 from gen_durable.rooms.threads import Threads
 from gen_durable.signals import Received
@@ -38,11 +39,12 @@ class Undecodable(Exception):
 class Run:
     """Runs steps. `hold` says whether a `Next` may keep its claim and run ahead."""
 
-    __slots__ = ("_threads", "_worker")
+    __slots__ = ("_read_children", "_threads", "_worker")
 
-    def __init__(self, worker: str, threads: Threads) -> None:
+    def __init__(self, worker: str, threads: Threads, read_children: ReadChildren) -> None:
         self._worker = worker
         self._threads = threads
+        self._read_children = read_children
 
     async def step(self, claim: Claim, entry: Entry, *, hold: bool, after: Ran | None = None) -> Ran:
         """Execute a step and encode what it decided. Raises only `Undecodable`, `LeaseLost` and cancellation.
@@ -63,7 +65,10 @@ class Run:
                 await _forget_cancellation(claim)
             if isinstance(entry.owner, Job):
                 returned = Done(returned)
-            return encode_outcome(claim, entry.spec, ctx, returned, hold=hold)
+            ran = encode_outcome(claim, entry.spec, ctx, returned, hold=hold)
+            if ran.rest is not None:
+                await self._draw(ran, entry.spec)
+            return ran
         except asyncio.CancelledError:
             if claim.abandoned:
                 raise
@@ -100,7 +105,10 @@ class Run:
             answer = cast(Any, entry.owner).on_error(state, ctx, error)
             if inspect.isawaitable(answer):
                 answer = await answer
-            return encode_outcome(claim, entry.spec, ctx, answer, hold=hold, error=error)
+            ran = encode_outcome(claim, entry.spec, ctx, answer, hold=hold, error=error)
+            if ran.rest is not None:
+                await self._draw(ran, entry.spec)
+            return ran
         except asyncio.CancelledError:
             if claim.abandoned:
                 raise
@@ -129,8 +137,21 @@ class Run:
             seq=claim.seq,
             inbox=claim.inbox,
             awaited=_awaited(claim),
-            children=claim.children,
+            _brought=claim.children,
+            _read_children=None if claim.children is not None else functools.partial(self._read_children, claim.id),
         )
+
+    async def _draw(self, ran: Ran, spec: StepSpec) -> None:
+        """Encode the rest of many children, where the step itself ran, with room for other work in between."""
+        more = True
+        while more:
+            if spec.is_async:
+                await asyncio.sleep(0)
+                more = ran.draw()
+            else:
+                begun, done = self._threads.run(ran.draw)
+                await begun
+                more = await done
 
     async def _call(self, entry: Entry, state: object, ctx: Context) -> Any:
         both = not isinstance(entry.owner, Job) or entry.owner.wants_context

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from gen_durable.codec import decode_plain
 from gen_durable.context import Child
@@ -30,6 +30,8 @@ from gen_durable.store.rows import (
 )
 from gen_durable.store.schema import Schema
 
+TOO_MANY: Final = "true"  # children_of.sql
+
 T = TypeVar("T")
 Row = Sequence[Any]
 
@@ -47,6 +49,7 @@ class Calls:
     """All calls, for one schema."""
 
     __slots__ = (
+        "_children",
         "_flush",
         "_gc",
         "_get",
@@ -56,7 +59,9 @@ class Calls:
         "_pick",
         "_reap",
         "_release",
+        "_reserve",
         "_signal",
+        "_spawn",
         "_strangers",
         "_unlocked",
         "_watch",
@@ -69,6 +74,9 @@ class Calls:
         self._insert = f"select ord, id, inserted from {s}.insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12)"  # noqa: S608
         self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5)"  # noqa: S608
         self._flush = f"select stale, already, wake from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"  # noqa: S608
+        self._reserve = f"select {s}.reserve($1,$2,$3,$4)"
+        self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
+        self._children = f"select {s}.children_page($1,null,$2,$3)"
         self._signal = f"select ord, target, verdict, woken from {s}.signal($1::bigint[],$2::bytea[],$3,$4,$5)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
         self._reap = f"select id, fsm, fsm_version, step, queue, crashes, dead from {s}.reap($1,$2)"  # noqa: S608
@@ -123,6 +131,20 @@ class Calls:
             ),
             _read_flushed,
         )
+
+    def reserve(self, commit: Commit, count: int) -> Call[list[int] | None]:
+        """Lock the row of a commit, and get ids for its children; None: the claim is not ours any more."""
+        return Call(self._reserve, (commit.id, commit.claim, commit.seq, count), lambda rows: rows[0][0])
+
+    def spawn(self, commit: Commit, children: str) -> Call[list[str]]:
+        """Start children, a JSON array of them, of a row that `reserve` has locked."""
+        extra = f'{{"children":{children}}}'
+        args = ([commit.id], [commit.claim], [commit.seq], [extra])
+        return Call(self._spawn, args, lambda rows: rows[0][0] or [])
+
+    def children(self, parent: int, after: int, limit: int) -> Call[list[Child]]:
+        """Some children of a parent's present round, in the order of their ids, from the one after `after` on."""
+        return Call(self._children, (parent, after, limit), lambda rows: list(_read_children(rows[0][0] or "[]")))
 
     def signal(self, deliveries: Sequence[Delivery]) -> Call[list[tuple[int | None, str, str | None]]]:
         return Call(
@@ -197,7 +219,7 @@ def _read_claim(row: Row) -> Claim:
     if row[14] is not None:
         claim.inbox = _read_inbox(row[14])
     if row[15] is not None:
-        claim.children = _read_children(row[15])
+        claim.children = None if row[15] == TOO_MANY else _read_children(row[15])
     return claim
 
 

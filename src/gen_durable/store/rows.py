@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -32,7 +33,7 @@ class Claim(msgspec.Struct, eq=False):
     parent_id: int | None
     awaits: list[str] | None
     inbox: tuple[Received, ...] = ()
-    children: tuple[Child, ...] = ()
+    children: tuple[Child, ...] | None = ()  # None: too many to come along, they are read page by page
     abandoned: bool = False
 
 
@@ -53,6 +54,36 @@ class Picked:
     news: list[QueueNews]
 
 
+@dataclass(slots=True)
+class Brood:
+    """The children of an outcome that starts too many for one statement: each encoded, and the unique keys of all."""
+
+    encoded: list[bytes]
+    keys: list[bytes | None]
+    size: int = 0
+
+    @classmethod
+    def empty(cls) -> Brood:
+        return cls([], [])
+
+    def add(self, encoded: bytes, key: bytes | None) -> None:
+        self.encoded.append(encoded)
+        self.keys.append(key)
+        self.size += len(encoded)
+
+    def parts(self, ids: Sequence[int], size: int) -> Iterator[str]:
+        """JSON arrays of so many children with the ids they get, in listed order; by key where there are keys.
+
+        Whoever starts instances takes their keys in the same order, so that two never wait for each other.
+        """
+        order: Sequence[int] = range(len(self.encoded))
+        if any(key is not None for key in self.keys):
+            order = sorted(order, key=lambda n: (self.keys[n] is None, self.keys[n] or b"", n))
+        for i in range(0, len(order), size):
+            part = (b'{"id":%d,' % ids[n] + self.encoded[n][1:] for n in order[i : i + size])
+            yield (b"[" + b",".join(part) + b"]").decode()
+
+
 class Commit(msgspec.Struct, eq=False):
     """An outcome, encoded: one row of a flush."""
 
@@ -66,6 +97,7 @@ class Commit(msgspec.Struct, eq=False):
     error: str | None = None
     parent: int | None = None
     extra: str | None = None
+    brood: Brood | None = None
 
 
 @dataclass(frozen=True, slots=True)

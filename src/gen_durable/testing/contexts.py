@@ -65,7 +65,7 @@ def make_context(
         seq=0,
         inbox=tuple(came),
         awaited=tuple(came[: len(waited_for)]),
-        children=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
+        _brought=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
     )
 
 

@@ -19,6 +19,7 @@ from gen_durable.errors import LeaseLost, OutcomeRejected
 from gen_durable.jobs import backoff
 from gen_durable.pg.link import Link
 from gen_durable.registry import Entry, Registry
+from gen_durable.rooms.brood import ReadChildren, reader
 from gen_durable.rooms.encode import Ran
 from gen_durable.rooms.flush import Flush, Verdict
 from gen_durable.rooms.run import Run, Undecodable
@@ -45,7 +46,7 @@ class Stepper:
         self._side_link = Link(app.target)
         self._threads = Threads(1)
         self._errors = errors
-        self._run = _Run(WORKER, self._threads, errors)
+        self._run = _Run(self._threads, reader(app.pool, app.calls), errors)
         self._flush = Flush(self._link, self._side_link, app.calls, 1, _nobody)
 
     async def open(self) -> None:
@@ -167,8 +168,8 @@ class _Run(Run):
 
     __slots__ = ("_errors",)
 
-    def __init__(self, worker: str, threads: Threads, errors: dict[int, Exception]) -> None:
-        super().__init__(worker, threads)
+    def __init__(self, threads: Threads, read_children: ReadChildren, errors: dict[int, Exception]) -> None:
+        super().__init__(WORKER, threads, read_children)
         self._errors = errors
 
     async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> Ran:

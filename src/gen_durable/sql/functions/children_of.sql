@@ -1,17 +1,16 @@
 -- children_of: the children of one round of a parent, in the order they were started, as a JSON array.
--- Index: gen_durable_parent.
+--
+-- True when there are more than 10,000: a claim would be slow and large with them, so their parent reads them page by
+-- page (children_page.sql).
 create or replace function @schema.children_of(parent bigint, of_round int)
 returns jsonb
-language sql
+language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
 as $$
-  select jsonb_agg(
-    jsonb_build_object(
-      'id', c.id, 'machine', c.fsm, 'version', c.fsm_version, 'step', c.step, 'status', c.status,
-      'last_error', c.last_error, 'result', c.result::text, 'state', c.state::text
-    ) order by c.id
-  )
-  from @schema.gen_durable c
-  where c.parent_id = parent and c.parent_round = of_round
+declare
+  page constant jsonb := @schema.children_page(parent, of_round, 0, 10001);
+begin
+  return case when jsonb_array_length(page) > 10000 then 'true' else page end;
+end
 $$;

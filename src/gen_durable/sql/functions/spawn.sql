@@ -2,6 +2,7 @@
 --
 -- In: the arrays of flush that hold the fence, the kind and the children (extra.children: an array of objects). Out: the
 -- queues in which children became runnable.
+-- A child that has an id already (reserve.sql) keeps it.
 -- The fence is asked here as in flush; the lock makes both answers the same. A child whose unique key is taken is not
 -- made and not waited for. Rows go in by the order of their keys (insert.sql).
 -- Index: gen_durable_unique, primary key.
@@ -9,6 +10,7 @@ create or replace function @schema.spawn(ids bigint[], claims int[], seqs int[],
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '1s'  -- as flush
 set enable_seqscan = off
 as $$
 declare
@@ -21,16 +23,16 @@ begin
     cross join lateral rows from (
       jsonb_to_recordset(o.extra -> 'children') as (
         fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
-        schedule_at timestamptz, unique_key text, unique_scope text
+        schedule_at timestamptz, unique_key text, unique_scope text, id bigint
       )
     ) with ordinality as c (
-      fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, n
+      fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, id, n
     )
     where o.kind = 'children'
   ),
   -- Ids in the order the parent listed them, whatever order the keys ask for.
   numbered as materialized (
-    select s.*, nextval('@schema.gen_durable_id_seq'::regclass) as id
+    select s.*, coalesce(s.id, nextval('@schema.gen_durable_id_seq'::regclass)) as child_id
     from (select * from source order by parent_id, n) as s
   ),
   made as (
@@ -38,11 +40,11 @@ begin
       (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope,
        parent_id, parent_round)
     overriding system value
-    select s.id, s.fsm, s.version, s.step, coalesce(s.state, 'null'), s.queue, s.priority, s.partition_key,
+    select s.child_id, s.fsm, s.version, s.step, coalesce(s.state, 'null'), s.queue, s.priority, s.partition_key,
            coalesce(s.schedule_at, now() + make_interval(secs => s.delay)),
            decode(s.unique_key, 'hex'), coalesce(s.unique_scope, '{}')::@schema.durable_status[], s.parent_id, s.round
     from numbered s
-    order by decode(s.unique_key, 'hex'), s.id
+    order by decode(s.unique_key, 'hex'), s.child_id
     on conflict (unique_guard) where unique_guard is not null do nothing
     returning queue
   )

@@ -82,8 +82,8 @@ create index gen_durable_partition_order on @schema.gen_durable (partition_key, 
 -- insert.sql, signal.sql: one holder of a key.
 create unique index gen_durable_unique on @schema.gen_durable (unique_guard) where unique_guard is not null;
 
--- pick.sql: the children of a round; gc.sql: whether a child's parent still needs it.
-create index gen_durable_parent on @schema.gen_durable (parent_id, parent_round) where parent_id is not null;
+-- children_of.sql, children_page.sql: the children of a round, in the order they were started.
+create index gen_durable_parent on @schema.gen_durable (parent_id, parent_round, id) where parent_id is not null;
 
 -- gc.sql: ended rows by age.
 create index gen_durable_finished on @schema.gen_durable (finished_at) where finished_at is not null;

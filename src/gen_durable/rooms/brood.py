@@ -1,0 +1,49 @@
+"""Brood: the children of an outcome that starts too many of them for one statement, and of the join that reads them.
+
+In: a commit with a brood. Out: the answer of its flush. One transaction locks the parent, starts the children part by
+part, and commits the outcome: all of them are there with that commit, or none. The parent's row stays locked meanwhile,
+so nobody takes its claim, however long it takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from gen_durable.context import Child
+from gen_durable.pg.link import Ask, Link
+from gen_durable.pg.pool import Pool
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Brood, Commit, Flushed
+
+PART: Final = 1000
+PAGE: Final = 1000
+
+ReadChildren = Callable[[int, int], Awaitable[list[Child]]]
+"""A page of the children of an instance: its id, and the id after which the page begins."""
+
+
+async def flush_brood(link: Link, calls: Calls, commit: Commit, brood: Brood) -> Flushed:
+    """Commit one outcome with its children."""
+
+    async def work(ask: Ask) -> Flushed:
+        woken: set[str] = set()
+        ids = await ask(calls.reserve(commit, len(brood.encoded)))
+        if ids is not None:  # else the flush tells whether it came too late or is there already
+            for part in brood.parts(ids, PART):
+                queues = await ask(calls.spawn(commit, part))
+                woken.update(queues)
+        flushed = await ask(calls.flush([commit]))
+        return dataclasses.replace(flushed, wake=flushed.wake | woken)
+
+    return await link.transact(work)
+
+
+def reader(pool: Pool, calls: Calls) -> ReadChildren:
+    """How a step reads children that are too many to come along with its claim."""
+
+    async def read(parent: int, after: int) -> list[Child]:
+        return await pool.run_safely(calls.children(parent, after, PAGE))
+
+    return read

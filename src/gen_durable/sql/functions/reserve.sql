@@ -1,0 +1,21 @@
+-- reserve: lock the parent of many children, and give out their ids in the order in which they are listed.
+--
+-- In: the fence of the parent's claim; how many children. Out: their ids; null: the claim is not the asker's any more,
+-- or its outcome is committed already, and the flush that follows in the same transaction says which.
+-- Index: primary key. Locks: the parent's row, to the end of the transaction.
+create or replace function @schema.reserve(parent bigint, claim int, seq int, count int)
+returns bigint[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '1s'  -- as flush
+set enable_seqscan = off
+as $$
+#variable_conflict use_variable
+begin
+  perform from @schema.gen_durable g where g.id = parent and g.claims = claim and g.seq = seq for no key update;
+  if not found then
+    return null;
+  end if;
+  return array(select nextval('@schema.gen_durable_id_seq'::regclass) from generate_series(1, count));
+end
+$$;

@@ -1,0 +1,286 @@
+"""Outcomes that start more children than one statement takes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gen_durable import (
+    Context,
+    Done,
+    Durable,
+    Finished,
+    Handle,
+    Machine,
+    Outcome,
+    ScheduleChildren,
+    Start,
+    Stop,
+    TooLarge,
+    Worker,
+    job,
+    step,
+)
+from gen_durable.pg.link import Link
+from gen_durable.rooms import brood
+from gen_durable.rooms.flush import Flush, Verdict
+from gen_durable.store.rows import Brood, Claim, Commit
+
+Proxied = Callable[[], AbstractAsyncContextManager[Any]]
+QUEUES = {"default": 200}
+
+
+@job
+async def leaf(n: int) -> int:
+    """A child that ends at once."""
+    return n
+
+
+class Tree(Machine):
+    """As many children as its state says, drawn from a generator."""
+
+    drawn_in: str = ""
+    made: Callable[[int], Iterator[Start[Any]]] = staticmethod(lambda count: (Start(leaf, n) for n in range(count)))
+
+    def leaves(self, count: int) -> Iterator[Start[Any]]:
+        self.drawn_in = threading.current_thread().name
+        yield from self.made(count)
+
+    @step
+    async def spread(self, count: int, ctx: Context) -> Outcome[list[int]]:
+        return ScheduleChildren(self.leaves(count), then=self.join, state=count)
+
+    @step
+    def spread_in_thread(self, count: int, ctx: Context) -> Outcome[list[int]]:
+        return ScheduleChildren(self.leaves(count), then=self.join, state=count)
+
+    @step
+    async def join(self, count: int, ctx: Context) -> Outcome[list[int]]:
+        results = [result async for result in ctx.stream_results(leaf)]
+        if count > 10_000:
+            with pytest.raises(TooLarge, match=r"async for child in ctx\.stream_children\(\)"):
+                _ = ctx.children
+        else:
+            assert results == ctx.results(leaf)
+            assert [child.id async for child in ctx.stream_children()] == [child.id for child in ctx.children]
+        return Done(results)
+
+    async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[list[int]]:
+        return Stop(error)
+
+
+def making(made: Callable[[int], Iterator[Start[Any]]]) -> Tree:
+    tree = Tree()
+    tree.made = made  # type: ignore[method-assign]
+    return tree
+
+
+async def ended(handle: Handle[Any]) -> Any:
+    return await handle.wait(timedelta(seconds=30))
+
+
+async def count_of(dsn: str, schema: str) -> int:
+    connection = await asyncpg.connect(dsn)
+    try:
+        counting = f'select count(*) from "{schema}".gen_durable where parent_id is not null'
+        return int(await connection.fetchval(counting))
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("count", [999, 1000, 1001, 2000, 3500])
+async def test_children_from_a_generator(dsn: str, schema: str, count: int) -> None:
+    """Below, at and beyond what one statement takes, all are started, and read in the order they were listed."""
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Tree()], jobs=[leaf], queues=QUEUES):
+        assert (await ended(await app.insert(Tree.spread, count))).result == list(range(count))
+
+
+async def test_more_children_than_come_along_are_read_by_pages(dsn: str, schema: str) -> None:
+    """Beyond 10,000 they are not loaded with the claim: `children` says so, and the streams have them all in order."""
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Tree()], jobs=[leaf], queues=QUEUES):
+        assert (await ended(await app.insert(Tree.spread, 10_500))).result == list(range(10_500))
+
+
+async def test_the_generator_of_a_step_in_a_thread_is_drawn_in_a_thread(dsn: str, schema: str) -> None:
+    """It may block as the step may."""
+    tree = Tree()
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[tree], jobs=[leaf], queues=QUEUES):
+        assert (await ended(await app.insert(Tree.spread_in_thread, 2500))).result == list(range(2500))
+        assert tree.drawn_in != threading.current_thread().name
+        assert (await ended(await app.insert(Tree.spread, 2500))).result == list(range(2500))
+
+
+async def test_keys_across_parts(dsn: str, schema: str) -> None:
+    """Taken keys, by others or by an earlier part, make no child; ids follow the list, not the keys."""
+
+    def keyed(count: int) -> Iterator[Start[Any]]:
+        for n in range(count):
+            yield Start(leaf, n, unique_key=f"key {(n * 7919) % 1500:05}" if n % 3 else None)
+
+    tree = making(keyed)
+    async with Durable(dsn, schema=schema) as app:
+        await app.insert(leaf, 0, unique_key=f"key {7919 % 1500:05}", delay=timedelta(hours=1), queue="elsewhere")
+        async with Worker(app, machines=[tree], jobs=[leaf], queues=QUEUES):
+            results = (await ended(await app.insert(Tree.spread, 4000))).result
+        keys = [None if n % 3 == 0 else n * 7919 % 1500 for n in range(4000)]
+        expected = [n for n, key in enumerate(keys) if key is None or key not in keys[:n]]
+        expected.remove(1)
+        assert results == sorted(results)
+        # Of several with one key in the same part any may win; the first part that has it does.
+        assert len(results) == len(expected)
+        assert {keys[n] for n in results} == {keys[n] for n in expected}
+
+
+@pytest.mark.parametrize("entry", [Tree.spread, Tree.spread_in_thread])
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (Start(leaf, object()), "EncodeError: a child cannot be started"),  # type: ignore[arg-type]
+        (leaf, "InvalidOutcome: ScheduleChildren takes Start(...) values, got Job"),
+        (None, "RuntimeError: the list broke off"),
+    ],
+)
+async def test_one_bad_child_is_the_steps_error(dsn: str, schema: str, entry: Any, bad: Any, words: str) -> None:
+    """However late it comes: `on_error` is asked, and none of the children is made."""
+
+    def broken(count: int) -> Iterator[Start[Any]]:
+        for n in range(count):
+            if n == 2345:
+                if bad is None:
+                    raise RuntimeError("the list broke off")
+                yield bad
+            yield Start(leaf, n)
+
+    tree = making(broken)
+    async with Durable(dsn, schema=schema) as app:
+        async with Worker(app, machines=[tree], jobs=[leaf], queues=QUEUES):
+            ending = await ended(await app.insert(entry, 4000))
+        assert words in ending.error
+        assert await count_of(dsn, schema) == 0
+
+
+async def test_a_brood_is_bounded(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number, told when the generator gets there, and by size."""
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Tree()], jobs=[leaf], queues=QUEUES):
+        ending = await ended(await app.insert(Tree.spread, 200_000))
+        assert "at most 100,000 are allowed at once" in ending.error
+        monkeypatch.setattr("gen_durable.rooms.encode.MAX_CHILDREN_BYTES", 100_000)
+        ending = await ended(await app.insert(Tree.spread, 5000))
+        assert "TooLarge: the children of one outcome are over 100,000 bytes" in ending.error
+        assert await count_of(dsn, schema) == 0
+
+
+@pytest.mark.parametrize("losing", [b'"state":1234,', b"commit\x00"])
+async def test_a_lost_answer(dsn: str, schema: str, proxied: Proxied, losing: bytes) -> None:
+    """The connection breaks after a part, or after the commit: the children are all there, once."""
+    async with proxied() as proxy, Durable(proxy.dsn, schema=schema) as app, Durable(dsn, schema=schema) as direct:
+        async with Worker(app, machines=[Tree()], jobs=[leaf], queues=QUEUES):
+            proxy.losing = losing
+            handle = await direct.insert(Tree.spread, 3000)
+            assert (await ended(handle)).result == list(range(3000))
+            assert proxy.lost == 1
+        assert await count_of(dsn, schema) == 3000
+        assert (await direct.get(handle.id)).seq == 2
+
+
+async def test_all_or_none(dsn: str, schema: str) -> None:
+    """Backends are killed in the middle: at no time is a part of the children to be seen."""
+    async with Durable(dsn, schema=schema) as app:
+        connection = await asyncpg.connect(dsn)
+        seen: set[int] = set()
+        try:
+            async with Worker(app, machines=[Tree()], jobs=[leaf], queues={"default": 1}):
+                handle = await app.insert(Tree.spread, 5000)
+                waiting = asyncio.ensure_future(ended(handle))
+                kills = 0
+                while not waiting.done():
+                    if kills < 5:
+                        kills += await connection.fetchval(
+                            "select count(*) from (select pg_terminate_backend(pid) from pg_stat_activity"
+                            " where query like $1 and state <> 'idle') as t",
+                            f'%"{schema}".spawn(%',
+                        )
+                    seen.add(await count_of(dsn, schema))
+            assert (await waiting).result == list(range(5000))
+            assert kills >= 5
+            assert seen == {0, 5000}
+        finally:
+            await connection.close()
+
+
+async def claimed(app: Durable) -> Claim:
+    await app.insert(leaf, 0, queue="parents")
+    (claim,) = (await app.pool.run(app.calls.pick("w", {"parents": 1}, ["leaf/1/run"], 60))).claims
+    return claim
+
+
+def many(claim: Claim, keys: list[int]) -> Commit:
+    of = Brood.empty()
+    for n in keys:
+        key = f"{n:06}".encode().hex()
+        child = (
+            '{"fsm":"leaf","version":1,"step":"run","state":1,"queue":"default","priority":0,"delay":0,'
+            f'"unique_key":"{key}","unique_scope":"{{runnable}}"}}'
+        )
+        of.add(child.encode(), key.encode())
+    return Commit(claim.id, claim.claim, claim.seq, "children", step="run", value="1", brood=of)
+
+
+async def test_two_broods_with_the_same_keys_do_not_deadlock(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take their keys in one order, across all parts: one waits for the other."""
+    monkeypatch.setattr(brood, "PART", 10)
+    async with Durable(dsn, schema=schema) as app:
+        for _ in range(3):
+            one, two = await claimed(app), await claimed(app)
+            links = [Link(app.target), Link(app.target)]
+            keys = list(range(one.id * 1000, one.id * 1000 + 500))
+            commits = [many(one, keys), many(two, keys[::-1])]
+            try:
+                answers = await asyncio.gather(
+                    *(
+                        brood.flush_brood(link, app.calls, commit, commit.brood or Brood.empty())
+                        for link, commit in zip(links, commits, strict=True)
+                    )
+                )
+            finally:
+                for link in links:
+                    await link.close()
+            assert all(not answer.stale for answer in answers)
+            assert await count_of(dsn, schema) % 500 == 0
+
+
+async def test_a_stale_brood_makes_no_children(dsn: str, schema: str) -> None:
+    """The claim was taken over: the fence is asked before the first child."""
+    async with Durable(dsn, schema=schema) as app:
+        claim = await claimed(app)
+        await app.pool.run(app.calls.release([(claim.id, claim.claim, None, None)]))
+        links = Link(app.target), Link(app.target)
+        flush = Flush(*links, app.calls, 500, lambda _: None)
+        try:
+            assert await flush.submit(many(claim, list(range(2000)))) is Verdict.STALE
+        finally:
+            await flush.close()
+            for link in links:
+                await link.close()
+        assert await count_of(dsn, schema) == 0
+
+
+async def test_others_commit_while_a_brood_is_started(dsn: str, schema: str) -> None:
+    """A large fan-out is not in the way of the outcomes beside it."""
+    queues = {"default": 5, "beside": 5}
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Tree()], jobs=[leaf], queues=queues):
+        await app.insert(Tree.spread, 20_000)
+        beside = 0
+        while await count_of(dsn, schema) == 0:
+            assert isinstance(await ended(await app.insert(leaf, 1, queue="beside")), Finished)
+            beside += 1
+        assert beside >= 5
