@@ -20,6 +20,7 @@ import asyncpg
 from bench.scale.dataset import Table
 from bench.scale.works import KNOWN, LEASE, M
 from gen_durable.outcomes import Start
+from gen_durable.rooms.floors import Floors
 from gen_durable.store.calls import Call
 from gen_durable.store.rows import Commit
 
@@ -121,15 +122,20 @@ async def _counters(table: Table) -> dict[str, Any]:
 async def _drain(table: Table, tally: _Tally, stop: asyncio.Event) -> None:
     connection, calls = table.main, table.calls
     starts = [Start(M.s, {"n": 1}) for _ in range(100)]
+    floors = Floors()
     for turn in range(2**62):
         if stop.is_set():
             return
         await _run(connection, calls.insert(starts, "raise"))
-        pick = calls.pick("w", {"default": 100}, KNOWN, LEASE)
+        sent = floors.of(["default"])
+        pick = calls.pick("w", {"default": 100}, KNOWN, LEASE, sent)
         began = time.perf_counter()
         rows = await connection.fetch(pick.text, *pick.args)
-        tally.picks.append(time.perf_counter() - began)
-        held = sorted(pick.read(rows).claims, key=lambda claim: claim.id)
+        took = time.perf_counter() - began
+        tally.picks.append(took)
+        picked = pick.read(rows)
+        floors.note(picked, sent, took)
+        held = sorted(picked.claims, key=lambda claim: claim.id)
         await _run(connection, calls.flush([Commit(c.id, c.claim, c.seq, "done", value='{"ok": true}') for c in held]))
         tally.jobs += len(held)
         if turn % GC_EVERY == 0:

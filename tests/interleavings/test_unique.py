@@ -199,7 +199,7 @@ async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: C
 
 async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: Calls) -> None:
     """The same for children."""
-    cure = Cure("spawn", "order by decode(s.unique_key, 'hex'), s.id", "order by s.id")
+    cure = Cure("spawn", "order by decode(s.unique_key, 'hex'), s.child_id", "order by s.id")
     async with exploring(cure, also=ROW_BREAKPOINTS) as explorer:
         report = await explorer.explore(
             PARENTS, [calls.flush([spawn(1, "ab")])], [calls.flush([spawn(2, "ba")])], counted, first_fault=True

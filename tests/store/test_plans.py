@@ -146,7 +146,7 @@ WORKS = {
     "watch": Work(lambda s: s.calls.watch(HELD), frozenset({PKEY}), 2),
     "get by key": Work(lambda s: s.calls.get(None, b"p7"), frozenset({PKEY, UNIQUE}), 1),
     "page of children": Work(
-        lambda s: s.calls.children(900_000, 0, BATCH), frozenset({PKEY, "gen_durable_parent"}), 2
+        lambda s: s.calls.children(900_000, HELD[-1], BATCH), frozenset({PKEY, "gen_durable_parent"}), 2
     ),
     "strangers": Work(lambda s: s.calls.strangers(["default"], []), frozenset({PICK}), 11),
 }

@@ -15,6 +15,7 @@ from typing import Final
 
 from gen_durable.config import WorkerOptions
 from gen_durable.pg.link import Link
+from gen_durable.rooms.floors import Floors
 from gen_durable.rooms.hold import Held
 from gen_durable.rooms.loop import Loop
 from gen_durable.store.calls import Calls
@@ -123,6 +124,7 @@ class Pick(Loop):
         self._due: dict[str, float] = {}
         self._rest = options.poll_interval.total_seconds()
         self._polled = 0.0
+        self._floors = Floors()
         self._asking: asyncio.Task[Picked] | None = None
 
     def poke(self, queue: str) -> int:
@@ -194,7 +196,9 @@ class Pick(Loop):
 
     async def _asked(self, demands: dict[str, int], lease: float) -> Picked:
         asked = time.monotonic()
-        picked = await self._link.run(self._calls.pick(self._worker, demands, self._known, lease))
+        floors = self._floors.of(demands)
+        picked = await self._link.run(self._calls.pick(self._worker, demands, self._known, lease, floors))
+        self._floors.note(picked, floors, time.monotonic() - asked)
         if picked.claims:
             self._on_claims(picked.claims, asked)
         self._note(demands, picked)
@@ -208,9 +212,11 @@ class Pick(Loop):
             if news is None:
                 lane.poked = True  # full: there may be more, so go on as soon as a slot is free
                 self._on_crowded(name)
-            elif news.next_due is not None:
-                # A nearer moment may have been told while the statement was under way.
-                self._due[name] = min(self._due.get(name, float("inf")), now + max(news.next_due, 0.0))
+            else:
+                moments = [m for m in (news.next_due, self._floors.full_in(name)) if m is not None]
+                if moments:
+                    # A nearer moment may have been told while the statement was under way.
+                    self._due[name] = min(self._due.get(name, float("inf")), now + max(min(moments), 0.0))
         base = self._options.poll_interval.total_seconds()
         self._rest = base if picked.claims else min(self._rest * 2, self._options.max_poll_interval.total_seconds())
         self._polled = now

@@ -72,7 +72,7 @@ class Calls:
         self.schema = schema
         s = f'"{schema.name}"'
         self._insert = f"select ord, id, inserted from {s}.insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12)"  # noqa: S608
-        self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5)"  # noqa: S608
+        self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6)"  # noqa: S608
         self._flush = f"select stale, already, wake from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"  # noqa: S608
         self._reserve = f"select {s}.reserve($1,$2,$3,$4)"
         self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
@@ -110,8 +110,10 @@ class Calls:
             lambda rows: [Inserted(row[1], row[2]) for row in rows],
         )
 
-    def pick(self, worker: str, demands: Mapping[str, int], known: list[str], lease: float) -> Call[Picked]:
-        return Call(self._pick, (worker, list(demands), list(demands.values()), known, lease), _read_picked)
+    def pick(
+        self, worker: str, demands: Mapping[str, int], known: list[str], lease: float, floors: str | None = None
+    ) -> Call[Picked]:
+        return Call(self._pick, (worker, list(demands), list(demands.values()), known, lease, floors), _read_picked)
 
     def flush(self, commits: Sequence[Commit]) -> Call[Flushed]:
         """`commits` in the order of their ids: rows are locked in that order."""
@@ -206,12 +208,15 @@ def _sparse(column: list[T | None]) -> list[T | None]:
 def _read_picked(rows: Sequence[Row]) -> Picked:
     claims: list[Claim] = []
     news: list[QueueNews] = []
+    heads: dict[str, str] = {}
     for row in rows:
-        if row[0] is None:
-            news.append(QueueNews(row[8], row[16], row[17]))
-        else:
+        if row[0] is not None:
             claims.append(_read_claim(row))
-    return Picked(claims, news)
+        elif row[18] is not None:
+            heads[row[8]] = row[18]
+        else:
+            news.append(QueueNews(row[8], row[16], row[17]))
+    return Picked(claims, news, heads)
 
 
 def _read_claim(row: Row) -> Claim:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -48,10 +48,11 @@ class QueueNews:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """The answer of a pick."""
+    """The answer of a pick; `heads`: by queue, where its live rows begin, if it took long to find them (JSON)."""
 
     claims: list[Claim]
     news: list[QueueNews]
+    heads: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(slots=True)

@@ -1,21 +1,27 @@
 -- pick: claim due rows for a worker.
 --
--- In: who asks; per queue how many rows; the names the worker can run ('machine/version/step'); the lease in seconds.
+-- In: who asks; per queue how many rows; the names the worker can run ('machine/version/step'); the lease in seconds;
+-- floors, which a former pick has told.
 -- Out: one row per claim, most urgent first. A row without an id tells of a queue whose demand was not met: in how many
--- seconds its next row falls due (null: none is waiting), and how many due rows were passed over for a busy partition.
+-- seconds its next row falls due (null: none is waiting), and how many due rows were passed over for a busy partition;
+-- or it tells of the floors of a queue.
 -- Index: gen_durable_pick, one (queue, priority) at a time: stepping from priority to priority means that rows due
 -- in the future are never read, however urgent. gen_durable_partition_order for rows with a partition key.
+-- Floors: what was picked before leaves dead entries at the head of the index. They go with the next look at them,
+-- unless a long transaction holds them all back: then every pick walks over more of them. One that has walked for more
+-- than 5 ms tells where the live rows begin: [priority, due_at, id] for each priority that it came to. With these floors
+-- the next picks begin there, and go on with the priorities after them. What comes in below a floor is found when the asker asks without floors again (rooms/floors.py).
 -- Locks: FOR NO KEY UPDATE SKIP LOCKED, so that pickers never wait for each other, nor for a delivery in progress.
 --
 -- Partition keys: a transaction-level advisory lock per key makes "nobody executes it and I am its head" true until
 -- commit. The check comes in a later statement than the lock, so that its snapshot sees whoever held the lock before.
 create or replace function @schema.pick(
-  worker text, queues text[], demands int[], known text[], lease float8
+  worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null
 )
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt int, claims int, seq int, queue text,
   priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], inbox jsonb, children jsonb,
-  next_due float8, contended int
+  next_due float8, contended int, heads jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -30,8 +36,13 @@ declare
   q text;
   demand int;
   prio int;
-  head timestamptz;  -- when the first row of the priority falls due: what was picked before leaves dead entries in front
-                     -- of it, until vacuum comes, and only the statement that finds it walks over them
+  head timestamptz;  -- the first row of the priority: when it falls due, and its id. Only the statement that finds it
+  head_id bigint;    -- walks over dead entries
+  low jsonb;         -- the floor of the priority
+  level int;
+  began timestamptz;
+  walked interval;
+  found_heads jsonb;
   found_tids tid[];
   found_keys text[];
   locked_keys text[];
@@ -47,10 +58,37 @@ begin
     next_at := null;
     passed := 0;
     prio := -32769;  -- below the lowest
+    level := -1;
+    walked := interval '0';
+    found_heads := '[]';
     while demand > 0 loop
-      select g.priority, g.due_at into prio, head from @schema.gen_durable g
-      where g.queue = q and g.due_at is not null and g.priority > prio order by g.priority, g.due_at limit 1;
-      exit when not found;
+      began := clock_timestamp();
+      level := level + 1;
+      low := floors -> q -> level;
+      if low is not null then
+        prio := (low ->> 0)::int;
+        select g.due_at, g.id into head, head_id from @schema.gen_durable g
+        where g.queue = q and g.priority = prio and g.due_at is not null
+          and (g.due_at, g.id) >= ((low ->> 1)::timestamptz, (low ->> 2)::bigint)
+        order by g.due_at, g.id limit 1;
+        if not found then
+          found_heads := found_heads || jsonb_build_array(low);
+          continue;
+        end if;
+      else
+        select g.priority, g.due_at, g.id into prio, head, head_id from @schema.gen_durable g
+        where g.queue = q and g.due_at is not null and g.priority > prio
+        order by g.priority, g.due_at, g.id limit 1;
+        exit when not found;
+      end if;
+      walked := walked + (clock_timestamp() - began);
+      found_heads := found_heads || jsonb_build_array(
+        case
+          -- Rows that fall due now come in by transactions that began a little earlier.
+          when head < now() - interval '1 second' then jsonb_build_array(prio, head, head_id)
+          else jsonb_build_array(prio, now() - interval '1 second', 0)
+        end
+      );
       if head > now() then
         next_at := least(next_at, head);
         continue;
@@ -60,7 +98,7 @@ begin
         into found_tids, found_keys
       from (
         select g.ctid, g.partition_key from @schema.gen_durable g
-        where g.queue = q and g.priority = prio and g.due_at between head and now()
+        where g.queue = q and g.priority = prio and g.due_at <= now() and (g.due_at, g.id) >= (head, head_id)
           and g.fsm || '/' || g.fsm_version || '/' || g.step = any (known)
           -- Passes over the siblings of a busy key, so that they do not fill the window and hide what is behind them.
           and (g.partition_key is null
@@ -97,7 +135,7 @@ begin
       select passed + count(*) into passed
       from (
         select g.ctid, g.partition_key from @schema.gen_durable g
-        where g.queue = q and g.priority = prio and g.due_at between head and now() limit 100
+        where g.queue = q and g.priority = prio and g.due_at <= now() and (g.due_at, g.id) >= (head, head_id) limit 100
       ) as c
       where c.partition_key is not null and c.ctid <> all (coalesce(found_tids, '{}'));
 
@@ -106,11 +144,19 @@ begin
       next_at := least(next_at, due);
     end loop;
 
+    if walked > interval '5 milliseconds' then
+      queue := q;
+      heads := found_heads;
+      return next;
+      heads := null;
+    end if;
     if demand > 0 then
       queue := q;
       next_due := extract(epoch from next_at - clock_timestamp());
       contended := passed;
       return next;
+      next_due := null;
+      contended := null;
     end if;
   end loop;
 
@@ -137,7 +183,7 @@ begin
       g.unique_key, g.parent_id, g.awaits,
       case when g.inbox then @schema.inbox_of(g.id) end,
       case when g.joined then @schema.children_of(g.id, g.round) end,
-      null::float8, null::int
+      null::float8, null::int, null::jsonb
     from claimed g
     order by g.priority, g.eligible_at, g.id;
 end

@@ -1,0 +1,139 @@
+"""Floors: picks stay quick while a long transaction keeps dead index entries in front of the live ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gen_durable import Durable, Finished, Start, Worker, job
+from gen_durable.rooms import floors as room
+from gen_durable.rooms.floors import Floors
+from gen_durable.store.rows import Picked
+
+DEAD = 150_000
+KNOWN = ["leaf/1/run"]
+
+
+@job
+async def leaf(n: int) -> int:
+    """Ends at once."""
+    return n
+
+
+@asynccontextmanager
+async def long_reader(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """Many rows have come and gone since a transaction began that is still open: their index entries stay."""
+    reader, writer = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    try:
+        await reader.execute("begin isolation level repeatable read")
+        await reader.execute("select 1 from pg_class limit 1")
+        await writer.execute(
+            f'insert into "{schema}".gen_durable (fsm, step, eligible_at)'
+            f" select 'leaf', 'run', now() - interval '1 hour' from generate_series(1, {DEAD})"
+        )
+        await writer.execute(f"update \"{schema}\".gen_durable set status = 'done', finished_at = now()")
+        yield writer
+    finally:
+        await reader.close()
+        await writer.close()
+
+
+async def entries_read(connection: asyncpg.Connection[Any], schema: str) -> int:
+    """Entries of the pick index that this transaction has read."""
+    return int(
+        await connection.fetchval(
+            "select pg_stat_get_xact_tuples_returned($1::regclass)", f'"{schema}".gen_durable_pick'
+        )
+    )
+
+
+async def test_a_pick_with_floors_does_not_walk_over_dead_entries(dsn: str, schema: str) -> None:
+    """The first pick walks over all of them and tells where the live rows begin; the next begins there."""
+    async with Durable(dsn, schema=schema) as app, long_reader(dsn, schema) as connection:
+        await app.insert_many([Start(leaf, n) for n in range(20)])
+        floors, read = Floors(), list[int]()
+        for _ in range(3):
+            async with connection.transaction():
+                sent = floors.of(["default"])
+                call = app.calls.pick("w", {"default": 5}, KNOWN, 60, sent)
+                before = await entries_read(connection, schema)
+                picked = call.read(await connection.fetch(call.text, *call.args))
+                read.append(await entries_read(connection, schema) - before)
+                assert len(picked.claims) == 5
+                floors.note(picked, sent, 0.0)
+        assert read[0] > DEAD
+        assert max(read[1:]) < 100
+
+
+async def test_rows_below_a_floor_are_found_by_the_next_full_look(dsn: str, schema: str) -> None:
+    """A row whose time lies before the floor waits for about a second, and no longer; nobody polls meanwhile."""
+    minute = timedelta(minutes=1)
+    async with Durable(dsn, schema=schema) as app, long_reader(dsn, schema) as connection:
+        async with Worker(app, jobs=[leaf], poll_interval=minute, max_poll_interval=minute):
+            await (await app.insert(leaf, 1)).wait(timedelta(seconds=10))
+            began = time.monotonic()
+            early = await app.insert(leaf, 2, schedule_at=datetime.now(UTC) - timedelta(minutes=30))
+            later = await app.insert(leaf, 3)
+            assert isinstance(await later.wait(timedelta(seconds=10)), Finished)
+            assert isinstance(await early.wait(timedelta(seconds=10)), Finished)
+            assert time.monotonic() - began < 5
+        ends = dict(
+            await connection.fetch(
+                f'select id, finished_at from "{schema}".gen_durable where id = any ($1)', [early.id, later.id]
+            )
+        )
+        assert ends[later.id] < ends[early.id]  # it was below the floor indeed
+
+
+async def test_priorities_keep_their_order_with_floors(dsn: str, schema: str) -> None:
+    """Each priority has a floor of its own; those that no pick has come to yet are gone to in their turn."""
+    async with Durable(dsn, schema=schema) as app, long_reader(dsn, schema) as connection:
+        await app.insert_many(
+            [Start(leaf, n, priority=p) for n in range(3) for p in (2, 0, 1)]
+            + [Start(leaf, 9, priority=-1, delay=timedelta(hours=1))]
+        )
+        floors = Floors()
+        seen: list[int] = []
+        for demand in (1, 1, 3, 2, 2):
+            sent = floors.of(["default"])
+            call = app.calls.pick("w", {"default": demand}, KNOWN, 60, sent)
+            picked = call.read(await connection.fetch(call.text, *call.args))
+            floors.note(picked, sent, 0.0)
+            seen += [claim.priority for claim in picked.claims]
+            assert floors.of(["default"]) is not None
+        assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_there_are_no_floors_while_picks_are_quick() -> None:
+    """An answer without heads leaves everything as it is."""
+    floors = Floors()
+    floors.note(Picked([], []), None, 0.001)
+    assert floors.of(["default"]) is None
+    assert floors.full_in("default") is None
+
+
+def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second later; twenty times as long as it takes if that is longer. Picks with floors do not put it off."""
+    now = 100.0
+    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+    floors = Floors()
+    told = Picked([], [], {"a": "[[0,1,1]]"})
+    floors.note(told, None, 0.01)
+    assert floors.of(["a", "b"]) == '{"a":[[0,1,1]]}'
+    assert floors.of(["b"]) is None
+    now += 0.9
+    floors.note(told, "sent", 0.01)
+    assert floors.full_in("a") == pytest.approx(0.1)
+    now += 0.2
+    assert floors.of(["a"]) is None
+    floors.note(told, None, 0.5)
+    now += 9
+    assert floors.of(["a"]) is not None
+    now += 2
+    assert floors.of(["a"]) is None
