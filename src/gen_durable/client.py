@@ -1,4 +1,4 @@
-"""The client: `Durable`, the door to one database, and `Handle`, a hold on one instance.
+"""The client: `Durable`, the door to one database.
 
 In: typed calls. Out: rows in Postgres, and typed answers. A process that has only a `Durable` inserts, signals and
 waits; a `Worker` made from it also runs. There is no global: everything hangs on the object that you made.
@@ -7,7 +7,6 @@ waits; a `Worker` made from it also runs. There is no global: everything hangs o
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -16,30 +15,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 from gen_durable.codec import Codec
-from gen_durable.errors import (
-    ConfigError,
-    DatabaseRefused,
-    DatabaseUnavailable,
-    Duplicate,
-    GenDurableError,
-    InputError,
-    NoTarget,
-    NotFound,
-    TooLarge,
-)
+from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NoTarget, NotFound
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
-from gen_durable.limits import MAX_BATCH, check_delay, check_text_key
+from gen_durable.limits import check_delay, check_text_key
 from gen_durable.outcomes import LIVE, Scope, Start, Startable
-from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, detail_of, sqlstate
+from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link, Target
 from gen_durable.pg.migrate import check, migrate
 from gen_durable.pg.pool import Pool
+from gen_durable.rooms.ask import Ask, refused
 from gen_durable.rooms.ending import Endings
+from gen_durable.rooms.insert import Insert, OnConflict
 from gen_durable.rooms.wake import Listener, Wake
 from gen_durable.signals import Signal
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Delivery, Inserted
+from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Delivery
 from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
 from gen_durable.telemetry import Events
 
@@ -50,10 +41,6 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 P = TypeVar("P")
 R = TypeVar("R")
-T = TypeVar("T")
-log = logging.getLogger("gen_durable")
-
-OnConflict = Literal["raise", "skip", "existing"]
 
 
 class Durable:
@@ -96,6 +83,8 @@ class Durable:
         self._open = False
         self.calls = Calls(self._schema)
         self.events = Events()
+        self._ask = Ask(self._opened, self._schema.name)
+        self._insert = Insert(self._ask, self.calls, self._ring)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -248,7 +237,7 @@ class Durable:
         raw = signal.codec.encode(payload).decode()
         call = self.calls.signal([Delivery(instance, key, signal.name, raw, dedup_key)])
         # With a dedup key a second try after a lost answer is recognised; without one it might deliver twice.
-        ((_, verdict, woken),) = await self._ask(call, "signal", safe=dedup_key is not None)
+        ((_, verdict, woken),) = await self._ask.run(call, "signal", safe=dedup_key is not None)
         if verdict == "no_target":
             raise NoTarget(f"signal {signal.name!r}: {called(target)} is unknown or has ended")
         if woken is not None:
@@ -258,7 +247,7 @@ class Durable:
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
         """An instance as it is now, by id or by the unique key it holds. Raises `NotFound`."""
         instance, key = address(target)
-        found = await self._ask(self.calls.get(instance, key), "get", safe=True)
+        found = await self._ask.run(self.calls.get(instance, key), "get", safe=True)
         if found is None:
             raise NotFound(f"{called(target)} is unknown")
         return found
@@ -274,7 +263,7 @@ class Durable:
     async def wait(self, instance: int, codec: Codec[R], timeout: timedelta | None) -> Ending[R]:
         """Wait for an instance to end; `Handle.wait` is the way in."""
         seconds = check_delay(timeout, "timeout") if timeout is not None else None
-        self._check_open()
+        self._opened()
         watched = await self.endings.of(instance, seconds)
         if watched is None:
             return Pending(instance)
@@ -311,63 +300,19 @@ class Durable:
 
     async def insert_starts(self, starts: Sequence[Start[R]], on_conflict: OnConflict) -> list[Handle[R] | None]:
         """What `insert` and `insert_many` do, whatever `on_conflict` is; None where an instance was skipped."""
-        if on_conflict not in ("raise", "skip", "existing"):
-            raise InputError(f"on_conflict must be 'raise', 'skip' or 'existing', got {on_conflict!r}")
-        if not starts:
-            return []
-        if len(starts) > MAX_BATCH:
-            raise TooLarge(f"insert_many got {len(starts):,} instances, at most {MAX_BATCH:,} go in one call")
-        for start in starts:
-            if not isinstance(start, Start):
-                raise InputError(f"insert_many takes Start(...) values, got {type(start).__name__}")
-        call = self.calls.insert(starts, on_conflict)
-        keyed = all(start.unique_key is not None for start in starts)
-        rows = await self._ask(call, "insert", safe=keyed and on_conflict == "existing")
-        self._ring(starts, rows)
+        ids = await self._insert.starts(starts, on_conflict)
         return [
-            None if row.id is None else Handle(self, row.id, start.step.result_codec)
-            for start, row in zip(starts, rows, strict=True)
+            None if instance is None else Handle(self, instance, start.step.result_codec)
+            for start, instance in zip(starts, ids, strict=True)
         ]
 
-    def _ring(self, starts: Sequence[Start[Any]], rows: list[Inserted]) -> None:
-        counts: dict[str, int] = {}
-        for start, row in zip(starts, rows, strict=True):
-            if row.new:
-                counts[start.queue] = counts.get(start.queue, 0) + 1
-        for queue, count in counts.items():
-            self.wake.ring(queue, count)
+    def _ring(self, queue: str, count: int) -> None:
+        self.wake.ring(queue, count)
 
-    async def _ask(self, call: Call[T], what: str, *, safe: bool) -> T:
-        """Run a call of a user. One that must not run twice is only repeated when nothing had been sent."""
-        self._check_open()
-        pause = 0.05
-        for tries_left in range(5, -1, -1):
-            try:
-                return await self.pool.run(call)
-            except ConnectionLost as error:
-                if tries_left == 0 or (error.sent and not safe):
-                    unsure = "; it may or may not have been done" if error.sent else ""
-                    raise DatabaseUnavailable(f"{what}: the database is not reachable ({error}){unsure}") from error
-            except SqlError as error:
-                # A deadlock or a full disk: nothing was done, so the same may be tried again.
-                if tries_left == 0 or classify(error) is Fault.REFUSED:
-                    raise self._refused(error, what) from error
-            await asyncio.sleep(pause)
-            pause *= 2
-        raise AssertionError("unreachable")
-
-    def _refused(self, error: SqlError, what: str) -> GenDurableError:
-        """The server's error as one of ours. Its DETAIL is left out: it may quote a payload."""
-        code = sqlstate(error)
-        if code == "GD001":
-            return duplicate(error)
-        if code == "42501":
-            return DatabaseRefused(f"{what}: permission denied: this role may not use schema {self._schema.name!r}")
-        return DatabaseRefused(f"{what}: the database refused the call ({type(error).__name__}, SQLSTATE {code})")
-
-    def _check_open(self) -> None:
+    def _opened(self) -> Pool:
         if not self._open:
             raise ConfigError("this Durable is not open: use `async with Durable(...) as app:` or await app.open()")
+        return self.pool
 
     async def _find_dsn(self) -> str:
         if self._dsn is not None:
@@ -396,7 +341,7 @@ class Durable:
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"the database is not reachable: {error}") from error
         except SqlError as error:
-            raise self._refused(error, "open") from error
+            raise refused(error, "open", self._schema.name) from error
         finally:
             await link.close()
 
@@ -405,17 +350,3 @@ def _check_dsn(name: str, dsn: str) -> str:
     if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
         raise ConfigError(f"{name} must be a str that begins with postgresql://")
     return dsn
-
-
-def duplicate(error: SqlError) -> Duplicate:
-    """GD001, as insert.sql raises it: the key in DETAIL, the holder in HINT (none: a sibling of the same call)."""
-    detail, hint = detail_of(error)
-    key = bytes.fromhex(detail or "")
-    shown = repr(key.decode(errors="replace"))
-    if not hint:
-        return Duplicate(f"unique_key {shown} is given twice in one call: nothing was inserted", key=key)
-    return Duplicate(
-        f"unique_key {shown} is taken by instance {hint}: pass on_conflict='existing' or 'skip' if that is fine",
-        key=key,
-        existing_id=int(hint),
-    )

@@ -16,11 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 
-from gen_durable.client import Durable, OnConflict
+from gen_durable.client import Durable
 from gen_durable.errors import ConfigError
 from gen_durable.handles import Handle
 from gen_durable.instances import Ending, Instance
 from gen_durable.outcomes import LIVE, Scope, Start, Startable
+from gen_durable.rooms.insert import OnConflict
 from gen_durable.signals import Signal
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
