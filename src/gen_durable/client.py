@@ -14,12 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
+from typing_extensions import Unpack
+
 from gen_durable.codec import Codec
 from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NoTarget, NotFound
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.limits import check_delay, check_text_key
-from gen_durable.outcomes import LIVE, Scope, Start, Startable
+from gen_durable.outcomes import LIVE, Scope, Start, Startable, StartOptions
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link, Target
 from gen_durable.pg.migrate import check, migrate
@@ -131,6 +133,7 @@ class Durable:
         await asyncio.sleep(0)  # connections that were cut close their sockets in the next turn of the loop
         await self._release_embedded()
 
+    # The options of `Start`, spelled out where an editor shows them; the other signatures only pass them on.
     @overload
     async def insert(
         self,
@@ -153,13 +156,7 @@ class Durable:
         state: S,
         *,
         on_conflict: Literal["skip"],
-        unique_key: str | bytes | None = None,
-        unique_scope: Iterable[Scope] = LIVE,
-        queue: str | None = None,
-        priority: int = 0,
-        partition_key: str | None = None,
-        delay: timedelta | None = None,
-        schedule_at: datetime | None = None,
+        **options: Unpack[StartOptions],
     ) -> Handle[R] | None: ...
     async def insert(
         self,
@@ -167,30 +164,13 @@ class Durable:
         state: S,
         *,
         on_conflict: OnConflict = "raise",
-        unique_key: str | bytes | None = None,
-        unique_scope: Iterable[Scope] = LIVE,
-        queue: str | None = None,
-        priority: int = 0,
-        partition_key: str | None = None,
-        delay: timedelta | None = None,
-        schedule_at: datetime | None = None,
+        **options: Unpack[StartOptions],
     ) -> Handle[R] | None:
-        """Start an instance at a step, or a job.
+        """Start an instance at a step, or a job. The options beside `on_conflict` are those of `Start`.
 
         When the `unique_key` is taken: "raise" raises `Duplicate`, "existing" returns the holder, "skip" returns None.
         """
-        start = Start(
-            step,
-            state,
-            queue=queue,
-            priority=priority,
-            partition_key=partition_key,
-            delay=delay,
-            schedule_at=schedule_at,
-            unique_key=unique_key,
-            unique_scope=unique_scope,
-        )
-        (handle,) = await self.insert_starts([start], on_conflict)
+        (handle,) = await self.insert_starts([Start(step, state, **options)], on_conflict)
         return handle
 
     @overload

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sized
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeAlias, TypeVar, cast, final, overload
 
-from typing_extensions import TypeIs
+from typing_extensions import TypedDict, TypeIs
 
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
 from gen_durable.limits import (
@@ -227,6 +227,18 @@ OUTCOMES: Final = (Next, Replay, Await, ScheduleChildren, Done, Stop)
 def is_outcome(value: object) -> TypeIs[AnyOutcome]:
     """Whether a step returned one of the six."""
     return isinstance(value, OUTCOMES)
+
+
+class StartOptions(TypedDict, total=False):
+    """The keyword arguments of `Start`, for calls that pass them on."""
+
+    queue: str | None
+    priority: int
+    partition_key: str | None
+    delay: timedelta | None
+    schedule_at: datetime | None
+    unique_key: str | bytes | None
+    unique_scope: Iterable[Scope]
 
 
 @final

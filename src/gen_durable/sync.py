@@ -11,16 +11,18 @@ import os
 import threading
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
+
+from typing_extensions import Unpack
 
 from gen_durable.client import Durable
 from gen_durable.errors import ConfigError
 from gen_durable.handles import Handle
 from gen_durable.instances import Ending, Instance
-from gen_durable.outcomes import LIVE, Scope, Start, Startable
+from gen_durable.outcomes import Start, Startable, StartOptions
 from gen_durable.rooms.insert import OnConflict
 from gen_durable.signals import Signal
 from gen_durable.store.schema import DEFAULT_SCHEMA
@@ -95,13 +97,7 @@ class SyncDurable:
         state: S,
         *,
         on_conflict: Literal["raise", "existing"] = "raise",
-        unique_key: str | bytes | None = None,
-        unique_scope: Iterable[Scope] = LIVE,
-        queue: str | None = None,
-        priority: int = 0,
-        partition_key: str | None = None,
-        delay: timedelta | None = None,
-        schedule_at: datetime | None = None,
+        **options: Unpack[StartOptions],
     ) -> SyncHandle[R]: ...
     @overload
     def insert(
@@ -110,13 +106,7 @@ class SyncDurable:
         state: S,
         *,
         on_conflict: Literal["skip"],
-        unique_key: str | bytes | None = None,
-        unique_scope: Iterable[Scope] = LIVE,
-        queue: str | None = None,
-        priority: int = 0,
-        partition_key: str | None = None,
-        delay: timedelta | None = None,
-        schedule_at: datetime | None = None,
+        **options: Unpack[StartOptions],
     ) -> SyncHandle[R] | None: ...
     def insert(
         self,
@@ -124,27 +114,10 @@ class SyncDurable:
         state: S,
         *,
         on_conflict: OnConflict = "raise",
-        unique_key: str | bytes | None = None,
-        unique_scope: Iterable[Scope] = LIVE,
-        queue: str | None = None,
-        priority: int = 0,
-        partition_key: str | None = None,
-        delay: timedelta | None = None,
-        schedule_at: datetime | None = None,
+        **options: Unpack[StartOptions],
     ) -> SyncHandle[R] | None:
         """Start an instance at a step, or a job; see `Durable.insert`."""
-        start = Start(
-            step,
-            state,
-            queue=queue,
-            priority=priority,
-            partition_key=partition_key,
-            delay=delay,
-            schedule_at=schedule_at,
-            unique_key=unique_key,
-            unique_scope=unique_scope,
-        )
-        (handle,) = self._wait(self._app.insert_starts([start], on_conflict))
+        (handle,) = self._wait(self._app.insert_starts([Start(step, state, **options)], on_conflict))
         return None if handle is None else SyncHandle(self, handle)
 
     @overload

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any, get_overloads
 
 import pytest
 from tests.client.conftest import Opening
 
-from gen_durable import Context, Done, Finished, Handle, Machine, NotFound, Outcome, Start, Status, job, step
+from gen_durable import Context, Done, Durable, Finished, Handle, Machine, NotFound, Outcome, Start, Status, job, step
 from gen_durable.outcomes import Scope
 
 
@@ -170,3 +173,16 @@ async def test_a_schedule_in_the_past_is_due(engine: Opening) -> None:
         handle = await e.app.insert(double, 4, schedule_at=datetime(2001, 1, 1, tzinfo=UTC))
         async with e.worker(double):
             assert await e.end(handle) == Finished(handle.id, 8)
+
+
+def options(function: Callable[..., Any]) -> dict[str, tuple[str, object]]:
+    """The keyword-only parameters, each with its type and default."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: (p.annotation, p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def test_an_editor_shows_the_options_of_start() -> None:
+    """The signature of `insert` that editors show spells them out, with their types and defaults."""
+    shown = options(get_overloads(Durable.insert)[0])
+    assert shown.pop("on_conflict")[1] == "raise"
+    assert shown == options(Start.__init__)

@@ -92,6 +92,15 @@ async def test_options(engine: Opening) -> None:
         assert await e.rows.count() == 0
 
 
+async def test_an_option_that_is_unknown(engine: Opening) -> None:
+    """A misspelt option is an error that names it, not one that is passed over."""
+    options: Any = {"prio": 1}
+    async with engine() as e:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'prio'"):
+            await e.app.insert(Shop.open, Order(1), **options)
+        assert await e.rows.count() == 0
+
+
 STATES: list[tuple[str, object, object, type[GenDurableError], str]] = [
     ("another type", Shop.open, "order", EncodeError, "the state of Shop.open takes Order, got str"),
     ("a dict for a class", Shop.open, {"id": 1}, EncodeError, "takes Order, got dict"),

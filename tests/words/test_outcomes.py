@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -24,6 +25,7 @@ from gen_durable.outcomes import (
     Replay,
     ScheduleChildren,
     Start,
+    StartOptions,
     Stop,
     describe,
 )
@@ -270,6 +272,13 @@ def test_options_of_start_are_checked(options: dict[str, Any], error: type[GenDu
     """Before the database is touched."""
     with pytest.raises(error):
         Start(Shop.start, order, **options)
+
+
+def test_the_options_that_are_passed_on_are_those_of_start() -> None:
+    """The TypedDict that types them has the same names and types as `Start` itself."""
+    parameters = inspect.signature(Start.__init__).parameters.values()
+    taken = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert {name: hint.__forward_arg__ for name, hint in StartOptions.__annotations__.items()} == taken
 
 
 def test_the_scope_of_a_unique_key() -> None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from good.checkout import Checkout, Order, Pack, Paid, Parcel, Stripe, payment, refusal
 
-from gen_durable import Context, Durable, Finished, Handle, Start, SyncDurable, Worker, job
+from gen_durable import Context, Durable, Finished, Handle, Start, SyncDurable, SyncHandle, Worker, job
 
 
 @job
@@ -25,6 +25,8 @@ async def inserting(app: Durable, machine: Checkout) -> None:
     await app.insert(greet, "ada", delay=5)  # E
     await app.insert(greet, "ada", on_conflict="ignore")  # E
     await app.insert(greet, "ada", unique="ada")  # E
+    await app.insert(greet, "ada", on_conflict="skip", delay=5)  # E
+    await app.insert(greet, "ada", on_conflict="skip", unique="ada")  # E
     await app.insert_many([Start(greet, 5)])  # E
     await app.insert_many([greet])  # E
     await app.insert_many(Start(Pack.pack, Parcel(sku), prio=1) for sku in "ab")  # E
@@ -60,6 +62,11 @@ async def waiting(handle: Handle[int]) -> str:
 def from_a_script(app: SyncDurable) -> None:
     app.insert(Checkout.start, Parcel("a"))  # E
     app.insert(greet, 5)  # E
+    app.insert(greet, "ada", delay=5)  # E
+    app.insert(greet, "ada", unique="ada")  # E
+    app.insert(greet, "ada", on_conflict="skip", prio=1)  # E
+    one: SyncHandle[str] = app.insert(greet, "ada", on_conflict="skip", priority=1)  # E
+    print(one)
     app.signal("order:1", payment, Order(1))  # E
     app.signal("order:1", payment)  # E
 

@@ -69,11 +69,12 @@ async def different_ones(app: Durable) -> int:
 
 def from_a_script(dsn: str) -> int:
     with SyncDurable(dsn) as app:
-        handle: SyncHandle[int] = app.insert(Checkout.start, Order(1))
+        handle: SyncHandle[int] = app.insert(Checkout.start, Order(1), priority=2, unique_scope=("runnable", "done"))
+        again: SyncHandle[int] | None = app.insert(Checkout.start, Order(1), unique_key="order:1", on_conflict="skip")
         app.signal(handle.id, payment, Paid(1))
         app.signal("order:1", refusal)
         ending = handle.wait(timedelta(seconds=1))
-        return ending.result if isinstance(ending, Finished) else 0
+        return ending.result if isinstance(ending, Finished) and again is None else 0
 
 
 async def work(app: Durable) -> None:
