@@ -1,6 +1,6 @@
 """The worker: the corridor that joins the rooms.
 
-    pick → (hold) → run → flush → wake
+    pick → (hold, lane) → run → flush → wake
               ↑ keep: beats, in a thread        reap, gc: on every worker, from row truth alone
 
 In: machines, jobs and options. Out: steps run and outcomes committed, until told to stop. A worker has no identity that
@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self
@@ -30,7 +30,6 @@ from gen_durable.config import WorkerOptions, WorkerSettings
 from gen_durable.errors import ConfigError
 from gen_durable.jobs import Job, backoff
 from gen_durable.machines import Machine
-from gen_durable.outcomes import describe
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link
 from gen_durable.registry import Registry
@@ -38,10 +37,11 @@ from gen_durable.rooms.brood import reader
 from gen_durable.rooms.flush import Flush
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.keep import Keep
+from gen_durable.rooms.lane import Lanes
 from gen_durable.rooms.live import Live
 from gen_durable.rooms.loop import Loop
 from gen_durable.rooms.maintain import Gc, Reap
-from gen_durable.rooms.pick import Lane, Pick
+from gen_durable.rooms.pick import Pick
 from gen_durable.rooms.run import Run
 from gen_durable.rooms.threads import Threads
 from gen_durable.store.rows import Claim
@@ -71,7 +71,6 @@ class Worker:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._holdings = Holdings()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = False
         self._started = False
         self._stop_task: asyncio.Task[None] | None = None
 
@@ -135,21 +134,6 @@ class Worker:
         self._links = [Link(app.target) for _ in range(4)]
         pick_link, flush_link, side_link, upkeep_link = self._links
         self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, self._woke)
-        self._live = Live(
-            Run(self.name, self._threads, reader(app.pool, app.calls)),
-            self._flush,
-            registry=self._registry,
-            holdings=self._holdings,
-            options=options,
-            events=app.events,
-            endings=app.endings,
-            wake=app.wake,
-            on_due=self._due,
-            lend=self._lend,
-            take_back=self._take_back,
-            spawn=self._spawn,
-            give_back=self._give_back,
-        )
         self._pick = Pick(
             pick_link,
             app.calls,
@@ -160,6 +144,28 @@ class Worker:
             on_crowded=app.wake.crowded,
             events=app.events,
             load=lambda: self._flush.load,
+        )
+        self._lanes = Lanes(
+            self._pick.lanes,
+            self._tasks,
+            claim=self._begin,
+            give_back=self._give_back,
+            on_free=self._pick.freed,
+        )
+        self._live = Live(
+            Run(self.name, self._threads, reader(app.pool, app.calls)),
+            self._flush,
+            registry=self._registry,
+            holdings=self._holdings,
+            options=options,
+            events=app.events,
+            endings=app.endings,
+            wake=app.wake,
+            on_due=self._due,
+            lend=self._lanes.lend,
+            take_back=self._lanes.take_back,
+            spawn=self._spawn,
+            give_back=self._give_back,
         )
         self._keep = Keep(
             app.target,
@@ -183,7 +189,7 @@ class Worker:
         if not self._started:
             return
         if self._stop_task is None:
-            self._stopping = self._live.stopping = True
+            self._lanes.stopping = self._live.stopping = True
             self._stop_task = asyncio.get_running_loop().create_task(self._stop(), name="gen_durable stop")
         try:
             await asyncio.shield(self._stop_task)
@@ -272,79 +278,15 @@ class Worker:
                 # done has handed in its outcome, and we hear of the row before we hear of the commit.)
                 self._lost([former])
             self._holdings.add(held)
-            lane = self._pick.lanes[claim.queue]
-            if self._stopping:
+            if self._lanes.stopping:
                 late.append((held, None, None))
-            elif lane.running < lane.concurrency:
-                self._start(lane, held)
             else:
-                lane.buffer.append(held)
+                self._lanes.take(held)
         if late:
             self._spawn(self._release(late))
 
-    def _start(self, lane: Lane, held: Held) -> None:
-        lane.running += 1
-        lane.started += 1
-        held.in_thread = not held.entry.spec.is_async
-        task = asyncio.get_running_loop().create_task(self._live.claim(held))
-        held.task = task
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._ended(lane, held, done))
-
-    def _ended(self, lane: Lane, held: Held, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if held.slot:
-            lane.running -= 1
-        else:
-            lane.lent -= 1
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("instance %d: %s", held.claim.id, describe(error), exc_info=error)
-            self._give_back(held, describe(error))
-        self._fill(lane)
-        self._pick.freed()
-
-    def _fill(self, lane: Lane) -> None:
-        """Give free slots to claims that wait for theirs to come back, then to buffered ones."""
-        while lane.running < lane.concurrency:
-            if lane.waiting:
-                turn = lane.waiting.popleft()
-                if not turn.done():
-                    lane.running += 1
-                    turn.set_result(None)
-            elif lane.buffer and not self._stopping:
-                self._start(lane, lane.buffer.popleft())
-            else:
-                return
-
-    def _lend(self, held: Held) -> None:
-        """A claim waits for its commit. While steps are short another may have its slot meanwhile."""
-        lane = self._pick.lanes[held.claim.queue]
-        lane.started += 1  # the next step of a claim is as much work as the first of another
-        if lane.brisk:
-            held.slot = False
-            lane.running -= 1
-            lane.lent += 1
-            self._fill(lane)
-            self._pick.freed()
-
-    async def _take_back(self, held: Held) -> None:
-        """A claim goes on: it needs a slot again, and comes before those that have not begun."""
-        if held.slot:
-            return
-        lane = self._pick.lanes[held.claim.queue]
-        if lane.running < lane.concurrency:
-            lane.running += 1
-        else:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            lane.waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():
-                    lane.running -= 1  # it had been given just now
-                raise
-        lane.lent -= 1
-        held.slot = True
+    def _begin(self, held: Held) -> Coroutine[Any, Any, None]:
+        return self._live.claim(held)
 
     def _give_back(self, held: Held, reason: str) -> None:
         self._spawn(self._release([(held, self._later(held), reason)]))
@@ -369,9 +311,7 @@ class Worker:
         if held.task is not None:
             held.task.cancel()
         else:
-            lane = self._pick.lanes[held.claim.queue]
-            if held in lane.buffer:
-                lane.buffer.remove(held)
+            self._lanes.drop(held)
 
     def _due(self, queue: str, seconds: float) -> None:
         """We have committed a delay or a deadline: wake up for it, or let those know who serve that queue."""
@@ -396,7 +336,7 @@ class Worker:
                 seconds,
             )
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -9,88 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from gen_durable.config import WorkerOptions
 from gen_durable.pg.link import Link
 from gen_durable.rooms.floors import Floors
-from gen_durable.rooms.hold import Held
+from gen_durable.rooms.lane import Lane
 from gen_durable.rooms.loop import Loop
 from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Claim, Picked
 from gen_durable.telemetry import Events, PartitionContended, Saturation
 from gen_durable.telemetry import Picked as PickedEvent
 
-MAX_PICK: Final = 1000
 STOP_WAIT: Final = 5.0
-AHEAD: Final = 0.02
-MAX_AHEAD: Final = 200
 MAX_LOAD: Final = 2000
 LOAD_REST: Final = 0.005
-
-
-class Lane:
-    """One queue of one worker: its slots, what runs in them, and what is buffered behind them.
-
-    Unless told how many rows to prefetch, a lane takes as many as it will begin within AHEAD seconds at its present
-    pace: hundreds of short steps, or not one long one. So buffered rows are never held back from other workers.
-    """
-
-    __slots__ = (
-        "_asked",
-        "_pace",
-        "_prefetch",
-        "ahead",
-        "buffer",
-        "concurrency",
-        "lent",
-        "name",
-        "poked",
-        "running",
-        "started",
-        "waiting",
-    )
-
-    def __init__(self, name: str, concurrency: int, prefetch: int | None) -> None:
-        self.name = name
-        self.concurrency = concurrency
-        self.running = 0
-        self.started = 0
-        self.lent = 0  # slots of claims that wait for a commit and will go on after it
-        self.waiting: deque[asyncio.Future[None]] = deque()  # claims that want theirs back
-        self.buffer: deque[Held] = deque()
-        self.poked = True
-        self.ahead = prefetch or 0
-        self._prefetch = prefetch
-        self._pace = 0.0
-        self._asked = time.monotonic()
-
-    @property
-    def room(self) -> int:
-        """How many more rows the lane can hold."""
-        return self.concurrency + self.ahead - self.running - self.lent - len(self.buffer)
-
-    @property
-    def brisk(self) -> bool:
-        """Whether steps are so short that a slot lent for the time of a commit comes back at once."""
-        return self._prefetch is None and self.ahead >= self.concurrency
-
-    def demand(self, least: int) -> int:
-        """How many rows to ask for now; 0: it is not worth a statement yet."""
-        room = self.room
-        hungry = not self.buffer and self.running < self.concurrency
-        return min(room, MAX_PICK) if room >= (least if hungry else max(least, self.ahead // 2)) else 0
-
-    def paced(self) -> None:
-        """Take the pace since the last pick, and with it how far to look ahead."""
-        now = time.monotonic()
-        pace = self.started / max(now - self._asked, 1e-4)
-        self._pace = (self._pace + pace) / 2
-        self._asked, self.started = now, 0
-        if self._prefetch is None:
-            self.ahead = min(int(self._pace * AHEAD), MAX_AHEAD)
 
 
 class Pick(Loop):
