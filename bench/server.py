@@ -60,8 +60,8 @@ class Server:
 
 
 @asynccontextmanager
-async def serve() -> AsyncIterator[Server]:
-    """The server to measure."""
+async def serve(shared_buffers: str | None = None) -> AsyncIterator[Server]:
+    """The server to measure. `shared_buffers` instead of the 128 MB that the embedded one ships with."""
     if dsn := os.environ.get("GEN_DURABLE_TEST_DSN"):
         async with _connected(dsn) as server:
             yield server
@@ -69,7 +69,9 @@ async def serve() -> AsyncIterator[Server]:
     from gen_durable.embedded import release, start
 
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="gd-bench-"))
-    try:
+
+    @asynccontextmanager
+    async def started() -> AsyncIterator[Server]:
         embedded = await asyncio.to_thread(start, directory)
         postmaster = 0
         try:
@@ -79,6 +81,13 @@ async def serve() -> AsyncIterator[Server]:
         finally:
             await asyncio.to_thread(release, embedded)
             await asyncio.to_thread(_wait_for_end, postmaster)
+
+    try:
+        if shared_buffers is not None:
+            async with started() as server:
+                await server.admin.execute(f"alter system set shared_buffers = '{shared_buffers}'")
+        async with started() as server:
+            yield server
     finally:
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 

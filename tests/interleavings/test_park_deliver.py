@@ -83,27 +83,23 @@ async def test_claim_deliver(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-LOCK = "perform from @schema.gen_durable g where g.id = any (resolved) order by g.id for no key update;"
+LOCK = "where g.id = any (resolved) order by g.id for no key update"
 
 
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(
-            Cure("signal", LOCK, LOCK.replace("order by", "and g.status = 'awaiting_signal' order by")),
-            id="lock-only-the-parked",
-        ),
-        pytest.param(Cure("signal", LOCK), id="no-lock"),
+        pytest.param(Cure("signal", LOCK, LOCK.removesuffix(" for no key update")), id="no-lock"),
         pytest.param(Cure("flush", "more := @schema.recheck_inbox(parked);"), id="no-recheck"),
     ],
 )
 async def test_without_its_cure_a_wakeup_is_lost(exploring: Exploring, calls: Calls, cure: Cure) -> None:
-    """With either half of the cure taken out, some schedule leaves the instance asleep: the explorer finds it."""
+    """With either half of the cure taken out, some schedule leaves the instance asleep, or without its signal."""
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             executing(1), [calls.flush([PARK])], [calls.signal([GO])], woken, begin=True, first_fault=True
         )
-    assert ["lost_wakeup" in fault.problem for fault in report.faults] == [True]
+    assert len(report.faults) == 1
 
 
 async def test_without_seen_a_pack_spins(exploring: Exploring, calls: Calls) -> None:

@@ -34,7 +34,7 @@ as $$
 #variable_conflict use_column
 declare
   written bigint[];
-  parked bigint[];
+  parked tid[];
   spawning bigint[];
   consuming bigint[];
   dropped bigint[];  -- signals consumed: without a dedup key they go,
@@ -104,11 +104,11 @@ begin
       updated_at = now()
     from o
     where g.id = o.id and g.claims = o.claim and g.seq = o.seq
-    returning g.id, g.inbox, g.parent_id, g.queue, o.kind, o.delay, o.extra
+    returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, o.kind, o.delay, o.extra
   )
   select
     array_agg(u.id),
-    array_agg(u.id) filter (where u.kind = 'await'),
+    array_agg(u.place) filter (where u.kind = 'await'),
     array_agg(u.id) filter (where u.kind = 'children'),
     array_agg(u.id) filter (where u.extra ? 'consumed'),
     array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.inbox),

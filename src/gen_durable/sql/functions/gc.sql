@@ -16,8 +16,8 @@ as $$
 declare
   deleted int;
 begin
-  with old as (
-    select g.id from @schema.gen_durable g
+  with old as materialized (
+    select g.ctid as place from @schema.gen_durable g
     where g.finished_at < now() - make_interval(secs => least(keep_done, keep_failed, keep_cancelled))
       and g.finished_at < now() - make_interval(secs => case g.status
         when 'done' then keep_done when 'failed' then keep_failed when 'cancelled' then keep_cancelled
@@ -29,7 +29,7 @@ begin
     limit batch
     for update skip locked
   )
-  delete from @schema.gen_durable g using old where g.id = old.id;
+  delete from @schema.gen_durable g using old where g.ctid = old.place;  -- which cannot change under the lock
   get diagnostics deleted = row_count;
   return deleted;
 end

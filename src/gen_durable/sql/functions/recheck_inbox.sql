@@ -1,12 +1,12 @@
 -- recheck_inbox: the second half of parking. Wakes the rows just parked for which a signal has come meanwhile.
 --
--- In: ids of rows that this transaction has parked, so it holds their locks. Out: the queues of the rows woken.
+-- In: places of rows that this transaction has parked, so it holds their locks. Out: the queues of the rows woken.
 -- A signal that the parking step was shown does not count (seen), or collecting a pack would spin.
 -- This must be a statement of its own: its snapshot has to be younger than the lock. A delivery that committed before
 -- the lock was granted is seen here; one that comes later waits for the lock and finds the row parked
 -- (tests/interleavings: park_deliver, red without this).
--- Index: primary key, signals_inbox.
-create or replace function @schema.recheck_inbox(parked bigint[])
+-- Index: signals_inbox.
+create or replace function @schema.recheck_inbox(parked tid[])
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -21,7 +21,7 @@ begin
       eligible_at = now(),
       await_deadline = null,
       unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end
-    where g.id = any (parked) and exists (
+    where g.ctid = any (parked) and exists (
       select from @schema.signals s
       where s.target_id = g.id and not s.consumed and s.name = any (g.awaits) and s.id <> all (g.seen)
     )

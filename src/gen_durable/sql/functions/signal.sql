@@ -15,12 +15,12 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
 set enable_seqscan = off
-set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
   resolved bigint[];
+  locked tid[];
 begin
   select array_agg(coalesce(o.id, h.id) order by o.n) into resolved
   from unnest(targets, keys) with ordinality as o (id, key, n)
@@ -28,14 +28,21 @@ begin
     select g.id from @schema.gen_durable g where o.id is null and g.unique_guard = o.key
   ) as h on true;
 
-  perform from @schema.gen_durable g where g.id = any (resolved) order by g.id for no key update;
+  select array_agg(l.ctid) into locked
+  from (
+    select g.ctid from @schema.gen_durable g where g.id = any (resolved) order by g.id for no key update
+  ) as l;
 
+  -- From here on the rows are found by their place, which cannot change under the lock: one look by key for each.
   return query
-    with o as (
-      select o.*, g.queue, g.id as live_id, g.due_at <= now() as due
+    with rows as materialized (
+      select g.ctid as place, g.id, g.queue, g.status, g.awaits, g.inbox, g.unique_guard, g.due_at <= now() as due
+      from @schema.gen_durable g where g.ctid = any (locked) and g.finished_at is null
+    ),
+    o as (
+      select o.*, r.queue, r.id as live_id, r.due
       from unnest(resolved, keys, names, payloads, dedup_keys) with ordinality as o (id, key, name, payload, dedup_key, n)
-      left join @schema.gen_durable g
-        on g.id = o.id and g.finished_at is null and (o.key is null or g.unique_guard = o.key)
+      left join rows r on r.id = o.id and (o.key is null or r.unique_guard = o.key)
     ),
     delivered as (
       insert into @schema.signals as s (target_id, name, payload, dedup_key)
@@ -54,11 +61,11 @@ begin
         end,
         updated_at = case when w.wakes then now() else g.updated_at end
       from (
-        select x.id, x.status = 'awaiting_signal' and x.awaits && d.names as wakes
+        select r.place, r.inbox, r.status = 'awaiting_signal' and r.awaits && d.names as wakes
         from (select d.target_id, array_agg(d.name) as names from delivered d group by d.target_id) as d
-        join @schema.gen_durable x on x.id = d.target_id
+        join rows r on r.id = d.target_id
       ) as w
-      where g.id = w.id and (w.wakes or not g.inbox)
+      where g.ctid = w.place and (w.wakes or not w.inbox)
       returning g.id, w.wakes
     )
     select
