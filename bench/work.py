@@ -41,9 +41,9 @@ def noop_in_thread(number: int) -> int:
 
 
 @job
-async def nap(number: int) -> int:
-    await asyncio.sleep(0.001)
-    return number
+async def nap(milliseconds: int) -> int:
+    await asyncio.sleep(milliseconds / 1000)
+    return milliseconds
 
 
 @job

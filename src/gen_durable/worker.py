@@ -116,7 +116,11 @@ class Worker:
         if self._started:
             raise ConfigError("this worker was started already: make a new one")
         self._started = True
-        await self._app.ensure_open()
+        try:
+            await self._app.ensure_open()
+        except BaseException:
+            self._started = False  # nothing to stop
+            raise
         self._build()
         if self.options.queues:
             self._app.join(self._pick)
