@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
         "--json", type=Path, default=RESULTS / "bench.json", help="where the numbers go; plots beside it"
     )
     parser.add_argument("--no-plot", action="store_true", help="draw nothing")
-    parser.add_argument("--big", action="store_true", help="also a worker's memory beside a million parked instances")
+    parser.add_argument("--big", action="store_true", help="also a million parked instances, and a fan-out of 100,000")
     parser.add_argument("--peers", action="store_true", help="also the same work on other libraries")
     parser.add_argument("--only-peers", action="store_true", help="the comparison with other libraries alone")
     return parser.parse_args()

@@ -16,7 +16,8 @@ from bench.role import Line
 from bench.work import CHAIN, Fan, known
 from gen_durable import Context, Durable, ScheduleChildren, Start
 from gen_durable.outcomes import step_of
-from gen_durable.pg.link import connect
+from gen_durable.pg.link import Link, connect
+from gen_durable.rooms.brood import flush_brood
 from gen_durable.rooms.encode import encode_outcome
 from gen_durable.store.calls import Call
 from gen_durable.store.rows import Claim, Commit
@@ -99,7 +100,13 @@ async def fan(line: Line, app: Durable, *, children: int, batch: int = BATCH) ->
     assert isinstance(outcome, ScheduleChildren)
     shown = cast(Context, SimpleNamespace(awaited=()))
     spawned = encode_outcome(parent, step_of(Fan.spread, "fan"), shown, outcome, hold=False)
-    await ask(app.calls.flush([spawned.commit]))
+    while spawned.draw():
+        pass
+    brood = spawned.commit.brood
+    if brood is None:
+        await ask(app.calls.flush([spawned.commit]))
+    else:
+        await flush_brood(Link(app.target), app.calls, spawned.commit, brood)
     count = 0
     while claims := await pick(ask, app, batch):
         await finish(ask, app, claims)

@@ -80,11 +80,11 @@ class Fan(Machine):
 
     @step
     async def spread(self, children: int, ctx: Context) -> Outcome[int]:
-        return ScheduleChildren([Start(noop, n) for n in range(children)], then=self.gather, state=children)
+        return ScheduleChildren((Start(noop, n) for n in range(children)), then=self.gather, state=children)
 
     @step
     async def gather(self, children: int, ctx: Context) -> Outcome[int]:
-        return Done(len(ctx.children))
+        return Done(sum([1 async for _ in ctx.stream_children()]))
 
 
 class Patient(Machine):

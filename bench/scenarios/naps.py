@@ -53,7 +53,9 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
     return [
         rates(NAME, "1 ms jobs, 2 queues, 2 processes", "jobs/s", runs["short"], runs["bare"], note="2 bare loops"),
         compare(NAME, "the same against the arithmetic", "jobs/s", short, processors, note=of_processors),
-        compare(NAME, "50 ms jobs, 2 queues, 2 processes", "jobs/s", long, [slots] * len(long), note="200 slots / 50 ms"),
+        compare(
+            NAME, "50 ms jobs, 2 queues, 2 processes", "jobs/s", long, [slots] * len(long), note="200 slots / 50 ms"
+        ),
     ]
 
 
