@@ -146,6 +146,7 @@ class Worker:
             known=self._registry.known,
             on_claims=self._claimed,
             on_crowded=app.wake.crowded,
+            on_woken=app.wake.ring_all,
             events=app.events,
             load=lambda: self._flush.load,
         )

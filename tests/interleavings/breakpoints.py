@@ -20,8 +20,7 @@ _FUNCTION = re.compile(r"create or replace function (?P<head>.*?)\nas \$\$\n(?P<
 _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re.MULTILINE)
 # Reads that only steer the walk, and the sequence, which no transaction waits for: a stop there would multiply the
 # schedules and show nothing new.
-_STEERING = re.compile(r"\binto (prio|due|ids|passed)\b")
-_PREDICATES = ("heads_partition",)  # called for each row of a scan: stopped in only on request
+_STEERING = re.compile(r"\binto (prio|due|ids|head|crowded|hits, denied)\b")
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}
 
 _BREAKPOINT = """
@@ -62,17 +61,14 @@ class Cure:
     instead: str = ""
 
 
-def instrumented(schema: Schema, *without: Cure, in_scans: bool = False) -> str:
-    """All functions with breakpoints (`in_scans`: also between the rows of a scan), and without the given cures."""
+def instrumented(schema: Schema, *without: Cure) -> str:
+    """All functions with breakpoints, and without the given cures."""
     # A timeout measures life, not a session that is made to wait on purpose.
     text = re.sub(r"set lock_timeout = '\w+'", "set lock_timeout = '60s'", functions(schema))
     assert len(_FUNCTION.findall(text)) == text.count("create or replace function"), "a function that cannot be read"
     for cure in without:
         text = _mutated(text, schema, cure)
-    uncut = () if in_scans else _PREDICATES
-    return schema.render(_BREAKPOINT) + _FUNCTION.sub(
-        lambda f: f[0] if _name(f, schema) in uncut else _cut_open(f, schema), text
-    )
+    return schema.render(_BREAKPOINT) + _FUNCTION.sub(lambda f: _cut_open(f, schema), text)
 
 
 def _mutated(text: str, schema: Schema, cure: Cure) -> str:

@@ -44,11 +44,11 @@ def exploring(dsn: str, ground: str) -> Exploring:
     """Explorers of the functions as shipped, or without some of their cures; `also` is SQL to install besides."""
 
     @asynccontextmanager
-    async def explorer(*without: Cure, also: str = "", in_scans: bool = False) -> AsyncIterator[Explorer]:
+    async def explorer(*without: Cure, also: str = "") -> AsyncIterator[Explorer]:
         connections = [await asyncpg.connect(dsn) for _ in range(3)]
         try:
             made = Explorer(ground, connections)
-            await made.install(instrumented(made.schema, *without, in_scans=in_scans) + also)
+            await made.install(instrumented(made.schema, *without) + also)
             yield made
         finally:
             for connection in connections:

@@ -11,7 +11,7 @@ from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, instance, seconds
 
 from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Picked
+from gen_durable.store.rows import Commit, Picked
 
 KNOWN = ["m/1/s"]
 PAIR = instance(1, partition_key="k", eligible_at=seconds(-2)) + instance(2, partition_key="k", eligible_at=seconds(-1))
@@ -55,11 +55,15 @@ def head_only(end: End) -> None:
     assert taken(end.left) + taken(end.right) == [1], "not exactly the first row of the key"
 
 
-@pytest.mark.parametrize("in_scans", [False, True])
-async def test_claim_claim_one_key(exploring: Exploring, calls: Calls, in_scans: bool) -> None:
-    """Two due rows of one partition key, two pickers: one takes the first row, nobody takes the second."""
-    async with exploring(in_scans=in_scans) as explorer:
-        report = await explorer.explore(PAIR, [picks(calls, "a")], [picks(calls, "b")], head_only)
+async def test_claim_claim_one_key(exploring: Exploring, calls: Calls) -> None:
+    """Two due rows of one partition key, two pickers: one takes the first or looks again; none takes the second."""
+
+    def first(end: End) -> None:
+        one_runs(end)
+        assert set(taken(end.left) + taken(end.right)) <= {1}
+
+    async with exploring() as explorer:
+        report = await explorer.explore(PAIR, [picks(calls, "a")], [picks(calls, "b")], first)
     assert report.faults == []
 
 
@@ -90,15 +94,14 @@ async def test_claim_claim_overtaken(exploring: Exploring, calls: Calls) -> None
     assert report.faults == []
 
 
-CHECK_AGAIN = "and @schema.heads_partition(c.partition_key, c.priority, c.due_at, c.id)\n        );"
-TRY_LOCK = " filter (where pg_try_advisory_xact_lock(hashtextextended('@schema/' || k.key, 0)))"
+TRY_LOCK = "where pg_try_advisory_xact_lock(hashtextextended('@schema/' || k.key, 0));"
 
 
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("pick", TRY_LOCK), id="no-advisory-lock"),
-        pytest.param(Cure("pick", CHECK_AGAIN, ");"), id="no-second-check"),
+        pytest.param(Cure("admit", TRY_LOCK, ";"), id="no-lock-of-the-key"),
+        pytest.param(Cure("admit", "not k.busy and c.id", "c.id"), id="no-look-at-who-executes"),
     ],
 )
 async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: Calls, cure: Cure) -> None:
@@ -109,14 +112,10 @@ async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: 
 
 
 async def test_without_the_head_check_order_breaks(exploring: Exploring, calls: Calls) -> None:
-    """Without the look at who comes before, a later row of the key runs first."""
-    before = """and not exists (
-    select from @schema.gen_durable h
-    where h.partition_key = key and h.due_at <= now()
-      and (h.priority, h.due_at, h.id) < (of_priority, of_due_at, of_id)
-  )"""
-    async with exploring(Cure("heads_partition", before)) as explorer:
-        report = await explorer.explore(PAIR, [picks(calls, "a")], [picks(calls, "b")], head_only, first_fault=True)
+    """Without the look at who comes before, a later row of the key runs first, or two of them."""
+    cure = Cure("admit", "(not k.busy and c.id = k.head)", "not k.busy")
+    async with exploring(cure) as explorer:
+        report = await explorer.explore(PAIR, [picks(calls, "a", 2)], [picks(calls, "b")], head_only, first_fault=True)
     assert len(report.faults) == 1
 
 
@@ -133,4 +132,89 @@ async def test_release_claim(exploring: Exploring, calls: Calls) -> None:
         report = await explorer.explore(
             given, [calls.release([(1, 1, None, None)])], [picks(calls, "b", 2)], in_order, begin=True
         )
+    assert report.faults == []
+
+
+HELD = executing(1, partition_key="k", eligible_at=seconds(-2)) + instance(
+    2, partition_key="k", eligible_at=seconds(-1)
+)
+DONE = Commit(1, 1, 0, "done")
+
+
+def handed_over(end: End) -> None:
+    """The second row was claimed, or may be; the picker was not told that it waits for nothing."""
+    assert (end.rows[2]["status"], end.rows[2]["blocked_on"]) in (("runnable", None), ("executing", None))
+
+
+async def test_block_release(exploring: Exploring, calls: Calls) -> None:
+    """A row is blocked for a key that is being freed: whoever frees it sees the row, or the row is not blocked."""
+    async with exploring() as explorer:
+        report = await explorer.explore(HELD, [calls.flush([DONE])], [picks(calls, "b")], handed_over, begin=True)
+    assert report.faults == []
+    assert report.schedules > 10
+
+
+async def test_block_release_by_delay(exploring: Exploring, calls: Calls) -> None:
+    """The same when the holder goes away for a while: its key is free meanwhile."""
+    later = calls.flush([Commit(1, 1, 0, "replay", delay=3600.0)])
+    async with exploring() as explorer:
+        report = await explorer.explore(HELD, [later], [picks(calls, "b")], handed_over, begin=True)
+    assert report.faults == []
+
+
+@pytest.mark.parametrize(
+    "cure",
+    [
+        pytest.param(Cure("flush", "more := @schema.hand_over(freed, true);"), id="no-hand-over"),
+        pytest.param(
+            Cure(
+                "hand_over",
+                """perform pg_advisory_xact_lock(k.number)
+    from (
+      select distinct hashtextextended('@schema/' || k.key, 0) as number from unnest(keys) as k (key) order by 1
+    ) as k;""",
+                "null;",
+            ),
+            id="no-lock-of-the-key",
+        ),
+    ],
+)
+async def test_without_its_cure_a_row_is_stranded(exploring: Exploring, calls: Calls, cure: Cure) -> None:
+    """Without the hand-over, or the key's lock around it, some schedule leaves the row blocked for good."""
+    async with exploring(cure) as explorer:
+        report = await explorer.explore(
+            HELD, [calls.flush([DONE])], [picks(calls, "b")], handed_over, begin=True, first_fault=True
+        )
+    assert len(report.faults) == 1
+
+
+async def test_two_free_and_take_two_keys(exploring: Exploring, calls: Calls) -> None:
+    """Two commits free the same two keys, in their own orders, while rows wait: nobody deadlocks, all are let go."""
+    given = "".join(
+        executing(i, partition_key=key) for i, key in ((1, "a"), (2, "b"))
+    ) + "".join(
+        instance(i, partition_key=key, blocked_on=f"partition/{key}") for i, key in ((3, "a"), (4, "b"))
+    )  # fmt: skip
+
+    def free(end: End) -> None:
+        assert [end.rows[i]["blocked_on"] for i in (3, 4)] == [None, None]
+
+    one, two = calls.flush([Commit(1, 1, 0, "done")]), calls.flush([Commit(2, 1, 0, "done")])
+    async with exploring() as explorer:
+        report = await explorer.explore(given, [one], [two], free, begin=True)
+    assert report.faults == []
+
+
+async def test_sweep_pick(exploring: Exploring, calls: Calls) -> None:
+    """The backstop lets a stranded row back while a pick blocks another of its key: the first of them may run."""
+    given = instance(1, partition_key="k", eligible_at=seconds(-2), blocked_on="partition/k") + instance(
+        2, partition_key="k", eligible_at=seconds(-1)
+    )
+
+    def first_goes(end: End) -> None:
+        assert end.rows[1]["blocked_on"] is None
+        assert end.rows[2]["status"] == "runnable"
+
+    async with exploring() as explorer:
+        report = await explorer.explore(given, [calls.sweep(None, 10)], [picks(calls, "b", 2)], first_goes)
     assert report.faults == []

@@ -74,7 +74,7 @@ async def test_gc_claim_of_parent(exploring: Exploring, calls: Calls) -> None:
 
 
 async def test_a_signal_without_its_lock_meets_the_collector(exploring: Exploring, calls: Calls) -> None:
-    """Without the look at finished_at, a signal runs into the foreign key of a row that is being deleted."""
+    """Without the look at finished_at, a signal is delivered to a row that is being deleted."""
     cure = Cure("signal", "where g.ctid = any (locked) and g.finished_at is null", "where g.ctid = any (locked)")
 
     def gone(end: End) -> None:

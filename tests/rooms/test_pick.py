@@ -57,6 +57,7 @@ async def picking(
         known=["noop/1/run"],
         on_claims=on_claims,
         on_crowded=lambda _queue: None,
+        on_woken=lambda _queues: None,
         events=app.events,
         load=load,
     )

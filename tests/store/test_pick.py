@@ -121,11 +121,13 @@ def test_mail_and_children_come_along(store: Store) -> None:
 def test_one_of_a_partition_key_runs(store: Store) -> None:
     """Within one pick and over several, one row of a key executes; the next follows when it is out."""
     store.given("".join(instance(i, partition_key="k", eligible_at=seconds(-20 + i)) for i in (1, 2, 3)))
-    assert ids(store) == [1]
     picked = store.pick()
-    assert picked.claims == []
-    assert picked.news[0].contended > 0
-    store.flush(Commit(1, 1, 0, "done"))
+    assert [claim.id for claim in picked.claims] == [1]
+    assert picked.news[0].contended == 2
+    picked = store.pick()
+    assert (picked.claims, picked.news[0].contended) == ([], 0)  # they are not even looked at
+    assert [store.row(i)["blocked_on"] for i in (2, 3)] == ["partition/k"] * 2
+    assert store.flush(Commit(1, 1, 0, "done")).wake == {"default"}
     assert ids(store) == [2]
 
 

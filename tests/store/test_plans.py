@@ -133,7 +133,7 @@ WORKS = {
     "release": Work(lambda s: s.calls.release([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
     "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"gen_durable_lease", PKEY}), 5),
     "reap of crash loops": Work(
-        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", PKEY, DEDUP, INBOX}), 12
+        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", PKEY, DEDUP, INBOX}), 13
     ),
     "gc": Work(
         lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH), frozenset({"gen_durable_finished", PKEY, DEDUP}), 6

@@ -145,6 +145,8 @@ def _next(
         extra["priority"] = outcome.priority
     if not isinstance(outcome.partition_key, Keep) and outcome.partition_key != claim.partition_key:
         extra["partition_key"] = outcome.partition_key
+        if claim.partition_key is not None:
+            extra["left"] = claim.partition_key
     commit.kind = "hold" if hold and outcome.run_ahead and outcome.delay == 0 and not extra else "next"
     return state
 

@@ -1,4 +1,5 @@
-"""Maintenance: what every worker does for all, without a leader. Reap takes back dead claims, Gc deletes old rows.
+"""Maintenance: what every worker does for all, without a leader. Reap takes back dead claims and sweeps partition keys,
+Gc deletes old rows.
 
 Both act on row truth alone and may run anywhere, any number of times at once. Maintenance never rides the queue.
 """
@@ -20,6 +21,7 @@ from gen_durable.telemetry import DeadLettered, Events, Reaped, Swept, UnknownMa
 
 log = logging.getLogger("gen_durable.worker")
 REAP_BATCH: Final = 1000
+SWEEP_BATCH: Final = 100
 REPORT_EVERY: Final = 6
 
 
@@ -38,6 +40,7 @@ class Reap(Loop):
         self._wake = wake
         self._events = events
         self._turns = 0
+        self._swept: str | None = None
         self._told: set[tuple[str, int, str]] = set()
 
     async def turn(self) -> float:
@@ -56,6 +59,8 @@ class Reap(Loop):
                 for row in found:
                     if row.dead:
                         self._events.emit(DeadLettered(row.id, row.machine, row.step, row.crashes))
+        self._swept, woken = await self._link.run(self._calls.sweep(self._swept, SWEEP_BATCH))
+        self._wake.ring_all(woken)
         if self._options.queues and self._turns % REPORT_EVERY == 0:
             self._report(await self._link.run(self._calls.strangers(list(self._options.queues), self._known)))
         self._turns += 1

@@ -40,6 +40,7 @@ class Pick(Loop):
         known: list[str],
         on_claims: Callable[[list[Claim], float], None],
         on_crowded: Callable[[str], None],
+        on_woken: Callable[[frozenset[str]], None],
         events: Events,
         load: Callable[[], int],
     ) -> None:
@@ -51,6 +52,7 @@ class Pick(Loop):
         self._known = known
         self._on_claims = on_claims
         self._on_crowded = on_crowded
+        self._on_woken = on_woken
         self._events = events
         self._load = load
         self.lanes = {name: Lane(name, slots, options.prefetch) for name, slots in options.queues.items()}
@@ -136,6 +138,8 @@ class Pick(Loop):
         if picked.claims:
             self._on_claims(picked.claims, asked)
         self._note(demands, picked)
+        if picked.woken:
+            self._on_woken(picked.woken)
         return picked
 
     def _note(self, demands: dict[str, int], picked: Picked) -> None:

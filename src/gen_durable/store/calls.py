@@ -63,6 +63,7 @@ class Calls:
         "_signal",
         "_spawn",
         "_strangers",
+        "_sweep",
         "_unlocked",
         "_watch",
         "schema",
@@ -80,6 +81,7 @@ class Calls:
         self._signal = f"select ord, target, verdict, woken from {s}.signal($1::bigint[],$2::bytea[],$3,$4,$5)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
         self._reap = f"select id, fsm, fsm_version, step, queue, crashes, dead from {s}.reap($1,$2)"  # noqa: S608
+        self._sweep = f"select last, woken from {s}.sweep($1,$2)"  # noqa: S608
         self._release = f"select id from {s}.release($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select {s}.gc($1,$2,$3,$4)"
         self._watch = f"select id, status, result, last_error from {s}.watch($1)"  # noqa: S608
@@ -172,6 +174,10 @@ class Calls:
     def reap(self, batch: int, max_crashes: int | None) -> Call[Reaping]:
         return Call(self._reap, (batch, max_crashes), _read_reaping)
 
+    def sweep(self, after: str | None, batch: int) -> Call[tuple[str | None, list[str]]]:
+        """Hand over keys that are free although rows wait for them, a batch at a time: where it ended, and queues."""
+        return Call(self._sweep, (after, batch), lambda rows: (rows[0][0], rows[0][1] or []))
+
     def release(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Call[list[int]]:
         """`claims` are (id, claim, delay, reason), in the order of ids."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
@@ -209,14 +215,17 @@ def _read_picked(rows: Sequence[Row]) -> Picked:
     claims: list[Claim] = []
     news: list[QueueNews] = []
     heads: dict[str, str] = {}
+    woken: set[str] = set()
     for row in rows:
         if row[0] is not None:
             claims.append(_read_claim(row))
+        elif row[8] is None:
+            woken.update(row[13])
         elif row[18] is not None:
             heads[row[8]] = row[18]
         else:
             news.append(QueueNews(row[8], row[16], row[17]))
-    return Picked(claims, news, heads)
+    return Picked(claims, news, heads, frozenset(woken))
 
 
 def _read_claim(row: Row) -> Claim:

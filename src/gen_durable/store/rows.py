@@ -48,11 +48,16 @@ class QueueNews:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """The answer of a pick; `heads`: by queue, where its live rows begin, if it took long to find them (JSON)."""
+    """The answer of a pick.
+
+    `heads`: by queue, where its live rows begin, if it took long to find them (JSON). `woken`: queues in which rows
+    that have waited for a partition key became due.
+    """
 
     claims: list[Claim]
     news: list[QueueNews]
     heads: dict[str, str] = field(default_factory=dict[str, str])
+    woken: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 
 from gen_durable.client import Durable
 from gen_durable.errors import ConfigError, InputError
+from gen_durable.instances import Status
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine
 from gen_durable.registry import Registry
@@ -165,6 +166,8 @@ class Harness(Assertions):
 
     def _hindrance(self, found: Snapshot) -> str:
         """Why an instance that is due cannot be claimed; nothing for one that is not due, which says so itself."""
+        if found.due_in is None and found.status is Status.RUNNABLE:
+            return ", but another instance with its partition key goes first"  # it is blocked already
         if found.due_in is None or found.due_in > timedelta(0):
             return ""
         if self._registry.find(found.machine, found.version, found.step) is None:

@@ -8,7 +8,8 @@
 --   delay             seconds until runnable (next, replay; null: at once); the timeout of await, null for none
 --   error             last_error (stop, replay)
 --   parent            the instance to be told of an end; null for most
---   extra             null for most: {queue, priority, partition_key, awaits, seen, consumed, children}
+--   extra             null for most: {queue, priority, partition_key, left (the key it had), awaits, seen, consumed,
+--                     children}
 -- Out: one row: ids that are stale (the claim was taken over), ids that a former call had already committed, and the
 -- queues in which rows became runnable now.
 --
@@ -43,6 +44,7 @@ declare
   ended bigint[];
   queues text[];
   made text[];
+  freed text[];
   more text[];
 begin
   if 'children' = any (kinds) or exists (select from unnest(parents) as p (id) where p.id is not null) then
@@ -104,7 +106,7 @@ begin
       updated_at = now()
     from o
     where g.id = o.id and g.claims = o.claim and g.seq = o.seq
-    returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, o.kind, o.delay, o.extra
+    returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, g.partition_key, o.kind, o.delay, o.extra
   )
   select
     array_agg(u.id),
@@ -113,8 +115,10 @@ begin
     array_agg(u.id) filter (where u.extra ? 'consumed'),
     array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.inbox),
     array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.parent_id is not null),
-    array_agg(distinct u.queue) filter (where u.kind in ('next', 'replay') and coalesce(u.delay, 0) = 0)
-  into written, parked, spawning, consuming, emptied, ended, queues
+    array_agg(distinct u.queue) filter (where u.kind in ('next', 'replay') and coalesce(u.delay, 0) = 0),
+    array_agg(distinct coalesce(u.extra ->> 'left', u.partition_key))
+      filter (where u.kind <> 'hold' and (u.partition_key is not null or u.extra ? 'left'))
+  into written, parked, spawning, consuming, emptied, ended, queues, freed
   from u;
 
   if coalesce(cardinality(written), 0) < cardinality(ids) then
@@ -169,6 +173,11 @@ begin
 
   if ended is not null then
     more := @schema.join_up(ended);
+    queues := coalesce(queues, '{}') || more;
+  end if;
+
+  if freed is not null then
+    more := @schema.hand_over(freed, true);
     queues := coalesce(queues, '{}') || more;
   end if;
 

@@ -1,7 +1,7 @@
 -- gc: delete ended instances past their retention.
 --
 -- In: how many seconds each kind of end is kept (null: for good); how many at most. Out: how many were deleted.
--- An ended child of a parent that has not ended is spared: the parent may still read it. Signals go by cascade.
+-- An ended child of a parent that has not ended is spared: the parent may still read it. Signals go by a trigger (forget_signals.sql).
 -- Index: gen_durable_finished; primary key for the parents. Locks: SKIP LOCKED; deletion by primary key
 -- (tests/interleavings: gc_signal).
 create or replace function @schema.gc(keep_done float8, keep_failed float8, keep_cancelled float8, batch int)

@@ -30,6 +30,7 @@ declare
   total constant int := cardinality(fsms);
   ids bigint[];            -- the id each row has, if it goes in
   holders bigint[];        -- the id each row ends up with
+  blocked text[];          -- the gate that a row waits for
   made bigint[] := '{}';
   new bigint[];
 begin
@@ -40,18 +41,35 @@ begin
   -- Ids in input order, so that equal priorities run in the order in which they were handed in.
   select array_agg(nextval('@schema.gen_durable_id_seq'::regclass)) into ids from generate_series(1, total);
 
+  -- Of the rows of one partition key only the first may run, so the others do not come into the pick index. With
+  -- unique keys it is not known which of them go in: then all come, and pick sorts them out.
+  if cardinality(partition_keys) > 0 and cardinality(unique_keys) = 0 then
+    select array_agg(case when o.place > 1 then 'partition/' || o.key end order by o.n) into blocked
+    from (
+      select o.key, o.n, case
+        when o.key is not null and coalesce(o.at, now() + make_interval(secs => coalesce(o.delay, 0))) <= now()
+        then row_number() over (partition by o.key,
+          coalesce(o.at, now() + make_interval(secs => coalesce(o.delay, 0))) <= now()
+          order by coalesce(o.priority, 0), coalesce(o.at, now()), o.n)
+      end as place
+      from unnest(fsms, partition_keys, priorities, delays, schedule_ats)
+        with ordinality as o (fsm, key, priority, delay, at, n)
+    ) as o;
+  end if;
+
   for try in 1..20 loop
     with added as (
       insert into @schema.gen_durable
-        (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope)
+        (id, fsm, fsm_version, step, state, queue, priority, partition_key, blocked_on, eligible_at, unique_key,
+         unique_scope)
       overriding system value
       select o.id, o.fsm, o.version, o.step, o.state, o.queue, coalesce(o.priority, 0::smallint), o.partition_key,
-             coalesce(o.schedule_at, now() + make_interval(secs => coalesce(o.delay, 0))),
+             o.blocked_on, coalesce(o.schedule_at, now() + make_interval(secs => coalesce(o.delay, 0))),
              o.unique_key, coalesce(o.unique_scope, '{}')::@schema.durable_status[]
       from unnest(ids, fsms, versions, steps, states, queues, priorities, partition_keys, delays, schedule_ats,
-                  unique_keys, unique_scopes, holders)
+                  unique_keys, unique_scopes, holders, blocked)
         with ordinality as o (id, fsm, version, step, state, queue, priority, partition_key, delay, schedule_at,
-                              unique_key, unique_scope, holder, n)
+                              unique_key, unique_scope, holder, blocked_on, n)
       where o.holder is null
       order by o.unique_key, o.n
       on conflict (unique_guard) where unique_guard is not null do nothing

@@ -4,17 +4,16 @@
 -- floors, which a former pick has told.
 -- Out: one row per claim, most urgent first. A row without an id tells of a queue whose demand was not met: in how many
 -- seconds its next row falls due (null: none is waiting), and how many due rows were passed over for a busy partition;
--- or it tells of the floors of a queue.
+-- or it tells of the floors of a queue; or, without a queue, of queues in which other rows became due (in awaits).
 -- Index: gen_durable_pick, one (queue, priority) at a time: stepping from priority to priority means that rows due
--- in the future are never read, however urgent. gen_durable_partition_order for rows with a partition key.
+-- in the future are never read, however urgent.
 -- Floors: what was picked before leaves dead entries at the head of the index. They go with the next look at them,
 -- unless a long transaction holds them all back: then every pick walks over more of them. One that has walked for more
 -- than 5 ms tells where the live rows begin: [priority, due_at, id] for each priority that it came to. With these floors
 -- the next picks begin there, and go on with the priorities after them. What comes in below a floor is found when the asker asks without floors again (rooms/floors.py).
 -- Locks: FOR NO KEY UPDATE SKIP LOCKED, so that pickers never wait for each other, nor for a delivery in progress.
 --
--- Partition keys: a transaction-level advisory lock per key makes "nobody executes it and I am its head" true until
--- commit. The check comes in a later statement than the lock, so that its snapshot sees whoever held the lock before.
+-- Partition keys: admit.sql says which rows may run and blocks the others, so that a row is passed over once.
 create or replace function @schema.pick(
   worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null
 )
@@ -43,14 +42,16 @@ declare
   began timestamptz;
   walked interval;
   found_heads jsonb;
-  found_tids tid[];
-  found_keys text[];
-  locked_keys text[];
+  hits tid[];
+  keyed boolean;
+  denied int;
+  busy int;
   tids tid[] := '{}';
   next_at timestamptz;
   due timestamptz;
-  allowed tid[];
   passed int;
+  enough constant int := 2000;  -- so many rows are blocked at most before the claims that there are are handed out
+  woken text[];
 begin
   for i in 1..cardinality(queues) loop
     q := queues[i];
@@ -94,50 +95,37 @@ begin
         continue;
       end if;
 
-      select array_agg(c.ctid), array_agg(distinct c.partition_key) filter (where c.partition_key is not null)
-        into found_tids, found_keys
-      from (
-        select g.ctid, g.partition_key from @schema.gen_durable g
-        where g.queue = q and g.priority = prio and g.due_at <= now() and (g.due_at, g.id) >= (head, head_id)
-          and g.fsm || '/' || g.fsm_version || '/' || g.step = any (known)
-          -- Passes over the siblings of a busy key, so that they do not fill the window and hide what is behind them.
-          and (g.partition_key is null
-               or @schema.heads_partition(g.partition_key, g.priority, g.due_at, g.id))
-        order by g.due_at, g.id
-        limit demand
-        for no key update skip locked
-      ) as c;
-
-      if found_keys is not null then
-        select array_agg(k.key) filter (where pg_try_advisory_xact_lock(hashtextextended('@schema/' || k.key, 0)))
-          into locked_keys
-        from unnest(found_keys) as k (key);
-        select array_agg(c.ctid) into allowed
-        from unnest(found_tids) as t (tid)
-        cross join lateral (
-          select g.ctid, g.id, g.partition_key, g.priority, g.due_at from @schema.gen_durable g where g.ctid = t.tid
-        ) as c
-        where c.partition_key is null or (
-          c.partition_key = any (locked_keys)
-          and @schema.heads_partition(c.partition_key, c.priority, c.due_at, c.id)
-        );
-        if cardinality(found_tids) > coalesce(cardinality(allowed), 0) then
-          next_at := least(next_at, now() + interval '10 milliseconds');  -- lost a race for a key: it may be free then
+      -- Rows whose partition key is busy are blocked, and the search goes on behind them.
+      while demand > 0 loop
+        select array_agg(c.ctid), bool_or(c.partition_key is not null) into hits, keyed
+        from (
+          select g.ctid, g.partition_key from @schema.gen_durable g
+          where g.queue = q and g.priority = prio and g.due_at <= now() and (g.due_at, g.id) >= (head, head_id)
+            and g.fsm || '/' || g.fsm_version || '/' || g.step = any (known)
+          order by g.due_at, g.id
+          limit demand
+          for no key update skip locked
+        ) as c;
+        exit when hits is null;
+        if keyed then
+          select g.due_at, g.id + 1 into head, head_id from @schema.gen_durable g
+          where g.ctid = hits[cardinality(hits)];
+          select a.allowed, a.denied, a.contended, woken || a.woken into hits, denied, busy, woken
+          from @schema.admit(hits) as a;
+          passed := passed + denied + busy;
+          if busy > 0 then
+            next_at := least(next_at, now() + interval '10 milliseconds');  -- the key may be free then
+          end if;
         end if;
-        found_tids := allowed;
+        tids := tids || hits;
+        demand := demand - coalesce(cardinality(hits), 0);
+        exit when not keyed or passed > enough;
+      end loop;
+      if passed > enough then
+        next_at := now();
+        exit;
       end if;
-
-      tids := tids || found_tids;
-      demand := demand - coalesce(cardinality(found_tids), 0);
       exit when demand <= 0;
-
-      -- What is due and was not taken: rows of busy keys, for the report (a look at 100 rows, not a count).
-      select passed + count(*) into passed
-      from (
-        select g.ctid, g.partition_key from @schema.gen_durable g
-        where g.queue = q and g.priority = prio and g.due_at <= now() and (g.due_at, g.id) >= (head, head_id) limit 100
-      ) as c
-      where c.partition_key is not null and c.ctid <> all (coalesce(found_tids, '{}'));
 
       select g.due_at into due from @schema.gen_durable g
       where g.queue = q and g.priority = prio and g.due_at > now() order by g.due_at limit 1;
@@ -160,6 +148,12 @@ begin
     end if;
   end loop;
 
+  if woken is not null then
+    queue := null;
+    awaits := woken;
+    return next;
+    awaits := null;
+  end if;
   if cardinality(tids) = 0 then
     return;
   end if;

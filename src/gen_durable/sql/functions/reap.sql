@@ -1,7 +1,8 @@
 -- reap: take back claims whose lease has run out; fail those that have crashed too often.
 --
 -- In: how many at most; after how many crashes a row is failed (null: never). Out: the rows taken back, and whether
--- each was failed; then, without an id, the queues of parents whose last child was failed here.
+-- each was failed; then, without an id, the queues of parents whose last child was failed here, and of rows that were
+-- next after a failed one.
 -- Every worker runs this; there is no leader. It acts on row truth alone. A row taken back keeps its eligible_at, and
 -- so its place: within a partition key it stays the head.
 -- Index: gen_durable_lease. Locks: id order, SKIP LOCKED, the parents of failed rows too: they come after their children
@@ -85,7 +86,12 @@ begin
     delete from @schema.signals s where s.target_id = any (doomed);
     return query
       select null::bigint, null::text, null::int, null::text, w.queue, null::int, null::boolean
-      from unnest(@schema.join_up(doomed)) as w (queue);
+      from unnest(
+        @schema.join_up(doomed) || @schema.hand_over(
+          array(select distinct g.partition_key from @schema.gen_durable g
+                where g.id = any (doomed) and g.partition_key is not null), false
+        )
+      ) as w (queue);
   end if;
 end
 $$;

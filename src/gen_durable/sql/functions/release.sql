@@ -31,5 +31,9 @@ begin
     -- Only executing rows have a lease. Asked for the status, the planner may read all leases for each row of the batch.
     where g.id = o.id and g.claims = o.claim and g.lease_expires_at is not null
     returning g.id;
+
+  perform @schema.hand_over(array(
+    select distinct g.partition_key from @schema.gen_durable g where g.id = any (ids) and g.partition_key is not null
+  ), true);
 end
 $$;

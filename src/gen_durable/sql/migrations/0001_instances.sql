@@ -17,10 +17,11 @@ create table @schema.gen_durable (
   -- When the row may be picked, whatever it waits for: one column, so that one index and one comparison serve
   -- runnable rows and parked rows with a deadline alike. Null: not to be picked.
   due_at            timestamptz generated always as (
-    case status
-      when 'runnable'          then eligible_at
-      when 'awaiting_signal'   then await_deadline
-      when 'awaiting_children' then await_deadline
+    case
+      when blocked_on is not null        then null
+      when status = 'runnable'           then eligible_at
+      when status = 'awaiting_signal'    then await_deadline
+      when status = 'awaiting_children'  then await_deadline
     end
   ) stored,
   fsm_version       int not null default 1,
@@ -39,6 +40,7 @@ create table @schema.gen_durable (
   step              text not null check (step <> ''),
   queue             text not null default 'default' check (queue <> ''),
   partition_key     text check (partition_key <> ''),
+  blocked_on        text,                 -- the gate that it waits for: 'partition/KEY'
   locked_by         text,
   last_error        text,
   awaits            text[],               -- the names waited for; kept until the woken step progresses
@@ -71,13 +73,17 @@ create index gen_durable_pick on @schema.gen_durable (queue, priority, due_at, i
 -- reap.sql: claims by the end of their lease.
 create index gen_durable_lease on @schema.gen_durable (lease_expires_at) where status = 'executing';
 
--- pick.sql: at most one claim per partition key. The arbiter of last resort; pick itself never runs into it.
+-- admit.sql: at most one claim per partition key. The arbiter of last resort; nobody ever runs into it.
 create unique index gen_durable_partition on @schema.gen_durable (partition_key)
   where status = 'executing' and partition_key is not null;
 
--- pick.sql: the head of a partition key, so that order holds within it.
+-- admit.sql, hand_over.sql: the head of a partition key among the rows that may be picked, so that order holds in it.
 create index gen_durable_partition_order on @schema.gen_durable (partition_key, priority, due_at, id)
   where due_at is not null and partition_key is not null;
+
+-- admit.sql, hand_over.sql: the head among those that wait for a key.
+create index gen_durable_blocked on @schema.gen_durable (blocked_on, priority, eligible_at, id)
+  where blocked_on is not null;
 
 -- insert.sql, signal.sql: one holder of a key.
 create unique index gen_durable_unique on @schema.gen_durable (unique_guard) where unique_guard is not null;
@@ -91,7 +97,7 @@ create index gen_durable_finished on @schema.gen_durable (finished_at) where fin
 -- The inbox of each instance.
 create table @schema.signals (
   id           bigint generated always as identity primary key,
-  target_id    bigint not null references @schema.gen_durable (id) on delete cascade,
+  target_id    bigint not null,  -- no foreign key: forget_signals.sql
   inserted_at  timestamptz not null default now(),
   -- A consumed signal with a dedup key stays, emptied, until its instance ends: a second delivery must still be known.
   consumed     boolean not null default false,

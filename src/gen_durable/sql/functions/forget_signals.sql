@@ -1,0 +1,19 @@
+-- forget_signals: signals go with their instance, whoever deletes it.
+--
+-- A trigger of the whole statement, not a foreign key: that would look up and lock the target of every signal once
+-- more, which a delivery has locked already, and ask for signals at every row that retention deletes (ADR 10).
+-- Index: signals' unique (target_id, dedup_key).
+create or replace function @schema.forget_signals()
+returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+  delete from @schema.signals s where s.target_id = any (array(select g.id from gone g where g.inbox));
+  return null;
+end
+$$;
+
+create or replace trigger forget_signals after delete on @schema.gen_durable
+referencing old table as gone for each statement execute function @schema.forget_signals();

@@ -1,0 +1,27 @@
+-- sweep: the backstop of hand_over. Goes through the keys that rows are blocked on, and hands over those that are free.
+--
+-- In: the gate after which to go on (null: from the first); how many at most. Out: the last gate looked at (null: all
+-- were), and the queues of rows let back. It writes only where something is amiss.
+-- Index: gen_durable_blocked, stepping from gate to gate.
+create or replace function @schema.sweep(after text, batch int, out last text, out woken text[])
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  gate text := coalesce(after, '');
+  keys text[] := '{}';
+begin
+  for i in 1..batch loop
+    select g.blocked_on into gate from @schema.gen_durable g where g.blocked_on > gate order by g.blocked_on limit 1;
+    exit when not found;
+    keys := keys || substr(gate, length('partition/') + 1);
+  end loop;
+  last := gate;  -- null when the last was reached
+  if cardinality(keys) > 0 then
+    woken := @schema.hand_over(keys, false);
+  end if;
+end
+$$;

@@ -1,0 +1,181 @@
+"""Partition keys: a row that must wait leaves the pick index, and whoever frees its key lets it back."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from tests.interleavings.given import executing, instance, parked, seconds
+from tests.store.conftest import Store
+from tests.store.machine import M, park, send
+
+from gen_durable.outcomes import Start
+from gen_durable.store.rows import Commit
+
+GATE = "partition/k"
+
+
+def blocked(store: Store) -> list[int]:
+    return [
+        row["id"] for row in store.sql("select id from @schema.gen_durable where blocked_on is not null order by id")
+    ]
+
+
+def waiting(id: int, **columns: object) -> str:  # noqa: A002  # the column's name
+    """A row that waits for the key."""
+    return instance(id, partition_key="k", blocked_on=GATE, **{"eligible_at": seconds(-50 + id), **columns})
+
+
+def entries_read(store: Store, demand: int) -> tuple[list[int], int]:
+    """The claims of a pick, and how many entries of the pick index it has read."""
+    counter = "select pg_stat_get_xact_tuples_returned('@schema.gen_durable_pick'::regclass) as n"
+    store.given("begin")
+    before = store.sql(counter)[0]["n"]
+    claims = [claim.id for claim in store.pick(demand).claims]
+    after = store.sql(counter)[0]["n"]
+    store.given("commit")
+    return claims, after - before
+
+
+def test_of_one_insert_only_the_first_of_a_key_is_to_be_picked(store: Store) -> None:
+    """By priority and then in the order handed in; rows of the future and without a key are not concerned."""
+    store.insert(
+        Start(M.s, {}, partition_key="k"),  # 101
+        Start(M.s, {}, partition_key="k", priority=-1),  # 102: the head
+        Start(M.s, {}, partition_key="k", priority=-5, delay=timedelta(hours=1)),
+        Start(M.s, {}, partition_key="other"),
+        Start(M.s, {}),
+        Start(M.s, {}, partition_key="k"),
+    )
+    assert blocked(store) == [101, 106]
+    assert [claim.id for claim in store.pick().claims] == [102, 104, 105]
+    assert store.flush(Commit(102, 1, 0, "done")).wake == {"default"}
+    assert [claim.id for claim in store.pick().claims] == [101]
+
+
+def test_with_unique_keys_all_come_into_the_index(store: Store) -> None:
+    """The first of the key may turn out a duplicate: then nobody would hand over to the others."""
+    store.given(instance(1, unique_key=b"u", unique_scope="{runnable}", queue="elsewhere"))
+    store.insert(
+        Start(M.s, {}, partition_key="k", unique_key="u"), Start(M.s, {}, partition_key="k"), on_conflict="skip"
+    )
+    assert blocked(store) == []
+    assert len(store.pick().claims) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "next_in_line"),
+    [
+        (Commit(1, 1, 0, "done"), 2),
+        (Commit(1, 1, 0, "stop", error="no"), 2),
+        (Commit(1, 1, 0, "replay", delay=60.0), 2),
+        (Commit(1, 1, 0, "replay"), 2),  # it is due again, but after those who waited
+        (Commit(1, 1, 0, "next", step="t"), 2),
+        (Commit(1, 1, 0, "next", step="t", extra=json.dumps({"priority": -1})), 1),
+        (Commit(1, 1, 0, "next", step="t", extra=json.dumps({"partition_key": "new", "left": "k"})), 2),
+        (Commit(1, 1, 0, "next", step="t", extra=json.dumps({"partition_key": None, "left": "k"})), 2),
+        (park(1, "go"), 2),
+        (Commit(1, 1, 0, "children", step="t", extra=json.dumps({"children": []})), 2),
+    ],
+    ids=lambda value: None if isinstance(value, int) else f"{value.kind} {value.extra or value.delay or ''}",
+)
+def test_an_outcome_hands_the_key_over(store: Store, outcome: Commit, next_in_line: int) -> None:
+    """However the holder leaves: the first of the key runs next."""
+    store.given(executing(1, partition_key="k") + waiting(2) + waiting(3))
+    assert store.flush(outcome).wake >= {"default"}
+    claims = [claim for claim in store.pick().claims if claim.partition_key == "k"]
+    assert [claim.id for claim in claims] == [next_in_line]
+
+
+def test_a_held_step_keeps_the_key(store: Store) -> None:
+    """Running ahead does not let others of the key in between."""
+    store.given(executing(1, partition_key="k") + waiting(2))
+    assert store.flush(Commit(1, 1, 0, "hold", step="t")).wake == set()
+    assert store.pick().claims == []
+    assert blocked(store) == [2]
+
+
+def test_a_stale_outcome_hands_nothing_over(store: Store) -> None:
+    """The key belongs to the new claim."""
+    store.given(executing(1, partition_key="k", claims=2) + waiting(2))
+    assert store.flush(Commit(1, 1, 0, "done")).stale == {1}
+    assert blocked(store) == [2]
+
+
+def test_a_release_hands_the_key_over(store: Store) -> None:
+    """A row that is given back for a while lets the next one run; one that was merely not begun stays the first."""
+    store.given(executing(1, partition_key="k", eligible_at=seconds(-99)) + waiting(2))
+    store.run(store.calls.release([(1, 1, None, None)]))
+    assert [claim.id for claim in store.pick().claims] == [1]
+    store.run(store.calls.release([(1, 3, 60.0, "undecodable")]))
+    assert [claim.id for claim in store.pick().claims] == [2]
+
+
+def test_the_reaper_hands_the_key_of_a_failed_row_over(store: Store) -> None:
+    """A crash loop ends, and the next of the key runs; a row taken back stays the first."""
+    store.given(executing(1, partition_key="k", lease_expires_at=seconds(-5), eligible_at=seconds(-99)) + waiting(2))
+    store.run(store.calls.reap(10, None))
+    assert [claim.id for claim in store.pick().claims] == [1]
+    store.given("update @schema.gen_durable set lease_expires_at = now() - interval '1 second' where id = 1")
+    assert store.run(store.calls.reap(10, 1)).released == ["default"]
+    assert [claim.id for claim in store.pick().claims] == [2]
+
+
+def test_the_head_may_be_in_another_queue(store: Store) -> None:
+    """The commit names the queue of the row that is next; and so does a pick that finds a row before its own."""
+    store.given(executing(1, partition_key="k") + waiting(2, queue="other"))
+    assert store.flush(Commit(1, 1, 0, "done")).wake == {"other"}
+    store.given("delete from @schema.gen_durable;" + waiting(3, queue="other") + instance(4, partition_key="k"))
+    picked = store.pick()
+    assert (picked.claims, picked.woken) == ([], {"other"})
+    assert [claim.id for claim in store.pick(other=1).claims] == [3]
+    assert blocked(store) == [4]
+
+
+def test_a_blocked_row_whose_deadline_has_passed_still_gets_its_signal(store: Store) -> None:
+    """It waits for its key; the signal makes it runnable, not due."""
+    store.given(executing(1, partition_key="k") + parked(2, partition_key="k", await_deadline=seconds(-1)))
+    assert store.pick().claims == []
+    assert blocked(store) == [2]
+    store.signal(send(2))
+    assert (store.row(2)["status"], store.row(2)["due_at"]) == ("runnable", None)
+    store.flush(Commit(1, 1, 0, "done"))
+    (claim,) = store.pick().claims
+    assert (claim.id, [signal.name for signal in claim.inbox]) == (2, ["go"])
+
+
+def test_a_deep_backlog_is_walked_over_once(store: Store) -> None:
+    """5,000 rows of a hot key came in one by one, in front of others: they are blocked by the thousand."""
+    store.given(
+        executing(1, partition_key="hot") + "insert into @schema.gen_durable (fsm, step, partition_key, eligible_at)"
+        " select 'm', 's', 'hot', now() - interval '1 hour' from generate_series(1, 5000);"
+        + "".join(instance(i) for i in range(2, 32))
+    )
+    found: list[int] = []
+    picks = 0
+    while len(found) < 20:
+        claims, _ = entries_read(store, 10)
+        found += claims
+        picks += 1
+    assert picks <= 5
+    assert len(blocked(store)) == 5000
+    store.given("vacuum @schema.gen_durable")
+    claims, read = entries_read(store, 10)
+    assert len(claims) == 10
+    assert read < 60
+
+
+def test_the_sweep_finds_what_was_stranded(store: Store) -> None:
+    """A key without a holder is handed over; where all is well nothing is written; it goes on where it has stopped."""
+    store.given(
+        "".join(instance(i, partition_key=f"k{i}", blocked_on=f"partition/k{i}") for i in (1, 2, 3))
+        + executing(4, partition_key="k2")
+    )
+    last, woken = store.run(store.calls.sweep(None, 2))
+    assert (last, woken, blocked(store)) == ("partition/k2", ["default"], [2, 3])
+    last, woken = store.run(store.calls.sweep(last, 2))
+    assert (last, woken, blocked(store)) == (None, ["default"], [2])
+    before = store.sql("select xmin::text, ctid::text from @schema.gen_durable order by id")
+    assert store.run(store.calls.sweep(None, 10)) == (None, [])
+    assert store.sql("select xmin::text, ctid::text from @schema.gen_durable order by id") == before
