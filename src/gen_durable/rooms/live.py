@@ -76,7 +76,7 @@ class Live:
                 steps += 1
                 hold = steps <= self._steps and not self.stopping and time.monotonic() - began < self._budget
                 started = time.perf_counter()
-                ran = await self._run.step(claim, held.entry, hold=hold, after=after)
+                ran = await self._run.step(claim, held.entry, hold=hold, after=after, task=held.task)
                 took = time.perf_counter() - started
                 if ran.commit.kind != "hold":
                     self._flush.hand_in(ran.commit, functools.partial(self._settled, held, ran, took))
