@@ -9,12 +9,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from bench.progress import Bars
 from bench.report import surroundings
-from bench.scale import horizon, report
+from bench.scale import horizon, obstacles, report
 from bench.scale.dataset import Table, fill
 from bench.scale.measure import Setting, measure, prepare
 from bench.scale.plot import draw
@@ -34,10 +35,11 @@ class Plan:
     horizon_size: int
     seconds: tuple[float, float, float]
     window: float
+    obstacles: float  # how large they are, 1 is full size; 0 leaves them out
 
 
-FULL = Plan([10_000, 100_000, 1_000_000, 3_000_000], [0, 500, 2000], 30, 100_000, (30, 120, 70), 10)
-QUICK = Plan([10_000, 100_000], [0, 500, 2000], 9, 10_000, (5, 15, 10), 5)
+FULL = Plan([10_000, 100_000, 1_000_000, 3_000_000], [0, 500, 2000], 30, 100_000, (30, 120, 70), 10, 1)
+QUICK = Plan([10_000, 100_000], [0, 500, 2000], 9, 10_000, (5, 15, 10), 5, 0.1)
 
 
 def arguments() -> argparse.Namespace:
@@ -50,6 +52,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a look in a minute: up to 100k rows, a short reader")
     parser.add_argument("--reader", type=float, help="how many seconds the long reader stays; 0 leaves that run out")
     parser.add_argument("--reader-size", type=int, help="the size of the table that the long reader reads")
+    parser.add_argument(
+        "--obstacles", type=float, help="how large the obstacles are; 1 is full size, 0 leaves them out"
+    )
     parser.add_argument("--json", type=Path, default=RESULTS / "scale.json", help="where the numbers go; plots beside")
     parser.add_argument("--no-plot", action="store_true", help="draw nothing")
     return parser.parse_args()
@@ -65,6 +70,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         options.reader_size or base.horizon_size,
         (before, during if options.reader is None else options.reader, after),
         base.window,
+        base.obstacles if options.obstacles is None else options.obstacles,
     )
 
 
@@ -80,11 +86,15 @@ async def main(options: argparse.Namespace, console: Console) -> None:
         with Bars(console) as bars:
             settings = await _sized(server, plan, bars)
             windows = await _long_reader(server, plan, bars) if plan.seconds[1] > 0 else []
+            blocked, race = await _obstacles(server, plan, bars) if plan.obstacles > 0 else ([], {})
     verdicts = report.verdicts(settings)
     report.show(console, settings, verdicts)
     if windows:
         report.show_horizon(console, windows)
-    await asyncio.to_thread(report.write, options.json, around, settings, verdicts, windows)
+    if blocked:
+        report.show_obstacles(console, blocked, race)
+    more: dict[str, Any] = {"windows": windows, "obstacles": blocked, "race": race}
+    await asyncio.to_thread(report.write, options.json, around, settings, verdicts, **more)
     written = [options.json]
     if importlib.util.find_spec("matplotlib") is None:
         console.print("No plot: matplotlib is missing (pip install matplotlib).")
@@ -138,6 +148,15 @@ async def _long_reader(server: Server, plan: Plan, bars: Bars) -> list[horizon.W
         )
     finally:
         await table.close()
+
+
+async def _obstacles(server: Server, plan: Plan, bars: Bars) -> tuple[list[obstacles.Obstacle], dict[str, float]]:
+    bar = bars.stage("Work that cannot run in front of work that can")
+    found = await obstacles.measure(server, plan.obstacles, 3 if plan.obstacles >= 1 else 1, bar)
+    bar.expect(1)
+    race = await obstacles.racing(server, plan.obstacles)
+    bar.done("eight pickers, fifty keys")
+    return found, race
 
 
 def _sizes(text: str) -> list[int]:

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from bench.scale.horizon import Window
 from bench.scale.measure import Setting
+from bench.scale.obstacles import GOAL as OBSTACLE_GOAL
+from bench.scale.obstacles import Obstacle
 from bench.scale.works import BATCH
 
 GOAL: Final = 1.3  # the cost at the biggest size over that at the smallest may be so much
@@ -83,8 +85,37 @@ def show_horizon(console: Console, windows: list[Window]) -> None:
     console.print(table)
 
 
+def show_obstacles(console: Console, found: list[Obstacle], race: dict[str, float]) -> None:
+    """What lay in front of the free jobs, and what it did to them."""
+    table = Table(
+        title=f"Work that cannot run, in front of work that can: the goal is ≥ {OBSTACLE_GOAL}", title_justify="left"
+    )
+    for heading in ("obstacle", "jobs/s", "without", "ratio", "pick of 50, ms", "without", "note"):
+        table.add_column(heading, justify="left" if heading in ("obstacle", "note") else "right", no_wrap=True)
+    for o in found:
+        color = "green" if o.ratio >= OBSTACLE_GOAL else "red"
+        table.add_row(
+            o.name,
+            f"{o.jobs_per_s:,.0f}",
+            f"{o.without:,.0f}",
+            f"[{color}]{o.ratio:.2f}[/]",
+            f"{o.pick_ms:.1f}",
+            f"{o.pick_ms_without:.1f}",
+            o.note,
+        )
+    console.print(table)
+    console.print(f"Eight pickers over fifty keys: {race['jobs/s']:,.0f} jobs/s, {race['aborted']:.0f} aborted")
+
+
 def write(
-    path: Path, around: dict[str, Any], settings: list[Setting], found: list[Verdict], windows: list[Window]
+    path: Path,
+    around: dict[str, Any],
+    settings: list[Setting],
+    found: list[Verdict],
+    *,
+    windows: list[Window],
+    obstacles: list[Obstacle],
+    race: dict[str, float],
 ) -> None:
     """Everything, as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +125,8 @@ def write(
         "settings": [s.plain() for s in settings],
         "verdicts": [{name: getattr(v, name) for name in Verdict.__slots__} for v in found],
         "horizon": [w.plain() for w in windows],
+        "obstacles": [o.plain() for o in obstacles],
+        "racing": race,
     }
     path.write_text(json.dumps(all_of_it, indent=2) + "\n", "utf-8")
 

@@ -22,6 +22,18 @@ class Entry:
     spec: StepSpec
     call: Callable[..., Any]
     owner: Machine | Job[Any, Any]
+    is_job: bool
+    wants_context: bool
+    plain: bool
+    """It is awaited as it is: no thread, no timeout."""
+
+    @classmethod
+    def of(cls, spec: StepSpec, owner: Machine | Job[Any, Any]) -> Entry:
+        """What is asked at every step is found out once."""
+        plain = spec.is_async and spec.timeout is None
+        if isinstance(owner, Job):
+            return cls(spec, owner.fn, owner, is_job=True, wants_context=owner.wants_context, plain=plain)
+        return cls(spec, spec.fn.__get__(owner), owner, is_job=False, wants_context=True, plain=plain)
 
 
 class Registry:
@@ -57,9 +69,9 @@ class Registry:
         for step in spec.steps.values():
             _ = step.state_codec  # resolves annotations now, so that a mistake stops the start and not a row
             _ = step.result_codec
-            call = owner.fn if isinstance(owner, Job) else step.fn.__get__(owner)
+            entry = Entry.of(step, owner)
             for name in (step.name, *step.aliases):
-                self._entries[spec.name, spec.version, name] = Entry(step, call, owner)
+                self._entries[spec.name, spec.version, name] = entry
 
     def find(self, machine: str, version: int, step: str) -> Entry | None:
         """The step to run for a row, or None when this worker does not know it."""

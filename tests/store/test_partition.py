@@ -179,3 +179,21 @@ def test_the_sweep_finds_what_was_stranded(store: Store) -> None:
     before = store.sql("select xmin::text, ctid::text from @schema.gen_durable order by id")
     assert store.run(store.calls.sweep(None, 10)) == (None, [])
     assert store.sql("select xmin::text, ctid::text from @schema.gen_durable order by id") == before
+
+
+def test_thousands_of_keys_do_not_fill_the_lock_table(store: Store) -> None:
+    """Keys share 2048 locks, however many of them one pick and one commit deal with."""
+    store.given(
+        "insert into @schema.gen_durable (fsm, step, partition_key)"
+        " select 'm', 's', 'key ' || n from generate_series(1, 5000) as n;"
+    )
+    counting = "select count(*) as n from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+    store.given("begin")
+    claims = store.pick(5000).claims
+    assert len(claims) == 5000
+    assert store.sql(counting)[0]["n"] <= 2048
+    store.given("commit")
+    store.given("begin")
+    store.flush(*(Commit(claim.id, 1, 0, "done") for claim in sorted(claims, key=lambda claim: claim.id)))
+    assert store.sql(counting)[0]["n"] <= 2048
+    store.given("commit")

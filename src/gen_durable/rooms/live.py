@@ -69,20 +69,32 @@ class Live:
     async def claim(self, held: Held) -> None:
         """Run a claim's step, hand in its outcome, and again while the claim is kept."""
         claim = held.claim
-        steps, began = 0, time.monotonic()
+        steps, began = 0, time.perf_counter()
+        started = began
         after: Ran | None = None
         try:
             while True:
                 steps += 1
-                hold = steps <= self._steps and not self.stopping and time.monotonic() - began < self._budget
-                started = time.perf_counter()
+                hold = steps <= self._steps and not self.stopping and started - began < self._budget
                 ran = await self._run.step(claim, held.entry, hold=hold, after=after, task=held.task)
                 took = time.perf_counter() - started
                 if ran.commit.kind != "hold":
                     self._flush.hand_in(ran.commit, functools.partial(self._settled, held, ran, took))
                     return
-                if not await self._kept(held, ran, took):
+                try:
+                    committing = self._flush.submit(ran.commit)
+                    self._lend(held)
+                    verdict = await committing
+                except OutcomeRejected as refused:
+                    await self._mend(held, refused, took)
                     return
+                if verdict is Verdict.STALE:
+                    self._settled(held, ran, took, verdict)
+                    return
+                self._tell(held, ran, took)
+                if not held.slot:
+                    await self._take_back(held)
+                started = time.perf_counter()
                 advance(claim, ran)
                 after = ran
                 held.entry = self._registry.following(claim.machine, claim.version, claim.step)
@@ -92,23 +104,6 @@ class Live:
         except LeaseLost:
             log.warning("instance %d: the claim was lost in the middle of a step", claim.id)
             self._holdings.remove(held)
-
-    async def _kept(self, held: Held, ran: Ran, took: float) -> bool:
-        """Wait for the commit of an outcome that keeps its claim; tells whether the claim is still ours."""
-        try:
-            committing = self._flush.submit(ran.commit)
-            self._lend(held)
-            verdict = await committing
-        except OutcomeRejected as refused:
-            await self._mend(held, refused, took)
-            return False
-        if verdict is Verdict.STALE:
-            self._settled(held, ran, took, verdict)
-            return False
-        self._tell(held, ran, took)
-        if not held.slot:
-            await self._take_back(held)
-        return True
 
     def _settled(self, held: Held, ran: Ran, took: float, verdict: Verdict | OutcomeRejected) -> None:
         """An outcome that ends the claim was answered."""

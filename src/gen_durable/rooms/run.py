@@ -63,10 +63,13 @@ class Run:
                 raise Undecodable(describe(unread)) from unread
         ctx = self._context(claim, entry.spec)
         try:
-            returned = await self._call(entry, state, ctx)
+            if entry.plain:
+                returned = await (entry.call(state, ctx) if entry.wants_context else entry.call(state))
+            else:
+                returned = await self._call(entry, state, ctx)
             if task is None or task.cancelling():
                 await _forget_cancellation(claim)
-            if isinstance(entry.owner, Job):
+            if entry.is_job:
                 returned = Done(returned)
             ran = encode_outcome(claim, entry.spec, ctx, returned, hold=hold)
             if ran.rest is not None:
@@ -158,13 +161,10 @@ class Run:
                 more = await done
 
     async def _call(self, entry: Entry, state: object, ctx: Context) -> Any:
-        both = not isinstance(entry.owner, Job) or entry.owner.wants_context
+        arguments = (state, ctx) if entry.wants_context else (state,)
         if entry.spec.is_async:
-            running = entry.call(state, ctx) if both else entry.call(state)
-            return await (running if entry.spec.timeout is None else _in_time(running, entry.spec))
-        call: Callable[[], Any] = (
-            functools.partial(entry.call, state, ctx) if both else functools.partial(entry.call, state)
-        )
+            return await _in_time(entry.call(*arguments), entry.spec)
+        call: Callable[[], Any] = functools.partial(entry.call, *arguments)
         begun, done = self._threads.run(functools.partial(contextvars.copy_context().run, call))
         await begun  # a timeout bounds the execution, not the wait for a free thread
         result = await _in_time(done, entry.spec)

@@ -50,6 +50,14 @@ async def quick(n: int, ctx: Context) -> int:
     return n
 
 
+@job
+async def turn(name: str) -> None:
+    """Takes a moment, and says when."""
+    effect(f"begin {name}")
+    await asyncio.sleep(0.01)
+    effect(f"end {name}")
+
+
 @job(name="die", queue="poison")
 async def die(n: int) -> int:
     """Kills its own process, as a segfault or the OOM killer would."""
@@ -64,7 +72,7 @@ async def main() -> None:
     worker = Worker(
         app,
         machines=[Slow()],
-        jobs=[quick, die],
+        jobs=[quick, turn, die],
         queues={
             name: int(os.environ.get("CONCURRENCY", "5")) for name in os.environ.get("QUEUES", "default").split(",")
         },

@@ -33,7 +33,7 @@ begin
     select distinct g.partition_key as key from @schema.gen_durable g
     where g.ctid = any (hits) and g.partition_key is not null
   ) as k
-  where pg_try_advisory_xact_lock(hashtextextended('@schema/' || k.key, 0));
+  where pg_try_advisory_xact_lock(@schema.gate_number(k.key));
 
   with c as materialized (
     select g.ctid as place, g.id, g.partition_key as key from @schema.gen_durable g where g.ctid = any (hits)

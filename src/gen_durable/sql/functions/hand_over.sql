@@ -25,11 +25,11 @@ begin
   if wait then
     perform pg_advisory_xact_lock(k.number)
     from (
-      select distinct hashtextextended('@schema/' || k.key, 0) as number from unnest(keys) as k (key) order by 1
+      select distinct @schema.gate_number(k.key) as number from unnest(keys) as k (key) order by 1
     ) as k;
   else
     locked := array(
-      select k.key from unnest(keys) as k (key) where pg_try_advisory_xact_lock(hashtextextended('@schema/' || k.key, 0))
+      select k.key from unnest(keys) as k (key) where pg_try_advisory_xact_lock(@schema.gate_number(k.key))
     );
   end if;
 
