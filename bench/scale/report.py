@@ -90,7 +90,7 @@ def show_obstacles(console: Console, found: list[Obstacle], race: dict[str, floa
     table = Table(
         title=f"Work that cannot run, in front of work that can: the goal is ≥ {OBSTACLE_GOAL}", title_justify="left"
     )
-    for heading in ("obstacle", "jobs/s", "without", "ratio", "pick of 50, ms", "without", "note"):
+    for heading in ("obstacle", "jobs/s", "without", "ratio", "pick of 100, ms", "without", "note"):
         table.add_column(heading, justify="left" if heading in ("obstacle", "note") else "right", no_wrap=True)
     for o in found:
         color = "green" if o.ratio >= OBSTACLE_GOAL else "red"

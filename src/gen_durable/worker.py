@@ -259,7 +259,8 @@ class Worker:
             return
         rows = sorted((held.claim.id, held.claim.claim, delay, reason) for held, delay, reason in several)
         try:
-            await self._app.pool.run_safely(self._app.calls.release(rows))
+            released = await self._app.pool.run_safely(self._app.calls.release(rows))
+            self._app.wake.ring_all(released.woken)
             for held, delay, _ in several:
                 if delay is not None:
                     self._due(held.claim.queue, delay)

@@ -129,7 +129,7 @@ async def test_release_flush(exploring: Exploring, calls: Calls) -> None:
     """A claim is given back as its outcome comes: either it is back and the outcome is stale, or the outcome stands."""
 
     def either(end: End) -> None:
-        row, given_back, stale = end.rows[1], end.left[0], set(end.right[0].stale)
+        row, given_back, stale = end.rows[1], end.left[0].ids, set(end.right[0].stale)
         assert bool(given_back) == bool(stale)
         assert row["seq"] == (0 if given_back else 1)
         assert row["attempt"] == 0
@@ -166,7 +166,7 @@ async def test_release_without_bump_is_found(exploring: Exploring, calls: Calls)
     """Without the bump in release, the outcome of a claim given back is taken for good."""
 
     def stale(end: End) -> None:
-        assert bool(end.left[0]) == bool(end.right[0].stale)
+        assert bool(end.left[0].ids) == bool(end.right[0].stale)
 
     async with exploring(Cure("release", "claims = g.claims + 1,")) as explorer:
         report = await explorer.explore(

@@ -119,7 +119,7 @@ def test_there_are_no_floors_while_picks_are_quick() -> None:
 
 
 def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second later; twenty times as long as it takes if that is longer. Picks with floors do not put it off."""
+    """A second later; twenty times as long as it takes if that is longer, but five seconds at most."""
     now = 100.0
     monkeypatch.setattr(room.time, "monotonic", lambda: now)
     floors = Floors()
@@ -133,7 +133,7 @@ def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
     now += 0.2
     assert floors.of(["a"]) is None
     floors.note(told, None, 0.5)
-    now += 9
+    now += 4.9
     assert floors.of(["a"]) is not None
-    now += 2
+    now += 0.2
     assert floors.of(["a"]) is None

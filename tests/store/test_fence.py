@@ -111,7 +111,7 @@ def test_a_partly_known_batch(store: Store) -> None:
 def test_a_released_claim_is_stale(store: Store) -> None:
     """What was given back cannot be finished any more."""
     store.given(executing(1))
-    assert store.run(store.calls.release([(1, 1, None, None)])) == [1]
+    assert store.run(store.calls.release([(1, 1, None, None)])).ids == [1]
     assert store.flush(Commit(1, 1, 0, "done")).stale == {1}
     assert store.row(1)["status"] == "runnable"
 

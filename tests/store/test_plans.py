@@ -129,11 +129,11 @@ WORKS = {
         frozenset({PKEY, UNIQUE, DEDUP}),
         10,
     ),
-    "heartbeat": Work(lambda s: s.calls.heartbeat([(i, 1) for i in HELD], 60), frozenset({PKEY}), 3),
+    "heartbeat": Work(lambda s: s.calls.heartbeat([(i, 1) for i in HELD], 60), frozenset({PKEY}), 5),
     "release": Work(lambda s: s.calls.release([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
     "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"gen_durable_lease", PKEY}), 5),
     "reap of crash loops": Work(
-        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", PKEY, DEDUP, INBOX}), 13
+        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", PKEY, DEDUP, INBOX}), 16
     ),
     "gc": Work(
         lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH), frozenset({"gen_durable_finished", PKEY, DEDUP}), 6

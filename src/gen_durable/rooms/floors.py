@@ -3,7 +3,7 @@
 In: answers of picks, and how long they took. Out: what to send with the next pick. As long as picks are quick there are
 no floors, and every pick looks at everything. A slow one tells where the live rows begin; the picks after it begin
 there. Rows that come in below (their transaction was long, their time was set in the past, their worker died) are found
-by the next full look: a second later, or twenty times as long as a full look takes.
+by the next full look: after a second, or twenty times as long as a full look takes, at most five seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gen_durable.store.rows import Picked
 
 REST: Final = 1.0
 SHARE: Final = 20.0
+LONGEST: Final = 5.0
 
 
 class Floors:
@@ -42,7 +43,7 @@ class Floors:
         if not picked.heads:
             return
         if sent is None and not self._heads:
-            self._full_at = time.monotonic() + max(REST, SHARE * took)
+            self._full_at = time.monotonic() + min(max(REST, SHARE * took), LONGEST)
         self._heads.update(picked.heads)
 
     def full_in(self, queue: str) -> float | None:

@@ -8,6 +8,7 @@ stays in the holdings, and so keeps its lease, until the commit is answered.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
@@ -20,7 +21,7 @@ from gen_durable.instances import Status
 from gen_durable.registry import Registry
 from gen_durable.rooms.encode import Ran, advance
 from gen_durable.rooms.ending import Endings
-from gen_durable.rooms.flush import Flush, Verdict
+from gen_durable.rooms.flush import Flush, Settled, Verdict
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.run import Run, Undecodable
 from gen_durable.rooms.wake import Wake
@@ -79,7 +80,11 @@ class Live:
                 ran = await self._run.step(claim, held.entry, hold=hold, after=after, task=held.task)
                 took = time.perf_counter() - started
                 if ran.commit.kind != "hold":
-                    self._flush.hand_in(ran.commit, functools.partial(self._settled, held, ran, took))
+                    settled = functools.partial(self._settled, held, ran, took)
+                    if ran.commit.brood is not None:
+                        await self._brooded(ran, settled)
+                    else:
+                        self._flush.hand_in(ran.commit, settled)
                     return
                 try:
                     committing = self._flush.submit(ran.commit)
@@ -104,6 +109,18 @@ class Live:
         except LeaseLost:
             log.warning("instance %d: the claim was lost in the middle of a step", claim.id)
             self._holdings.remove(held)
+
+    async def _brooded(self, ran: Ran, settled: Settled) -> None:
+        """Wait until many children are started: they are large, so no others are drawn in this slot meanwhile."""
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def answer(verdict: Verdict | OutcomeRejected) -> None:
+            settled(verdict)
+            if not answered.done():
+                answered.set_result(None)
+
+        self._flush.hand_in(ran.commit, answer)
+        await answered
 
     def _settled(self, held: Held, ran: Ran, took: float, verdict: Verdict | OutcomeRejected) -> None:
         """An outcome that ends the claim was answered."""

@@ -22,6 +22,7 @@ from gen_durable.telemetry import DeadLettered, Events, Reaped, Swept, UnknownMa
 log = logging.getLogger("gen_durable.worker")
 REAP_BATCH: Final = 1000
 SWEEP_BATCH: Final = 100
+SWEEPS: Final = 50
 REPORT_EVERY: Final = 6
 
 
@@ -59,8 +60,11 @@ class Reap(Loop):
                 for row in found:
                     if row.dead:
                         self._events.emit(DeadLettered(row.id, row.machine, row.step, row.crashes))
-        self._swept, woken = await self._link.run(self._calls.sweep(self._swept, SWEEP_BATCH))
-        self._wake.ring_all(woken)
+        for _ in range(SWEEPS):
+            self._swept, woken = await self._link.run(self._calls.sweep(self._swept, SWEEP_BATCH))
+            self._wake.ring_all(woken)
+            if self._swept is None:
+                break
         if self._options.queues and self._turns % REPORT_EVERY == 0:
             self._report(await self._link.run(self._calls.strangers(list(self._options.queues), self._known)))
         self._turns += 1

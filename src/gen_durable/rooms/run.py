@@ -13,15 +13,16 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sized
+from itertools import islice
 from typing import Any, cast
 
 from gen_durable.context import Context
 from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
 from gen_durable.jobs import Cancel, Job
-from gen_durable.limits import clean_error
+from gen_durable.limits import MAX_CHILDREN, clean_error
 from gen_durable.machines import StepSpec
-from gen_durable.outcomes import Done, Outcome, Replay, Stop, describe
+from gen_durable.outcomes import Done, Outcome, Replay, ScheduleChildren, Stop, describe
 from gen_durable.registry import Entry
 from gen_durable.rooms.brood import ReadChildren
 from gen_durable.rooms.encode import SAME_STATE, Ran, encode_outcome
@@ -73,7 +74,7 @@ class Run:
                 returned = Done(returned)
             ran = encode_outcome(claim, entry.spec, ctx, returned, hold=hold)
             if ran.rest is not None:
-                await self._draw(ran, entry.spec)
+                await _in_time(self._draw(ran, entry.spec), entry.spec)
             return ran
         except asyncio.CancelledError:
             if claim.abandoned:
@@ -164,11 +165,22 @@ class Run:
         arguments = (state, ctx) if entry.wants_context else (state,)
         if entry.spec.is_async:
             return await _in_time(entry.call(*arguments), entry.spec)
-        call: Callable[[], Any] = functools.partial(entry.call, *arguments)
+        call: Callable[[], Any] = functools.partial(_listed, functools.partial(entry.call, *arguments))
         begun, done = self._threads.run(functools.partial(contextvars.copy_context().run, call))
         await begun  # a timeout bounds the execution, not the wait for a free thread
         result = await _in_time(done, entry.spec)
         return await result if inspect.isawaitable(result) else result
+
+
+def _listed(call: Callable[[], Any]) -> Any:
+    """A generator of children may hold what belongs to its step's thread: it is drawn there, in the step's time."""
+    returned = call()
+    if isinstance(returned, ScheduleChildren):
+        outcome = cast("ScheduleChildren[Any]", returned)
+        if not isinstance(outcome.children, Sized):
+            outcome.children = tuple(islice(outcome.children, MAX_CHILDREN + 1))
+        return outcome
+    return returned
 
 
 async def _in_time(running: Awaitable[Any], spec: StepSpec) -> Any:

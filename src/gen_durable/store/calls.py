@@ -25,6 +25,7 @@ from gen_durable.store.rows import (
     QueueNews,
     Reaping,
     Reclaimed,
+    Released,
     Stranger,
     Watched,
 )
@@ -82,7 +83,7 @@ class Calls:
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
         self._reap = f"select id, fsm, fsm_version, step, queue, crashes, dead from {s}.reap($1,$2)"  # noqa: S608
         self._sweep = f"select last, woken from {s}.sweep($1,$2)"  # noqa: S608
-        self._release = f"select id from {s}.release($1,$2,$3,$4)"  # noqa: S608
+        self._release = f"select id, woken from {s}.release($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select {s}.gc($1,$2,$3,$4)"
         self._watch = f"select id, status, result, last_error from {s}.watch($1)"  # noqa: S608
         self._get = f"select * from {s}.get($1,$2)"  # noqa: S608
@@ -178,10 +179,10 @@ class Calls:
         """Hand over keys that are free although rows wait for them, a batch at a time: where it ended, and queues."""
         return Call(self._sweep, (after, batch), lambda rows: (rows[0][0], rows[0][1] or []))
 
-    def release(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Call[list[int]]:
+    def release(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Call[Released]:
         """`claims` are (id, claim, delay, reason), in the order of ids."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
-        return Call(self._release, tuple(columns), lambda rows: [row[0] for row in rows])
+        return Call(self._release, tuple(columns), _read_released)
 
     def gc(self, done: float | None, failed: float | None, cancelled: float | None, batch: int) -> Call[int]:
         return Call(self._gc, (done, failed, cancelled, batch), lambda rows: int(rows[0][0]))
@@ -263,6 +264,10 @@ def _read_children(text: str) -> tuple[Child, ...]:
 def _read_reaping(rows: Sequence[Row]) -> Reaping:
     claims = [Reclaimed(*row) for row in rows if row[0] is not None]
     return Reaping(claims, [row[4] for row in rows if row[0] is None])
+
+
+def _read_released(rows: Sequence[Row]) -> Released:
+    return Released([row[0] for row in rows if row[0] is not None], [row[1] for row in rows if row[0] is None])
 
 
 def _read_flushed(rows: Sequence[Row]) -> Flushed:

@@ -156,6 +156,14 @@ class Reaping:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """The answer of a release: the rows given back, and the queues of rows that were next in their partition keys."""
+
+    ids: list[int]
+    woken: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Watched:
     """How an instance that is waited for has ended; status None: there is no such instance."""
 

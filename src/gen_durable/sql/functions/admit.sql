@@ -1,15 +1,18 @@
 -- admit: which of the rows that a pick has found may run, by their partition keys. The others are blocked.
 --
--- In: places of due rows that this transaction has locked. Out: the places of those that may run; how many were blocked;
--- how many are of keys that another session is dealing with just now, and were left as they are; the queues in which
--- another row became due instead.
+-- In: places of due rows that this transaction has locked; the keys that it has let run already, and the ids of the rows.
+-- Out: the places of those that may run, and their keys and ids, where they have a key; how many were blocked; how many
+-- are of keys that another session is dealing with just now, and were left as they are; the queues in which another row
+-- became due instead.
+-- A key of which `many` are blocked at once has more of them behind: they are blocked too, a thousand at a time.
 -- A key lets one row run at a time, in the order of (priority, due_at, id) over all queues. A row that must wait leaves
 -- the pick index (blocked_on), so that no later pick looks at it, and hand_over lets it back.
 -- The lock on a key makes "nobody executes it and this is its head" true until commit; what is asked after it sees
 -- whoever held it before, for a later statement has a later snapshot (tests/interleavings: claim_claim, block_release).
 -- Index: gen_durable_partition (who executes), gen_durable_partition_order and gen_durable_blocked (the heads).
 create or replace function @schema.admit(
-  hits tid[], out allowed tid[], out denied int, out contended int, out woken text[]
+  hits tid[], taken_keys text[], taken_ids bigint[], many int,
+  out allowed tid[], out keys text[], out ids bigint[], out denied int, out contended int, out woken text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -20,12 +23,13 @@ set enable_mergejoin = off
 set enable_bitmapscan = off
 as $$
 declare
-  many constant int := 10;     -- a key of which so many wait here has more of them behind
-  bulk constant int := 1000;   -- so they are blocked too, so many at a time
+  bulk constant int := 1000;
   locked text[];
   blocked tid[];
   crowded text[];
-  heads bigint[];              -- of the crowded: they may be among the allowed
+  gates text[];
+  firsts bigint[];             -- of the gates: who runs next, or was let run already; null: somebody else runs
+  heads bigint[];              -- of the crowded: they stay
   instead bigint[];
 begin
   select array_agg(k.key) into locked
@@ -39,7 +43,7 @@ begin
     select g.ctid as place, g.id, g.partition_key as key from @schema.gen_durable g where g.ctid = any (hits)
   ),
   k as materialized (
-    select l.key, h.id as head, h.blocked, exists (
+    select l.key, h.id as head, h.blocked, l.key = any (taken_keys) as taken, l.key = any (taken_keys) or exists (
       select from @schema.gen_durable e where e.status = 'executing' and e.partition_key = l.key
     ) as busy
     from unnest(locked) as l (key)
@@ -55,23 +59,29 @@ begin
     ) as h
   ),
   j as (
-    select c.place, c.key, k.key is not null as locked, c.key is null or (not k.busy and c.id = k.head) as may
+    select c.place, c.id, c.key, k.key is not null as locked, c.key is null or (not k.busy and c.id = k.head) as may
     from c left join k on k.key = c.key
   )
   select
     array_agg(j.place) filter (where j.may),
+    array_agg(j.key) filter (where j.may and j.key is not null),
+    array_agg(j.id) filter (where j.may and j.key is not null),
     array_agg(j.place) filter (where j.locked and not j.may),
     count(*) filter (where not j.locked and j.key is not null),
-    (select array_agg(k.head) from k where k.blocked and not k.busy)
-  into allowed, blocked, contended, instead
+    (select array_agg(k.head) from k where k.blocked and not k.busy),
+    (select array_agg(k.key order by k.key) from k),
+    (select array_agg(case
+       when k.taken then taken_ids[array_position(taken_keys, k.key)] when not k.busy then k.head
+     end order by k.key) from k)
+  into allowed, keys, ids, blocked, contended, instead, gates, firsts
   from j;
 
-  select array_agg(k.key), array_agg(k.head) into crowded, heads
+  select array_agg(c.key), array_agg(k.head) into crowded, heads
   from (
-    select g.partition_key as key, min(g.id) filter (where g.ctid = any (allowed)) as head
-    from @schema.gen_durable g where g.ctid = any (hits)
-    group by g.partition_key having count(*) filter (where g.ctid = any (blocked)) >= many
-  ) as k;
+    select g.partition_key as key from @schema.gen_durable g where g.ctid = any (blocked)
+    group by g.partition_key having count(*) >= many
+  ) as c
+  join unnest(gates, firsts) as k (key, head) on k.key = c.key;
 
   if crowded is not null then
     blocked := blocked || array(

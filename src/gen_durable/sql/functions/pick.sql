@@ -47,11 +47,15 @@ declare
   denied int;
   busy int;
   tids tid[] := '{}';
+  keys text[];           -- what admit has let run: their keys,
+  ids bigint[];          -- and their ids
+  taken_keys text[] := '{}';
+  taken_ids bigint[] := '{}';
   next_at timestamptz;
   due timestamptz;
   passed int;
   enough constant int := 2000;  -- so many rows are blocked at most before the claims that there are are handed out
-  woken text[];
+  rings text[];  -- not called as the column of admit is: here a column comes before a variable
 begin
   for i in 1..cardinality(queues) loop
     q := queues[i];
@@ -110,8 +114,11 @@ begin
         if keyed then
           select g.due_at, g.id + 1 into head, head_id from @schema.gen_durable g
           where g.ctid = hits[cardinality(hits)];
-          select a.allowed, a.denied, a.contended, woken || a.woken into hits, denied, busy, woken
-          from @schema.admit(hits) as a;
+          select a.allowed, a.denied, a.contended, rings || a.woken, a.keys, a.ids
+          into hits, denied, busy, rings, keys, ids
+          from @schema.admit(hits, taken_keys, taken_ids, case when passed < 10 then 10 else 1 end) as a;
+          taken_keys := taken_keys || keys;
+          taken_ids := taken_ids || ids;
           passed := passed + denied + busy;
           if busy > 0 then
             next_at := least(next_at, now() + interval '10 milliseconds');  -- the key may be free then
@@ -148,9 +155,9 @@ begin
     end if;
   end loop;
 
-  if woken is not null then
+  if rings is not null then
     queue := null;
-    awaits := woken;
+    awaits := rings;
     return next;
     awaits := null;
   end if;

@@ -21,6 +21,8 @@ declare
   doomed bigint[];
   parents bigint[];    -- of the doomed; then those of them that somebody else holds
   held bigint[];       -- the parents that could be locked
+  woken text[];
+  freed text[];
   postponed bigint[];  -- doomed, but the parent is held by another: left to the next turn
 begin
   candidates := array(
@@ -28,9 +30,10 @@ begin
     where g.status = 'executing' and g.lease_expires_at < now() order by g.lease_expires_at limit batch
   );
   -- Only executing rows have a lease, so the status is not asked again: that would let the index of all leases be read.
-  select array_agg(e.id) into expired
+  select array_agg(e.id), array_agg(distinct e.partition_key) filter (where e.partition_key is not null)
+  into expired, freed
   from (
-    select g.id from @schema.gen_durable g
+    select g.id, g.partition_key from @schema.gen_durable g
     where g.id = any (candidates) and g.lease_expires_at < now()
     order by g.id
     for no key update skip locked
@@ -84,14 +87,14 @@ begin
 
   if doomed is not null then
     delete from @schema.signals s where s.target_id = any (doomed);
-    return query
-      select null::bigint, null::text, null::int, null::text, w.queue, null::int, null::boolean
-      from unnest(
-        @schema.join_up(doomed) || @schema.hand_over(
-          array(select distinct g.partition_key from @schema.gen_durable g
-                where g.id = any (doomed) and g.partition_key is not null), false
-        )
-      ) as w (queue);
+    woken := @schema.join_up(doomed);
   end if;
+  -- A row that came in meanwhile may be before the one that was taken back, whose queue has perhaps lost its worker.
+  if freed is not null then
+    woken := woken || @schema.hand_over(freed, false);
+  end if;
+  return query
+    select null::bigint, null::text, null::int, null::text, w.queue, null::int, null::boolean
+    from unnest(woken) as w (queue);
 end
 $$;

@@ -2,11 +2,11 @@
 --
 -- In: ids and claims in id order; per row a delay in seconds and the reason, both null for a row that was merely not
 -- started: it keeps its place and nothing is counted against it. With a reason it counts as a claim without an outcome.
--- Out: the ids given back. Claims are bumped, so an outcome that still comes for the old claim is stale
+-- Out: the ids given back; then, without an id, the queues of rows that were next in their partition keys. Claims are bumped, so an outcome that still comes for the old claim is stale
 -- (tests/interleavings: release_flush). The attempt is not burned.
 -- Index: primary key. Locks: id order.
 create or replace function @schema.release(ids bigint[], claims int[], delays float8[], reasons text[])
-returns table (id bigint)
+returns table (id bigint, woken text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -30,10 +30,12 @@ begin
     from unnest(ids, release.claims, delays, reasons) as o (id, claim, delay, reason)
     -- Only executing rows have a lease. Asked for the status, the planner may read all leases for each row of the batch.
     where g.id = o.id and g.claims = o.claim and g.lease_expires_at is not null
-    returning g.id;
+    returning g.id, null::text;
 
-  perform @schema.hand_over(array(
-    select distinct g.partition_key from @schema.gen_durable g where g.id = any (ids) and g.partition_key is not null
-  ), true);
+  return query
+    select null::bigint, w.queue
+    from unnest(@schema.hand_over(array(
+      select distinct g.partition_key from @schema.gen_durable g where g.id = any (ids) and g.partition_key is not null
+    ), true)) as w (queue);
 end
 $$;
