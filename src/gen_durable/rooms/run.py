@@ -172,15 +172,12 @@ class Run:
         return await result if inspect.isawaitable(result) else result
 
 
-def _listed(call: Callable[[], Any]) -> Any:
+def _listed(call: Callable[[], Any]) -> object:
     """A generator of children may hold what belongs to its step's thread: it is drawn there, in the step's time."""
-    returned = call()
-    if isinstance(returned, ScheduleChildren):
-        outcome = cast("ScheduleChildren[Any]", returned)
-        if not isinstance(outcome.children, Sized):
-            outcome.children = tuple(islice(outcome.children, MAX_CHILDREN + 1))
-        return outcome
-    return returned
+    returned: object = call()
+    if isinstance(returned, ScheduleChildren) and not isinstance(returned.children, Sized):
+        returned.children = tuple(islice(returned.children, MAX_CHILDREN + 1))
+    return returned  # pyright: ignore[reportUnknownVariableType]
 
 
 async def _in_time(running: Awaitable[Any], spec: StepSpec) -> Any:
