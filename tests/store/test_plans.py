@@ -91,6 +91,7 @@ class Work:
     call: Callable[[Store], Call[Any]]
     indexes: frozenset[str]
     per_row: int
+    hashes: bool = False  # short lists with each other: of the table only places that are known already
 
 
 def commits(kind: str, **more: object) -> Callable[[Store], Call[Any]]:
@@ -122,12 +123,16 @@ WORKS = {
     "consuming": Work(commits("next", extra='{"consumed": [1, 2]}'), frozenset({PKEY, "signals_pkey"}), 8),
     "stale": Work(lambda s: s.calls.flush([Commit(i, 9, 0, "done") for i in HELD]), frozenset({PKEY}), 4),
     "signal by id": Work(
-        lambda s: s.calls.signal([send(i, dedup="d") for i in parked_ids(s)]), frozenset({PKEY, DEDUP, UNIQUE}), 10
+        lambda s: s.calls.signal([send(i, dedup="d") for i in parked_ids(s)]),
+        frozenset({PKEY, DEDUP, UNIQUE}),
+        10,
+        hashes=True,
     ),
     "signal by key": Work(
         lambda s: s.calls.signal([send(None, key=f"p{n}".encode()) for n in range(1, BATCH)]),
         frozenset({PKEY, UNIQUE, DEDUP}),
         10,
+        hashes=True,
     ),
     "heartbeat": Work(lambda s: s.calls.heartbeat([(i, 1) for i in HELD], 60), frozenset({PKEY}), 5),
     "release": Work(lambda s: s.calls.release([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
@@ -222,6 +227,9 @@ def test_plans(big: Store, dsn: str, name: str) -> None:
     assert plans
     for plan in plans:
         assert not re.search(r"Seq Scan on (gen_durable|signals)\b", plan), plan
-        assert not re.search(r"Hash Join|Merge Join", plan), plan
+        if not WORKS[name].hashes:
+            assert not re.search(r"Hash Join|Merge Join", plan), plan
+        elif "Hash" in plan:
+            assert set(re.findall(r"(\w+ Scan)(?: using \w+)? on gen_durable\b", plan)) == {"Tid Scan"}, plan
         removed = [int(n) for n in re.findall(r"Rows Removed by (?:Join )?Filter: (\d+)", plan)]
         assert sum(removed) <= 2 * BATCH, plan
