@@ -10,7 +10,8 @@
 -- Floors: what was picked before leaves dead entries at the head of the index. They go with the next look at them,
 -- unless a long transaction holds them all back: then every pick walks over more of them. One that has walked for more
 -- than 5 ms tells where the live rows begin: [priority, due_at, id] for each priority that it came to. With these floors
--- the next picks begin there, and go on with the priorities after them. What comes in below a floor is found when the asker asks without floors again (rooms/floors.py).
+-- the next picks begin there, and go on with the priorities after them. What comes in below a floor is found when the
+-- asker asks without floors again (rooms/floors.py).
 -- Locks: FOR NO KEY UPDATE SKIP LOCKED, so that pickers never wait for each other, nor for a delivery in progress.
 --
 -- Partition keys: admit.sql says which rows may run and blocks the others, so that a row is passed over once.
