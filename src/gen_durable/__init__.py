@@ -1,7 +1,7 @@
 """Durable state machines on Postgres: an instance is a row, and each outcome is committed before anything goes on."""
 
 from gen_durable.client import Durable
-from gen_durable.config import Retention
+from gen_durable.config import Queue, Retention
 from gen_durable.context import Child, Context
 from gen_durable.errors import (
     ConfigError,
@@ -25,12 +25,14 @@ from gen_durable.errors import (
     StepCancelled,
     StepTimeout,
     TooLarge,
+    UnknownLimit,
 )
 from gen_durable.handles import Handle
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.jobs import Cancel, Job, backoff, job
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Await, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
+from gen_durable.policies import Concurrency, Limit, LimitState, Rate
 from gen_durable.signals import Received, Signal
 from gen_durable.sync import SyncDurable, SyncHandle
 from gen_durable.worker import Worker
@@ -40,6 +42,7 @@ __all__ = [
     "Cancel",
     "Cancelled",
     "Child",
+    "Concurrency",
     "ConfigError",
     "Context",
     "DatabaseRefused",
@@ -61,6 +64,8 @@ __all__ = [
     "InvalidOutcome",
     "Job",
     "LeaseLost",
+    "Limit",
+    "LimitState",
     "Machine",
     "Next",
     "NoTarget",
@@ -68,6 +73,8 @@ __all__ = [
     "Outcome",
     "OutcomeRejected",
     "Pending",
+    "Queue",
+    "Rate",
     "Received",
     "Replay",
     "Retention",
@@ -84,6 +91,7 @@ __all__ = [
     "SyncDurable",
     "SyncHandle",
     "TooLarge",
+    "UnknownLimit",
     "Worker",
     "backoff",
     "job",

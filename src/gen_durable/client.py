@@ -20,12 +20,13 @@ from gen_durable.codec import Codec
 from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NoTarget, NotFound
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
-from gen_durable.limits import check_delay, check_text_key
+from gen_durable.limits import check_delay, check_name, check_text_key
 from gen_durable.outcomes import LIVE, Scope, Start, Startable, StartOptions
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link, Target
 from gen_durable.pg.migrate import check, migrate
 from gen_durable.pg.pool import Pool
+from gen_durable.policies import LimitNames, LimitState, Policy, check_policy
 from gen_durable.rooms.ask import Ask, refused
 from gen_durable.rooms.ending import Endings
 from gen_durable.rooms.insert import Insert, OnConflict
@@ -85,8 +86,8 @@ class Durable:
         self._open = False
         self.calls = Calls(self._schema)
         self.events = Events()
-        self._ask = Ask(self._opened, self._schema.name)
-        self._insert = Insert(self._ask, self.calls, self._ring)
+        self.ask = Ask(self._opened, self._schema.name)
+        self._insert = Insert(self.ask, self.calls, self._ring)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -148,6 +149,8 @@ class Durable:
         partition_key: str | None = None,
         delay: timedelta | None = None,
         schedule_at: datetime | None = None,
+        limit: LimitNames | None = None,
+        group: tuple[str, str] | None = None,
     ) -> Handle[R]: ...
     @overload
     async def insert(
@@ -217,7 +220,7 @@ class Durable:
         raw = signal.codec.encode(payload).decode()
         call = self.calls.signal([Delivery(instance, key, signal.name, raw, dedup_key)])
         # With a dedup key a second try after a lost answer is recognised; without one it might deliver twice.
-        ((_, verdict, woken),) = await self._ask.run(call, "signal", safe=dedup_key is not None)
+        ((_, verdict, woken),) = await self.ask.run(call, "signal", safe=dedup_key is not None)
         if verdict == "no_target":
             raise NoTarget(f"signal {signal.name!r}: {called(target)} is unknown or has ended")
         if woken is not None:
@@ -227,7 +230,7 @@ class Durable:
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
         """An instance as it is now, by id or by the unique key it holds. Raises `NotFound`."""
         instance, key = address(target)
-        found = await self._ask.run(self.calls.get(instance, key), "get", safe=True)
+        found = await self.ask.run(self.calls.get(instance, key), "get", safe=True)
         if found is None:
             raise NotFound(f"{called(target)} is unknown")
         return found
@@ -256,6 +259,36 @@ class Durable:
                 return Cancelled(instance, watched.last_error or "")
             case _:
                 raise NotFound(f"instance {instance} is unknown; ended instances are deleted after their retention")
+
+    async def set_limit(self, name: str, policy: Policy) -> bool:
+        """Make or change a limit, for all workers, from now on. Tells whether that changed anything.
+
+        Steps that run go on; from the moment this returns nobody begins one above the new limit.
+        """
+        return await self._set_limit(name, policy, declared=False)
+
+    async def declare_limit(self, name: str, policy: Policy) -> bool:
+        """As `set_limit`, for code that says the same each time it starts: what was changed since stays."""
+        return await self._set_limit(name, policy, declared=True)
+
+    async def _set_limit(self, name: str, policy: Policy, *, declared: bool) -> bool:
+        check_policy(check_name(name, "the name of a limit"), policy)
+        call = self.calls.set_limit(name, policy, declared=declared)
+        changed, woken = await self.ask.run(call, f"limit {name!r}", safe=True)
+        self.wake.ring_all(woken)
+        return changed
+
+    async def remove_limit(self, name: str) -> bool:
+        """Remove a limit: rows that name it run freely, new ones that name it are refused. Tells whether it was there."""
+        removed, woken = await self.ask.run(
+            self.calls.remove_limit(check_name(name, "the name of a limit")), "remove_limit", safe=True
+        )
+        self.wake.ring_all(woken)
+        return removed
+
+    async def limits(self) -> list[LimitState]:
+        """Every limit as it stands, partition by partition: how full it is, and how many rows wait."""
+        return await self.ask.run(self.calls.limits(), "limits", safe=True)
 
     def join(self, picker: Pick) -> None:
         """A worker of this process begins: its picker is poked from now on, also by other processes' notifications."""

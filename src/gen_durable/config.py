@@ -14,6 +14,23 @@ DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue as a worker serves it: how many steps run at a time, and whose turns it takes.
+
+    With `fair_by="tenant"` picks go round the tenants that have work, by the group that rows were given on insert
+    (`group=("tenant", "acme")`): one with a million rows does not hold up another's one. Priorities come first.
+    """
+
+    concurrency: int
+    fair_by: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_int("Queue(concurrency)", self.concurrency, 1)
+        if self.fair_by is not None:
+            check_name(self.fair_by, "Queue(fair_by=)", ConfigError)
+
+
+@dataclass(frozen=True, slots=True)
 class Retention:
     """How long ended instances are kept, by how they ended. None keeps them for good."""
 
@@ -52,7 +69,7 @@ class WorkerSettings(TypedDict, total=False):
 class WorkerOptions:
     """Everything that a worker can be told. The defaults suit most."""
 
-    queues: Mapping[str, int] = field(default_factory=lambda: {"default": 10})
+    queues: Mapping[str, int | Queue] = field(default_factory=lambda: {"default": 10})
     lease_ttl: timedelta = timedelta(seconds=15)
     heartbeat_interval: timedelta = timedelta(seconds=5)
     poll_interval: timedelta = timedelta(seconds=1)
@@ -97,13 +114,23 @@ class WorkerOptions:
                 f"max_poll_interval ({self.max_poll_interval}) must not be below poll_interval ({self.poll_interval}): "
                 "it is the ceiling that idle polling backs off to"
             )
-        for name, slots in self.queues.items():
+        for name, slots in self.slots.items():
             rows = slots + (self.prefetch or 0)
             if self.min_demand > rows:
                 raise ConfigError(
                     f"min_demand ({self.min_demand}) is above the {rows} rows that queue {name!r} can hold "
                     "(concurrency + prefetch): it would never pick"
                 )
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """The concurrency of each queue."""
+        return {name: q.concurrency if isinstance(q, Queue) else q for name, q in self.queues.items()}
+
+    @property
+    def fair(self) -> dict[str, str]:
+        """The queues that take turns, and by what."""
+        return {name: q.fair_by for name, q in self.queues.items() if isinstance(q, Queue) and q.fair_by is not None}
 
     @property
     def retention(self) -> Retention:
@@ -113,12 +140,13 @@ class WorkerOptions:
         return Retention(self.gc_retention, self.gc_retention, self.gc_retention)
 
 
-def _check_queues(queues: Mapping[str, int]) -> None:
+def _check_queues(queues: Mapping[str, int | Queue]) -> None:
     if not isinstance(queues, Mapping):
         raise ConfigError(f"queues must map names to concurrency, as in {{'default': 10}}, got {type(queues).__name__}")
     for name, slots in queues.items():
         check_name(name, "a queue's name", ConfigError)
-        _check_int(f"the concurrency of queue {name!r}", slots, 1)
+        if not isinstance(slots, Queue):
+            _check_int(f"the concurrency of queue {name!r}", slots, 1)
 
 
 def _check_positive(name: str, value: object) -> None:

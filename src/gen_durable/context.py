@@ -6,14 +6,16 @@ In: the claim as the database gave it. Out: typed signals and children, read-onl
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgspec
 
 from gen_durable.codec import decode_plain
-from gen_durable.errors import TooLarge
+from gen_durable.errors import InputError, TooLarge
 from gen_durable.instances import Status
+from gen_durable.policies import Limit
 from gen_durable.signals import Received, Signal
 
 if TYPE_CHECKING:
@@ -57,6 +59,18 @@ class Child:
         return f"Child(id={self.id}, machine={self.machine!r}, status={self.status.value!r})"
 
 
+class LimitDoor(AbstractAsyncContextManager[None], AbstractContextManager[None], Protocol):
+    """What `ctx.limit` gives: for `async with`, and for `with` in a `def` step."""
+
+
+class LimitDoors(Protocol):
+    """Where `ctx.limit` leads; a worker has one."""
+
+    def door(self, instance: int, claim: int, held: str | None, limit: Limit) -> LimitDoor:
+        """A way into a limit for a claim that holds a slot already, or none."""
+        ...
+
+
 class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     """Handed to every step beside its state."""
 
@@ -77,6 +91,8 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     awaited: tuple[Received, ...] = ()
     _brought: tuple[Child, ...] | None = ()
     _read_children: Callable[[int], Awaitable[list[Child]]] | None = None
+    _doors: LimitDoors | None = None
+    _slot: str | None = None
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -127,6 +143,16 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         async for child in self.stream_children():
             if (raw := _result(child, spec)) is not None:
                 yield cast(R, spec.result_codec.decode(raw))
+
+    def limit(self, name: str, partition: str | None = None, *, weight: int = 1) -> LimitDoor:
+        """Run a part of the step under a limit: `async with ctx.limit("stripe", tenant):` (`with` in a `def` step).
+
+        Waits for a slot or a token, which are the same as those of whole steps. The step goes on holding its own slot
+        in its queue meanwhile, so put what waits long under `@step(limit=)` instead.
+        """
+        if self._doors is None:
+            raise InputError("ctx.limit needs a worker: this context was made by hand")
+        return self._doors.door(self.id, self.claim, self._slot, Limit(name, partition, weight))
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"

@@ -6,7 +6,8 @@
     ├── InputError             a value handed to us is refused; nothing was written
     │   ├── EncodeError        a state, result or payload that cannot be stored as JSON
     │   ├── TooLarge           a value over one of the size limits
-    │   └── Duplicate          the unique key is taken by a live instance
+    │   ├── Duplicate          the unique key is taken by a live instance
+    │   └── UnknownLimit       a limit that nobody has declared
     ├── DecodeError            stored JSON does not fit the type that the code expects now
     ├── InvalidOutcome         a step returned something that is not a usable outcome
     ├── StepTimeout            a step ran longer than its timeout
@@ -59,6 +60,10 @@ class Duplicate(InputError):
         super().__init__(message)
         self.key = key
         self.existing_id = existing_id
+
+
+class UnknownLimit(InputError):
+    """A limit that nobody has declared was named."""
 
 
 class DecodeError(GenDurableError):

@@ -17,7 +17,8 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.limits import check_delay, check_name
-from gen_durable.machines import MachineSpec, StepSpec, check_version, resolve_hints
+from gen_durable.machines import MachineSpec, StepSpec, check_limit, check_version, resolve_hints
+from gen_durable.policies import StepLimit
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -105,6 +106,7 @@ def job(
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     backoff: Backoff = backoff,
     timeout: timedelta | None = None,
+    limit: StepLimit | None = None,
 ) -> _Decorator: ...
 def job(
     fn: Callable[..., Any] | None = None,
@@ -116,6 +118,7 @@ def job(
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     backoff: Backoff = backoff,
     timeout: timedelta | None = None,
+    limit: StepLimit | None = None,
 ) -> Any:
     """Make a durable job of a function of one argument (and `ctx`, if it takes a second)."""
 
@@ -129,9 +132,10 @@ def job(
         check_version(version, f"job {label!r}")
         _check_signature(function, label)
         seconds = None if timeout is None else check_delay(timeout, f"the timeout of job {label!r}", DefinitionError)
+        check_limit(limit, f"the limit of job {label!r}")
         steps: dict[str, StepSpec] = {}
         machine = MachineSpec(label, version, queue, steps, _read_job_hints)
-        spec = StepSpec(machine, "run", (), seconds, function, inspect.iscoroutinefunction(function))
+        spec = StepSpec(machine, "run", (), seconds, function, inspect.iscoroutinefunction(function), limit)
         steps["run"] = spec
         made: Job[Any, Any] = Job(function, spec, max_attempts, backoff)
         return made

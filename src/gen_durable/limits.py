@@ -58,6 +58,13 @@ def check_text_key(key: str, what: str) -> str:
     return key
 
 
+def check_group(group: tuple[str, str]) -> str:
+    """A group of a fair queue, as it is stored: of what kind, and which."""
+    if not isinstance(group, tuple) or len(group) != 2:
+        raise InputError(f"group must be a pair such as ('tenant', 'acme'), got {_shown(group)}")
+    return f"{check_name(group[0], 'the kind of a group')}/{check_text_key(group[1], 'a group')}"
+
+
 def check_priority(priority: int) -> int:
     """Priorities fit a smallint; lower runs earlier."""
     if not isinstance(priority, int) or isinstance(priority, bool) or not -32768 <= priority <= 32767:

@@ -20,6 +20,7 @@ from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.limits import check_delay, check_name
 from gen_durable.outcomes import Await, Done, Next, Outcome, ScheduleChildren, Stop
+from gen_durable.policies import Limit, StepLimit, limits_of
 
 F = TypeVar("F", bound=Callable[[Any, Any, Context], Awaitable[Outcome[Any]] | Outcome[Any]])
 """The function of a step, whose type `@step` keeps as it is."""
@@ -32,6 +33,7 @@ class _Mark:
     name: str
     aliases: tuple[str, ...]
     timeout: float | None
+    limit: StepLimit | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,14 @@ class StepSpec:
     timeout: float | None
     fn: Callable[..., Any]
     is_async: bool
+    limit: StepLimit | None = None
+
+    def limits_for(self, state: object) -> tuple[Limit, ...]:
+        """What the step runs under, with this state."""
+        if self.limit is None:
+            return ()
+        names = self.limit(state) if callable(self.limit) else self.limit
+        return limits_of(names, f"the limit of step {self.label}")
 
     @property
     def label(self) -> str:
@@ -87,7 +97,11 @@ class MachineSpec:
 def step(fn: F, /) -> F: ...
 @overload
 def step(
-    *, name: str | None = None, aliases: Iterable[str] = (), timeout: timedelta | None = None
+    *,
+    name: str | None = None,
+    aliases: Iterable[str] = (),
+    timeout: timedelta | None = None,
+    limit: StepLimit | None = None,
 ) -> Callable[[F], F]: ...
 def step(
     fn: F | None = None,
@@ -96,11 +110,13 @@ def step(
     name: str | None = None,
     aliases: Iterable[str] = (),
     timeout: timedelta | None = None,
+    limit: StepLimit | None = None,
 ) -> F | Callable[[F], F]:
     """Mark a method as a step of its machine.
 
     `name` is what rows call it (default: the method's name); `aliases` are names that live rows may still have from
-    before a renaming; `timeout` bounds one execution and reaches `on_error` as a `StepTimeout`.
+    before a renaming; `timeout` bounds one execution and reaches `on_error` as a `StepTimeout`; `limit` names what it
+    runs under: `"stripe"`, `("stripe", "eu")`, a list of two, or a function of the state that gives one of these.
     """
 
     def mark(function: F) -> F:
@@ -111,7 +127,8 @@ def step(
         old = tuple(check_name(a, f"an alias of step {durable!r}", DefinitionError) for a in aliases)
         what = f"the timeout of step {durable!r}"
         seconds = None if timeout is None else check_delay(timeout, what, DefinitionError)
-        cast(Any, function).__gen_durable_step__ = _Mark(durable, old, seconds)
+        check_limit(limit, f"the limit of step {durable!r}")
+        cast(Any, function).__gen_durable_step__ = _Mark(durable, old, seconds, limit)
         return function
 
     return mark if fn is None else mark(fn)
@@ -140,7 +157,7 @@ class Machine:
             own = function if attribute in cls.__dict__ else _copy(cls, attribute, function)
             _check_signature(own, f"{label}.{mark.name}")
             is_async = inspect.iscoroutinefunction(own)
-            one = StepSpec(spec, mark.name, mark.aliases, mark.timeout, own, is_async)
+            one = StepSpec(spec, mark.name, mark.aliases, mark.timeout, own, is_async, mark.limit)
             for taken in (mark.name, *mark.aliases):
                 if spec.find(taken) is not None:
                     raise DefinitionError(f"machine {label!r} has two steps that answer to the name {taken!r}")
@@ -172,7 +189,7 @@ def _marked(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types
                 raise DefinitionError(
                     f"{cls.__name__}.{attribute} is the step {mark.label} of another machine: inherit from its class"
                 )
-            mark = _Mark(mark.name, mark.aliases, mark.timeout)
+            mark = _Mark(mark.name, mark.aliases, mark.timeout, mark.limit)
         if isinstance(mark, _Mark):
             yield attribute, function, mark
         elif _was_step(cls, attribute):
@@ -204,6 +221,12 @@ def _check_signature(function: Callable[..., object], label: str) -> None:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) != 3 or len(parameters) != 3:
         raise DefinitionError(f"step {label} must take (self, state, ctx), not {inspect.signature(function)}")
+
+
+def check_limit(limit: StepLimit | None, what: str) -> None:
+    """The limit of a step or job, as far as it is known when it is written."""
+    if limit is not None and not callable(limit):
+        limits_of(limit, what, DefinitionError)
 
 
 def check_version(version: int, what: str) -> int:

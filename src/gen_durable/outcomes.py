@@ -18,6 +18,7 @@ from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
 from gen_durable.limits import (
     MAX_CHILDREN,
     check_delay,
+    check_group,
     check_key,
     check_moment,
     check_name,
@@ -25,6 +26,7 @@ from gen_durable.limits import (
     check_text_key,
     clean_error,
 )
+from gen_durable.policies import Limit, LimitNames, limits_of
 
 if TYPE_CHECKING:
     from gen_durable.context import Context
@@ -69,9 +71,12 @@ class Outcome(Generic[R_co]):
 
 @final
 class Next(Outcome[R_co]):
-    """Go to another step. Its state is committed first; the attempt counter starts again at 0."""
+    """Go to another step. Its state is committed first; the attempt counter starts again at 0.
 
-    __slots__ = ("delay", "partition_key", "priority", "queue", "run_ahead", "state", "step")
+    `limit` is what the step runs under; by default what its `@step(limit=)` says, and `[]` for nothing.
+    """
+
+    __slots__ = ("delay", "limits", "partition_key", "priority", "queue", "run_ahead", "state", "step")
     __match_args__ = ("step", "state")
 
     def __init__(
@@ -83,6 +88,7 @@ class Next(Outcome[R_co]):
         queue: str | None = None,
         priority: int | None = None,
         partition_key: str | Keep | None = KEEP,
+        limit: LimitNames | None = None,
         run_ahead: bool = True,
     ) -> None:
         self.step = step_of(step, "Next")
@@ -93,6 +99,7 @@ class Next(Outcome[R_co]):
         self.partition_key = (
             check_text_key(partition_key, "Next(partition_key=)") if isinstance(partition_key, str) else partition_key
         )
+        self.limits = limits_of(limit, "Next(limit=)") if limit is not None else None
         self.run_ahead = run_ahead
 
 
@@ -239,14 +246,22 @@ class StartOptions(TypedDict, total=False):
     schedule_at: datetime | None
     unique_key: str | bytes | None
     unique_scope: Iterable[Scope]
+    limit: LimitNames | None
+    group: tuple[str, str] | None
 
 
 @final
 class Start(Generic[R_co]):
-    """An instance to be made: for `insert_many` and for `ScheduleChildren`."""
+    """An instance to be made: for `insert_many` and for `ScheduleChildren`.
+
+    `limit` is what its first step runs under; by default what its `@step(limit=)` says, and `[]` for nothing. `group` is
+    whose turn it is in a fair queue: `("tenant", "acme")`.
+    """
 
     __slots__ = (
         "delay",
+        "group",
+        "limits",
         "partition_key",
         "priority",
         "queue",
@@ -269,6 +284,8 @@ class Start(Generic[R_co]):
         schedule_at: datetime | None = None,
         unique_key: str | bytes | None = None,
         unique_scope: Iterable[Scope] = LIVE,
+        limit: LimitNames | None = None,
+        group: tuple[str, str] | None = None,
     ) -> None:
         self.step = step_of(step, "Start", InputError)
         self.state: object = state
@@ -281,6 +298,8 @@ class Start(Generic[R_co]):
         self.schedule_at = check_moment(schedule_at, "schedule_at") if schedule_at is not None else None
         self.unique_key = check_key(unique_key, "unique_key") if unique_key is not None else None
         self.unique_scope = _scope(unique_scope) if self.unique_key is not None else ()
+        self.limits: tuple[Limit, ...] = limits_of(limit, "limit") if limit is not None else self.step.limits_for(state)
+        self.group = check_group(group) if group is not None else None
 
     def __repr__(self) -> str:
         return f"Start({self.step.machine.name}.{self.step.name})"

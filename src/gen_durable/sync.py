@@ -23,6 +23,7 @@ from gen_durable.errors import ConfigError
 from gen_durable.handles import Handle
 from gen_durable.instances import Ending, Instance
 from gen_durable.outcomes import Start, Startable, StartOptions
+from gen_durable.policies import LimitState, Policy
 from gen_durable.rooms.insert import OnConflict
 from gen_durable.signals import Signal
 from gen_durable.store.schema import DEFAULT_SCHEMA
@@ -169,6 +170,18 @@ class SyncDurable:
     def handle(self, instance: int, step: Startable[Any, R]) -> SyncHandle[R]:
         """A handle on an instance known by its id; see `Durable.handle`."""
         return SyncHandle(self, self._app.handle(instance, step))
+
+    def set_limit(self, name: str, policy: Policy) -> bool:
+        """Make or change a limit; see `Durable.set_limit`."""
+        return self._wait(self._app.set_limit(name, policy))
+
+    def remove_limit(self, name: str) -> bool:
+        """Remove a limit; see `Durable.remove_limit`."""
+        return self._wait(self._app.remove_limit(name))
+
+    def limits(self) -> list[LimitState]:
+        """Every limit as it stands; see `Durable.limits`."""
+        return self._wait(self._app.limits())
 
     def wait(self, handle: Handle[R], timeout: timedelta | None) -> Ending[R]:
         """Wait for an instance to end; `SyncHandle.wait` is the way in."""

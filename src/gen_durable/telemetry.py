@@ -67,6 +67,29 @@ class PartitionContended:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocked:
+    """Due rows wait for a slot of a concurrency limit from now on. `limit` is "name" or "name/partition"."""
+
+    limit: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Throttled:
+    """Due rows wait for a token of a rate limit from now on. `limit` is "name" or "name/partition"."""
+
+    limit: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unblocked:
+    """Rows that have waited for a partition key or a limit came back into a queue, found by a pick or a sweep."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reaped:
     """Claims whose lease had run out were taken back."""
 
@@ -142,6 +165,9 @@ Event: TypeAlias = (
     | Saturation
     | Drained
     | PartitionContended
+    | Blocked
+    | Throttled
+    | Unblocked
     | Reaped
     | Swept
     | StaleOutcome

@@ -26,14 +26,16 @@ from typing import Any, Final, Self
 from typing_extensions import Unpack
 
 from gen_durable.client import Durable
-from gen_durable.config import WorkerOptions, WorkerSettings
+from gen_durable.config import Queue, WorkerOptions, WorkerSettings
 from gen_durable.errors import ConfigError
 from gen_durable.jobs import Job, backoff
 from gen_durable.machines import Machine
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link
+from gen_durable.policies import Policy, check_policies
 from gen_durable.registry import Registry
 from gen_durable.rooms.brood import reader
+from gen_durable.rooms.doors import Doors
 from gen_durable.rooms.flush import Flush
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.keep import Keep
@@ -52,7 +54,11 @@ CANCEL_GRACE: Final = 1.0
 
 
 class Worker:
-    """Runs steps: `await Worker(app, machines=[Checkout(stripe)], jobs=[greet]).run()`."""
+    """Runs steps: `await Worker(app, machines=[Checkout(stripe)], jobs=[greet]).run()`.
+
+    `queues` are those to serve, each with its concurrency or a `Queue`. `limits` are declared in the database when the
+    worker starts; what an operator has changed since is left alone until the declaration itself changes.
+    """
 
     def __init__(
         self,
@@ -60,12 +66,14 @@ class Worker:
         *,
         machines: Iterable[Machine] = (),
         jobs: Iterable[Job[Any, Any]] = (),
-        queues: Mapping[str, int] | None = None,
+        queues: Mapping[str, int | Queue] | None = None,
+        limits: Mapping[str, Policy] | None = None,
         **options: Unpack[WorkerSettings],
     ) -> None:
         self._app = app
         self.options = WorkerOptions(**options) if queues is None else WorkerOptions(queues=dict(queues), **options)
         self._registry = Registry(machines, jobs)
+        self._limits = check_policies(limits) if limits is not None else {}
         if not self._registry.specs and self.options.queues:
             raise ConfigError("a worker with queues needs machines or jobs; one for maintenance only takes queues={}")
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -118,6 +126,8 @@ class Worker:
         self._started = True
         try:
             await self._app.ensure_open()
+            for name, policy in self._limits.items():
+                await self._app.declare_limit(name, policy)
         except BaseException:
             self._started = False  # nothing to stop
             raise
@@ -128,13 +138,13 @@ class Worker:
             self._pick.start()
         for room in self._upkeep:
             room.start()
-        slots = ", ".join(f"{queue}={n}" for queue, n in self.options.queues.items())
+        slots = ", ".join(f"{queue}={n}" for queue, n in self.options.slots.items())
         log.info("worker %s: %s", self.name, slots or "maintenance only")
 
     def _build(self) -> None:
         """The rooms, and who tells whom."""
         app, options = self._app, self.options
-        self._threads = Threads(options.threads or max(sum(options.queues.values()), 1))
+        self._threads = Threads(options.threads or max(sum(options.slots.values()), 1))
         self._links = [Link(app.target) for _ in range(4)]
         pick_link, flush_link, side_link, upkeep_link = self._links
         self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, self._woke)
@@ -158,7 +168,7 @@ class Worker:
             on_free=self._pick.freed,
         )
         self._live = Live(
-            Run(self.name, self._threads, reader(app.pool, app.calls)),
+            Run(self.name, self._threads, reader(app.pool, app.calls), Doors(app.ask, app.calls, app.wake.ring_all)),
             self._flush,
             registry=self._registry,
             holdings=self._holdings,

@@ -94,7 +94,7 @@ async def test_claim_claim_overtaken(exploring: Exploring, calls: Calls) -> None
     assert report.faults == []
 
 
-TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_number(k.key));"
+TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_number('partition/' || k.key));"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ async def test_block_release_by_delay(exploring: Exploring, calls: Calls) -> Non
                 "hand_over",
                 """perform pg_advisory_xact_lock(k.number)
     from (
-      select distinct @schema.gate_number(k.key) as number from unnest(keys) as k (key) order by 1
+      select distinct @schema.gate_number(k.gate) as number from unnest(gates) as k (gate) order by 1
     ) as k;""",
                 "null;",
             ),

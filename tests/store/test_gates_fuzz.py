@@ -127,7 +127,7 @@ def test_random_sequences(store: Store, seed: int) -> None:
                     if new != c.partition_key:
                         extra["partition_key"] = new
                         if c.partition_key is not None:
-                            extra["left"] = c.partition_key
+                            extra["left"] = [f"partition/{c.partition_key}"]
                     commit = Commit(id, c.claim, c.seq, "next", step="t", extra=json.dumps(extra))
                 else:
                     commit = Commit(id, c.claim, c.seq, kind, step="t" if kind == "next" else None, value="1")

@@ -62,8 +62,8 @@ def test_with_unique_keys_all_come_into_the_index(store: Store) -> None:
         (Commit(1, 1, 0, "replay"), 2),  # it is due again, but after those who waited
         (Commit(1, 1, 0, "next", step="t"), 2),
         (Commit(1, 1, 0, "next", step="t", extra=json.dumps({"priority": -1})), 1),
-        (Commit(1, 1, 0, "next", step="t", extra=json.dumps({"partition_key": "new", "left": "k"})), 2),
-        (Commit(1, 1, 0, "next", step="t", extra=json.dumps({"partition_key": None, "left": "k"})), 2),
+        (Commit(1, 1, 0, "next", step="t", extra=json.dumps({"partition_key": "new", "left": ["partition/k"]})), 2),
+        (Commit(1, 1, 0, "next", step="t", extra=json.dumps({"partition_key": None, "left": ["partition/k"]})), 2),
         (park(1, "go"), 2),
         (Commit(1, 1, 0, "children", step="t", extra=json.dumps({"children": []})), 2),
     ],

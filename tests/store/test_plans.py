@@ -105,6 +105,7 @@ def parked_ids(store: Store) -> list[int]:
 
 PKEY, PICK, UNIQUE = "gen_durable_pkey", "gen_durable_pick", "gen_durable_unique"
 INBOX, DEDUP = "signals_inbox", "signals_target_id_dedup_key_key"
+SLOTS = "gen_durable_slots_instance"
 WORKS = {
     "pick": Work(lambda s: s.calls.pick("w", {"default": BATCH}, KNOWN, 60), frozenset({PICK}), 3),
     "pick of three queues": Work(
@@ -136,9 +137,9 @@ WORKS = {
     ),
     "heartbeat": Work(lambda s: s.calls.heartbeat([(i, 1) for i in HELD], 60), frozenset({PKEY}), 5),
     "release": Work(lambda s: s.calls.release([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
-    "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"gen_durable_lease", PKEY}), 5),
+    "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"gen_durable_lease", SLOTS, PKEY}), 5),
     "reap of crash loops": Work(
-        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", PKEY, DEDUP, INBOX}), 16
+        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", SLOTS, PKEY, DEDUP, INBOX}), 16
     ),
     "gc": Work(
         lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH), frozenset({"gen_durable_finished", PKEY, DEDUP}), 6

@@ -10,6 +10,7 @@ import typer
 from gen_durable.cli.demo.command import demo
 from gen_durable.cli.doctor import doctor
 from gen_durable.cli.graph import graph
+from gen_durable.cli.limits import limits
 from gen_durable.cli.migrate import migrate
 from gen_durable.cli.worker import worker
 
@@ -40,6 +41,7 @@ _EPILOG = """
 
 [bold]Now and then[/bold]
   gen-durable doctor                         does every invariant hold?
+  gen-durable limits                         how full is each limit, and who waits?
   gen-durable graph shop.checkout:Checkout   which step can lead where
 
 The database: --dsn, else DATABASE_URL, else a server in ./.gen_durable/
@@ -61,3 +63,4 @@ app.command()(migrate)
 app.command()(worker)
 app.command()(doctor)
 app.command()(graph)
+app.add_typer(limits, name="limits")

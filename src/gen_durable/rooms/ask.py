@@ -12,7 +12,14 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, Duplicate, GenDurableError
+from gen_durable.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    Duplicate,
+    GenDurableError,
+    InputError,
+    UnknownLimit,
+)
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, detail_of, sqlstate
 from gen_durable.pg.pool import Pool
 from gen_durable.store.calls import Call
@@ -54,6 +61,12 @@ def refused(error: SqlError, what: str, schema: str) -> GenDurableError:
     code = sqlstate(error)
     if code == "GD001":
         return _duplicate(error)
+    if code == "GD002":
+        return UnknownLimit(
+            f"{what}: {error}: declare it with Worker(limits={{...}}), app.set_limit or `gen-durable limits set`"
+        )
+    if code in ("GD003", "GD004", "GD005"):  # limit_keys.sql, set_limit.sql: words of ours
+        return InputError(f"{what}: {error}")
     if code == "42501":
         return DatabaseRefused(f"{what}: permission denied: this role may not use schema {schema!r}")
     return DatabaseRefused(f"{what}: the database refused the call ({type(error).__name__}, SQLSTATE {code})")

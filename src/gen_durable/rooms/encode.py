@@ -32,6 +32,7 @@ from gen_durable.outcomes import (
     describe,
     is_outcome,
 )
+from gen_durable.policies import Limit
 from gen_durable.store.rows import Brood, Claim, Commit
 
 CHUNK: Final = 1000
@@ -86,7 +87,7 @@ def encode_outcome(
         )
     outcome: AnyOutcome = returned
     commit = Commit(claim.id, claim.claim, claim.seq, "")
-    extra: dict[str, object] = {}
+    extra: dict[str, Any] = {}
     consumed: tuple[int, ...] = ()
     state: object = None
     rest: Iterator[Start[Any]] | None = None
@@ -105,6 +106,8 @@ def encode_outcome(
             commit.value, _ = _state_for(outcome.then or spec, spec, outcome.state)
             commit.step = outcome.then.name if outcome.then is not None and outcome.then is not spec else None
             commit.delay = outcome.timeout
+            if outcome.then is not None and commit.step is not None:
+                _limit(extra, outcome.then.limits_for(outcome.state), claim)
             extra["awaits"] = outcome.names
             # Only what it was handed as awaited: a signal that merely lay in the inbox has woken nobody yet, and must.
             extra["seen"] = [s.id for s in ctx.awaited if s.name in outcome.names]
@@ -113,6 +116,7 @@ def encode_outcome(
             commit.kind = "children"
             commit.value, _ = _state_for(outcome.then, spec, outcome.state)
             commit.step = outcome.then.name
+            _limit(extra, outcome.then.limits_for(outcome.state), claim)
             rest = _children(commit, extra, outcome, spec)
         case Done():
             commit.kind = "done"
@@ -133,7 +137,7 @@ def encode_outcome(
 
 
 def _next(
-    commit: Commit, extra: dict[str, object], outcome: Next[Any], claim: Claim, spec: StepSpec, *, hold: bool
+    commit: Commit, extra: dict[str, Any], outcome: Next[Any], claim: Claim, spec: StepSpec, *, hold: bool
 ) -> object:
     """Returns the state as the next step will be given it."""
     commit.value, state = _state_for(outcome.step, spec, outcome.state)
@@ -146,9 +150,22 @@ def _next(
     if not isinstance(outcome.partition_key, Keep) and outcome.partition_key != claim.partition_key:
         extra["partition_key"] = outcome.partition_key
         if claim.partition_key is not None:
-            extra["left"] = claim.partition_key
+            extra["left"] = [f"partition/{claim.partition_key}"]
+    limits = outcome.limits
+    if limits is None and outcome.step.limit is not None:
+        limits = outcome.step.limits_for(outcome.state)
+    if limits or claim.slot_key is not None:
+        _limit(extra, limits or (), claim)
     commit.kind = "hold" if hold and outcome.run_ahead and outcome.delay == 0 and not extra else "next"
     return state
+
+
+def _limit(extra: dict[str, Any], limits: tuple[Limit, ...], claim: Claim) -> None:
+    """The limits of the step that comes, and the slot of the one that was."""
+    if limits:
+        extra["limits"] = [[limit.name, limit.partition, limit.weight] for limit in limits]
+    if claim.slot_key is not None:
+        extra["left"] = [*extra.get("left", ()), f"slot/{claim.slot_key}"]
 
 
 def _state_for(target: StepSpec, current: StepSpec, state: object) -> tuple[str, object]:
@@ -161,7 +178,7 @@ def _state_for(target: StepSpec, current: StepSpec, state: object) -> tuple[str,
 
 
 def _children(
-    commit: Commit, extra: dict[str, object], outcome: ScheduleChildren[Any], spec: StepSpec
+    commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any], spec: StepSpec
 ) -> Iterator[Start[Any]] | None:
     """Encode the children if they are few. Else begin a brood; returns what is to be drawn still."""
     rest = iter(outcome.children)
@@ -200,6 +217,8 @@ def _child(start: Start[Any]) -> dict[str, object]:
         "schedule_at": start.schedule_at,
         "unique_key": start.unique_key.hex() if start.unique_key is not None else None,
         "unique_scope": "{" + ",".join(start.unique_scope) + "}",
+        "limits": [[limit.name, limit.partition, limit.weight] for limit in start.limits] or None,
+        "group_key": start.group,
     }
 
 

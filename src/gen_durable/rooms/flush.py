@@ -196,4 +196,6 @@ class Flush:
 def describe_fault(error: Exception) -> str:
     """A database error for a log or a message: its code and kind. Never its DETAIL, which may quote a payload."""
     code = sqlstate(error)
+    if code is not None and code.startswith("GD"):
+        return str(error)  # words of ours
     return str(error) if isinstance(error, ConnectionLost) else f"{type(error).__name__}, SQLSTATE {code}"

@@ -17,7 +17,7 @@ from gen_durable.rooms.loop import Loop
 from gen_durable.rooms.wake import Wake
 from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Stranger
-from gen_durable.telemetry import DeadLettered, Events, Reaped, Swept, UnknownMachine
+from gen_durable.telemetry import DeadLettered, Events, Reaped, Swept, Unblocked, UnknownMachine
 
 log = logging.getLogger("gen_durable.worker")
 REAP_BATCH: Final = 1000
@@ -63,6 +63,9 @@ class Reap(Loop):
         for _ in range(SWEEPS):
             self._swept, woken = await self._link.run(self._calls.sweep(self._swept, SWEEP_BATCH))
             self._wake.ring_all(woken)
+            if self._events.active:
+                for queue in woken:
+                    self._events.emit(Unblocked(queue))
             if self._swept is None:
                 break
         if self._options.queues and self._turns % REPORT_EVERY == 0:
@@ -101,6 +104,7 @@ class Gc(Loop):
         keep = self._options.retention
         seconds = [None if age is None else age.total_seconds() for age in (keep.done, keep.failed, keep.cancelled)]
         count = await self._link.run(self._calls.gc(seconds[0], seconds[1], seconds[2], self._options.gc_batch))
+        await self._link.run(self._calls.forget_buckets())
         if count and self._events.active:
             self._events.emit(Swept(count))
         if count == self._options.gc_batch:

@@ -17,9 +17,10 @@ from gen_durable.pg.link import Link
 from gen_durable.rooms.floors import Floors
 from gen_durable.rooms.lane import Lane
 from gen_durable.rooms.loop import Loop
+from gen_durable.rooms.turns import Turns
 from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Claim, Picked
-from gen_durable.telemetry import Events, PartitionContended, Saturation
+from gen_durable.telemetry import Blocked, Events, PartitionContended, Saturation, Throttled, Unblocked
 from gen_durable.telemetry import Picked as PickedEvent
 
 STOP_WAIT: Final = 5.0
@@ -55,12 +56,13 @@ class Pick(Loop):
         self._on_woken = on_woken
         self._events = events
         self._load = load
-        self.lanes = {name: Lane(name, slots, options.prefetch) for name, slots in options.queues.items()}
+        self.lanes = {name: Lane(name, slots, options.prefetch) for name, slots in options.slots.items()}
         self._bell = asyncio.Event()
         self._due: dict[str, float] = {}
         self._rest = options.poll_interval.total_seconds()
         self._polled = 0.0
         self._floors = Floors()
+        self._turns = Turns(options.fair)
         self._asking: asyncio.Task[Picked] | None = None
 
     def poke(self, queue: str) -> int:
@@ -133,8 +135,10 @@ class Pick(Loop):
     async def _asked(self, demands: dict[str, int], lease: float) -> Picked:
         asked = time.monotonic()
         floors = self._floors.of(demands)
-        picked = await self._link.run(self._calls.pick(self._worker, demands, self._known, lease, floors))
+        turns = self._turns.of(demands)
+        picked = await self._link.run(self._calls.pick(self._worker, demands, self._known, lease, floors, turns))
         self._floors.note(picked, floors, time.monotonic() - asked)
+        self._turns.note(picked)
         if picked.claims:
             self._on_claims(picked.claims, asked)
         self._note(demands, picked)
@@ -172,6 +176,11 @@ class Pick(Loop):
         for news in picked.news:
             if news.contended:
                 self._events.emit(PartitionContended(news.queue, news.contended))
+        for gate, count in picked.blocked.items():
+            kind, _, key = gate.partition("/")
+            self._events.emit(Throttled(key, count) if kind == "rate" else Blocked(key, count))
+        for queue in picked.woken:
+            self._events.emit(Unblocked(queue))
 
     def _demands(self) -> dict[str, int]:
         if self._load() > MAX_LOAD:

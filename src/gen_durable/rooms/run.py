@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sized
 from itertools import islice
 from typing import Any, cast
 
-from gen_durable.context import Context
+from gen_durable.context import Context, LimitDoors
 from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
 from gen_durable.jobs import Cancel, Job
 from gen_durable.limits import MAX_CHILDREN, clean_error
@@ -40,12 +40,13 @@ class Undecodable(Exception):
 class Run:
     """Runs steps. `hold` says whether a `Next` may keep its claim and run ahead."""
 
-    __slots__ = ("_read_children", "_threads", "_worker")
+    __slots__ = ("_doors", "_read_children", "_threads", "_worker")
 
-    def __init__(self, worker: str, threads: Threads, read_children: ReadChildren) -> None:
+    def __init__(self, worker: str, threads: Threads, read_children: ReadChildren, doors: LimitDoors) -> None:
         self._worker = worker
         self._threads = threads
         self._read_children = read_children
+        self._doors = doors
 
     async def step(
         self, claim: Claim, entry: Entry, *, hold: bool, after: Ran | None = None, task: asyncio.Task[Any] | None = None
@@ -147,6 +148,8 @@ class Run:
             _awaited(claim) if claim.inbox else (),
             claim.children,
             None if claim.children is not None else functools.partial(self._read_children, claim.id),
+            self._doors,
+            claim.slot_key,
         )
 
     async def _draw(self, ran: Ran, spec: StepSpec) -> None:

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, TypeVar
 
-from gen_durable.codec import decode_plain
+from gen_durable.codec import decode_plain, encode
 from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
 from gen_durable.outcomes import Start
+from gen_durable.policies import Concurrency, Limit, LimitState, Policy
 from gen_durable.signals import Received
 from gen_durable.store.rows import (
     Claim,
     Commit,
     Delivery,
+    Entering,
     Flushed,
     Inserted,
     Picked,
@@ -51,16 +53,22 @@ class Calls:
 
     __slots__ = (
         "_children",
+        "_enter",
         "_flush",
+        "_forget_buckets",
         "_gc",
         "_get",
         "_heartbeat",
         "_insert",
+        "_leave",
+        "_limits",
         "_notify",
         "_pick",
         "_reap",
         "_release",
+        "_remove_limit",
         "_reserve",
+        "_set_limit",
         "_signal",
         "_spawn",
         "_strangers",
@@ -73,8 +81,8 @@ class Calls:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         s = f'"{schema.name}"'
-        self._insert = f"select ord, id, inserted from {s}.insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12)"  # noqa: S608
-        self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6)"  # noqa: S608
+        self._insert = f"select ord, id, inserted from {s}.insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
+        self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._flush = f"select stale, already, wake from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"  # noqa: S608
         self._reserve = f"select {s}.reserve($1,$2,$3,$4)"
         self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
@@ -89,6 +97,12 @@ class Calls:
         self._get = f"select * from {s}.get($1,$2)"  # noqa: S608
         self._strangers = f"select fsm, fsm_version, step, queue, waiting from {s}.strangers($1,$2)"  # noqa: S608
         self._unlocked = f"select id from {s}.unlocked($1)"  # noqa: S608
+        self._set_limit = f"select changed, woken from {s}.set_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608
+        self._remove_limit = f"select removed, woken from {s}.remove_limit($1)"  # noqa: S608
+        self._limits = f"select * from {s}.limits_now()"  # noqa: S608
+        self._enter = f"select may, seconds, place, lost from {s}.enter($1,$2,$3,$4,$5,$6)"  # noqa: S608
+        self._leave = f"select {s}.leave($1)"
+        self._forget_buckets = f"select {s}.forget_buckets()"
         self._notify = (
             "select pg_notify($1, q) from unnest($2::text[]) as q, set_config('synchronous_commit', 'off', true)"
         )
@@ -109,14 +123,24 @@ class Calls:
                 _sparse([s.unique_key for s in starts]),
                 _sparse(["{" + ",".join(s.unique_scope) + "}" if s.unique_scope else None for s in starts]),
                 on_conflict,
+                _sparse([encode_limits(s.limits) if s.limits else None for s in starts]),
+                _sparse([s.group for s in starts]),
             ),
             lambda rows: [Inserted(row[1], row[2]) for row in rows],
         )
 
     def pick(
-        self, worker: str, demands: Mapping[str, int], known: list[str], lease: float, floors: str | None = None
+        self,
+        worker: str,
+        demands: Mapping[str, int],
+        known: list[str],
+        lease: float,
+        floors: str | None = None,
+        turns: str | None = None,
     ) -> Call[Picked]:
-        return Call(self._pick, (worker, list(demands), list(demands.values()), known, lease, floors), _read_picked)
+        """`floors` and `turns` are JSON, as a former pick has told them."""
+        args = (worker, list(demands), list(demands.values()), known, lease, floors, turns)
+        return Call(self._pick, args, _read_picked)
 
     def flush(self, commits: Sequence[Commit]) -> Call[Flushed]:
         """`commits` in the order of their ids: rows are locked in that order."""
@@ -184,6 +208,34 @@ class Calls:
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
         return Call(self._release, tuple(columns), _read_released)
 
+    def set_limit(self, name: str, policy: Policy, *, declared: bool) -> Call[tuple[bool, list[str]]]:
+        """Make or change a policy. `declared`: by code, which does not undo what was changed since it said the same."""
+        kind, slots, period, burst = (
+            ("concurrency", policy.slots, None, None)
+            if isinstance(policy, Concurrency)
+            else ("rate", None, policy.period, policy.burst)
+        )
+        told = encode([kind, slots, period, burst], "a policy").decode() if declared else None
+        args = (name, kind, slots, period, burst, told)
+        return Call(self._set_limit, args, lambda rows: (rows[0][0], rows[0][1] or []))
+
+    def remove_limit(self, name: str) -> Call[tuple[bool, list[str]]]:
+        return Call(self._remove_limit, (name,), lambda rows: (rows[0][0], rows[0][1] or []))
+
+    def limits(self) -> Call[list[LimitState]]:
+        return Call(self._limits, (), lambda rows: [LimitState(*row) for row in rows])
+
+    def enter(self, instance: int, claim: int, limit: Limit, ticket: int | None) -> Call[Entering]:
+        """Ask for a limit from inside a step."""
+        args = (instance, claim, limit.name, limit.partition, limit.weight, ticket)
+        return Call(self._enter, args, lambda rows: Entering(*rows[0]))
+
+    def leave(self, ticket: int) -> Call[list[str]]:
+        return Call(self._leave, (ticket,), lambda rows: rows[0][0] or [])
+
+    def forget_buckets(self) -> Call[int]:
+        return Call(self._forget_buckets, (), lambda rows: int(rows[0][0]))
+
     def gc(self, done: float | None, failed: float | None, cancelled: float | None, batch: int) -> Call[int]:
         return Call(self._gc, (done, failed, cancelled, batch), lambda rows: int(rows[0][0]))
 
@@ -207,6 +259,11 @@ class Calls:
         return Call(self._notify, (self.schema.channel, list(queues)), lambda _rows: None)
 
 
+def encode_limits(limits: Sequence[Limit]) -> str:
+    """Limits as `limit_keys.sql` takes them."""
+    return encode([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
+
+
 def _sparse(column: list[T | None]) -> list[T | None]:
     """A column, or nothing for one that is all null: the driver looks at every element, and SQL fills up with nulls."""
     return column if any(value is not None for value in column) else []
@@ -216,25 +273,30 @@ def _read_picked(rows: Sequence[Row]) -> Picked:
     claims: list[Claim] = []
     news: list[QueueNews] = []
     heads: dict[str, str] = {}
+    turns: dict[str, str | None] = {}
     woken: set[str] = set()
+    blocked: dict[str, int] = {}
     for row in rows:
         if row[0] is not None:
             claims.append(_read_claim(row))
         elif row[8] is None:
-            woken.update(row[13])
-        elif row[18] is not None:
-            heads[row[8]] = row[18]
+            woken.update(row[13] or ())
+            blocked = decode_plain(row[19])
+        elif row[19] is not None:
+            heads[row[8]] = row[19]
+        elif row[18] is None:
+            turns[row[8]] = row[20]
         else:
-            news.append(QueueNews(row[8], row[16], row[17]))
-    return Picked(claims, news, heads, frozenset(woken))
+            news.append(QueueNews(row[8], row[17], row[18]))
+    return Picked(claims, news, heads, turns, frozenset(woken), blocked)
 
 
 def _read_claim(row: Row) -> Claim:
-    claim = Claim(*row[:14])
-    if row[14] is not None:
-        claim.inbox = _read_inbox(row[14])
+    claim = Claim(*row[:15])
     if row[15] is not None:
-        claim.children = None if row[15] == TOO_MANY else _read_children(row[15])
+        claim.inbox = _read_inbox(row[15])
+    if row[16] is not None:
+        claim.children = None if row[16] == TOO_MANY else _read_children(row[16])
     return claim
 
 

@@ -32,14 +32,25 @@ class Claim(msgspec.Struct, eq=False):
     unique_key: bytes | None
     parent_id: int | None
     awaits: list[str] | None
+    slot_key: str | None = None
     inbox: tuple[Received, ...] = ()
     children: tuple[Child, ...] | None = ()  # None: too many to come along, they are read page by page
     abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class Entering:
+    """What a step is told that asked for a limit: go on (after `seconds`), or ask again (then); its place in the line."""
+
+    may: bool
+    seconds: float | None
+    ticket: int | None
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
 class QueueNews:
-    """Of a queue whose demand was not met: seconds until its next row, and rows passed over for a busy partition."""
+    """Of a queue whose demand was not met: seconds until its next row, and rows passed over for a busy gate."""
 
     queue: str
     next_due: float | None
@@ -50,14 +61,17 @@ class QueueNews:
 class Picked:
     """The answer of a pick.
 
-    `heads`: by queue, where its live rows begin, if it took long to find them (JSON). `woken`: queues in which rows
-    that have waited for a partition key became due.
+    `heads`: by queue, where its live rows begin, if it took long to find them (JSON). `turns`: by fair queue, the group
+    that had the last turn. `woken`: queues in which rows that have waited at a gate became due. `blocked`: how many rows
+    must wait from now on, by gate.
     """
 
     claims: list[Claim]
     news: list[QueueNews]
     heads: dict[str, str] = field(default_factory=dict[str, str])
+    turns: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     woken: frozenset[str] = frozenset()
+    blocked: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(slots=True)

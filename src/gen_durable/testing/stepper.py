@@ -10,6 +10,7 @@ cancellation) stays inside, and a test that is cancelled gives its row back.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
@@ -20,6 +21,7 @@ from gen_durable.jobs import backoff
 from gen_durable.pg.link import Link
 from gen_durable.registry import Entry, Registry
 from gen_durable.rooms.brood import ReadChildren, reader
+from gen_durable.rooms.doors import Doors
 from gen_durable.rooms.encode import Ran
 from gen_durable.rooms.flush import Flush, Verdict
 from gen_durable.rooms.run import Run, Undecodable
@@ -46,7 +48,8 @@ class Stepper:
         self._side_link = Link(app.target)
         self._threads = Threads(1)
         self._errors = errors
-        self._run = _Run(self._threads, reader(app.pool, app.calls), errors)
+        doors = Doors(app.ask, app.calls, _nobody)
+        self._run = _Run(self._threads, reader(app.pool, app.calls), doors, errors)
         self._flush = Flush(self._link, self._side_link, app.calls, 1, _nobody)
 
     async def open(self) -> None:
@@ -168,8 +171,10 @@ class _Run(Run):
 
     __slots__ = ("_errors",)
 
-    def __init__(self, threads: Threads, read_children: ReadChildren, errors: dict[int, Exception]) -> None:
-        super().__init__(WORKER, threads, read_children)
+    def __init__(
+        self, threads: Threads, read_children: ReadChildren, doors: Doors, errors: dict[int, Exception]
+    ) -> None:
+        super().__init__(WORKER, threads, read_children, doors)
         self._errors = errors
 
     async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> Ran:
@@ -177,5 +182,5 @@ class _Run(Run):
         return await super().failed(claim, entry, ctx, error, hold=hold)
 
 
-def _nobody(_queues: frozenset[str] | None) -> None:
+def _nobody(_queues: Iterable[str] | None) -> None:
     """Nobody is woken: the next claim finds what became runnable."""

@@ -6,10 +6,12 @@
 -- became due instead.
 -- A key of which `many` are blocked at once has more of them behind: they are blocked too, a thousand at a time.
 -- A key lets one row run at a time, in the order of (priority, due_at, id) over all queues. A row that must wait leaves
--- the pick index (blocked_on), so that no later pick looks at it, and hand_over lets it back.
+-- the pick index (blocked_on), so that no later pick looks at it, and hand_over lets it back. One that the key has let go
+-- on to a limit, and that waits there, is the head until it has run.
 -- The lock on a key makes "nobody executes it and this is its head" true until commit; what is asked after it sees
 -- whoever held it before, for a later statement has a later snapshot (tests/interleavings: claim_claim, block_release).
--- Index: gen_durable_partition (who executes), gen_durable_partition_order and gen_durable_blocked (the heads).
+-- Index: gen_durable_partition (who executes), gen_durable_partition_order, gen_durable_blocked and
+-- gen_durable_partition_ahead (the heads).
 create or replace function @schema.admit(
   hits tid[], taken_keys text[], taken_ids bigint[], many int,
   out allowed tid[], out keys text[], out ids bigint[], out denied int, out contended int, out woken text[]
@@ -37,16 +39,21 @@ begin
     select distinct g.partition_key as key from @schema.gen_durable g
     where g.ctid = any (hits) and g.partition_key is not null
   ) as k
-  where pg_try_advisory_xact_lock(@schema.gate_number(k.key));
+  where pg_try_advisory_xact_lock(@schema.gate_number('partition/' || k.key));
 
   with c as materialized (
     select g.ctid as place, g.id, g.partition_key as key from @schema.gen_durable g where g.ctid = any (hits)
   ),
   k as materialized (
-    select l.key, h.id as head, h.blocked, l.key = any (taken_keys) as taken, l.key = any (taken_keys) or exists (
-      select from @schema.gen_durable e where e.status = 'executing' and e.partition_key = l.key
-    ) as busy
+    select l.key, coalesce(a.id, h.id) as head, a.id is null and h.blocked as blocked,
+      l.key = any (taken_keys) as taken, l.key = any (taken_keys) or exists (
+        select from @schema.gen_durable e where e.status = 'executing' and e.partition_key = l.key
+      ) as busy
     from unnest(locked) as l (key)
+    left join lateral (
+      select g.id from @schema.gen_durable g
+      where g.partition_key = l.key and (g.token_at is not null or not starts_with(g.blocked_on, 'partition/')) limit 1
+    ) as a on true
     cross join lateral (
       select * from (
         (select g.priority, g.due_at as at, g.id, false as blocked from @schema.gen_durable g
@@ -98,7 +105,10 @@ begin
   end if;
   denied := 0;
   if blocked is not null then
-    update @schema.gen_durable g set blocked_on = 'partition/' || g.partition_key, eligible_at = g.due_at
+    update @schema.gen_durable g set
+      blocked_on = 'partition/' || g.partition_key,
+      eligible_at = case when g.token_at is null then g.due_at else g.eligible_at end,
+      token_at = null
     where g.ctid = any (blocked);
     get diagnostics denied = row_count;
   end if;

@@ -8,8 +8,8 @@
 --   delay             seconds until runnable (next, replay; null: at once); the timeout of await, null for none
 --   error             last_error (stop, replay)
 --   parent            the instance to be told of an end; null for most
---   extra             null for most: {queue, priority, partition_key, left (the key it had), awaits, seen, consumed,
---                     children}
+--   extra             null for most: {queue, priority, partition_key, limits, left (the gates it leaves), awaits, seen,
+--                     consumed, children}
 -- Out: one row: ids that are stale (the claim was taken over), ids that a former call had already committed, and the
 -- queues in which rows became runnable now.
 --
@@ -46,7 +46,14 @@ declare
   made text[];
   freed text[];
   more text[];
+  slot_keys text[];
+  rate_keys text[];
+  weights int[];
 begin
+  if exists (select from unnest(extras) as e (extra) where e.extra ? 'limits') then
+    select k.slot_keys, k.rate_keys, k.weights into slot_keys, rate_keys, weights
+    from @schema.limit_keys(array(select e.extra -> 'limits' from unnest(extras) with ordinality as e (extra, n) order by e.n)) as k;
+  end if;
   if 'children' = any (kinds) or exists (select from unnest(parents) as p (id) where p.id is not null) then
     perform from @schema.gen_durable g where g.id = any (ids || parents) order by g.id for no key update;
   end if;
@@ -66,8 +73,8 @@ begin
         when 'await' then 'awaiting_signal' when 'children' then 'awaiting_children'
         when 'done' then 'done' when 'stop' then 'failed'
       end::@schema.durable_status as status
-    from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
-      as o (id, claim, seq, kind, step, value, delay, error, extra)
+    from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras, slot_keys, rate_keys, weights)
+      as o (id, claim, seq, kind, step, value, delay, error, extra, slot_key, rate_key, weight)
   ),
   u as (
     update @schema.gen_durable g set
@@ -98,6 +105,10 @@ begin
       queue = coalesce(o.extra ->> 'queue', g.queue),
       priority = coalesce((o.extra ->> 'priority')::smallint, g.priority),
       partition_key = case when o.extra ? 'partition_key' then o.extra ->> 'partition_key' else g.partition_key end,
+      -- Limits are those of the step that comes; the same step keeps its own.
+      slot_key = case when o.step is null then g.slot_key else o.slot_key end,
+      rate_key = case when o.step is null then g.rate_key else o.rate_key end,
+      weight = case when o.step is null then g.weight else o.weight end,
       last_error = case when o.kind in ('replay', 'stop') then coalesce(o.error, g.last_error) end,
       locked_by = case when o.kind = 'hold' then g.locked_by end,
       lease_expires_at = case when o.kind = 'hold' then g.lease_expires_at end,
@@ -106,7 +117,7 @@ begin
       updated_at = now()
     from o
     where g.id = o.id and g.claims = o.claim and g.seq = o.seq
-    returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, g.partition_key, o.kind, o.delay, o.extra
+    returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, g.partition_key, g.slot_key, o.kind, o.delay, o.extra
   )
   select
     array_agg(u.id),
@@ -116,8 +127,8 @@ begin
     array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.inbox),
     array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.parent_id is not null),
     array_agg(distinct u.queue) filter (where u.kind in ('next', 'replay') and coalesce(u.delay, 0) = 0),
-    array_agg(distinct coalesce(u.extra ->> 'left', u.partition_key))
-      filter (where u.kind <> 'hold' and (u.partition_key is not null or u.extra ? 'left'))
+    array_agg(distinct 'partition/' || u.partition_key) filter (where u.kind <> 'hold' and u.partition_key is not null)
+      || array_agg(distinct 'slot/' || u.slot_key) filter (where u.kind <> 'hold' and u.slot_key is not null)
   into written, parked, spawning, consuming, emptied, ended, queues, freed
   from u;
 
@@ -176,6 +187,14 @@ begin
     queues := coalesce(queues, '{}') || more;
   end if;
 
+  if exists (select from unnest(extras) as e (extra) where e.extra ? 'left') then
+    -- What it had before, not what it has now.
+    freed := freed || array(
+      select distinct l.gate from unnest(ids, extras) as o (id, extra)
+      cross join lateral jsonb_array_elements_text(o.extra -> 'left') as l (gate)
+      where o.id = any (written)
+    );
+  end if;
   if freed is not null then
     more := @schema.hand_over(freed, true);
     queues := coalesce(queues, '{}') || more;

@@ -1,12 +1,12 @@
--- gate_number: the advisory lock of a partition key.
+-- gate_number: the advisory lock of a gate ('partition/KEY', 'slot/KEY', 'rate/KEY').
 --
--- One of 2048 for each schema: a transaction may deal with hundreds of keys, and the server has room for some thousand
--- locks altogether. Two keys that share a number now and then wait for each other, no more.
-create or replace function @schema.gate_number(key text)
+-- One of 2048 for each schema: a transaction may deal with hundreds of gates, and the server has room for some thousand
+-- locks altogether. Two gates that share a number now and then wait for each other, no more.
+create or replace function @schema.gate_number(gate text)
 returns bigint
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $$
-  select (hashtextextended('@schema', 0) & ~2047::bigint) | (hashtextextended(key, 0) & 2047)
+  select (hashtextextended('@schema', 0) & ~2047::bigint) | (hashtextextended(gate, 0) & 2047)
 $$;

@@ -1,14 +1,16 @@
--- hand_over: partition keys may have become free; let the next row of each back into the pick index.
+-- hand_over: gates may have become free; let the next rows of each back into the pick index.
 --
--- In: keys; whether to wait for each (else those that another session is dealing with are left out). Out: the queues of
--- the rows let back.
--- Whoever takes a row out of executing calls this in the same transaction, as its last locks: nobody who holds a key's
+-- In: gates; whether to wait for each (else those that another session is dealing with are left out); whether to let rows
+-- back although others could be picked already (sweep: perhaps nobody can run those); places of rows that the asker is about
+-- to claim. Out: the queues of the rows let back.
+-- Whoever takes a row out of executing calls this in the same transaction, as its last locks: nobody who holds a gate's
 -- lock waits for a row, so waiting here cannot deadlock. Therefore a head that a delivery has locked just now is left to
--- sweep. A row that a pick blocked in between is seen, for the pick had
--- the lock, and this asks after it (tests/interleavings: block_release).
--- Index: gen_durable_blocked, gen_durable_partition, gen_durable_partition_order. Locks: keys in the order of their
--- numbers.
-create or replace function @schema.hand_over(keys text[], wait boolean)
+-- sweep. A row that a pick blocked in between is seen, for the pick had the lock, and this asks after it
+-- (tests/interleavings: block_release).
+-- Locks: gates in the order of their numbers.
+create or replace function @schema.hand_over(
+  gates text[], wait boolean, eager boolean default false, claimed tid[] default '{}'
+)
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -19,41 +21,34 @@ set enable_mergejoin = off
 set enable_bitmapscan = off
 as $$
 declare
-  locked text[] := keys;
+  locked text[] := gates;
+  keys text[];
+  limits text[];
   woken text[];
 begin
   if wait then
     perform pg_advisory_xact_lock(k.number)
     from (
-      select distinct @schema.gate_number(k.key) as number from unnest(keys) as k (key) order by 1
+      select distinct @schema.gate_number(k.gate) as number from unnest(gates) as k (gate) order by 1
     ) as k;
   else
     locked := array(
-      select k.key from unnest(keys) as k (key) where pg_try_advisory_xact_lock(@schema.gate_number(k.key))
+      select k.gate from unnest(gates) as k (gate) where pg_try_advisory_xact_lock(@schema.gate_number(k.gate))
     );
   end if;
 
-  with heads as materialized (
-    select b.id
-    from unnest(locked) as k (key)
-    cross join lateral (
-      select b.id, b.priority, b.eligible_at from @schema.gen_durable b
-      where b.blocked_on = 'partition/' || k.key order by b.priority, b.eligible_at, b.id limit 1
-    ) as b
-    where not exists (select from @schema.gen_durable e where e.status = 'executing' and e.partition_key = k.key)
-      and not exists (
-        select from @schema.gen_durable h
-        where h.partition_key = k.key and h.due_at <= now()
-          and (h.priority, h.due_at, h.id) < (b.priority, b.eligible_at, b.id)
-      )
-  ),
-  free as materialized (
-    select g.ctid as place from heads h join @schema.gen_durable g on g.id = h.id for no key update of g skip locked
-  ),
-  u as (
-    update @schema.gen_durable g set blocked_on = null from free where g.ctid = free.place returning g.queue
-  )
-  select array_agg(distinct u.queue) into woken from u;
+  select
+    array_agg(substr(k.gate, 11)) filter (where starts_with(k.gate, 'partition/')),
+    array_agg(k.gate) filter (where not starts_with(k.gate, 'partition/'))
+  into keys, limits
+  from unnest(locked) as k (gate);
+
+  if keys is not null then
+    woken := @schema.hand_over_keys(keys);
+  end if;
+  if limits is not null then
+    woken := woken || @schema.hand_over_slots(limits, eager) || @schema.hand_over_tokens(limits, claimed);
+  end if;
   return woken;
 end
 $$;

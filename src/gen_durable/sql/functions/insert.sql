@@ -2,6 +2,7 @@
 --
 -- In: one array per column; one that is null for all may be shorter. delays are seconds from now (null: none); a
 -- schedule_at wins over its delay; a unique_scope is the text of an array of statuses; a priority of null is 0.
+-- limits as limit_keys.sql takes them; groups: 'KIND/GROUP'.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (id null), 'existing' (the holder's id).
 -- Out: one row per input row, in input order.
 -- Index: gen_durable_unique. Locks: rows go in by the order of their keys, so that two calls with the same keys wait
@@ -18,7 +19,9 @@ create or replace function @schema.insert(
   schedule_ats timestamptz[],
   unique_keys bytea[],
   unique_scopes text[],
-  on_conflict text default 'raise'
+  on_conflict text default 'raise',
+  limits jsonb[] default '{}',
+  groups text[] default '{}'
 )
 returns table (ord int, id bigint, inserted boolean)
 language plpgsql
@@ -33,6 +36,9 @@ declare
   blocked text[];          -- the gate that a row waits for
   made bigint[] := '{}';
   new bigint[];
+  slot_keys text[];
+  rate_keys text[];
+  weights int[];
 begin
   if on_conflict is null or on_conflict not in ('raise', 'skip', 'existing') then
     raise exception 'on_conflict must be raise, skip or existing, not %', on_conflict using errcode = '22023';
@@ -41,35 +47,30 @@ begin
   -- Ids in input order, so that equal priorities run in the order in which they were handed in.
   select array_agg(nextval('@schema.gen_durable_id_seq'::regclass)) into ids from generate_series(1, total);
 
-  -- Of the rows of one partition key only the first may run, so the others do not come into the pick index. With
-  -- unique keys it is not known which of them go in: then all come, and pick sorts them out.
-  if cardinality(partition_keys) > 0 and cardinality(unique_keys) = 0 then
-    select array_agg(case when o.place > 1 then 'partition/' || o.key end order by o.n) into blocked
-    from (
-      select o.key, o.n, case
-        when o.key is not null and coalesce(o.at, now() + make_interval(secs => coalesce(o.delay, 0))) <= now()
-        then row_number() over (partition by o.key,
-          coalesce(o.at, now() + make_interval(secs => coalesce(o.delay, 0))) <= now()
-          order by coalesce(o.priority, 0), coalesce(o.at, now()), o.n)
-      end as place
-      from unnest(fsms, partition_keys, priorities, delays, schedule_ats)
-        with ordinality as o (fsm, key, priority, delay, at, n)
-    ) as o;
+  if cardinality(limits) > 0 then
+    select k.slot_keys, k.rate_keys, k.weights into slot_keys, rate_keys, weights from @schema.limit_keys(limits) as k;
+  end if;
+
+  -- Of the rows of one gate only the first can run at once, so the others do not come into the pick index. With unique
+  -- keys it is not known which of them go in: then all come, and pick sorts them out.
+  if cardinality(unique_keys) = 0 and (cardinality(partition_keys) > 0 or cardinality(limits) > 0) then
+    blocked := @schema.blocked_at_once(queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats);
   end if;
 
   for try in 1..20 loop
     with added as (
       insert into @schema.gen_durable
         (id, fsm, fsm_version, step, state, queue, priority, partition_key, blocked_on, eligible_at, unique_key,
-         unique_scope)
+         unique_scope, slot_key, rate_key, weight, group_key)
       overriding system value
       select o.id, o.fsm, o.version, o.step, o.state, o.queue, coalesce(o.priority, 0::smallint), o.partition_key,
              o.blocked_on, coalesce(o.schedule_at, now() + make_interval(secs => coalesce(o.delay, 0))),
-             o.unique_key, coalesce(o.unique_scope, '{}')::@schema.durable_status[]
+             o.unique_key, coalesce(o.unique_scope, '{}')::@schema.durable_status[], o.slot_key, o.rate_key, o.weight,
+             o.group_key
       from unnest(ids, fsms, versions, steps, states, queues, priorities, partition_keys, delays, schedule_ats,
-                  unique_keys, unique_scopes, holders, blocked)
+                  unique_keys, unique_scopes, holders, blocked, slot_keys, rate_keys, weights, groups)
         with ordinality as o (id, fsm, version, step, state, queue, priority, partition_key, delay, schedule_at,
-                              unique_key, unique_scope, holder, blocked_on, n)
+                              unique_key, unique_scope, holder, blocked_on, slot_key, rate_key, weight, group_key, n)
       where o.holder is null
       order by o.unique_key, o.n
       on conflict (unique_guard) where unique_guard is not null do nothing

@@ -1,10 +1,12 @@
 -- pick: claim due rows for a worker.
 --
 -- In: who asks; per queue how many rows; the names the worker can run ('machine/version/step'); the lease in seconds;
--- floors, which a former pick has told.
+-- floors, which a former pick has told; per fair queue the kind of its groups, and the group that had
+-- the last turn (null: none had).
 -- Out: one row per claim, most urgent first. A row without an id tells of a queue whose demand was not met: in how many
--- seconds its next row falls due (null: none is waiting), and how many due rows were passed over for a busy partition;
--- or it tells of the floors of a queue; or, without a queue, of queues in which other rows became due (in awaits).
+-- seconds its next row falls due (null: none is waiting), and how many due rows were passed over for a busy gate; or it
+-- tells of the floors of a queue; or of the group that had the last turn; or, without a queue, of queues in which other
+-- rows became due (in awaits), and how many rows were blocked, by gate (in heads).
 -- Index: gen_durable_pick, one (queue, priority) at a time: stepping from priority to priority means that rows due
 -- in the future are never read, however urgent.
 -- Floors: what was picked before leaves dead entries at the head of the index. They go with the next look at them,
@@ -14,14 +16,16 @@
 -- asker asks without floors again (rooms/floors.py).
 -- Locks: FOR NO KEY UPDATE SKIP LOCKED, so that pickers never wait for each other, nor for a delivery in progress.
 --
--- Partition keys: admit.sql says which rows may run and blocks the others, so that a row is passed over once.
+-- Partition keys and limits: admit.sql and ration.sql say which rows may run and block the others, so that a row is
+-- passed over once. Fair queues: take_turns.sql finds the rows.
 create or replace function @schema.pick(
-  worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null
+  worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
+  turns jsonb default null
 )
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt int, claims int, seq int, queue text,
-  priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], inbox jsonb, children jsonb,
-  next_due float8, contended int, heads jsonb
+  priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], slot_key text,
+  inbox jsonb, children jsonb, next_due float8, contended int, heads jsonb, turn text
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -46,12 +50,20 @@ declare
   hits tid[];
   keyed boolean;
   denied int;
+  more_denied int;
   busy int;
   tids tid[] := '{}';
   keys text[];           -- what admit has let run: their keys,
   ids bigint[];          -- and their ids
   taken_keys text[] := '{}';
   taken_ids bigint[] := '{}';
+  slots text[];          -- what ration has let run: their slots
+  taken_slots text[] := '{}';
+  refused jsonb;
+  tally jsonb := '{}';   -- how many were blocked, by gate
+  fair boolean;
+  last_turn text;
+  unfinished boolean;
   next_at timestamptz;
   due timestamptz;
   passed int;
@@ -63,6 +75,8 @@ begin
     demand := demands[i];
     next_at := null;
     passed := 0;
+    fair := coalesce(turns ? q, false);
+    last_turn := turns -> q ->> 1;
     prio := -32769;  -- below the lowest
     level := -1;
     walked := interval '0';
@@ -100,34 +114,61 @@ begin
         continue;
       end if;
 
-      -- Rows whose partition key is busy are blocked, and the search goes on behind them.
+      -- Rows whose gates are busy are blocked, and the search goes on behind them.
       while demand > 0 loop
-        select array_agg(c.ctid), bool_or(c.partition_key is not null) into hits, keyed
-        from (
-          select g.ctid, g.partition_key from @schema.gen_durable g
-          where g.queue = q and g.priority = prio and g.due_at <= now() and (g.due_at, g.id) >= (head, head_id)
-            and g.fsm || '/' || g.fsm_version || '/' || g.step = any (known)
-          order by g.due_at, g.id
-          limit demand
-          for no key update skip locked
-        ) as c;
-        exit when hits is null;
+        if fair then
+          select t.hits, t.keyed, t.last, t.more into hits, keyed, last_turn, unfinished
+          from @schema.take_turns(q, prio, known, demand, turns -> q ->> 0, last_turn, tids) as t;
+          if unfinished then
+            next_at := least(next_at, now() + interval '20 milliseconds');
+          end if;
+          exit when cardinality(hits) = 0;
+        else
+          select array_agg(c.ctid), bool_or(c.keyed) into hits, keyed
+          from (
+            select g.ctid, coalesce(g.partition_key, g.slot_key, g.rate_key) is not null as keyed
+            from @schema.gen_durable g
+            where g.queue = q and g.priority = prio and g.due_at <= now() and (g.due_at, g.id) >= (head, head_id)
+              and g.fsm || '/' || g.fsm_version || '/' || g.step = any (known)
+            order by g.due_at, g.id
+            limit demand
+            for no key update skip locked
+          ) as c;
+          exit when hits is null;
+        end if;
+        denied := 0;
+        busy := 0;
         if keyed then
-          select g.due_at, g.id + 1 into head, head_id from @schema.gen_durable g
-          where g.ctid = hits[cardinality(hits)];
+          if not fair then
+            select g.due_at, g.id + 1 into head, head_id from @schema.gen_durable g
+            where g.ctid = hits[cardinality(hits)];
+          end if;
           select a.allowed, a.denied, a.contended, rings || a.woken, a.keys, a.ids
           into hits, denied, busy, rings, keys, ids
           from @schema.admit(hits, taken_keys, taken_ids, case when passed < 10 then 10 else 1 end) as a;
           taken_keys := taken_keys || keys;
           taken_ids := taken_ids || ids;
+          if exists (
+            select from @schema.gen_durable g
+            where g.ctid = any (hits) and coalesce(g.slot_key, g.rate_key) is not null
+          ) then
+            select r.allowed, r.denied, busy + r.contended, rings || r.woken, r.slots, r.tally
+            into hits, more_denied, busy, rings, slots, refused
+            from @schema.ration(hits, taken_slots, case when passed < 10 then 10 else 1 end) as r;
+            taken_slots := taken_slots || slots;
+            denied := denied + more_denied;
+            if refused is not null then
+              tally := tally || refused;
+            end if;
+          end if;
           passed := passed + denied + busy;
           if busy > 0 then
-            next_at := least(next_at, now() + interval '10 milliseconds');  -- the key may be free then
+            next_at := least(next_at, now() + interval '10 milliseconds');  -- the gate may be free then
           end if;
         end if;
         tids := tids || hits;
         demand := demand - coalesce(cardinality(hits), 0);
-        exit when not keyed or passed > enough;
+        exit when not keyed or passed > enough or (fair and denied = 0);
       end loop;
       if passed > enough then
         next_at := now();
@@ -140,6 +181,12 @@ begin
       next_at := least(next_at, due);
     end loop;
 
+    if fair then
+      queue := q;
+      turn := last_turn;
+      return next;
+      turn := null;
+    end if;
     if walked > interval '5 milliseconds' then
       queue := q;
       heads := found_heads;
@@ -156,11 +203,13 @@ begin
     end if;
   end loop;
 
-  if rings is not null then
+  if rings is not null or tally <> '{}' then
     queue := null;
     awaits := rings;
+    heads := tally;
     return next;
     awaits := null;
+    heads := null;
   end if;
   if cardinality(tids) = 0 then
     return;
@@ -174,6 +223,7 @@ begin
         locked_by = worker,
         lease_expires_at = now() + make_interval(secs => lease),
         await_deadline = null,
+        token_at = null,
         seen = null,
         unique_scope = case when 'executing' = any (g.unique_scope) then g.unique_scope else '{}' end,
         updated_at = now()
@@ -182,10 +232,10 @@ begin
     )
     select
       g.id, g.fsm, g.fsm_version, g.step, g.state, g.attempt, g.claims, g.seq, g.queue, g.priority, g.partition_key,
-      g.unique_key, g.parent_id, g.awaits,
+      g.unique_key, g.parent_id, g.awaits, g.slot_key,
       case when g.inbox then @schema.inbox_of(g.id) end,
       case when g.joined then @schema.children_of(g.id, g.round) end,
-      null::float8, null::int, null::jsonb
+      null::float8, null::int, null::jsonb, null::text
     from claimed g
     order by g.priority, g.eligible_at, g.id;
 end

@@ -30,10 +30,12 @@ begin
     where g.status = 'executing' and g.lease_expires_at < now() order by g.lease_expires_at limit batch
   );
   -- Only executing rows have a lease, so the status is not asked again: that would let the index of all leases be read.
-  select array_agg(e.id), array_agg(distinct e.partition_key) filter (where e.partition_key is not null)
+  select array_agg(e.id),
+    array_agg(distinct 'partition/' || e.partition_key) filter (where e.partition_key is not null)
+      || array_agg(distinct 'slot/' || e.slot_key) filter (where e.slot_key is not null)
   into expired, freed
   from (
-    select g.id, g.partition_key from @schema.gen_durable g
+    select g.id, g.partition_key, g.slot_key from @schema.gen_durable g
     where g.id = any (candidates) and g.lease_expires_at < now()
     order by g.id
     for no key update skip locked
@@ -89,6 +91,11 @@ begin
     delete from @schema.signals s where s.target_id = any (doomed);
     woken := @schema.join_up(doomed);
   end if;
+  -- Slots that their steps have asked for from inside.
+  with d as (
+    delete from @schema.gen_durable_slots s where s.instance_id = any (expired) returning s.slot_key
+  )
+  select freed || array_agg(distinct 'slot/' || d.slot_key) into freed from d;
   -- A row that came in meanwhile may be before the one that was taken back, whose queue has perhaps lost its worker.
   if freed is not null then
     woken := woken || @schema.hand_over(freed, false);

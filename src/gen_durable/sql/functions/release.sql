@@ -2,8 +2,8 @@
 --
 -- In: ids and claims in id order; per row a delay in seconds and the reason, both null for a row that was merely not
 -- started: it keeps its place and nothing is counted against it. With a reason it counts as a claim without an outcome.
--- Out: the ids given back; then, without an id, the queues of rows that were next in their partition keys. Claims are bumped, so an outcome that still comes for the old claim is stale
--- (tests/interleavings: release_flush). The attempt is not burned.
+-- Out: the ids given back; then, without an id, the queues of rows that were next at their gates. Claims are bumped, so an
+-- outcome that still comes for the old claim is stale (tests/interleavings: release_flush). The attempt is not burned.
 -- Index: primary key. Locks: id order.
 create or replace function @schema.release(ids bigint[], claims int[], delays float8[], reasons text[])
 returns table (id bigint, woken text)
@@ -35,7 +35,9 @@ begin
   return query
     select null::bigint, w.queue
     from unnest(@schema.hand_over(array(
-      select distinct g.partition_key from @schema.gen_durable g where g.id = any (ids) and g.partition_key is not null
+      select distinct v.gate from @schema.gen_durable g
+      cross join lateral (values ('partition/' || g.partition_key), ('slot/' || g.slot_key)) as v (gate)
+      where g.id = any (ids) and v.gate is not null
     ), true)) as w (queue);
 end
 $$;

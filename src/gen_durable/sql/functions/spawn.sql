@@ -23,12 +23,18 @@ begin
     cross join lateral rows from (
       jsonb_to_recordset(o.extra -> 'children') as (
         fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
-        schedule_at timestamptz, unique_key text, unique_scope text, id bigint
+        schedule_at timestamptz, unique_key text, unique_scope text, limits jsonb, group_key text, id bigint
       )
     ) with ordinality as c (
-      fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, id, n
+      fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, limits,
+      group_key, id, n
     )
     where o.kind = 'children'
+  ),
+  limited as materialized (
+    select w.wants, k.slot_keys[1] as slot_key, k.rate_keys[1] as rate_key, k.weights[1] as weight
+    from (select distinct s.limits as wants from source s where s.limits is not null) as w
+    cross join lateral @schema.limit_keys(array[w.wants]) as k
   ),
   -- Ids in the order the parent listed them, whatever order the keys ask for.
   numbered as materialized (
@@ -38,12 +44,14 @@ begin
   made as (
     insert into @schema.gen_durable
       (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope,
-       parent_id, parent_round)
+       slot_key, rate_key, weight, group_key, parent_id, parent_round)
     overriding system value
     select s.child_id, s.fsm, s.version, s.step, coalesce(s.state, 'null'), s.queue, s.priority, s.partition_key,
            coalesce(s.schedule_at, now() + make_interval(secs => s.delay)),
-           decode(s.unique_key, 'hex'), coalesce(s.unique_scope, '{}')::@schema.durable_status[], s.parent_id, s.round
+           decode(s.unique_key, 'hex'), coalesce(s.unique_scope, '{}')::@schema.durable_status[],
+           l.slot_key, l.rate_key, l.weight, s.group_key, s.parent_id, s.round
     from numbered s
+    left join limited l on l.wants = s.limits
     order by decode(s.unique_key, 'hex'), s.child_id
     on conflict (unique_guard) where unique_guard is not null do nothing
     returning queue

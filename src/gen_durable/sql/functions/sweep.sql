@@ -1,7 +1,8 @@
--- sweep: the backstop of hand_over. Goes through the keys that rows are blocked on, and hands over those that are free.
+-- sweep: the backstop of hand_over. Goes through the gates that rows are blocked on, and hands over those that are free.
 --
 -- In: the gate after which to go on (null: from the first); how many at most. Out: the last gate looked at (null: all
 -- were), and the queues of rows let back. It writes only where something is amiss.
+-- Slots that a dead claim has asked for from inside its step do not count, and go here.
 -- Index: gen_durable_blocked, stepping from gate to gate.
 create or replace function @schema.sweep(after text, batch int, out last text, out woken text[])
 language plpgsql
@@ -12,16 +13,26 @@ set enable_bitmapscan = off
 as $$
 declare
   gate text := coalesce(after, '');
-  keys text[] := '{}';
+  gates text[] := '{}';
 begin
+  if after is null then
+    delete from @schema.gen_durable_slots s where s.id = any (array(
+      select s.id from @schema.gen_durable_slots s
+      where not exists (
+        select from @schema.gen_durable g
+        where g.id = s.instance_id and g.claims = s.claim and g.lease_expires_at is not null
+      )
+      for update skip locked
+    ));
+  end if;
   for i in 1..batch loop
     select g.blocked_on into gate from @schema.gen_durable g where g.blocked_on > gate order by g.blocked_on limit 1;
     exit when not found;
-    keys := keys || substr(gate, length('partition/') + 1);
+    gates := gates || gate;
   end loop;
   last := gate;  -- null when the last was reached
-  if cardinality(keys) > 0 then
-    woken := @schema.hand_over(keys, false);
+  if cardinality(gates) > 0 then
+    woken := @schema.hand_over(gates, false, true);
   end if;
 end
 $$;

@@ -19,11 +19,12 @@ create table @schema.gen_durable (
   due_at            timestamptz generated always as (
     case
       when blocked_on is not null        then null
-      when status = 'runnable'           then eligible_at
-      when status = 'awaiting_signal'    then await_deadline
-      when status = 'awaiting_children'  then await_deadline
+      when status = 'runnable'           then coalesce(token_at, eligible_at)
+      when status = 'awaiting_signal'    then coalesce(token_at, await_deadline)
+      when status = 'awaiting_children'  then coalesce(token_at, await_deadline)
     end
   ) stored,
+  token_at          timestamptz,          -- when a token of its rate limit is expected, if it was refused one
   fsm_version       int not null default 1,
   attempt           int not null default 0,   -- executions of the current step that did not get past it
   claims            int not null default 0,   -- + 1 on every claim, and on every exit that is not the owner's outcome
@@ -40,7 +41,11 @@ create table @schema.gen_durable (
   step              text not null check (step <> ''),
   queue             text not null default 'default' check (queue <> ''),
   partition_key     text check (partition_key <> ''),
-  blocked_on        text,                 -- the gate that it waits for: 'partition/KEY'
+  slot_key          text collate "C",     -- the concurrency limit of its step: 'NAME' or 'NAME/PARTITION'
+  rate_key          text collate "C",     -- the rate limit of its step, likewise
+  weight            int,                  -- how many tokens of the rate limit it takes; null: 1
+  blocked_on        text collate "C",     -- the gate that it waits for: 'partition/KEY', 'slot/KEY' or 'rate/KEY'
+  group_key         text collate "C",     -- whose turn it is in a fair queue: 'KIND/GROUP'
   locked_by         text,
   last_error        text,
   awaits            text[],               -- the names waited for; kept until the woken step progresses
@@ -81,9 +86,33 @@ create unique index gen_durable_partition on @schema.gen_durable (partition_key)
 create index gen_durable_partition_order on @schema.gen_durable (partition_key, priority, due_at, id)
   where due_at is not null and partition_key is not null;
 
--- admit.sql, hand_over.sql: the head among those that wait for a key.
+-- admit.sql, hand_over.sql: the head among those that wait for a partition key; sweep.sql: all gates.
 create index gen_durable_blocked on @schema.gen_durable (blocked_on, priority, eligible_at, id)
   where blocked_on is not null;
+
+-- admit.sql, hand_over.sql: whom a partition key has let go on to a limit: nobody of the key overtakes it.
+create index gen_durable_partition_ahead on @schema.gen_durable (partition_key)
+  where partition_key is not null and (token_at is not null or not starts_with(blocked_on, 'partition/'));
+
+-- hand_over.sql: those that wait for a limit, by queue.
+create index gen_durable_limited on @schema.gen_durable (blocked_on, queue, priority, eligible_at, id)
+  where not starts_with(blocked_on, 'partition/');
+
+-- ration.sql, hand_over.sql: how many of a concurrency limit execute, and how many may be picked.
+create index gen_durable_slot on @schema.gen_durable (slot_key) where status = 'executing' and slot_key is not null;
+create index gen_durable_slot_due on @schema.gen_durable (slot_key, queue, due_at)
+  where due_at is not null and slot_key is not null;
+
+-- ration.sql: rows of a rate limit that have not asked yet.
+create index gen_durable_rate_due on @schema.gen_durable (rate_key, due_at)
+  where due_at is not null and rate_key is not null and token_at is null;
+
+-- hand_over.sql, set_limit.sql: those that were told when their token is expected.
+create index gen_durable_told on @schema.gen_durable (rate_key, queue, token_at) where token_at is not null;
+
+-- take_turns.sql: the groups of a fair queue.
+create index gen_durable_group on @schema.gen_durable (queue, priority, group_key, due_at, id)
+  where due_at is not null and group_key is not null;
 
 -- insert.sql, signal.sql: one holder of a key.
 create unique index gen_durable_unique on @schema.gen_durable (unique_guard) where unique_guard is not null;
@@ -110,3 +139,35 @@ with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
 
 -- pick.sql, flush.sql: what an instance has been sent and has not consumed.
 create index signals_inbox on @schema.signals (target_id, id) where not consumed;
+
+-- The policies of limits, by name. A limit may be partitioned: then each partition has its own slots or tokens.
+create table @schema.gen_durable_limits (
+  name        text collate "C" primary key check (name <> '' and name !~ '/'),
+  kind        text not null check (kind in ('concurrency', 'rate')),
+  slots       int check (slots >= 1),         -- concurrency: so many execute at a time
+  period      float8 check (period > 0),      -- rate: a token every so many seconds,
+  burst       int check (burst >= 1),         -- and so many at once after a rest
+  declared    jsonb,                          -- what a worker's code has declared last
+  updated_at  timestamptz not null default now(),
+  check ((kind = 'concurrency') = (slots is not null)),
+  check ((kind = 'rate') = (period is not null and burst is not null))
+);
+
+-- ration.sql: the buckets of rate limits. `drained_until`: when all tokens that were taken will have come back; one that
+-- is full again may as well be absent.
+create table @schema.gen_durable_buckets (
+  key            text collate "C" primary key,
+  drained_until  timestamptz not null
+)
+with (fillfactor = 50);
+
+-- enter.sql: slots of concurrency limits that steps have asked for from inside, in the order of asking. One counts as
+-- long as the claim that has asked lives.
+create table @schema.gen_durable_slots (
+  id           bigint generated always as identity primary key,
+  slot_key     text collate "C" not null,
+  instance_id  bigint not null,
+  claim        int not null
+);
+create index gen_durable_slots_key on @schema.gen_durable_slots (slot_key, id);
+create index gen_durable_slots_instance on @schema.gen_durable_slots (instance_id);

@@ -1,0 +1,143 @@
+"""Limits: how many steps may run at a time, or in a time, whichever worker runs them.
+
+In: what user code declares and names. Out: checked policies, and names of limits as rows ask for them.
+A policy has a name and lives in the database, so every worker agrees; a step names the limits that it runs under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+from gen_durable.errors import ConfigError, GenDurableError, InputError
+from gen_durable.limits import check_name, check_text_key
+
+MAX_SLOTS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """At most so many steps under this limit run at a time, on all workers together."""
+
+    slots: int
+
+    def __post_init__(self) -> None:
+        _check_count("Concurrency(slots)", self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `amount` steps under this limit begin `per` time, evenly; after a rest, up to `burst` of them at once."""
+
+    amount: int
+    per: timedelta
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        _check_count("Rate(amount)", self.amount)
+        _check_count("Rate(burst=)", self.burst)
+        if not isinstance(self.per, timedelta) or self.per <= timedelta(0):
+            raise ConfigError(f"Rate(per=) must be a timedelta above zero, got {self.per!r}")
+
+    @property
+    def period(self) -> float:
+        """Seconds from one token to the next."""
+        return self.per.total_seconds() / self.amount
+
+
+Policy: TypeAlias = Concurrency | Rate
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit that a step runs under: its name, which of its partitions, and how many tokens of a rate it takes."""
+
+    name: str
+    partition: str | None = None
+    weight: int = 1
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "the name of a limit")
+        if self.partition is not None:
+            check_text_key(self.partition, f"the partition of limit {self.name!r}")
+        if not isinstance(self.weight, int) or isinstance(self.weight, bool) or not 1 <= self.weight <= MAX_SLOTS:
+            raise InputError(f"the weight of limit {self.name!r} must be a whole number from 1 on, got {self.weight!r}")
+
+    @property
+    def key(self) -> str:
+        """The limit as rows keep it."""
+        return self.name if self.partition is None else f"{self.name}/{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitState:
+    """A limit as it stands, or one of its partitions (`key` is "name/partition").
+
+    `taken`: slots taken, or tokens gone from the bucket. `next_token`: seconds until there is a token; 0: now.
+    """
+
+    name: str
+    kind: str
+    slots: int | None
+    period: float | None
+    burst: int | None
+    key: str | None
+    taken: float
+    waiting: int
+    next_token: float | None
+
+
+LimitName: TypeAlias = str | tuple[str, str] | Limit
+"""`"stripe"`, `("stripe", tenant)`, or `Limit("stripe", tenant, weight=3)`."""
+LimitNames: TypeAlias = LimitName | list[LimitName]
+"""One limit, or a list: one of concurrency and one of rate."""
+StepLimit: TypeAlias = LimitNames | Callable[[Any], LimitNames]
+"""The limits of a step, or a function that tells them from its state."""
+
+
+def limits_of(names: LimitNames, where: str, error: type[GenDurableError] = InputError) -> tuple[Limit, ...]:
+    """What was written as `limit=`, as `Limit`s."""
+    several = names if isinstance(names, list) else [names]
+    return tuple(_limit(name, where, error) for name in several)
+
+
+def _limit(name: object, where: str, error: type[GenDurableError]) -> Limit:
+    try:
+        match name:
+            case Limit():
+                return name
+            case str():
+                return Limit(name)
+            case (str() as first, str() as partition):
+                return Limit(first, partition)
+            case _:
+                pass
+    except InputError as refused:
+        raise error(f"{where}: {refused}") from None
+    raise error(
+        f"{where} takes a limit's name, a pair (name, partition), a Limit, or a list of these, got {name!r:.80}"
+    )
+
+
+def check_policies(limits: Mapping[str, Policy]) -> dict[str, Policy]:
+    """What a worker declares as `limits=`."""
+    if not isinstance(limits, Mapping):
+        raise ConfigError(f"limits must map names to Concurrency or Rate, got {type(limits).__name__}")
+    return {
+        check_name(name, "the name of a limit", ConfigError): check_policy(name, policy)
+        for name, policy in limits.items()
+    }
+
+
+def check_policy(name: str, policy: object) -> Policy:
+    """One policy."""
+    if not isinstance(policy, Concurrency | Rate):
+        raise ConfigError(f"limit {name!r} must be Concurrency(...) or Rate(...), got {type(policy).__name__}")
+    return policy
+
+
+def _check_count(what: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SLOTS:
+        raise ConfigError(f"{what} must be a whole number from 1 to {MAX_SLOTS:,}, got {value!r}")

@@ -1,0 +1,108 @@
+"""Doors: limits that a step asks for from inside, around one call.
+
+In: `ctx.limit("stripe", tenant)`. Out: a context manager that waits for a slot or a token, and gives the slot back. The
+same slots and tokens as those of whole steps: who has entered counts like an executing row, as long as its claim lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from gen_durable.errors import InputError, LeaseLost
+from gen_durable.policies import Limit
+from gen_durable.rooms.ask import Ask
+from gen_durable.store.calls import Calls
+
+FIRST_PAUSE: Final = 0.01
+LONGEST_PAUSE: Final = 0.25
+
+T = TypeVar("T")
+
+
+class Doors:
+    """The way into limits, for the steps of one worker."""
+
+    __slots__ = ("_ask", "_calls", "_loop", "_ring_all")
+
+    def __init__(self, ask: Ask, calls: Calls, ring_all: Callable[[Iterable[str]], None]) -> None:
+        self._ask = ask
+        self._calls = calls
+        self._ring_all = ring_all
+        self._loop = asyncio.get_running_loop()
+
+    def door(self, instance: int, claim: int, held: str | None, limit: Limit) -> Door:
+        """A way into a limit for a claim. `held`: the slot that its step has already."""
+        return Door(self, instance, claim, held, limit)
+
+    async def enter(self, instance: int, claim: int, limit: Limit) -> int | None:
+        """Wait until the claim may go on; returns a ticket, if there is one to give back."""
+        pause = FIRST_PAUSE
+        ticket: int | None = None
+        try:
+            while True:
+                # A token that is taken twice after a lost answer is lost; a ticket too, until the claim ends.
+                told = await self._ask.run(self._calls.enter(instance, claim, limit, ticket), "ctx.limit", safe=True)
+                ticket = told.ticket
+                if told.lost:
+                    raise LeaseLost(f"instance {instance}: the claim was taken over while it waited for {limit.name!r}")
+                if told.may:
+                    if told.seconds:
+                        await asyncio.sleep(told.seconds)
+                    return ticket
+                await asyncio.sleep(told.seconds or pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, LONGEST_PAUSE)
+        except BaseException:
+            if ticket is not None:
+                await asyncio.shield(self.leave(ticket))
+            raise
+
+    async def leave(self, ticket: int) -> None:
+        """Give back a ticket: the next may enter."""
+        woken = await self._ask.run(self._calls.leave(ticket), "ctx.limit", safe=True)
+        self._ring_all(woken)
+
+    def from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
+        """Run in the worker's loop what a step in a thread asks for."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        asked.close()
+        raise InputError("in an `async def` step write `async with ctx.limit(...)`")
+
+
+class Door:
+    """`async with ctx.limit(...)`; in a `def` step, which has a thread of its own, `with ctx.limit(...)`."""
+
+    __slots__ = ("_claim", "_doors", "_held", "_instance", "_limit", "_ticket")
+
+    def __init__(self, doors: Doors, instance: int, claim: int, held: str | None, limit: Limit) -> None:
+        self._doors = doors
+        self._instance = instance
+        self._claim = claim
+        self._held = held
+        self._limit = limit
+        self._ticket: int | None = None
+
+    async def __aenter__(self) -> None:
+        if self._held != self._limit.key:  # else the step has the slot already, and would wait for itself
+            self._ticket = await self._doors.enter(self._instance, self._claim, self._limit)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            await asyncio.shield(self._doors.leave(ticket))
+
+    def __enter__(self) -> None:
+        self._doors.from_thread(self.__aenter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._doors.from_thread(self.__aexit__(kind, error, trace))

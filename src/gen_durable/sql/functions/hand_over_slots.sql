@@ -1,0 +1,54 @@
+-- hand_over_slots: the part of hand_over for concurrency limits whose gates are locked: as many rows as there are slots.
+--
+-- Each queue by itself: rows that are let back into a queue that no worker serves must not keep the slots from others. What
+-- is let back too much is blocked again by the pick that finds it. A gate without a policy holds nobody.
+-- Index: gen_durable_limited, gen_durable_slot, gen_durable_slot_due.
+create or replace function @schema.hand_over_slots(gates text[], eager boolean)
+returns text[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_bitmapscan = off
+as $$
+declare
+  bulk constant int := 1000;
+  woken text[];
+begin
+  with room as materialized (
+    select w.gate, w.queue, case
+      when l.slots is null then bulk
+      else least(l.slots - @schema.slots_taken(substr(w.gate, 6), l.slots), bulk)
+    end as slots
+    from @schema.waiting_in(gates) as w
+    left join @schema.gen_durable_limits l
+      on l.name = split_part(substr(w.gate, 6), '/', 1) and l.kind = 'concurrency'
+    where starts_with(w.gate, 'slot/')
+  ),
+  free as materialized (
+    select b.place
+    from room r
+    cross join lateral (
+      select count(*) as rows from (
+        select from @schema.gen_durable d
+        where not eager and d.slot_key = substr(r.gate, 6) and d.queue = r.queue and d.due_at <= now()
+        limit greatest(r.slots, 0)
+      ) as d
+    ) as due
+    cross join lateral (
+      select b.ctid as place from @schema.gen_durable b
+      where b.blocked_on = r.gate and not starts_with(b.blocked_on, 'partition/') and b.queue = r.queue
+      order by b.priority, b.eligible_at, b.id
+      limit greatest(r.slots - due.rows, 0)
+      for no key update skip locked
+    ) as b
+  ),
+  u as (
+    update @schema.gen_durable g set blocked_on = null from free where g.ctid = free.place returning g.queue
+  )
+  select array_agg(distinct u.queue) into woken from u;
+  return woken;
+end
+$$;

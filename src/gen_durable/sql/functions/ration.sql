@@ -1,0 +1,144 @@
+-- ration: which of the rows that a pick has found may run, by their limits. The others are blocked.
+--
+-- In: places of due rows that this transaction has locked; the slot keys that it has let run already, once for each row.
+-- Out: the places of those that may run, and their slot keys; how many were blocked, in all and by gate; how many are of
+-- gates that another session is dealing with just now, and were left as they are; the queues in which other rows became
+-- due or were told when they will be.
+-- A slot is an executing row: nothing is counted that could drift. A token is taken by the claim, in the same transaction,
+-- so that nothing is granted twice or kept by somebody who does not run. Whoever is refused a token goes to hand_over,
+-- which tells the first of them when theirs will be there.
+-- The lock on a gate makes what is asked here true until commit; what is asked after it sees whoever held it before. The
+-- shared lock on the policy makes that hold for the policy too (tests/interleavings: grant_grant, policy_pick).
+-- A gate of which `many` are refused at once has more of them behind: they are blocked too, a thousand at a time. Not those
+-- with a partition key: only its head may go on to a limit.
+-- Index: gen_durable_slot, gen_durable_slot_due, gen_durable_rate_due; primary keys of limits and buckets.
+create or replace function @schema.ration(
+  hits tid[], taken text[], many int,
+  out allowed tid[], out slots text[], out denied int, out contended int, out woken text[], out tally jsonb
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_bitmapscan = off
+as $$
+declare
+  bulk constant int := 1000;
+  gates text[];
+  moment timestamptz;
+  blocked tid[];
+  crowded text[];
+  tokens jsonb;  -- rate key: how many were taken
+  roomy text[];  -- slot keys that could let more run
+begin
+  select coalesce(array_agg(k.gate), '{}') into gates
+  from (
+    select distinct v.gate from @schema.gen_durable g
+    cross join lateral (values ('slot/' || g.slot_key), ('rate/' || g.rate_key)) as v (gate)
+    where g.ctid = any (hits) and v.gate is not null
+  ) as k
+  where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_number(substr(k.gate, 6)))
+    and pg_try_advisory_xact_lock(@schema.gate_number(k.gate));
+
+  moment := clock_timestamp();
+  with c as materialized (
+    select g.ctid as place, g.id, g.priority, g.due_at, g.slot_key, g.rate_key, coalesce(g.weight, 1) as weight,
+      (g.slot_key is null or 'slot/' || g.slot_key = any (gates))
+        and (g.rate_key is null or 'rate/' || g.rate_key = any (gates)) as locked
+    from @schema.gen_durable g where g.ctid = any (hits)
+  ),
+  free as materialized (
+    select k.key, l.slots - @schema.slots_taken(k.key, l.slots)
+      - (select count(*) from unnest(taken) as t (key) where t.key = k.key) as slots
+    from (select distinct c.slot_key as key from c where c.locked and c.slot_key is not null) as k
+    join @schema.gen_durable_limits l on l.name = split_part(k.key, '/', 1) and l.kind = 'concurrency'
+  ),
+  slotted as (
+    select c.*, f.slots is null
+      or row_number() over (partition by c.slot_key order by c.priority, c.due_at, c.id) <= f.slots as slotted
+    from c left join free f on f.key = c.slot_key
+    where c.locked
+  ),
+  buckets as materialized (
+    select k.key, l.period,
+      l.burst - greatest(extract(epoch from b.drained_until - moment), 0)::float8 / l.period as tokens
+    from (select distinct s.rate_key as key from slotted s where s.slotted and s.rate_key is not null) as k
+    join @schema.gen_durable_limits l on l.name = split_part(k.key, '/', 1) and l.kind = 'rate'
+    left join @schema.gen_durable_buckets b on b.key = k.key
+  ),
+  j as materialized (
+    select s.*, b.key is not null as metered, s.slotted and (
+      b.key is null
+      -- Time is counted in microseconds: one that comes at its very moment is not early.
+      or sum(s.weight) over (partition by s.rate_key, s.slotted order by s.priority, s.due_at, s.id)
+        <= b.tokens + 2e-6 / b.period
+    ) as may
+    from slotted s left join buckets b on b.key = s.rate_key
+  )
+  select
+    array_agg(j.place) filter (where j.may),
+    array_agg(j.slot_key) filter (where j.may and j.slot_key is not null),
+    array_agg(j.place) filter (where not j.may),
+    (select jsonb_object_agg(t.key, t.weight) from (
+       select j.rate_key as key, sum(j.weight) as weight from j where j.may and j.metered group by j.rate_key
+     ) as t),
+    (select jsonb_object_agg(t.gate, t.n) from (
+       select case when j.slotted then 'rate/' || j.rate_key else 'slot/' || j.slot_key end as gate, count(*) as n
+       from j where not j.may group by 1
+     ) as t),
+    (select count(*) from c where not c.locked),
+    (select array_agg(f.key) from free f where f.slots > (select count(*) from j where j.may and j.slot_key = f.key))
+  into allowed, slots, blocked, tokens, tally, contended, roomy
+  from j;
+
+  if tokens is not null then
+    insert into @schema.gen_durable_buckets as b (key, drained_until)
+    select t.key, moment + make_interval(secs => t.weight::float8 * l.period)
+    from jsonb_each_text(tokens) as t (key, weight)
+    join @schema.gen_durable_limits l on l.name = split_part(t.key, '/', 1)
+    on conflict (key) do update set
+      drained_until = greatest(b.drained_until, moment) + (excluded.drained_until - moment);
+  end if;
+
+  denied := 0;
+  if blocked is not null then
+    crowded := array(select t.gate from jsonb_each_text(tally) as t (gate, n) where t.n::int >= many);
+    if cardinality(crowded) > 0 then
+      blocked := blocked || array(
+        select s.place from unnest(crowded) as k (gate)
+        cross join lateral (
+          select g.ctid as place from @schema.gen_durable g
+          where g.slot_key = substr(k.gate, 6) and starts_with(k.gate, 'slot/') and g.due_at <= now()
+            and g.partition_key is null and g.ctid <> all (hits)
+          order by g.due_at limit bulk for no key update skip locked
+        ) as s
+      ) || array(
+        select s.place from unnest(crowded) as k (gate)
+        cross join lateral (
+          select g.ctid as place from @schema.gen_durable g
+          where g.rate_key = substr(k.gate, 6) and starts_with(k.gate, 'rate/') and g.due_at <= now()
+            and g.token_at is null and g.partition_key is null and g.ctid <> all (hits)
+          order by g.due_at limit bulk for no key update skip locked
+        ) as s
+      );
+    end if;
+    update @schema.gen_durable g set
+      blocked_on = case when tally ? ('slot/' || g.slot_key) then 'slot/' || g.slot_key else 'rate/' || g.rate_key end,
+      eligible_at = case when g.token_at is null then g.due_at else g.eligible_at end,
+      token_at = null
+    where g.ctid = any (blocked);
+    get diagnostics denied = row_count;
+  end if;
+  gates := array(
+    select k.gate from unnest(gates) as k (gate)
+    where not starts_with(k.gate, 'slot/') or substr(k.gate, 6) = any (roomy) or not exists (
+      select from @schema.gen_durable_limits l where l.name = split_part(substr(k.gate, 6), '/', 1)
+    )
+  );
+  if cardinality(gates) > 0 then
+    woken := @schema.hand_over(gates, false, false, coalesce(allowed, '{}'));
+  end if;
+end
+$$;
