@@ -279,7 +279,7 @@ class Durable:
         return changed
 
     async def remove_limit(self, name: str) -> bool:
-        """Remove a limit: rows that name it run freely, new ones that name it are refused. Tells whether it was there."""
+        """Remove a limit: rows that name it run freely, new ones are refused. Tells whether it was there."""
         removed, woken = await self.ask.run(
             self.calls.remove_limit(check_name(name, "the name of a limit")), "remove_limit", safe=True
         )

@@ -254,8 +254,8 @@ class StartOptions(TypedDict, total=False):
 class Start(Generic[R_co]):
     """An instance to be made: for `insert_many` and for `ScheduleChildren`.
 
-    `limit` is what its first step runs under; by default what its `@step(limit=)` says, and `[]` for nothing. `group` is
-    whose turn it is in a fair queue: `("tenant", "acme")`.
+    `limit` is what its first step runs under; by default what its `@step(limit=)` says, and `[]` for nothing.
+    `group` is whose turn it is in a fair queue: `("tenant", "acme")`.
     """
 
     __slots__ = (

@@ -61,7 +61,7 @@ async def test_a_pick_with_floors_does_not_walk_over_dead_entries(dsn: str, sche
         for _ in range(3):
             async with connection.transaction():
                 sent = floors.of(["default"])
-                call = app.calls.pick("w", {"default": 5}, KNOWN, 60, sent)
+                call = app.calls.pick("w", {"default": 5}, KNOWN, 60, floors=sent)
                 before = await entries_read(connection, schema)
                 picked = call.read(await connection.fetch(call.text, *call.args))
                 read.append(await entries_read(connection, schema) - before)
@@ -102,7 +102,7 @@ async def test_priorities_keep_their_order_with_floors(dsn: str, schema: str) ->
         seen: list[int] = []
         for demand in (1, 1, 3, 2, 2):
             sent = floors.of(["default"])
-            call = app.calls.pick("w", {"default": demand}, KNOWN, 60, sent)
+            call = app.calls.pick("w", {"default": demand}, KNOWN, 60, floors=sent)
             picked = call.read(await connection.fetch(call.text, *call.args))
             floors.note(picked, sent, 0.0)
             seen += [claim.priority for claim in picked.claims]

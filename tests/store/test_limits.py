@@ -278,7 +278,7 @@ def test_turns(store: Store) -> None:
     seen: list[int] = []
     for _ in range(2):
         told = json.dumps({"default": ["tenant", turn]})
-        picked = store.run(store.calls.pick("w", {"default": 2}, KNOWN, 60, None, told))
+        picked = store.run(store.calls.pick("w", {"default": 2}, KNOWN, 60, turns=told))
         assert len(picked.claims) == 2
         turn = picked.turns["default"]
         seen += [c.id for c in picked.claims]

@@ -136,7 +136,9 @@ class Pick(Loop):
         asked = time.monotonic()
         floors = self._floors.of(demands)
         turns = self._turns.of(demands)
-        picked = await self._link.run(self._calls.pick(self._worker, demands, self._known, lease, floors, turns))
+        picked = await self._link.run(
+            self._calls.pick(self._worker, demands, self._known, lease, floors=floors, turns=turns)
+        )
         self._floors.note(picked, floors, time.monotonic() - asked)
         self._turns.note(picked)
         if picked.claims:

@@ -1,7 +1,7 @@
 """Turns: whose turn it is next in fair queues.
 
-In: answers of picks. Out: what to send with the next pick. Each worker goes round by itself; that is fair enough, for each
-goes round all groups that have work.
+In: answers of picks. Out: what to send with the next pick. Each worker goes round by itself, all groups that
+have work, so they are fair together.
 """
 
 from __future__ import annotations

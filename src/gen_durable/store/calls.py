@@ -135,6 +135,7 @@ class Calls:
         demands: Mapping[str, int],
         known: list[str],
         lease: float,
+        *,
         floors: str | None = None,
         turns: str | None = None,
     ) -> Call[Picked]:

@@ -40,7 +40,7 @@ class Claim(msgspec.Struct, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """What a step is told that asked for a limit: go on (after `seconds`), or ask again (then); its place in the line."""
+    """What a step is told that asked for a limit: go on, or ask again, after `seconds`; its place in the line."""
 
     may: bool
     seconds: float | None
@@ -62,8 +62,8 @@ class Picked:
     """The answer of a pick.
 
     `heads`: by queue, where its live rows begin, if it took long to find them (JSON). `turns`: by fair queue, the group
-    that had the last turn. `woken`: queues in which rows that have waited at a gate became due. `blocked`: how many rows
-    must wait from now on, by gate.
+    that had the last turn. `woken`: queues in which rows that have waited at a gate became due. `blocked`: how many
+    rows must wait from now on, by gate.
     """
 
     claims: list[Claim]
