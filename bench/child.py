@@ -139,7 +139,8 @@ async def race(server: Server, app: Durable, roles: list[tuple[str, dict[str, ob
         finally:
             for task in (waiting, *followers):
                 task.cancel()
-        if (ended := sum(report["count"] for report in latest)) != count:
+        # More than asked for: rows of an obstacle that were let run meanwhile.
+        if (ended := sum(report["count"] for report in latest)) < count:
             raise BenchError(f"{roles[0][0]} ended {ended:.0f} instances of {count}")
     return Run(
         count=count,

@@ -20,7 +20,7 @@ from bench.drains import WORK
 from bench.progress import Bar
 from bench.server import Server
 from bench.work import fill, known, noop
-from gen_durable import Durable, Start
+from gen_durable import Durable, Rate, Start
 from gen_durable.store.rows import Commit
 
 GOAL: Final = 0.8
@@ -33,6 +33,11 @@ values ('noop', 'run', '1', 'executing', 'hot', 1, 'another', now() + interval '
 _ONE_BY_ONE: Final = """
 insert into @.gen_durable (fsm, step, state, partition_key, eligible_at)
 select 'noop', 'run', '1', 'hot', now() - interval '1 hour' from generate_series(1, {rows})
+"""
+
+_ALL_THROTTLED: Final = """
+insert into @.gen_durable (fsm, step, state, rate_key, eligible_at)
+select 'noop', 'run', '1', 'slow', now() - interval '1 hour' from generate_series(1, {rows})
 """
 
 Lay = Callable[[Server, Durable], Awaitable[None]]
@@ -59,7 +64,7 @@ class Obstacle:
 
 async def measure(server: Server, scale: float, rounds: int, bar: Bar) -> list[Obstacle]:
     """All obstacles, a `scale` of their full size."""
-    hot, future, free = int(100_000 * scale), int(200_000 * scale), int(20_000 * scale)
+    hot, future, slow, free = (int(rows * scale) for rows in (100_000, 200_000, 50_000, 20_000))
 
     async def hot_key(server: Server, app: Durable) -> None:
         await server.admin.execute(_in(app, _HOLDER))
@@ -73,10 +78,20 @@ async def measure(server: Server, scale: float, rounds: int, bar: Bar) -> list[O
     async def next_month(_server: Server, app: Durable) -> None:
         await fill(app, Start(noop, 1, priority=-1, delay=timedelta(days=30)), future)
 
+    async def throttled(_server: Server, app: Durable) -> None:
+        await app.set_limit("slow", Rate(1, per=timedelta(seconds=1)))
+        await fill(app, Start(noop, 1, limit="slow"), slow)
+
+    async def throttled_one_by_one(server: Server, app: Durable) -> None:
+        await app.set_limit("slow", Rate(1, per=timedelta(seconds=1)))
+        await server.admin.execute(_in(app, _ALL_THROTTLED.format(rows=slow)), timeout=300)
+
     obstacles: dict[str, tuple[Lay, str]] = {
         f"{hot:,} rows of a busy key": (hot_key, "inserted 10,000 at a time"),
         f"{hot:,} rows of a busy key, one by one": (one_by_one, "they are blocked by the picks that meet them"),
         f"{future:,} rows due next month, urgent": (next_month, "at a priority before that of the free jobs"),
+        f"{slow:,} rows throttled at 1/s": (throttled, "inserted 5,000 at a time"),
+        f"{slow:,} rows throttled at 1/s, one by one": (throttled_one_by_one, "blocked by the picks that meet them"),
     }
     bar.expect(rounds * 2 * len(obstacles))
     found: list[Obstacle] = []
