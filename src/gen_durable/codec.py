@@ -106,7 +106,7 @@ def encode(value: object, what: str) -> bytes:
         raise EncodeError(f"{what} holds NaN or an infinity, which JSON cannot store: use None")
     if b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b""):
         raise EncodeError(f"{what} holds a NUL character in a string, which Postgres cannot store")
-    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
+    if len(raw) > MAX_DEPTH and raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
         raise EncodeError(f"{what} is nested too deeply: at most {MAX_DEPTH} levels")
     return raw
 

@@ -55,7 +55,7 @@ class StepSpec:
         names = self.limit(state) if callable(self.limit) else self.limit
         return limits_of(names, f"the limit of step {self.label}")
 
-    @property
+    @cached_property
     def label(self) -> str:
         """How the step is called in messages."""
         return f"{self.machine.name}.{self.name}"

@@ -6,7 +6,6 @@ In: the claim, the step, and whatever the step returned. Out: a `Ran`, or an err
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, assert_never
 
@@ -33,17 +32,18 @@ from gen_durable.outcomes import (
     is_outcome,
 )
 from gen_durable.policies import Limit
+from gen_durable.signals import Received
 from gen_durable.store.rows import Brood, Claim, Commit
 
 CHUNK: Final = 1000
 
 
-@dataclass(slots=True)
-class Ran:
+class Ran(msgspec.Struct, eq=False, gc=False):
     """What became of one execution: the row of a flush, the outcome's name, the signals it consumes, a new queue.
 
     `state` is what was decoded from what is being committed: what the next step of a held claim is given. `rest` are
-    children beyond the first chunk: to be drawn chunk by chunk, with room for others in between.
+    children beyond the first chunk: to be drawn chunk by chunk, with room for others in between. `gc=False` as in
+    store.rows.
     """
 
     commit: Commit
@@ -89,11 +89,13 @@ def encode_outcome(
     commit = Commit(claim.id, claim.claim, claim.seq, "")
     extra: dict[str, Any] = {}
     consumed: tuple[int, ...] = ()
+    queue: str | None = None
     state: object = None
     rest: Iterator[Start[Any]] | None = None
     match outcome:
         case Next():
-            consumed = tuple(s.id for s in ctx.awaited)
+            consumed = _ids(ctx.awaited)
+            queue = outcome.queue
             state = _next(commit, extra, outcome, claim, spec, hold=hold)
         case Replay():
             commit.kind = "replay"
@@ -112,7 +114,7 @@ def encode_outcome(
             # Only what it was handed as awaited: a signal that merely lay in the inbox has woken nobody yet, and must.
             extra["seen"] = [s.id for s in ctx.awaited if s.name in outcome.names]
         case ScheduleChildren():
-            consumed = tuple(s.id for s in ctx.awaited)
+            consumed = _ids(ctx.awaited)
             commit.kind = "children"
             commit.value, _ = _state_for(outcome.then, spec, outcome.state)
             commit.step = outcome.then.name
@@ -132,8 +134,11 @@ def encode_outcome(
         extra["consumed"] = consumed
     if extra:
         commit.extra = msgspec.json.encode(extra).decode()
-    queue = outcome.queue if isinstance(outcome, Next) else None
     return Ran(commit, type(outcome).__name__, consumed, queue, state, rest)
+
+
+def _ids(signals: tuple[Received, ...]) -> tuple[int, ...]:
+    return tuple([s.id for s in signals]) if signals else ()
 
 
 def _next(

@@ -37,6 +37,9 @@ class Verdict(enum.Enum):
     STALE = "stale"
 
 
+# Members by names of their own: asking the enum for them costs a call of Python in 3.11.
+COMMITTED: Final = Verdict.COMMITTED
+STALE: Final = Verdict.STALE
 Settled = Callable[[Verdict | OutcomeRejected], None]
 _Entry = tuple[Commit, Settled]
 
@@ -44,11 +47,23 @@ _Entry = tuple[Commit, Settled]
 class Flush:
     """Takes outcomes and commits them in groups."""
 
-    __slots__ = ("_aside", "_batch", "_calls", "_link", "_on_wake", "_pending", "_side_link", "_task", "_under_way")
+    __slots__ = (
+        "_aside",
+        "_batch",
+        "_calls",
+        "_link",
+        "_loop",
+        "_on_wake",
+        "_pending",
+        "_side_link",
+        "_task",
+        "_under_way",
+    )
 
     def __init__(
         self, link: Link, side_link: Link, calls: Calls, batch: int, on_wake: Callable[[frozenset[str] | None], None]
     ) -> None:
+        self._loop = asyncio.get_running_loop()  # asking for it costs a system call: not at every step
         self._link = link
         self._side_link = side_link
         self._calls = calls
@@ -71,11 +86,11 @@ class Flush:
             return
         self._pending.append((commit, settled))
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._work(), name="gen_durable flush")
+            self._task = self._loop.create_task(self._work(), name="gen_durable flush")
 
     def submit(self, commit: Commit) -> asyncio.Future[Verdict]:
         """Hand in an outcome; the future tells what became of it, or raises `OutcomeRejected`."""
-        future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Verdict] = self._loop.create_future()
 
         def settled(verdict: Verdict | OutcomeRejected) -> None:
             if future.done():
@@ -148,8 +163,9 @@ class Flush:
         return await link.run(self._calls.flush(commits))
 
     def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:
+        stale = flushed.stale
         for commit, settled in batch:
-            settled(Verdict.STALE if commit.id in flushed.stale else Verdict.COMMITTED)
+            settled(STALE if commit.id in stale else COMMITTED)
         if flushed.wake or flushed.already:
             # The queues that an earlier try woke are not known any more: look at all of them.
             self._on_wake(flushed.wake if not flushed.already else None)
@@ -188,7 +204,7 @@ class Flush:
             await self._halve(batch, self._link)
 
     def _wait_aside(self, entry: _Entry) -> None:
-        task = asyncio.get_running_loop().create_task(self._write([entry], self._side_link))
+        task = self._loop.create_task(self._write([entry], self._side_link))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 

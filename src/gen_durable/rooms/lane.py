@@ -90,7 +90,7 @@ class Lane:
 class Lanes:
     """All lanes of one worker. `tasks` is the worker's: it waits for them when it drains."""
 
-    __slots__ = ("_claim", "_give_back", "_lanes", "_on_free", "_tasks", "stopping")
+    __slots__ = ("_claim", "_give_back", "_lanes", "_loop", "_on_free", "_tasks", "stopping")
 
     def __init__(
         self,
@@ -101,6 +101,7 @@ class Lanes:
         give_back: Callable[[Held, str], None],
         on_free: Callable[[], None],
     ) -> None:
+        self._loop = asyncio.get_running_loop()  # asking for it costs a system call: not for every claim
         self._lanes = lanes
         self._tasks = tasks
         self._claim = claim
@@ -141,7 +142,7 @@ class Lanes:
         if lane.running < lane.concurrency:
             lane.running += 1
         else:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            turn: asyncio.Future[None] = self._loop.create_future()
             lane.waiting.append(turn)
             try:
                 await turn
@@ -156,7 +157,7 @@ class Lanes:
         lane.running += 1
         lane.started += 1
         held.in_thread = not held.entry.spec.is_async
-        task = asyncio.get_running_loop().create_task(self._claim(held))
+        task = self._loop.create_task(self._claim(held))
         held.task = task
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._ended(lane, held, done))

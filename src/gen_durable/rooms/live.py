@@ -21,7 +21,7 @@ from gen_durable.instances import Status
 from gen_durable.registry import Registry
 from gen_durable.rooms.encode import Ran, advance
 from gen_durable.rooms.ending import Endings
-from gen_durable.rooms.flush import Flush, Settled, Verdict
+from gen_durable.rooms.flush import STALE, Flush, Settled, Verdict
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.run import Run, Undecodable
 from gen_durable.rooms.wake import Wake
@@ -93,10 +93,11 @@ class Live:
                 except OutcomeRejected as refused:
                     await self._mend(held, refused, took)
                     return
-                if verdict is Verdict.STALE:
+                if verdict is STALE:
                     self._settled(held, ran, took, verdict)
                     return
-                self._tell(held, ran, took)
+                if self._events.active:
+                    self._tell(held, ran, took)
                 if not held.slot:
                     await self._take_back(held)
                 started = time.perf_counter()
@@ -129,7 +130,7 @@ class Live:
             self._spawn(self._mend(held, verdict, took))
             return
         self._holdings.remove(held)
-        if verdict is Verdict.STALE:
+        if verdict is STALE:
             log.warning("instance %d: its outcome came too late, another worker has the claim", claim.id)
             if self._events.active:
                 self._events.emit(StaleOutcome(claim.id, claim.machine, held.entry.spec.name))
@@ -142,7 +143,8 @@ class Live:
             self._on_due(claim.queue if ran.queue is None else ran.queue, commit.delay)
         if claim.partition_key is not None:
             self._wake.ring(claim.queue)  # its key is free now
-        self._tell(held, ran, took)
+        if self._events.active:
+            self._tell(held, ran, took)
 
     async def _mend(self, held: Held, refused: OutcomeRejected, took: float) -> None:
         """The database refused an outcome: that is the step's error. If the answer to it is refused too, it fails."""
@@ -159,13 +161,10 @@ class Live:
         self._settled(held, ran, took, verdict)
 
     def _tell(self, held: Held, ran: Ran, took: float) -> None:
-        if self._events.active:
-            claim = held.claim
-            self._events.emit(
-                StepStopped(
-                    claim.id, claim.machine, claim.version, held.entry.spec.name, ran.outcome, claim.attempt, took
-                )
-            )
+        claim = held.claim
+        self._events.emit(
+            StepStopped(claim.id, claim.machine, claim.version, held.entry.spec.name, ran.outcome, claim.attempt, took)
+        )
 
     def _undecodable(self, held: Held, error: str) -> None:
         claim = held.claim

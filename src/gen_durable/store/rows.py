@@ -1,4 +1,7 @@
-"""What goes into the calls and what comes out of them."""
+"""What goes into the calls and what comes out of them.
+
+What is made at every step is kept from the garbage collector (`gc=False`): nothing in it can lead back to it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from gen_durable.instances import Status
 from gen_durable.signals import Received
 
 
-class Claim(msgspec.Struct, eq=False):
+class Claim(msgspec.Struct, eq=False, gc=False):
     """A row that this worker may run: the fence (id, claim, seq) and all that the step is told.
 
     It changes as its steps go on (`rooms.run.advance`); `abandoned` is set before its task is cancelled.
@@ -104,7 +107,7 @@ class Brood:
             yield (b"[" + b",".join(part) + b"]").decode()
 
 
-class Commit(msgspec.Struct, eq=False):
+class Commit(msgspec.Struct, eq=False, gc=False):
     """An outcome, encoded: one row of a flush."""
 
     id: int
