@@ -29,7 +29,7 @@ class Size:
 
 
 SMALL = Size("small", 1, jobs=3_000, chains=500, children=1_000, sync_jobs=1_000, singles=200, samples=25)
-FULL = Size("full", 3, jobs=20_000, chains=4_000, children=5_000, sync_jobs=6_000, singles=1_000, samples=150)
+FULL = Size("full", 3, jobs=20_000, chains=16_000, children=5_000, sync_jobs=6_000, singles=1_000, samples=150)
 
 
 class Stage(Protocol):
