@@ -133,6 +133,7 @@ class Worker:
             raise
         self._build()
         if self.options.queues:
+            await self._connect()
             self._app.join(self._pick)
             self._keep.start()
             self._pick.start()
@@ -140,6 +141,10 @@ class Worker:
             room.start()
         slots = ", ".join(f"{queue}={n}" for queue, n in self.options.slots.items())
         log.info("worker %s: %s", self.name, slots or "maintenance only")
+
+    async def _connect(self) -> None:
+        """Connect what the first row needs, so that it does not wait for that. Later is fine too: links heal."""
+        await asyncio.gather(*(link.raw() for link in self._links[:2]), return_exceptions=True)
 
     def _build(self) -> None:
         """The rooms, and who tells whom."""

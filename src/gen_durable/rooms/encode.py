@@ -104,15 +104,7 @@ def encode_outcome(
             commit.delay = outcome.after
             commit.error = describe(error) if error is not None else None
         case Await():
-            commit.kind = "await"
-            commit.value, _ = _state_for(outcome.then or spec, spec, outcome.state)
-            commit.step = outcome.then.name if outcome.then is not None and outcome.then is not spec else None
-            commit.delay = outcome.timeout
-            if outcome.then is not None and commit.step is not None:
-                _limit(extra, outcome.then.limits_for(outcome.state), claim)
-            extra["awaits"] = outcome.names
-            # Only what it was handed as awaited: a signal that merely lay in the inbox has woken nobody yet, and must.
-            extra["seen"] = [s.id for s in ctx.awaited if s.name in outcome.names]
+            _await(commit, extra, outcome, claim, spec, ctx=ctx)
         case ScheduleChildren():
             consumed = _ids(ctx.awaited)
             commit.kind = "children"
@@ -163,6 +155,20 @@ def _next(
         _limit(extra, limits or (), claim)
     commit.kind = "hold" if hold and outcome.run_ahead and outcome.delay == 0 and not extra else "next"
     return state
+
+
+def _await(
+    commit: Commit, extra: dict[str, Any], outcome: Await[Any], claim: Claim, spec: StepSpec, *, ctx: Context
+) -> None:
+    commit.kind = "await"
+    commit.value, _ = _state_for(outcome.then or spec, spec, outcome.state)
+    commit.delay = outcome.timeout
+    if outcome.then is not None and outcome.then is not spec:
+        commit.step = outcome.then.name
+        _limit(extra, outcome.then.limits_for(outcome.state), claim)
+    extra["awaits"] = outcome.names
+    # Only what it was handed as awaited: a signal that merely lay in the inbox has woken nobody yet, and must.
+    extra["seen"] = [s.id for s in ctx.awaited if s.name in outcome.names]
 
 
 def _limit(extra: dict[str, Any], limits: tuple[Limit, ...], claim: Claim) -> None:
