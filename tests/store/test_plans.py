@@ -104,7 +104,7 @@ def parked_ids(store: Store) -> list[int]:
 
 
 PKEY, PICK, UNIQUE = "gen_durable_pkey", "gen_durable_pick", "gen_durable_unique"
-INBOX, DEDUP = "signals_inbox", "signals_target_id_dedup_key_key"
+INBOX, DEDUP = "signals_inbox", "signals_dedup"
 SLOTS = "gen_durable_slots_instance"
 WORKS = {
     "pick": Work(lambda s: s.calls.pick("w", {"default": BATCH}, KNOWN, 60), frozenset({PICK}), 3),
@@ -139,10 +139,10 @@ WORKS = {
     "release": Work(lambda s: s.calls.release([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
     "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"gen_durable_lease", SLOTS, PKEY}), 5),
     "reap of crash loops": Work(
-        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", SLOTS, PKEY, DEDUP, INBOX}), 16
+        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", SLOTS, PKEY, INBOX}), 16
     ),
     "gc": Work(
-        lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH), frozenset({"gen_durable_finished", PKEY, DEDUP}), 6
+        lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH), frozenset({"gen_durable_finished", PKEY, INBOX}), 6
     ),
     "insert": Work(
         lambda s: s.calls.insert([Start(M.s, {}, unique_key=f"p{n}") for n in range(BATCH)], "existing"),

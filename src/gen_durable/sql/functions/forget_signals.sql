@@ -2,7 +2,7 @@
 --
 -- A trigger of the whole statement, not a foreign key: that would look up and lock the target of every signal once
 -- more, which a delivery has locked already, and ask for signals at every row that retention deletes (ADR 10).
--- Index: signals' unique (target_id, dedup_key).
+-- Index: signals_inbox.
 create or replace function @schema.forget_signals()
 returns trigger
 language plpgsql

@@ -4,7 +4,7 @@
 -- Out: one row per input row, in input order: the target's id, what became of it ('delivered', 'duplicate',
 -- 'no_target'), and the queue to be looked at: of a row that was woken, and of one that was due already, for the lock
 -- taken here may have hidden it from a picker that had just been told of it (tests/flows/test_signals.py).
--- Index: primary key, gen_durable_unique, signals' unique (target_id, dedup_key).
+-- Index: primary key, gen_durable_unique, signals_dedup.
 -- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock taken only
 -- on rows that look parked would miss the one that is about to park (tests/interleavings: park_deliver).
 create or replace function @schema.signal(
@@ -47,7 +47,7 @@ begin
     delivered as (
       insert into @schema.signals as s (target_id, name, payload, dedup_key)
       select o.id, o.name, o.payload, o.dedup_key from o where o.live_id is not null order by o.n
-      on conflict (target_id, dedup_key) do nothing
+      on conflict (target_id, dedup_key) where dedup_key is not null do nothing
       returning s.target_id, s.name, s.dedup_key
     ),
     touched as (

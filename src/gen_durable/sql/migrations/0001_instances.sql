@@ -132,13 +132,16 @@ create table @schema.signals (
   consumed     boolean not null default false,
   name         text not null check (name <> ''),
   payload      jsonb,
-  dedup_key    text check (dedup_key <> ''),
-  unique (target_id, dedup_key)
+  dedup_key    text check (dedup_key <> '')
 )
 with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 
--- pick.sql, flush.sql: what an instance has been sent and has not consumed.
-create index signals_inbox on @schema.signals (target_id, id) where not consumed;
+-- signal.sql: one delivery per dedup key. Most signals have none and are not in it: an index less to go down.
+create unique index signals_dedup on @schema.signals (target_id, dedup_key) where dedup_key is not null;
+
+-- pick.sql, flush.sql: what an instance has been sent and has not consumed, in order. The emptied ones lie apart, so
+-- that an inbox is read without them; they are here to be found when the instance ends.
+create index signals_inbox on @schema.signals (target_id, consumed, id);
 
 -- The policies of limits, by name. A limit may be partitioned: then each partition has its own slots or tokens.
 create table @schema.gen_durable_limits (
