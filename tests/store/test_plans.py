@@ -50,16 +50,17 @@ select 'm', 's', -7, now() + interval '1 year' from generate_series(1, 10000);
 insert into @schema.gen_durable (id, fsm, step, status, children_pending, round, claims, seq)
 overriding system value select 900000, 'm', 's', 'awaiting_children', 500, 1, 1, 1;
 insert into @schema.gen_durable
-  (id, fsm, step, status, claims, locked_by, lease_expires_at, parent_id, parent_round)
+  (id, fsm, step, status, claims, locked_by, lease_expires_at, parent_id, parent_round, inbox)
 overriding system value
 select 900000 + n, 'm', 's', 'executing', 1, 'w', now() + make_interval(secs => case when n > 250 then -5 else 600 end),
-       900000, 1
+       900000, 1, n between 101 and 200
 from generate_series(1, 500) as n;
 insert into @schema.signals (target_id, name)
 select g.id, 'other' from @schema.gen_durable g where g.status = 'awaiting_signal' and g.id % 2 = 0;
 update @schema.gen_durable g set inbox = true where g.status = 'awaiting_signal' and g.id % 2 = 0;
 """
 HELD = [900_000 + n for n in range(1, BATCH + 1)]
+MAILED = [900_100 + n for n in range(1, BATCH + 1)]  # these have been sent something before
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +95,8 @@ class Work:
     hashes: bool = False  # short lists with each other: of the table only places that are known already
 
 
-def commits(kind: str, **more: object) -> Callable[[Store], Call[Any]]:
-    return lambda s: s.calls.flush([Commit(i, 1, 0, kind, **more) for i in HELD])  # type: ignore[arg-type]
+def commits(kind: str, ids: list[int] = HELD, **more: object) -> Callable[[Store], Call[Any]]:
+    return lambda s: s.calls.flush([Commit(i, 1, 0, kind, **more) for i in ids])  # type: ignore[arg-type]
 
 
 def parked_ids(store: Store) -> list[int]:
@@ -114,7 +115,11 @@ WORKS = {
     "pick of nothing": Work(lambda s: s.calls.pick("w", {"empty": BATCH}, KNOWN, 60), frozenset({PICK}), 1),
     "hold": Work(commits("hold", value="{}"), frozenset({PKEY}), 3),
     "next": Work(commits("next"), frozenset({PKEY}), 3),
-    "await": Work(commits("await", delay=None, extra='{"awaits": ["go"], "seen": []}'), frozenset({PKEY, INBOX}), 6),
+    "await": Work(commits("await", delay=None, extra='{"awaits": ["go"], "seen": []}'), frozenset({PKEY}), 3),
+    "await with an inbox": Work(
+        commits("await", MAILED, delay=None, extra='{"awaits": ["go"], "seen": []}'), frozenset({PKEY, INBOX}), 6
+    ),
+    "done with an inbox": Work(commits("done", MAILED), frozenset({PKEY, INBOX}), 6),
     "children": Work(
         lambda s: s.calls.flush([fan_out(i, child(f"c{i}"), child(f"p{i}")) for i in HELD]),
         frozenset({PKEY, UNIQUE, "gen_durable_parent"}),

@@ -121,7 +121,7 @@ begin
   )
   select
     array_agg(u.id),
-    array_agg(u.place) filter (where u.kind = 'await'),
+    array_agg(u.place) filter (where u.kind = 'await' and u.inbox),
     array_agg(u.id) filter (where u.kind = 'children'),
     array_agg(u.id) filter (where u.extra ? 'consumed'),
     array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.inbox),
