@@ -132,6 +132,7 @@ class Stopwatch:
 async def prepare(table: Table) -> None:
     """What the measurements of a table need, once."""
     await table.side.execute(table.schema.render(_SETUP))
+    await table.visit()
 
 
 async def measure(tables: Sequence[Table], label: str, executing: int, rounds: int) -> list[Setting]:
