@@ -27,6 +27,7 @@ from gen_durable.store.rows import Commit, Delivery
 
 KNOWN: Final = ["m/1/s"]
 LEASE: Final = 3600.0
+SINGLE: Final = 20
 STATE: Final = '{"n": 2, "name": "a state of a common size", "items": [1, 2, 3]}'
 
 # Each call and its batch: what its cost is divided by.
@@ -38,8 +39,8 @@ BATCH: Final = {
     "flush next": 100,
     "flush done": 100,
     "flush await": 100,
-    "signal": 100,
-    "signal cold": 100,
+    "signal": 1,
+    "signal cold": 1,
     "heartbeat": 500,
     "reap": 100,
     "gc": 1000,
@@ -74,7 +75,10 @@ async def round_of(table: Table, run: Run, executing: int, dice: random.Random) 
 
     for name, parked in (("signal", table.active), ("signal cold", table.parked)):
         targets = dice.sample(parked, 100)
-        await run(name, calls.signal([Delivery(i, None, "go", '{"paid": 1}', None) for i in targets]))
+        deliveries = [Delivery(i, None, "go", '{"paid": 1}', None) for i in targets]
+        for one in deliveries[:SINGLE]:
+            await run(name, calls.signal([one]))  # one by one, as `Durable.signal` sends them
+        await _quietly(table, calls.signal(deliveries[SINGLE:]))
         await _quietly(table, calls.pick("w", {"inbox": 100}, KNOWN, LEASE))
         parking = calls.flush(await _parks(table, targets))
         if name == "signal":
