@@ -178,6 +178,7 @@ def test_work_is_in_proportion_to_the_batch(big: Store, name: str) -> None:
     """No table is read from end to end, no other index is used, and few entries are read per row asked for."""
     work = WORKS[name]
     call = work.call(big)
+    big.sql("vacuum (index_cleanup on) @schema.gen_durable")  # what other tests rolled back would be counted too
     big.given("begin")
     try:
         before = counted(big)
