@@ -66,9 +66,9 @@ def test_partitions_are_limits_of_their_own(store: Store) -> None:
         Commit(101, 1, 0, "done"),
         Commit(101, 1, 0, "stop", error="no"),
         Commit(101, 1, 0, "replay", delay=60.0),
-        Commit(101, 1, 0, "next", step="t", extra=json.dumps({"left": ["slot/l"]})),
+        Commit(101, 1, 0, "next", step="t", extra=json.dumps({"limits": []})),
         Commit(101, 1, 0, "await", extra=json.dumps({"awaits": ["x"], "seen": []})),
-        Commit(101, 1, 0, "children", step="t", extra=json.dumps({"left": ["slot/l"], "children": []})),
+        Commit(101, 1, 0, "children", step="t", extra=json.dumps({"limits": [], "children": []})),
     ],
     ids=lambda commit: commit.kind,
 )
@@ -283,3 +283,37 @@ def test_turns(store: Store) -> None:
         turn = picked.turns["default"]
         seen += [c.id for c in picked.claims]
     assert {1101, 1102} <= set(seen)
+
+
+def test_limits_are_those_of_the_step_that_comes(store: Store) -> None:
+    """Into a limited step, on to another with a rate, and out again; the same step again keeps its own."""
+    limit(store, "l", Concurrency(1))
+    limit(store, "r", Rate(1, timedelta(minutes=1), burst=3))
+    store.insert(Start(M.s, {}))
+    assert store.pick().claims[0].limited is None
+    store.flush(Commit(101, 1, 0, "next", step="t", extra=json.dumps({"limits": [["l", "a", 1]]})))
+    assert store.row(101)["slot_key"] == "l/a"
+    assert store.pick().claims[0].limited == "l/a"
+    store.flush(Commit(101, 2, 1, "replay"))
+    assert store.row(101)["slot_key"] == "l/a"
+    assert store.pick().claims[0].limited == "l/a"
+    store.flush(Commit(101, 3, 2, "next", step="s", extra=json.dumps({"limits": [["r", None, 2]]})))
+    row = store.row(101)
+    assert (row["slot_key"], row["rate_key"], row["weight"]) == (None, "r", 2)
+    assert store.pick().claims[0].limited == ""
+    store.flush(Commit(101, 4, 3, "next", step="t", extra=json.dumps({"limits": []})))
+    row = store.row(101)
+    assert (row["slot_key"], row["rate_key"], row["weight"]) == (None, None, None)
+
+
+def test_an_unknown_limit_at_an_outcome_refuses_the_batch(store: Store) -> None:
+    """The worker finds out by halves which of them it was; nothing of the batch is written."""
+    one_by_one(store, 2)
+    assert ids(store) == [101, 102]
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        store.flush(
+            Commit(101, 1, 0, "done"),
+            Commit(102, 1, 0, "next", step="t", extra=json.dumps({"limits": [["nope", None, 1]]})),
+        )
+    assert refused.value.sqlstate == "GD002"
+    assert store.row(101)["status"] == "executing"

@@ -149,10 +149,10 @@ def _next(
         if claim.partition_key is not None:
             extra["left"] = [f"partition/{claim.partition_key}"]
     limits = outcome.limits
-    if limits is None and outcome.step.limit is not None:
-        limits = outcome.step.limits_for(outcome.state)
-    if limits or claim.slot_key is not None:
-        _limit(extra, limits or (), claim)
+    if limits is None:
+        limits = outcome.step.limits_for(outcome.state) if outcome.step.limit is not None else ()
+    if limits or claim.limited is not None:
+        _limit(extra, limits, claim)
     commit.kind = "hold" if hold and outcome.run_ahead and outcome.delay == 0 and not extra else "next"
     return state
 
@@ -172,11 +172,9 @@ def _await(
 
 
 def _limit(extra: dict[str, Any], limits: tuple[Limit, ...], claim: Claim) -> None:
-    """The limits of the step that comes, and the slot of the one that was."""
-    if limits:
+    """The limits of the step that comes; none, after a step that had some, is told too."""
+    if limits or claim.limited is not None:
         extra["limits"] = [[limit.name, limit.partition, limit.weight] for limit in limits]
-    if claim.slot_key is not None:
-        extra["left"] = [*extra.get("left", ()), f"slot/{claim.slot_key}"]
 
 
 def _state_for(target: StepSpec, current: StepSpec, state: object) -> tuple[str, object]:

@@ -149,7 +149,7 @@ class Run:
             claim.children,
             None if claim.children is not None else functools.partial(self._read_children, claim.id),
             self._doors,
-            claim.slot_key,
+            claim.limited,
         )
 
     async def _draw(self, ran: Ran, spec: StepSpec) -> None:

@@ -35,7 +35,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     unique_key: bytes | None
     parent_id: int | None
     awaits: list[str] | None
-    slot_key: str | None = None
+    limited: str | None = None  # the slot it takes; "": it has taken a token, but no slot
     inbox: tuple[Received, ...] = ()
     children: tuple[Child, ...] | None = ()  # None: too many to come along, they are read page by page
     abandoned: bool = False

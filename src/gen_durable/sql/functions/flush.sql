@@ -46,14 +46,9 @@ declare
   made text[];
   freed text[];
   more text[];
-  slot_keys text[];
-  rate_keys text[];
-  weights int[];
+  limited bigint[];  -- rows that go from or to a step with limits,
+  wants jsonb[];     -- and those limits
 begin
-  if exists (select from unnest(extras) as e (extra) where e.extra ? 'limits') then
-    select k.slot_keys, k.rate_keys, k.weights into slot_keys, rate_keys, weights
-    from @schema.limit_keys(array(select e.extra -> 'limits' from unnest(extras) with ordinality as e (extra, n) order by e.n)) as k;
-  end if;
   if 'children' = any (kinds) or exists (select from unnest(parents) as p (id) where p.id is not null) then
     perform from @schema.gen_durable g where g.id = any (ids || parents) order by g.id for no key update;
   end if;
@@ -73,8 +68,8 @@ begin
         when 'await' then 'awaiting_signal' when 'children' then 'awaiting_children'
         when 'done' then 'done' when 'stop' then 'failed'
       end::@schema.durable_status as status
-    from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras, slot_keys, rate_keys, weights)
-      as o (id, claim, seq, kind, step, value, delay, error, extra, slot_key, rate_key, weight)
+    from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
+      as o (id, claim, seq, kind, step, value, delay, error, extra)
   ),
   u as (
     update @schema.gen_durable g set
@@ -105,10 +100,6 @@ begin
       queue = coalesce(o.extra ->> 'queue', g.queue),
       priority = coalesce((o.extra ->> 'priority')::smallint, g.priority),
       partition_key = case when o.extra ? 'partition_key' then o.extra ->> 'partition_key' else g.partition_key end,
-      -- Limits are those of the step that comes; the same step keeps its own.
-      slot_key = case when o.step is null then g.slot_key else o.slot_key end,
-      rate_key = case when o.step is null then g.rate_key else o.rate_key end,
-      weight = case when o.step is null then g.weight else o.weight end,
       last_error = case when o.kind in ('replay', 'stop') then coalesce(o.error, g.last_error) end,
       locked_by = case when o.kind = 'hold' then g.locked_by end,
       lease_expires_at = case when o.kind = 'hold' then g.lease_expires_at end,
@@ -128,8 +119,10 @@ begin
     array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.parent_id is not null),
     array_agg(distinct u.queue) filter (where u.kind in ('next', 'replay') and coalesce(u.delay, 0) = 0),
     array_agg(distinct 'partition/' || u.partition_key) filter (where u.kind <> 'hold' and u.partition_key is not null)
-      || array_agg(distinct 'slot/' || u.slot_key) filter (where u.kind <> 'hold' and u.slot_key is not null)
-  into written, parked, spawning, consuming, emptied, ended, queues, freed
+      || array_agg(distinct 'slot/' || u.slot_key) filter (where u.kind <> 'hold' and u.slot_key is not null),
+    array_agg(u.id) filter (where u.extra ? 'limits'),
+    array_agg(u.extra -> 'limits') filter (where u.extra ? 'limits')
+  into written, parked, spawning, consuming, emptied, ended, queues, freed, limited, wants
   from u;
 
   if coalesce(cardinality(written), 0) < cardinality(ids) then
@@ -187,8 +180,14 @@ begin
     queues := coalesce(queues, '{}') || more;
   end if;
 
-  if exists (select from unnest(extras) as e (extra) where e.extra ? 'left') then
-    -- What it had before, not what it has now.
+  if limited is not null then
+    update @schema.gen_durable g set slot_key = l.slot_key, rate_key = l.rate_key, weight = l.weight
+    from @schema.limit_keys(wants) as k
+    cross join lateral unnest(limited, k.slot_keys, k.rate_keys, k.weights) as l (id, slot_key, rate_key, weight)
+    where g.id = l.id;
+  end if;
+  if cardinality(extras) > 0 then
+    -- What they had before, not what they have now.
     freed := freed || array(
       select distinct l.gate from unnest(ids, extras) as o (id, extra)
       cross join lateral jsonb_array_elements_text(o.extra -> 'left') as l (gate)

@@ -6,7 +6,8 @@
 -- Out: one row per claim, most urgent first. A row without an id tells of a queue whose demand was not met: in how many
 -- seconds its next row falls due (null: none is waiting), and how many due rows were passed over for a busy gate; or it
 -- tells of the floors of a queue; or of the group that had the last turn; or, without a queue, of queues in which other
--- rows became due (in awaits), and how many rows were blocked, by gate (in heads).
+-- rows became due (in awaits), and how many rows were blocked, by gate (in heads). limited: the slot that a row takes, or
+-- '' for one that has a rate limit only.
 -- Index: gen_durable_pick, one (queue, priority) at a time: stepping from priority to priority means that rows due
 -- in the future are never read, however urgent.
 -- Floors: what was picked before leaves dead entries at the head of the index. They go with the next look at them,
@@ -24,7 +25,7 @@ create or replace function @schema.pick(
 )
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt int, claims int, seq int, queue text,
-  priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], slot_key text,
+  priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], limited text,
   inbox jsonb, children jsonb, next_due float8, contended int, heads jsonb, turn text
 )
 language plpgsql
@@ -232,7 +233,8 @@ begin
     )
     select
       g.id, g.fsm, g.fsm_version, g.step, g.state, g.attempt, g.claims, g.seq, g.queue, g.priority, g.partition_key,
-      g.unique_key, g.parent_id, g.awaits, g.slot_key,
+      g.unique_key, g.parent_id, g.awaits,
+      coalesce(g.slot_key, case when g.rate_key is not null then '' end),
       case when g.inbox then @schema.inbox_of(g.id) end,
       case when g.joined then @schema.children_of(g.id, g.round) end,
       null::float8, null::int, null::jsonb, null::text
