@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from gen_durable.errors import InputError, LeaseLost
+from gen_durable.errors import GenDurableError, InputError, LeaseLost
 from gen_durable.policies import Limit
 from gen_durable.rooms.ask import Ask
 from gen_durable.store.calls import Calls
+from gen_durable.store.rows import Entering
 
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.25
@@ -41,24 +43,36 @@ class Doors:
     async def enter(self, instance: int, claim: int, limit: Limit) -> int | None:
         """Wait until the claim may go on; returns a ticket, if there is one to give back."""
         pause = FIRST_PAUSE
-        ticket: int | None = None
+        ticket = random.getrandbits(63)  # ours: a place in the line is known again after a lost answer
+        asking: asyncio.Task[Entering] | None = None
         try:
             while True:
-                # A token that is taken twice after a lost answer is lost; a ticket too, until the claim ends.
-                told = await self._ask.run(self._calls.enter(instance, claim, limit, ticket), "ctx.limit", safe=True)
-                ticket = told.ticket
+                # A token that is taken twice after a lost answer is lost.
+                call = self._calls.enter(instance, claim, limit, ticket)
+                asking = self._loop.create_task(self._ask.run(call, "ctx.limit", safe=True))
+                told = await asyncio.shield(asking)
                 if told.lost:
                     raise LeaseLost(f"instance {instance}: the claim was taken over while it waited for {limit.name!r}")
                 if told.may:
                     if told.seconds:
                         await asyncio.sleep(told.seconds)
-                    return ticket
+                    return ticket if told.held else None
                 await asyncio.sleep(told.seconds or pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, LONGEST_PAUSE)
         except BaseException:
-            if ticket is not None:
-                await asyncio.shield(self.leave(ticket))
+            if asking is not None:
+                await asyncio.shield(self._loop.create_task(self._give_up(asking, ticket)))
             raise
+
+    async def _give_up(self, asking: asyncio.Task[Entering], ticket: int) -> None:
+        """Give a ticket back although the answer was not waited for: it may still be coming."""
+        await asyncio.wait([asking])
+        if asking.exception() is None:
+            if asking.result().held:
+                await self.leave(ticket)
+        else:
+            with suppress(GenDurableError):  # what went wrong with asking is told
+                await self.leave(ticket)
 
     async def leave(self, ticket: int) -> None:
         """Give back a ticket: the next may enter."""

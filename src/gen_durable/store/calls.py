@@ -100,7 +100,7 @@ class Calls:
         self._set_limit = f"select changed, woken from {s}.set_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608
         self._remove_limit = f"select removed, woken from {s}.remove_limit($1)"  # noqa: S608
         self._limits = f"select * from {s}.limits_now()"  # noqa: S608
-        self._enter = f"select may, seconds, place, lost from {s}.enter($1,$2,$3,$4,$5,$6)"  # noqa: S608
+        self._enter = f"select may, seconds, held, lost from {s}.enter($1,$2,$3,$4,$5,$6)"  # noqa: S608
         self._leave = f"select {s}.leave($1)"
         self._forget_buckets = f"select {s}.forget_buckets()"
         self._notify = (
@@ -226,8 +226,8 @@ class Calls:
     def limits(self) -> Call[list[LimitState]]:
         return Call(self._limits, (), lambda rows: [LimitState(*row) for row in rows])
 
-    def enter(self, instance: int, claim: int, limit: Limit, ticket: int | None) -> Call[Entering]:
-        """Ask for a limit from inside a step."""
+    def enter(self, instance: int, claim: int, limit: Limit, ticket: int) -> Call[Entering]:
+        """Ask for a limit from inside a step. `ticket`: drawn by the asker, the same when it asks again."""
         args = (instance, claim, limit.name, limit.partition, limit.weight, ticket)
         return Call(self._enter, args, lambda rows: Entering(*rows[0]))
 

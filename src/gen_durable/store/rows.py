@@ -43,11 +43,14 @@ class Claim(msgspec.Struct, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """What a step is told that asked for a limit: go on, or ask again, after `seconds`; its place in the line."""
+    """What a step is told that asked for a limit: go on (after `seconds`), or ask again (then).
+
+    `held`: the ticket is in the line, and is to be given back.
+    """
 
     may: bool
     seconds: float | None
-    ticket: int | None
+    held: bool
     lost: bool
 
 

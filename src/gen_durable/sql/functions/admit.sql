@@ -8,6 +8,8 @@
 -- A key lets one row run at a time, in the order of (priority, due_at, id) over all queues. A row that must wait leaves
 -- the pick index (blocked_on), so that no later pick looks at it, and hand_over lets it back. One that the key has let go
 -- on to a limit, and that waits there, is the head until it has run.
+-- A due row with a slot keeps others from being let back for that slot, as it is expected to take it. If it is blocked here
+-- instead, the slot is handed over, under its gate's lock; one whose gate is contended is left as it is.
 -- The lock on a key makes "nobody executes it and this is its head" true until commit; what is asked after it sees
 -- whoever held it before, for a later statement has a later snapshot (tests/interleavings: claim_claim, block_release).
 -- Index: gen_durable_partition (who executes), gen_durable_partition_order, gen_durable_blocked and
@@ -33,6 +35,7 @@ declare
   firsts bigint[];             -- of the gates: who runs next, or was let run already; null: somebody else runs
   heads bigint[];              -- of the crowded: they stay
   instead bigint[];
+  slots text[];                -- the gates of slots that blocked rows do not take now
 begin
   select array_agg(k.key) into locked
   from (
@@ -83,6 +86,23 @@ begin
   into allowed, keys, ids, blocked, contended, instead, gates, firsts
   from j;
 
+  if exists (select from @schema.gen_durable g where g.ctid = any (blocked) and g.slot_key is not null) then
+    slots := array(
+      select k.gate
+      from (
+        select distinct 'slot/' || g.slot_key as gate from @schema.gen_durable g
+        where g.ctid = any (blocked) and g.slot_key is not null
+      ) as k
+      where pg_try_advisory_xact_lock(@schema.gate_number(k.gate))
+    );
+    contended := contended + cardinality(blocked);
+    blocked := array(
+      select g.ctid from @schema.gen_durable g
+      where g.ctid = any (blocked) and (g.slot_key is null or 'slot/' || g.slot_key = any (slots))
+    );
+    contended := contended - cardinality(blocked);
+  end if;
+
   select array_agg(c.key), array_agg(k.head) into crowded, heads
   from (
     select g.partition_key as key from @schema.gen_durable g where g.ctid = any (blocked)
@@ -97,6 +117,7 @@ begin
       cross join lateral (
         select g.ctid as place from @schema.gen_durable g
         where g.partition_key = k.key and g.due_at <= now() and g.id <> coalesce(k.head, 0)
+          and (g.slot_key is null or 'slot/' || g.slot_key = any (slots))
         order by g.priority, g.due_at, g.id
         limit bulk
         for no key update skip locked
@@ -121,6 +142,9 @@ begin
       returning g.queue
     )
     select array_agg(distinct u.queue) into woken from u;
+  end if;
+  if cardinality(slots) > 0 then
+    woken := woken || @schema.hand_over(slots, false);
   end if;
 end
 $$;

@@ -1,10 +1,10 @@
 -- blocked_at_once: of rows about to be inserted together, the gates that those wait for which surely cannot run at once.
 --
 -- In: the columns of insert. Out: per row a gate, or null. Of a partition key the first may run; of a limit as many as it
--- lets run when nobody else does, in each queue. A row with a partition key is not held against its limits here: it meets
+-- lets run when nobody else does, in each queue and of each step: perhaps nobody knows the others. A row with a partition key is not held against its limits here: it meets
 -- them when it is the head of its key.
 create or replace function @schema.blocked_at_once(
-  queues text[], priorities smallint[], partition_keys text[], slot_keys text[], rate_keys text[], delays float8[],
+  fsms text[], versions int[], steps text[], queues text[], priorities smallint[], partition_keys text[], slot_keys text[], rate_keys text[], delays float8[],
   schedule_ats timestamptz[]
 )
 returns text[]
@@ -22,9 +22,9 @@ as $$
       select o.n, coalesce(o.priority, 0) as priority,
         coalesce(o.at, now() + make_interval(secs => coalesce(o.delay, 0))) as at,
         coalesce('partition/' || o.partition_key, 'slot/' || o.slot_key, 'rate/' || o.rate_key) as gate,
-        case when o.partition_key is null then o.queue end as line
-      from unnest(queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats)
-        with ordinality as o (queue, priority, partition_key, slot_key, rate_key, delay, at, n)
+        case when o.partition_key is null then concat_ws('/', o.queue, o.fsm, o.version, o.step) end as line
+      from unnest(fsms, versions, steps, queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats)
+        with ordinality as o (fsm, version, step, queue, priority, partition_key, slot_key, rate_key, delay, at, n)
     ) as o
     left join @schema.gen_durable_limits l on o.line is not null and l.name = split_part(substr(o.gate, 6), '/', 1)
   ) as r

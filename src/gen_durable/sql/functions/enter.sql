@@ -1,8 +1,8 @@
 -- enter: a step asks for a limit from inside.
 --
--- In: the claim that asks; the limit's name and partition, and how many tokens; the ticket it was given when it asked
--- before. Out: whether it may go on, after how many seconds (0: now), or else after how many seconds to ask again; a ticket
--- that leave.sql takes back; `lost`: the claim is not the asker's any more.
+-- In: the claim that asks; the limit's name and partition, and how many tokens; a ticket that it has drawn, the same when it
+-- asks again. Out: whether it may go on, after how many seconds (0: now), or else after how many seconds to ask again;
+-- whether the ticket is to be given back (leave); `lost`: the claim is not the asker's any more.
 -- Concurrency: a ticket is a place in the line. It has a slot when those before it and the executing rows leave one. Rows
 -- that wait come after those who hold tickets: their steps run already.
 -- Rate: a token that comes within a second is reserved, and the asker sleeps until then.
@@ -10,7 +10,7 @@
 -- Locks: the policy (shared), then the gate.
 create or replace function @schema.enter(
   instance bigint, claim int, name text, part text, weight int, ticket bigint,
-  out may boolean, out seconds float8, out place bigint, out lost boolean
+  out may boolean, out seconds float8, out held boolean, out lost boolean
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -21,6 +21,7 @@ as $$
 declare
   key constant text := name || coalesce('/' || part, '');
   policy record;
+  place bigint;  -- in the line
   moment timestamptz;
   short float8;  -- seconds until there are enough tokens
 begin
@@ -32,7 +33,7 @@ begin
     where g.id = instance and g.claims = claim and g.lease_expires_at is not null
   );
   may := false;
-  place := ticket;
+  held := false;
   if lost or policy.kind is null then
     may := not lost;  -- the limit was removed just now
     return;
@@ -42,8 +43,10 @@ begin
   );
 
   if policy.kind = 'concurrency' then
+    held := true;
+    select s.id into place from @schema.gen_durable_slots s where s.ticket = ticket;
     if place is null then
-      insert into @schema.gen_durable_slots (slot_key, instance_id, claim) values (key, instance, claim)
+      insert into @schema.gen_durable_slots (ticket, slot_key, instance_id, claim) values (ticket, key, instance, claim)
       returning id into place;
     end if;
     may := policy.slots >= @schema.slots_taken(key, policy.slots) - (
@@ -80,7 +83,7 @@ as $$
 declare
   key text;
 begin
-  delete from @schema.gen_durable_slots s where s.id = ticket returning s.slot_key into key;
+  delete from @schema.gen_durable_slots s where s.ticket = leave.ticket returning s.slot_key into key;
   return case when key is not null then @schema.hand_over(array['slot/' || key], true) end;
 end
 $$;

@@ -1,6 +1,7 @@
 -- hand_over: gates may have become free; let the next rows of each back into the pick index.
 --
--- In: gates; whether to wait for each (else those that another session is dealing with are left out); whether to let rows
+-- In: gates; whether to wait for each (else those that another session is dealing with are left out, and limits whose
+-- policy is being changed: set_limit tells their rows itself, by the new policy); whether to let rows
 -- back although others could be picked already (sweep: perhaps nobody can run those); places of rows that the asker is about
 -- to claim. Out: the queues of the rows let back.
 -- Whoever takes a row out of executing calls this in the same transaction, as its last locks: nobody who holds a gate's
@@ -33,7 +34,12 @@ begin
     ) as k;
   else
     locked := array(
-      select k.gate from unnest(gates) as k (gate) where pg_try_advisory_xact_lock(@schema.gate_number(k.gate))
+      select k.gate from unnest(gates) as k (gate)
+      where (
+          starts_with(k.gate, 'partition/')
+          or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_number(substr(k.gate, 6)))
+        )
+        and pg_try_advisory_xact_lock(@schema.gate_number(k.gate))
     );
   end if;
 

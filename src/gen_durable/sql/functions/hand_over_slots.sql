@@ -1,7 +1,9 @@
 -- hand_over_slots: the part of hand_over for concurrency limits whose gates are locked: as many rows as there are slots.
 --
 -- Each queue by itself: rows that are let back into a queue that no worker serves must not keep the slots from others. What
--- is let back too much is blocked again by the pick that finds it. A gate without a policy holds nobody.
+-- is let back too much is blocked again by the pick that finds it. Rows that could be picked already come first, but one
+-- that nobody has picked in 5 s keeps nobody else from being let back: perhaps no worker knows its machine. A gate without
+-- a policy holds nobody.
 -- Index: gen_durable_limited, gen_durable_slot, gen_durable_slot_due.
 create or replace function @schema.hand_over_slots(gates text[], eager boolean)
 returns text[]
@@ -18,7 +20,7 @@ declare
   woken text[];
 begin
   with room as materialized (
-    select w.gate, w.queue, case
+    select w.gate, w.queue, l.slots is not null as held, case
       when l.slots is null then bulk
       else least(l.slots - @schema.slots_taken(substr(w.gate, 6), l.slots), bulk)
     end as slots
@@ -31,9 +33,9 @@ begin
     select b.place
     from room r
     cross join lateral (
-      select count(*) as rows from (
-        select from @schema.gen_durable d
-        where not eager and d.slot_key = substr(r.gate, 6) and d.queue = r.queue and d.due_at <= now()
+      select count(*) filter (where d.updated_at > now() - interval '5 seconds') as rows from (
+        select d.updated_at from @schema.gen_durable d
+        where not eager and r.held and d.slot_key = substr(r.gate, 6) and d.queue = r.queue and d.due_at <= now()
         limit greatest(r.slots, 0)
       ) as d
     ) as due
@@ -46,7 +48,7 @@ begin
     ) as b
   ),
   u as (
-    update @schema.gen_durable g set blocked_on = null from free where g.ctid = free.place returning g.queue
+    update @schema.gen_durable g set blocked_on = null, updated_at = now() from free where g.ctid = free.place returning g.queue
   )
   select array_agg(distinct u.queue) into woken from u;
   return woken;

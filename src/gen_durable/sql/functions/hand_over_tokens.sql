@@ -29,7 +29,7 @@ begin
     left join @schema.gen_durable_limits l on l.name = split_part(substr(w.gate, 6), '/', 1) and l.kind = 'rate'
     left join @schema.gen_durable_buckets b on b.key = substr(w.gate, 6)
     cross join lateral (
-      select coalesce(sum(coalesce(g.weight, 1)), 0) as weight from @schema.gen_durable g
+      select coalesce(sum(least(coalesce(g.weight, 1), l.burst)), 0) as weight from @schema.gen_durable g
       where g.rate_key = substr(w.gate, 6) and g.queue = w.queue and g.token_at > moment - interval '5 seconds'
         and g.ctid <> all (claimed)
     ) as t
@@ -42,7 +42,7 @@ begin
     cross join lateral (
       select b.place, b.weight, row_number() over (order by b.priority, b.eligible_at, b.id) as n
       from (
-        select b.ctid as place, b.priority, b.eligible_at, b.id, coalesce(b.weight, 1) as weight
+        select b.ctid as place, b.priority, b.eligible_at, b.id, least(coalesce(b.weight, 1), l.burst) as weight
         from @schema.gen_durable b
         where b.blocked_on = l.gate and not starts_with(b.blocked_on, 'partition/') and b.queue = l.queue
         order by b.priority, b.eligible_at, b.id

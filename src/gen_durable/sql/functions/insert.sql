@@ -54,7 +54,9 @@ begin
   -- Of the rows of one gate only the first can run at once, so the others do not come into the pick index. With unique
   -- keys it is not known which of them go in: then all come, and pick sorts them out.
   if cardinality(unique_keys) = 0 and (cardinality(partition_keys) > 0 or cardinality(limits) > 0) then
-    blocked := @schema.blocked_at_once(queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats);
+    blocked := @schema.blocked_at_once(
+      fsms, versions, steps, queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats
+    );
   end if;
 
   for try in 1..20 loop

@@ -155,7 +155,7 @@ begin
           ) then
             select r.allowed, r.denied, busy + r.contended, rings || r.woken, r.slots, r.tally
             into hits, more_denied, busy, rings, slots, refused
-            from @schema.ration(hits, taken_slots, case when passed < 10 then 10 else 1 end) as r;
+            from @schema.ration(hits, tids, taken_slots, case when passed < 10 then 10 else 1 end) as r;
             taken_slots := taken_slots || slots;
             denied := denied + more_denied;
             if refused is not null then

@@ -1,5 +1,6 @@
 -- policy_changed: let back or tell anew the rows that wait for a limit, of all its partitions. Returns their queues.
 --
+-- A row whose moment has come is left as it is: it can be picked, and asks by the new policy.
 -- The asker holds the lock of the policy. Index: gen_durable_told, gen_durable_blocked.
 create or replace function @schema.policy_changed(name text)
 returns text[]
@@ -16,10 +17,10 @@ declare
 begin
   told := array(
     select t.id from (
-      select g.id from @schema.gen_durable g where g.token_at is not null and g.rate_key = name
+      select g.id from @schema.gen_durable g where g.token_at > clock_timestamp() and g.rate_key = name
       union all
       select g.id from @schema.gen_durable g
-      where g.token_at is not null and g.rate_key > name || '/' and g.rate_key < name || '0'
+      where g.token_at > clock_timestamp() and g.rate_key > name || '/' and g.rate_key < name || '0'
     ) as t
   );
   update @schema.gen_durable g set blocked_on = 'rate/' || g.rate_key, token_at = null
@@ -27,7 +28,7 @@ begin
     select l.id from (
       select g.id, g.token_at from @schema.gen_durable g where g.id = any (told) order by g.id for no key update
     ) as l
-    where l.token_at is not null
+    where l.token_at > clock_timestamp()
   ));
 
   foreach gate in array array['rate/' || name, 'slot/' || name] loop

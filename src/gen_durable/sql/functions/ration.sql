@@ -1,6 +1,7 @@
 -- ration: which of the rows that a pick has found may run, by their limits. The others are blocked.
 --
--- In: places of due rows that this transaction has locked; the slot keys that it has let run already, once for each row.
+-- In: places of due rows that this transaction has locked; places of those that it has let run already, and their slot
+-- keys, once for each row.
 -- Out: the places of those that may run, and their slot keys; how many were blocked, in all and by gate; how many are of
 -- gates that another session is dealing with just now, and were left as they are; the queues in which other rows became
 -- due or were told when they will be.
@@ -10,10 +11,12 @@
 -- The lock on a gate makes what is asked here true until commit; what is asked after it sees whoever held it before. The
 -- shared lock on the policy makes that hold for the policy too (tests/interleavings: grant_grant, policy_pick).
 -- A gate of which `many` are refused at once has more of them behind: they are blocked too, a thousand at a time. Not those
--- with a partition key: only its head may go on to a limit.
+-- with a partition key: only its head may go on to a limit; nor those whose slot is not dealt with here: they are expected
+-- to take it, and it would have to be handed over.
+-- Who waits for more tokens than its limit can hold, since that was made smaller, takes all there are.
 -- Index: gen_durable_slot, gen_durable_slot_due, gen_durable_rate_due; primary keys of limits and buckets.
 create or replace function @schema.ration(
-  hits tid[], taken text[], many int,
+  hits tid[], claimed tid[], taken text[], many int,
   out allowed tid[], out slots text[], out denied int, out contended int, out woken text[], out tally jsonb
 )
 language plpgsql
@@ -31,7 +34,7 @@ declare
   blocked tid[];
   crowded text[];
   tokens jsonb;  -- rate key: how many were taken
-  roomy text[];  -- slot keys that could let more run
+  roomy text[];  -- gates of slots that could let more run
 begin
   select coalesce(array_agg(k.gate), '{}') into gates
   from (
@@ -44,7 +47,8 @@ begin
 
   moment := clock_timestamp();
   with c as materialized (
-    select g.ctid as place, g.id, g.priority, g.due_at, g.slot_key, g.rate_key, coalesce(g.weight, 1) as weight,
+    select g.ctid as place, g.id, g.priority, case when g.token_at is null then g.due_at else g.eligible_at end as since,
+      g.slot_key, g.rate_key, coalesce(g.weight, 1) as weight,
       (g.slot_key is null or 'slot/' || g.slot_key = any (gates))
         and (g.rate_key is null or 'rate/' || g.rate_key = any (gates)) as locked
     from @schema.gen_durable g where g.ctid = any (hits)
@@ -57,22 +61,22 @@ begin
   ),
   slotted as (
     select c.*, f.slots is null
-      or row_number() over (partition by c.slot_key order by c.priority, c.due_at, c.id) <= f.slots as slotted
+      or row_number() over (partition by c.slot_key order by c.priority, c.since, c.id) <= f.slots as slotted
     from c left join free f on f.key = c.slot_key
     where c.locked
   ),
   buckets as materialized (
-    select k.key, l.period,
+    select k.key, l.period, l.burst,
       l.burst - greatest(extract(epoch from b.drained_until - moment), 0)::float8 / l.period as tokens
     from (select distinct s.rate_key as key from slotted s where s.slotted and s.rate_key is not null) as k
     join @schema.gen_durable_limits l on l.name = split_part(k.key, '/', 1) and l.kind = 'rate'
     left join @schema.gen_durable_buckets b on b.key = k.key
   ),
   j as materialized (
-    select s.*, b.key is not null as metered, s.slotted and (
+    select s.*, b.key is not null as metered, b.burst, s.slotted and (
       b.key is null
       -- Time is counted in microseconds: one that comes at its very moment is not early.
-      or sum(s.weight) over (partition by s.rate_key, s.slotted order by s.priority, s.due_at, s.id)
+      or sum(least(s.weight, b.burst)) over (partition by s.rate_key, s.slotted order by s.priority, s.since, s.id)
         <= b.tokens + 2e-6 / b.period
     ) as may
     from slotted s left join buckets b on b.key = s.rate_key
@@ -82,14 +86,17 @@ begin
     array_agg(j.slot_key) filter (where j.may and j.slot_key is not null),
     array_agg(j.place) filter (where not j.may),
     (select jsonb_object_agg(t.key, t.weight) from (
-       select j.rate_key as key, sum(j.weight) as weight from j where j.may and j.metered group by j.rate_key
+       select j.rate_key as key, sum(least(j.weight, j.burst)) as weight
+       from j where j.may and j.metered group by j.rate_key
      ) as t),
     (select jsonb_object_agg(t.gate, t.n) from (
        select case when j.slotted then 'rate/' || j.rate_key else 'slot/' || j.slot_key end as gate, count(*) as n
        from j where not j.may group by 1
      ) as t),
     (select count(*) from c where not c.locked),
-    (select array_agg(f.key) from free f where f.slots > (select count(*) from j where j.may and j.slot_key = f.key))
+    (select array_agg('slot/' || k.key) from (select distinct j.slot_key as key from j where j.slot_key is not null) as k
+     left join free f on f.key = k.key
+     where f.key is null or f.slots > (select count(*) from j where j.may and j.slot_key = k.key))
   into allowed, slots, blocked, tokens, tally, contended, roomy
   from j;
 
@@ -111,15 +118,16 @@ begin
         cross join lateral (
           select g.ctid as place from @schema.gen_durable g
           where g.slot_key = substr(k.gate, 6) and starts_with(k.gate, 'slot/') and g.due_at <= now()
-            and g.partition_key is null and g.ctid <> all (hits)
-          order by g.due_at limit bulk for no key update skip locked
+            and g.partition_key is null and g.ctid <> all (hits || claimed)
+          order by g.queue, g.due_at limit bulk for no key update skip locked
         ) as s
       ) || array(
         select s.place from unnest(crowded) as k (gate)
         cross join lateral (
           select g.ctid as place from @schema.gen_durable g
           where g.rate_key = substr(k.gate, 6) and starts_with(k.gate, 'rate/') and g.due_at <= now()
-            and g.token_at is null and g.partition_key is null and g.ctid <> all (hits)
+            and g.token_at is null and g.partition_key is null and g.ctid <> all (hits || claimed)
+            and (g.slot_key is null or 'slot/' || g.slot_key = any (gates))
           order by g.due_at limit bulk for no key update skip locked
         ) as s
       );
@@ -133,12 +141,10 @@ begin
   end if;
   gates := array(
     select k.gate from unnest(gates) as k (gate)
-    where not starts_with(k.gate, 'slot/') or substr(k.gate, 6) = any (roomy) or not exists (
-      select from @schema.gen_durable_limits l where l.name = split_part(substr(k.gate, 6), '/', 1)
-    )
+    where not starts_with(k.gate, 'slot/') or k.gate = any (roomy)
   );
   if cardinality(gates) > 0 then
-    woken := @schema.hand_over(gates, false, false, coalesce(allowed, '{}'));
+    woken := @schema.hand_over(gates, false, false, claimed || allowed);
   end if;
 end
 $$;

@@ -34,11 +34,14 @@ begin
   values (name, kind, slots, period, burst, declared)
   on conflict on constraint gen_durable_limits_pkey do update set
     slots = excluded.slots, period = excluded.period, burst = excluded.burst,
-    declared = coalesce(excluded.declared, l.declared), updated_at = now();
-  if old.period <> period then
-    -- Tokens that are gone stay gone, but come back at the new pace.
+    declared = coalesce(excluded.declared, l.declared), updated_at = clock_timestamp();
+  if (old.period, old.burst) <> (period, burst) then
+    -- Tokens that are gone stay gone, but come back at the new pace, and no more of them than there can be.
     update @schema.gen_durable_buckets b set
-      drained_until = now() + (b.drained_until - now()) * (period / old.period)
+      drained_until = now() + least(
+        (b.drained_until - now()) * (period / old.period),
+        case when burst < old.burst then make_interval(secs => burst * period) end
+      )
     where b.drained_until > now() and (b.key = name or (b.key > name || '/' and b.key < name || '0'));
   end if;
   if changed then
@@ -57,6 +60,7 @@ begin
   delete from @schema.gen_durable_limits l where l.name = name;
   removed := found;
   if removed then
+    delete from @schema.gen_durable_buckets b where b.key = name or (b.key > name || '/' and b.key < name || '0');
     woken := @schema.policy_changed(name);
   end if;
 end

@@ -16,8 +16,8 @@ declare
   gates text[] := '{}';
 begin
   if after is null then
-    delete from @schema.gen_durable_slots s where s.id = any (array(
-      select s.id from @schema.gen_durable_slots s
+    delete from @schema.gen_durable_slots s where s.ticket = any (array(
+      select s.ticket from @schema.gen_durable_slots s
       where not exists (
         select from @schema.gen_durable g
         where g.id = s.instance_id and g.claims = s.claim and g.lease_expires_at is not null

@@ -167,7 +167,8 @@ with (fillfactor = 50);
 -- enter.sql: slots of concurrency limits that steps have asked for from inside, in the order of asking. One counts as
 -- long as the claim that has asked lives.
 create table @schema.gen_durable_slots (
-  id           bigint generated always as identity primary key,
+  ticket       bigint primary key,        -- drawn by the asker, so that one who asks again is known
+  id           bigint generated always as identity,
   slot_key     text collate "C" not null,
   instance_id  bigint not null,
   claim        int not null
