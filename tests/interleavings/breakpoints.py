@@ -11,7 +11,7 @@ to be known here; a statement that only calls another of our functions is not st
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from gen_durable.store.schema import Schema, functions
@@ -20,7 +20,10 @@ _FUNCTION = re.compile(r"create or replace function (?P<head>.*?)\nas \$\$\n(?P<
 _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re.MULTILINE)
 # Reads that only steer the walk, and the sequence, which no transaction waits for: a stop there would multiply the
 # schedules and show nothing new.
-_STEERING = re.compile(r"\binto (prio|due|ids|head|crowded|hits, denied)\b")
+_STEERING = re.compile(
+    r"\binto (prio|due|ids|head|crowded|hits, denied|hits, more_denied|gate|old|policy)\b"
+    r"|^(gates := array|lost :=|woken := woken \|\| \S+hand_over_slots)|^perform \S+limit_keys"
+)
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}
 
 _BREAKPOINT = """
@@ -61,14 +64,16 @@ class Cure:
     instead: str = ""
 
 
-def instrumented(schema: Schema, *without: Cure) -> str:
-    """All functions with breakpoints, and without the given cures."""
+def instrumented(schema: Schema, *without: Cure, quiet: Collection[str] = ()) -> str:
+    """All functions with breakpoints, and without the given cures. `quiet`: functions without breakpoints."""
     # A timeout measures life, not a session that is made to wait on purpose.
     text = re.sub(r"set lock_timeout = '\w+'", "set lock_timeout = '60s'", functions(schema))
     assert len(_FUNCTION.findall(text)) == text.count("create or replace function"), "a function that cannot be read"
     for cure in without:
         text = _mutated(text, schema, cure)
-    return schema.render(_BREAKPOINT) + _FUNCTION.sub(lambda f: _cut_open(f, schema), text)
+    return schema.render(_BREAKPOINT) + _FUNCTION.sub(
+        lambda f: f[0] if _name(f, schema) in quiet else _cut_open(f, schema), text
+    )
 
 
 def _mutated(text: str, schema: Schema, cure: Cure) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeAlias
 
@@ -41,14 +41,17 @@ def ground(dsn: str) -> Iterator[str]:
 
 @pytest.fixture
 def exploring(dsn: str, ground: str) -> Exploring:
-    """Explorers of the functions as shipped, or without some of their cures; `also` is SQL to install besides."""
+    """Explorers of the functions as shipped, or without some of their cures; `also` is SQL to install besides.
+
+    In the `quiet` functions nothing stops: what a test knows not to matter.
+    """
 
     @asynccontextmanager
-    async def explorer(*without: Cure, also: str = "") -> AsyncIterator[Explorer]:
+    async def explorer(*without: Cure, also: str = "", quiet: Collection[str] = ()) -> AsyncIterator[Explorer]:
         connections = [await asyncpg.connect(dsn) for _ in range(3)]
         try:
             made = Explorer(ground, connections)
-            await made.install(instrumented(made.schema, *without) + also)
+            await made.install(instrumented(made.schema, *without, quiet=quiet) + also)
             yield made
         finally:
             for connection in connections:

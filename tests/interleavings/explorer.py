@@ -44,8 +44,9 @@ class At(Enum):
 class Session:
     """One connection that runs its transactions, stopping wherever it has to ask."""
 
-    def __init__(self, name: str, connection: Connection, leader: Connection) -> None:
+    def __init__(self, name: str, connection: Connection, leader: Connection, commits: list[str]) -> None:
         self.name = name
+        self._commits = commits
         self.pid = connection.get_server_pid()
         self.at = At.ENDED
         self.answers: list[Any] = []
@@ -103,6 +104,7 @@ class Session:
                 break
             await self._stop("commit")
             await self._connection.execute("commit")
+            self._commits.append(self.name)
         self._arrived(At.ENDED, "end")
 
     async def _stop(self, step: str) -> None:
@@ -123,12 +125,16 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How one schedule ended: the answers (or errors) of both sides, and what is in the tables."""
+    """How one schedule ended: the answers (or errors) of both sides, what is in the tables, and the order of commits.
+
+    "AB": the left one committed first.
+    """
 
     left: list[Any]
     right: list[Any]
     rows: dict[int, Any]
     signals: list[Any]
+    commits: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,11 @@ class Explorer:
     def __init__(self, schema: str, connections: Sequence[Connection]) -> None:
         self.schema = Schema(schema)
         self._leader, left, right = connections
-        self._sessions = (Session("A", left, self._leader), Session("B", right, self._leader))
+        self._commits: list[str] = []
+        self._sessions = (
+            Session("A", left, self._leader, self._commits),
+            Session("B", right, self._leader, self._commits),
+        )
         render = self.schema.render
         self._doctor = " union all ".join(
             f"select '{name}', c.id, c.problem from ({sql}\n) as c" for name, sql in checks(self.schema)
@@ -163,7 +173,8 @@ class Explorer:
         self._rows = render("select * from @schema.gen_durable order by id")
         self._signals = render("select * from @schema.signals order by id")
         self._empty = render(
-            "delete from @schema.signals; delete from @schema.gen_durable;"
+            "delete from @schema.signals; delete from @schema.gen_durable; delete from @schema.gen_durable_limits;"
+            "delete from @schema.gen_durable_buckets; delete from @schema.gen_durable_slots;"
             "select setval('@schema.gen_durable_id_seq', 100), setval('@schema.signals_id_seq', 100);"
         )
 
@@ -184,13 +195,20 @@ class Explorer:
         begin: bool = False,
         first_fault: bool = False,
         errors: frozenset[str] = frozenset(),
+        then: str = "",
     ) -> Report:
-        """Run every schedule. `errors` are the SQLSTATEs that a call may end in; `first_fault` stops at the first."""
+        """Run every schedule. `errors` are the SQLSTATEs that a call may end in; `first_fault` stops at the first.
+
+        `then` is SQL that is run in the end of each, before it is judged: what comes by itself a little later.
+        """
         report = Report()
         prefix: list[str] = []
         while True:
+            self._commits.clear()
             await self._leader.execute(self._empty + self.schema.render(given))
             trail = await self._walk(prefix, (left, right), begin)
+            if then:
+                await self._leader.execute(self.schema.render(then))
             fault = await self._judge(trail, check, errors, report)
             report.schedules += 1
             if fault is not None:
@@ -252,7 +270,8 @@ class Explorer:
     ) -> Fault | None:
         left, right = self._sessions
         rows = await self._leader.fetch(self._rows)
-        end = End(left.answers, right.answers, {r["id"]: r for r in rows}, await self._leader.fetch(self._signals))
+        signals = await self._leader.fetch(self._signals)
+        end = End(left.answers, right.answers, {r["id"]: r for r in rows}, signals, "".join(self._commits))
         report.ends[tuple((r["id"], r["status"]) for r in rows)] += 1
         schedule = "".join(name for name, _ in trail)
         raised = [a for a in (*left.answers, *right.answers) if isinstance(a, asyncpg.PostgresError)]
