@@ -35,7 +35,8 @@ begin
     cross join lateral (
       select count(*) filter (where d.updated_at > now() - interval '5 seconds') as rows from (
         select d.updated_at from @schema.gen_durable d
-        where not eager and r.held and d.slot_key = substr(r.gate, 6) and d.queue = r.queue and d.due_at <= now()
+        where not eager and r.held and d.slot_key = substr(r.gate, 6) and d.queue = r.queue
+          and coalesce(d.due_at, 'infinity') <= now() and coalesce(d.due_at, 'infinity') < 'infinity'
         limit greatest(r.slots, 0)
       ) as d
     ) as due

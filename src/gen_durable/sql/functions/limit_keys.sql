@@ -9,6 +9,9 @@ create or replace function @schema.limit_keys(
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
   unknown text;

@@ -34,6 +34,8 @@ declare
   blocked tid[];
   crowded text[];
   tokens jsonb;  -- rate key: how many were taken
+  held jsonb;    -- gate: true
+  took jsonb;    -- slot key: how many were let run already
   roomy text[];  -- gates of slots that could let more run
 begin
   select coalesce(array_agg(k.gate), '{}') into gates
@@ -45,58 +47,72 @@ begin
   where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_number(substr(k.gate, 6)))
     and pg_try_advisory_xact_lock(@schema.gate_number(k.gate));
 
+  -- By key, as objects: hundreds of gates in one call are not compared each with each.
+  held := (select jsonb_object_agg(k.gate, true) from unnest(gates) as k (gate));
+  took := (select jsonb_object_agg(t.key, t.n) from (
+    select t.key, count(*) as n from unnest(taken) as t (key) group by t.key
+  ) as t);
   moment := clock_timestamp();
   with c as materialized (
     select g.ctid as place, g.id, g.priority, case when g.token_at is null then g.due_at else g.eligible_at end as since,
       g.slot_key, g.rate_key, coalesce(g.weight, 1) as weight,
-      (g.slot_key is null or 'slot/' || g.slot_key = any (gates))
-        and (g.rate_key is null or 'rate/' || g.rate_key = any (gates)) as locked
+      (g.slot_key is null or held ? ('slot/' || g.slot_key)) and (g.rate_key is null or held ? ('rate/' || g.rate_key))
+        as locked
     from @schema.gen_durable g where g.ctid = any (hits)
   ),
   free as materialized (
-    select k.key, l.slots - @schema.slots_taken(k.key, l.slots)
-      - (select count(*) from unnest(taken) as t (key) where t.key = k.key) as slots
+    select jsonb_object_agg(
+      k.key, l.slots - @schema.slots_taken(k.key, l.slots) - coalesce((took ->> k.key)::int, 0)
+    ) as slots
     from (select distinct c.slot_key as key from c where c.locked and c.slot_key is not null) as k
     join @schema.gen_durable_limits l on l.name = split_part(k.key, '/', 1) and l.kind = 'concurrency'
   ),
   slotted as (
-    select c.*, f.slots is null
-      or row_number() over (partition by c.slot_key order by c.priority, c.since, c.id) <= f.slots as slotted
-    from c left join free f on f.key = c.slot_key
+    select c.*, coalesce(
+      row_number() over (partition by c.slot_key order by c.priority, c.since, c.id) <= (f.slots ->> c.slot_key)::int, true
+    ) as slotted
+    from c cross join free f
     where c.locked
   ),
   buckets as materialized (
-    select k.key, l.period, l.burst,
-      l.burst - greatest(extract(epoch from b.drained_until - moment), 0)::float8 / l.period as tokens
+    select jsonb_object_agg(k.key, jsonb_build_array(
+      l.burst - greatest(extract(epoch from b.drained_until - moment), 0)::float8 / l.period, l.period, l.burst
+    )) as tokens
     from (select distinct s.rate_key as key from slotted s where s.slotted and s.rate_key is not null) as k
     join @schema.gen_durable_limits l on l.name = split_part(k.key, '/', 1) and l.kind = 'rate'
     left join @schema.gen_durable_buckets b on b.key = k.key
   ),
+  metered as (
+    select s.*, (b.tokens -> s.rate_key ->> 0)::float8 as tokens, (b.tokens -> s.rate_key ->> 1)::float8 as period,
+      least(s.weight, (b.tokens -> s.rate_key ->> 2)::int) as takes
+    from slotted s cross join buckets b
+  ),
   j as materialized (
-    select s.*, b.key is not null as metered, b.burst, s.slotted and (
-      b.key is null
+    select m.*, m.slotted and (
+      m.tokens is null
       -- Time is counted in microseconds: one that comes at its very moment is not early.
-      or sum(least(s.weight, b.burst)) over (partition by s.rate_key, s.slotted order by s.priority, s.since, s.id)
-        <= b.tokens + 2e-6 / b.period
+      or sum(m.takes) over (partition by m.rate_key, m.slotted order by m.priority, m.since, m.id)
+        <= m.tokens + 2e-6 / m.period
     ) as may
-    from slotted s left join buckets b on b.key = s.rate_key
+    from metered m
   )
   select
     array_agg(j.place) filter (where j.may),
     array_agg(j.slot_key) filter (where j.may and j.slot_key is not null),
     array_agg(j.place) filter (where not j.may),
     (select jsonb_object_agg(t.key, t.weight) from (
-       select j.rate_key as key, sum(least(j.weight, j.burst)) as weight
-       from j where j.may and j.metered group by j.rate_key
+       select j.rate_key as key, sum(j.takes) as weight
+       from j where j.may and j.tokens is not null group by j.rate_key
      ) as t),
     (select jsonb_object_agg(t.gate, t.n) from (
        select case when j.slotted then 'rate/' || j.rate_key else 'slot/' || j.slot_key end as gate, count(*) as n
        from j where not j.may group by 1
      ) as t),
     (select count(*) from c where not c.locked),
-    (select array_agg('slot/' || k.key) from (select distinct j.slot_key as key from j where j.slot_key is not null) as k
-     left join free f on f.key = k.key
-     where f.key is null or f.slots > (select count(*) from j where j.may and j.slot_key = k.key))
+    (select array_agg('slot/' || k.key) from free f cross join (
+       select j.slot_key as key, count(*) filter (where j.may) as n from j where j.slot_key is not null group by j.slot_key
+     ) as k
+     where coalesce((f.slots ->> k.key)::int > k.n, true))
   into allowed, slots, blocked, tokens, tally, contended, roomy
   from j;
 
@@ -117,18 +133,20 @@ begin
         select s.place from unnest(crowded) as k (gate)
         cross join lateral (
           select g.ctid as place from @schema.gen_durable g
-          where g.slot_key = substr(k.gate, 6) and starts_with(k.gate, 'slot/') and g.due_at <= now()
-            and g.partition_key is null and g.ctid <> all (hits || claimed)
-          order by g.queue, g.due_at limit bulk for no key update skip locked
+          where g.slot_key = substr(k.gate, 6) and starts_with(k.gate, 'slot/') and g.partition_key is null
+            and coalesce(g.due_at, 'infinity') <= now() and coalesce(g.due_at, 'infinity') < 'infinity'
+            and g.ctid <> all (hits || claimed)
+          order by g.queue, coalesce(g.due_at, 'infinity') limit bulk for no key update skip locked
         ) as s
       ) || array(
         select s.place from unnest(crowded) as k (gate)
         cross join lateral (
           select g.ctid as place from @schema.gen_durable g
-          where g.rate_key = substr(k.gate, 6) and starts_with(k.gate, 'rate/') and g.due_at <= now()
-            and g.token_at is null and g.partition_key is null and g.ctid <> all (hits || claimed)
+          where g.rate_key = substr(k.gate, 6) and starts_with(k.gate, 'rate/') and g.token_at is null
+            and coalesce(g.due_at, 'infinity') <= now() and coalesce(g.due_at, 'infinity') < 'infinity'
+            and g.partition_key is null and g.ctid <> all (hits || claimed)
             and (g.slot_key is null or 'slot/' || g.slot_key = any (gates))
-          order by g.due_at limit bulk for no key update skip locked
+          order by coalesce(g.due_at, 'infinity') limit bulk for no key update skip locked
         ) as s
       );
     end if;
@@ -139,10 +157,7 @@ begin
     where g.ctid = any (blocked);
     get diagnostics denied = row_count;
   end if;
-  gates := array(
-    select k.gate from unnest(gates) as k (gate)
-    where not starts_with(k.gate, 'slot/') or k.gate = any (roomy)
-  );
+  gates := array(select k.gate from unnest(gates) as k (gate) where not starts_with(k.gate, 'slot/')) || roomy;
   if cardinality(gates) > 0 then
     woken := @schema.hand_over(gates, false, false, claimed || allowed);
   end if;

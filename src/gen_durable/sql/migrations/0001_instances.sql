@@ -98,14 +98,16 @@ create index gen_durable_partition_ahead on @schema.gen_durable (partition_key)
 create index gen_durable_limited on @schema.gen_durable (blocked_on, queue, priority, eligible_at, id)
   where not starts_with(blocked_on, 'partition/');
 
--- ration.sql, hand_over.sql: how many of a concurrency limit execute, and how many may be picked.
+-- ration.sql, hand_over.sql: how many of a concurrency limit execute, and how many may be picked. The latter says due_at in
+-- other words: asked for plainly, the rows of a limit are also in gen_durable_pick, and a planner who knows of no due rows
+-- thinks that as good and reads all of it.
 create index gen_durable_slot on @schema.gen_durable (slot_key) where status = 'executing' and slot_key is not null;
-create index gen_durable_slot_due on @schema.gen_durable (slot_key, queue, due_at)
-  where due_at is not null and slot_key is not null;
+create index gen_durable_slot_due on @schema.gen_durable (slot_key, queue, coalesce(due_at, 'infinity'))
+  where slot_key is not null and coalesce(due_at, 'infinity') < 'infinity';
 
--- ration.sql: rows of a rate limit that have not asked yet.
-create index gen_durable_rate_due on @schema.gen_durable (rate_key, due_at)
-  where due_at is not null and rate_key is not null and token_at is null;
+-- ration.sql: rows of a rate limit that have not asked yet; due_at as above.
+create index gen_durable_rate_due on @schema.gen_durable (rate_key, coalesce(due_at, 'infinity'))
+  where rate_key is not null and token_at is null and coalesce(due_at, 'infinity') < 'infinity';
 
 -- hand_over.sql, set_limit.sql: those that were told when their token is expected.
 create index gen_durable_told on @schema.gen_durable (rate_key, queue, token_at) where token_at is not null;

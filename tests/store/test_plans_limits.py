@@ -1,0 +1,129 @@
+"""The work of calls under limits, on a big table with statistics that are wrong (see test_plans).
+
+A hundred thousand rows wait for one limit of a thousand slots, all taken; a thousand gates have a few rows each; a
+crowd of rows that no pick has looked at yet wants ten slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from tests.store.conftest import Store
+from tests.store.machine import KNOWN
+from tests.store.test_plans import BATCH, PICK, PKEY, Work, check_plans, check_work
+
+from gen_durable.pg.link import Link, Target
+from gen_durable.pg.migrate import migrate
+from gen_durable.policies import Concurrency, Limit, Rate
+from gen_durable.store.rows import Commit
+from gen_durable.store.schema import Schema
+
+SEED = """
+alter table @schema.gen_durable set (autovacuum_enabled = false);
+insert into @schema.gen_durable (fsm, step, status, claims, locked_by, lease_expires_at, slot_key, rate_key)
+select 'm', 's', 'executing', 1, 'w', now(), n::text, n::text from generate_series(1, 50) n;
+analyze @schema.gen_durable;
+delete from @schema.gen_durable;
+
+insert into @schema.gen_durable_limits (name, kind, slots, period, burst) values
+  ('l', 'concurrency', 1000, null, null), ('g', 'concurrency', 1, null, null), ('h', 'concurrency', 1, null, null),
+  ('m', 'concurrency', 10, null, null), ('r', 'rate', null, 0.01, 10);
+insert into @schema.gen_durable_buckets select 'r', now() + interval '1 second';
+insert into @schema.gen_durable (id, fsm, step, status, claims, locked_by, lease_expires_at, slot_key)
+overriding system value
+select 900000 + n, 'm', 's', 'executing', 1, 'w', now() + interval '10 minutes', 'l' from generate_series(1, 1000) as n;
+insert into @schema.gen_durable (id, fsm, step, status, claims, locked_by, lease_expires_at, slot_key)
+overriding system value
+select 910000 + n, 'm', 's', 'executing', 1, 'w', now() + interval '10 minutes', 'h/' || n
+from generate_series(1, 1000) as n;
+insert into @schema.gen_durable (fsm, step, queue, slot_key, blocked_on, eligible_at)
+select 'm', 's', (array['default', 'a'])[1 + n % 2], 'l', 'slot/l', now() - make_interval(secs => n)
+from generate_series(1, 100000) as n;
+insert into @schema.gen_durable (fsm, step, slot_key, blocked_on, eligible_at)
+select 'm', 's', 'h/' || n % 1000, 'slot/h/' || n % 1000, now() - make_interval(secs => n)
+from generate_series(1, 5000) as n;
+insert into @schema.gen_durable (fsm, step, queue, slot_key, eligible_at)
+select 'm', 's', 'g', 'g/' || n % 1000, now() - make_interval(secs => 9000 - n) from generate_series(1, 5000) as n;
+insert into @schema.gen_durable (fsm, step, queue, slot_key, eligible_at)
+select 'm', 's', 'm', 'm', now() - make_interval(secs => n) from generate_series(1, 20000) as n;
+insert into @schema.gen_durable (fsm, step, queue, rate_key, blocked_on, eligible_at)
+select 'm', 's', 'r', 'r', 'rate/r', now() - make_interval(secs => n) from generate_series(1, 20000) as n;
+insert into @schema.gen_durable (fsm, step, queue, rate_key, eligible_at)
+select 'm', 's', 'r', 'r', now() - make_interval(secs => n) from generate_series(1, 20000) as n;
+"""
+
+
+@pytest.fixture(scope="module")
+def big(dsn: str) -> Iterator[Store]:
+    """A store with a big table; each test rolls back what it did."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+
+    async def prepare() -> None:
+        link = Link(Target(dsn))
+        await migrate(link, Schema(name))
+        await link.script(Schema(name).render(SEED))
+        await link.close()
+
+    asyncio.run(prepare())
+    store = Store(dsn, name)
+    store.given("set plan_cache_mode = force_generic_plan; select setval('@schema.gen_durable_id_seq', 1000000)")
+    yield store
+    store.given("drop schema @schema cascade")
+    store.close()
+
+
+def done(base: int, count: int) -> list[Commit]:
+    return [Commit(base + n, 1, 0, "done") for n in range(1, count + 1)]
+
+
+SLOT, SLOT_DUE, LIMITED = "gen_durable_slot", "gen_durable_slot_due", "gen_durable_limited"
+BLOCKED, TOLD, RATE_DUE = "gen_durable_blocked", "gen_durable_told", "gen_durable_rate_due"
+POLICIES, BUCKETS, TICKETS = "gen_durable_limits_pkey", "gen_durable_buckets_pkey", "gen_durable_slots_key"
+HAND_OVER = frozenset({LIMITED, SLOT, SLOT_DUE, TOLD, POLICIES, BUCKETS, TICKETS})
+# The lists of rows and gates are gone through several times; what is thrown away there is no row of the table.
+WORKS = {
+    "pick of a hundred gates": Work(
+        lambda s: s.calls.pick("w", {"g": BATCH}, KNOWN, 60), HAND_OVER | {PICK}, 20, thrown=8
+    ),
+    "pick of a thousand gates": Work(
+        lambda s: s.calls.pick("w", {"g": 10 * BATCH}, KNOWN, 60), HAND_OVER | {PICK}, 200, thrown=80
+    ),
+    "pick of a crowd": Work(lambda s: s.calls.pick("w", {"m": BATCH}, KNOWN, 60), HAND_OVER | {PICK}, 60, thrown=8),
+    "pick of a crowd without tokens": Work(
+        lambda s: s.calls.pick("w", {"r": BATCH}, KNOWN, 60), HAND_OVER | {PICK, RATE_DUE}, 60, thrown=8
+    ),
+    "flush that frees a hundred slots": Work(lambda s: s.calls.flush(done(900_000, BATCH)), HAND_OVER | {PKEY}, 25),
+    "flush that frees one slot of a thousand": Work(lambda s: s.calls.flush(done(900_000, 1)), HAND_OVER | {PKEY}, 25),
+    "flush at a hundred gates": Work(lambda s: s.calls.flush(done(910_000, BATCH)), HAND_OVER | {PKEY}, 20),
+    "sweep": Work(lambda s: s.calls.sweep(None, BATCH), HAND_OVER | {BLOCKED, "gen_durable_slots_instance"}, 20),
+    "set_limit of slots": Work(
+        lambda s: s.calls.set_limit("l", Concurrency(1000 + BATCH), declared=False), HAND_OVER | {PKEY, BLOCKED}, 30
+    ),
+    "set_limit of a thousand partitions": Work(
+        lambda s: s.calls.set_limit("h", Concurrency(2), declared=False), HAND_OVER | {PKEY, BLOCKED}, 120, thrown=30
+    ),
+    "set_limit of a rate": Work(
+        lambda s: s.calls.set_limit("r", Rate(200, timedelta(seconds=1), burst=20), declared=False),
+        HAND_OVER | {PKEY, BLOCKED},
+        20,
+    ),
+    "enter": Work(
+        lambda s: s.calls.enter(900_001, 1, Limit("l"), 1),
+        frozenset({SLOT, POLICIES, TICKETS, PKEY, "gen_durable_slots_pkey"}),
+        25,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_work_is_in_proportion(big: Store, name: str) -> None:
+    check_work(big, WORKS[name])
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_plans(big: Store, dsn: str, name: str) -> None:
+    check_plans(big, dsn, WORKS[name])
