@@ -15,6 +15,7 @@ from gen_durable.errors import ConfigError, GenDurableError, InputError
 from gen_durable.limits import check_name, check_text_key
 
 MAX_SLOTS: Final = 1_000_000
+MAX_REFILL: Final = timedelta(days=36_500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Rate:
         _check_count("Rate(burst=)", self.burst)
         if not isinstance(self.per, timedelta) or self.per <= timedelta(0):
             raise ConfigError(f"Rate(per=) must be a timedelta above zero, got {self.per!r}")
+        if self.period * self.burst > MAX_REFILL.total_seconds():
+            raise ConfigError(f"{self} would take more than {MAX_REFILL.days} days to get its burst back")
 
     @property
     def period(self) -> float:

@@ -136,6 +136,46 @@ def test_a_crowd_of_a_rate_does_not_keep_slots(store: Store) -> None:
     assert ids(store, b=5) + ids(store, b=5) == [105]
 
 
+def test_the_sweep_does_not_fill_a_queue_that_nobody_serves(store: Store) -> None:
+    """It lets all that have slots back once; as long as nobody picks them, one more each time."""
+    limit(store, "l", Concurrency(5))
+    store.given("".join(instance(i, slot_key="l", blocked_on="slot/l") for i in range(1, 21)))
+    waiting = []
+    for _ in range(4):
+        store.run(store.calls.sweep(None, 10))
+        waiting.append(len(blocked(store)))
+        store.sql("update @schema.gen_durable set updated_at = now() - interval '6 seconds'")
+    assert waiting == [15, 14, 13, 12]
+
+
+def test_the_sweep_gets_past_unknown_rows(store: Store) -> None:
+    limit(store, "l", Concurrency(3))
+    store.given(
+        "".join(
+            instance(i, slot_key="l", fsm="stranger", eligible_at=seconds(-99), updated_at=seconds(-99))
+            for i in range(1, 4)
+        )
+        + "".join(instance(i, slot_key="l", blocked_on="slot/l", eligible_at=seconds(i - 50)) for i in range(4, 12))
+    )
+    store.run(store.calls.sweep(None, 10))
+    assert ids(store) == [4, 5, 6]
+    store.flush(Commit(4, 1, 0, "done"))
+    assert ids(store) == [7]
+
+
+def test_strangers_first_in_a_batch(store: Store) -> None:
+    """Of rows inserted together as many of each machine come in as there are slots."""
+    limit(store, "l", Concurrency(1))
+    names = ["stranger", "stranger", "m", "m"]
+    store.sql(
+        "select @schema.insert($1, array[1,1,1,1], array['s','s','s','s'], array['{}','{}','{}','{}']::jsonb[],"
+        " array['default','default','default','default'], '{}', '{}', '{}', '{}', '{}', '{}', 'raise',"
+        """ array['[["l",null,1]]','[["l",null,1]]','[["l",null,1]]','[["l",null,1]]']::jsonb[])""",
+        names,
+    )
+    assert ids(store) == [103]
+
+
 def test_leaving_a_limit_by_an_outcome_and_its_gate_is_shared(store: Store) -> None:
     """Two rows leave by one flush: two are let back."""
     limit(store, "l", Concurrency(2))

@@ -1,8 +1,12 @@
 -- A row is blocked although nobody keeps its gate from it, and nobody who may run before it will hand it over.
 select b.id, format('blocked on %s, which is free', b.blocked_on) as problem
-from @schema.gen_durable b
-where b.blocked_on is not null
-  and case
+from (
+  -- Rows that wait for the same in the same queue wait alike: one stands for all.
+  select min(g.id) as id, g.blocked_on, g.queue, g.partition_key, g.slot_key, g.rate_key from @schema.gen_durable g
+  where g.blocked_on is not null
+  group by g.blocked_on, g.queue, g.partition_key, g.slot_key, g.rate_key
+) as b
+where case
     when starts_with(b.blocked_on, 'partition/') then
       not exists (
         select from @schema.gen_durable e where e.partition_key = b.partition_key and e.status = 'executing'

@@ -1,8 +1,8 @@
 -- hand_over: gates may have become free; let the next rows of each back into the pick index.
 --
 -- In: gates; whether to wait for each (else those that another session is dealing with are left out, and limits whose
--- policy is being changed: set_limit tells their rows itself, by the new policy); whether to let rows
--- back although others could be picked already (sweep: perhaps nobody can run those); places of rows that the asker is about
+-- policy is being changed: set_limit tells their rows itself, by the new policy); whether to be
+-- cautious (sweep: hand_over_slots.sql); places of rows that the asker is about
 -- to claim. Out: the queues of the rows let back.
 -- Whoever takes a row out of executing calls this in the same transaction, as its last locks: nobody who holds a gate's
 -- lock waits for a row, so waiting here cannot deadlock. Therefore a head that a delivery has locked just now is left to
@@ -10,7 +10,7 @@
 -- (tests/interleavings: block_release).
 -- Locks: gates in the order of their numbers.
 create or replace function @schema.hand_over(
-  gates text[], wait boolean, eager boolean default false, claimed tid[] default '{}'
+  gates text[], wait boolean, cautious boolean default false, claimed tid[] default '{}'
 )
 returns text[]
 language plpgsql
@@ -53,7 +53,7 @@ begin
     woken := @schema.hand_over_keys(keys);
   end if;
   if limits is not null then
-    woken := woken || @schema.hand_over_slots(limits, eager) || @schema.hand_over_tokens(limits, claimed);
+    woken := woken || @schema.hand_over_slots(limits, cautious) || @schema.hand_over_tokens(limits, claimed);
   end if;
   return woken;
 end

@@ -2,10 +2,11 @@
 --
 -- Each queue by itself: rows that are let back into a queue that no worker serves must not keep the slots from others. What
 -- is let back too much is blocked again by the pick that finds it. Rows that could be picked already come first, but one
--- that nobody has picked in 5 s keeps nobody else from being let back: perhaps no worker knows its machine. A gate without
--- a policy holds nobody.
+-- that nobody has picked in 5 s keeps nobody else from being let back: perhaps no worker knows its machine. The sweep
+-- is cautious there, for perhaps no worker serves the queue: it lets one back, and the flush of that one the others.
+-- A gate without a policy holds nobody.
 -- Index: gen_durable_limited, gen_durable_slot, gen_durable_slot_due.
-create or replace function @schema.hand_over_slots(gates text[], eager boolean)
+create or replace function @schema.hand_over_slots(gates text[], cautious boolean)
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -33,9 +34,9 @@ begin
     select b.place
     from room r
     cross join lateral (
-      select count(*) filter (where d.updated_at > now() - interval '5 seconds') as rows from (
+      select count(*) as rows, count(*) filter (where d.updated_at > now() - interval '5 seconds') as fresh from (
         select d.updated_at from @schema.gen_durable d
-        where not eager and r.held and d.slot_key = substr(r.gate, 6) and d.queue = r.queue
+        where r.held and d.slot_key = substr(r.gate, 6) and d.queue = r.queue
           and coalesce(d.due_at, 'infinity') <= now() and coalesce(d.due_at, 'infinity') < 'infinity'
         limit greatest(r.slots, 0)
       ) as d
@@ -44,12 +45,13 @@ begin
       select b.ctid as place from @schema.gen_durable b
       where b.blocked_on = r.gate and not starts_with(b.blocked_on, 'partition/') and b.queue = r.queue
       order by b.priority, b.eligible_at, b.id
-      limit greatest(r.slots - due.rows, 0)
+      limit greatest(least(r.slots - due.fresh, case when cautious and due.rows > 0 then 1 else bulk end), 0)
       for no key update skip locked
     ) as b
   ),
   u as (
-    update @schema.gen_durable g set blocked_on = null, updated_at = now() from free where g.ctid = free.place returning g.queue
+    update @schema.gen_durable g set blocked_on = null, updated_at = now() from free where g.ctid = free.place
+    returning g.queue
   )
   select array_agg(distinct u.queue) into woken from u;
   return woken;

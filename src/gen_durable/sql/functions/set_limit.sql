@@ -38,10 +38,9 @@ begin
   if (old.period, old.burst) <> (period, burst) then
     -- Tokens that are gone stay gone, but come back at the new pace, and no more of them than there can be.
     update @schema.gen_durable_buckets b set
-      drained_until = now() + least(
-        (b.drained_until - now()) * (period / old.period),
-        case when burst < old.burst then make_interval(secs => burst * period) end
-      )
+      drained_until = now() + make_interval(secs => least(
+        extract(epoch from b.drained_until - now())::float8 * (period / old.period), burst * period
+      ))
     where b.drained_until > now() and (b.key = name or (b.key > name || '/' and b.key < name || '0'));
   end if;
   if changed then

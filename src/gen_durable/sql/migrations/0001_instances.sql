@@ -155,7 +155,8 @@ create table @schema.gen_durable_limits (
   declared    jsonb,                          -- what a worker's code has declared last
   updated_at  timestamptz not null default now(),
   check ((kind = 'concurrency') = (slots is not null)),
-  check ((kind = 'rate') = (period is not null and burst is not null))
+  check ((kind = 'rate') = (period is not null and burst is not null)),
+  check (period * burst <= 3.2e9)             -- a bucket is full again within a hundred years: moments must not overflow
 );
 
 -- ration.sql: the buckets of rate limits. `drained_until`: when all tokens that were taken will have come back; one that
