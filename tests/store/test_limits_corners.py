@@ -182,6 +182,6 @@ def test_leaving_a_limit_by_an_outcome_and_its_gate_is_shared(store: Store) -> N
     one_by_one(store, 5, limit="l")
     assert ids(store) == [101, 102]
     assert ids(store) == []
-    left = json.dumps({"left": ["slot/l"]})
+    left = json.dumps({"limits": []})
     store.flush(*(Commit(i, 1, 0, "next", step="t", extra=left) for i in (101, 102)))
     assert sorted(ids(store)) == [101, 102, 103, 104]

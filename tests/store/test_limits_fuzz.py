@@ -128,7 +128,7 @@ class World:
         heads = {r["partition_key"]: r["id"] for r in self.store.sql(HEADS)}
         ahead = {r["id"] for r in self.store.sql(AHEAD)}
         picked = self.store.pick(**demands)
-        self.log.append(f"pick {demands}: {[(c.id, c.queue, c.partition_key, c.slot_key) for c in picked.claims]}")
+        self.log.append(f"pick {demands}: {[(c.id, c.queue, c.partition_key, c.limited) for c in picked.claims]}")
         for c in picked.claims:
             assert c.id not in self.held
             self.held[c.id] = c
@@ -137,7 +137,7 @@ class World:
                 c.id,
                 heads,
             )
-        for key in {c.slot_key for c in picked.claims if c.slot_key is not None}:
+        for key in {c.limited for c in picked.claims if c.limited}:
             self.within(key)
         claimed = [c.id for c in picked.claims]
         rates: dict[str, float] = {}
@@ -153,7 +153,7 @@ class World:
         policy = self.policies.get(key.partition("/")[0])
         if isinstance(policy, Concurrency):
             inside = sum(may and limit.key == key for _, limit, may in self.tickets.values())
-            running = sum(c.slot_key == key for c in self.held.values()) + inside
+            running = sum(c.limited == key for c in self.held.values()) + inside
             assert running <= policy.slots, f"{running} run under {key} {policy}"
 
     def take(self, key: str, weight: float) -> None:
@@ -174,22 +174,19 @@ class World:
         kind = self.rnd.choice(
             ["done", "done", "done", "stop", "next", "next", "replay", "await", "awaitfor", "children"]
         )
-        self.log.append(f"flush {c.id} {kind} {c.partition_key} {c.slot_key}")
+        self.log.append(f"flush {c.id} {kind} {c.partition_key} {c.limited}")
         commit = Commit(c.id, c.claim, c.seq, kind)
         extra: dict[str, Any] = {}
         if kind in ("next", "children"):
             commit.step = "t"
-            if limits := self.limits():
-                extra["limits"] = [[limit.name, limit.partition, limit.weight] for limit in limits]
-            if c.slot_key is not None:
-                extra["left"] = [f"slot/{c.slot_key}"]
+            extra["limits"] = [[limit.name, limit.partition, limit.weight] for limit in self.limits()]
         if kind == "next" and self.rnd.random() < 0.4:
             extra |= {"queue": self.rnd.choice(QUEUES), "priority": self.rnd.choice([-1, 0, 1])}
             new = self.rnd.choice(KEYS)
             if new != c.partition_key:
                 extra["partition_key"] = new
                 if c.partition_key is not None:
-                    extra["left"] = [*extra.get("left", ()), f"partition/{c.partition_key}"]
+                    extra["left"] = [f"partition/{c.partition_key}"]
         elif kind == "replay":
             commit.delay = self.rnd.choice([None, 30.0, 3600.0])
         elif kind.startswith("await"):
