@@ -30,6 +30,7 @@ help:
 	@echo
 	@echo '  make demo     see it work: starts an embedded Postgres and runs a machine in front of you'
 	@echo '  make test     run the tests on the embedded Postgres'
+	@echo '  make limits-long   the tests of limits for minutes instead of seconds, held to the numbers that are promised'
 	@echo '  make check    lint, format, import directions and types (ruff, lint-imports, mypy, pyright)'
 	@echo '  make bench    measure the engine beside its bare ceiling; tables here, JSON and plots in bench/results/'
 	@echo '  make bench-scale   what each call costs with 10 k to 3 M rows, and under a long reader (ARGS=--quick)'
@@ -53,6 +54,10 @@ demo: $(READY)
 .PHONY: test
 test: $(READY)
 	$(WITH_PG) $(BIN)/pytest -n 2 $(ARGS)
+
+.PHONY: limits-long
+limits-long: $(READY)
+	$(WITH_PG) env LIMITS_LONG=1 $(BIN)/pytest -s tests/flows/test_limit_*.py $(ARGS)
 
 .PHONY: check
 check: export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1

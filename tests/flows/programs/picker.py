@@ -1,0 +1,27 @@
+"""A loop of picks and nothing else: what it claims it keeps. Run by the flow tests in a process of its own."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from gen_durable.pg.link import Link, Target
+from gen_durable.store.calls import Calls
+from gen_durable.store.schema import Schema
+
+
+def ready() -> None:
+    with Path(os.environ["EFFECTS"]).open("a") as file:
+        file.write(f"{os.getpid()} ready\n")
+
+
+async def main() -> None:
+    link, calls = Link(Target(os.environ["DSN"])), Calls(Schema(os.environ["SCHEMA"]))
+    ready()
+    while True:
+        picked = await link.run(calls.pick(str(os.getpid()), {"default": 20}, [os.environ["KNOWN"]], 600))
+        if not picked.claims:
+            await asyncio.sleep(0.005)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
