@@ -53,6 +53,31 @@ def test_a_batch_comes_in_as_many_as_can_run(store: Store) -> None:
     assert ids(store) == [103, 104]
 
 
+@pytest.mark.parametrize("policy", [Concurrency(1), Rate(1, timedelta(days=1))], ids=["slots", "tokens"])
+def test_a_crowd_behind_does_not_block_what_was_let_run(store: Store, policy: Concurrency | Rate) -> None:
+    """A pick that goes on behind many blocked rows, and then blocks a limit's crowd, keeps what it has let run."""
+    limit(store, "l", policy)
+    limit(store, "crowded", Concurrency(1))
+    one_by_one(store, 1, limit="l")  # 101
+    one_by_one(store, 11, limit="crowded")  # 102 to 112
+    one_by_one(store, 1, limit="l")  # 113
+    assert ids(store, 12) == [101, 102]
+    assert store.row(113)["blocked_on"] is not None or store.row(113)["token_at"] is not None
+
+
+@pytest.mark.parametrize(
+    ("policy", "gate"), [(Concurrency(1), "slot/l"), (Rate(1, timedelta(days=1)), "rate/l")], ids=["slots", "tokens"]
+)
+def test_a_pick_tells_how_many_it_has_blocked(store: Store, policy: Concurrency | Rate, gate: str) -> None:
+    """All of them: those that it came to one after the other, and those that it blocked because they are a crowd."""
+    limit(store, "l", policy)
+    one_by_one(store, 9, limit="l")
+    assert store.pick(4).blocked == {gate: 8}
+    assert ids(store) == []
+    one_by_one(store, 100, limit="l")
+    assert store.pick(20).blocked == {gate: 100}
+
+
 def test_partitions_are_limits_of_their_own(store: Store) -> None:
     limit(store, "l", Concurrency(1))
     store.insert(*[Start(M.s, {}, limit=("l", tenant)) for tenant in ("a", "a", "b", "b/c", "b")])

@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from gen_durable.errors import GenDurableError, InputError, LeaseLost
+from gen_durable.errors import GenDurableError, InputError, LeaseLost, UnknownLimit
 from gen_durable.policies import Limit
 from gen_durable.rooms.ask import Ask
 from gen_durable.store.calls import Calls
@@ -45,12 +45,19 @@ class Doors:
         pause = FIRST_PAUSE
         ticket = random.getrandbits(63)  # ours: a place in the line is known again after a lost answer
         asking: asyncio.Task[Entering] | None = None
+        held: bool | None = None  # what was told last; None: nothing yet
         try:
             while True:
                 # A token that is taken twice after a lost answer is lost.
                 call = self._calls.enter(instance, claim, limit, ticket)
                 asking = self._loop.create_task(self._ask.run(call, "ctx.limit", safe=True))
-                told = await asyncio.shield(asking)
+                try:
+                    told = await asyncio.shield(asking)
+                except UnknownLimit:
+                    if held is None:
+                        raise
+                    return ticket if held else None  # it was removed meanwhile, and holds nobody
+                held = told.held
                 if told.lost:
                     raise LeaseLost(f"instance {instance}: the claim was taken over while it waited for {limit.name!r}")
                 if told.may:

@@ -159,7 +159,12 @@ begin
             taken_slots := taken_slots || slots;
             denied := denied + more_denied;
             if refused is not null then
-              tally := tally || refused;
+              select jsonb_object_agg(t.gate, t.n) into tally
+              from (
+                select r.gate, sum(r.n::int) as n
+                from (select * from jsonb_each_text(tally) union all select * from jsonb_each_text(refused)) as r (gate, n)
+                group by r.gate
+              ) as t;
             end if;
           end if;
           passed := passed + denied + busy;

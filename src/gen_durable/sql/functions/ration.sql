@@ -150,12 +150,16 @@ begin
         ) as s
       );
     end if;
-    update @schema.gen_durable g set
-      blocked_on = case when tally ? ('slot/' || g.slot_key) then 'slot/' || g.slot_key else 'rate/' || g.rate_key end,
-      eligible_at = case when g.token_at is null then g.due_at else g.eligible_at end,
-      token_at = null
-    where g.ctid = any (blocked);
-    get diagnostics denied = row_count;
+    with u as (
+      update @schema.gen_durable g set
+        blocked_on = case when tally ? ('slot/' || g.slot_key) then 'slot/' || g.slot_key else 'rate/' || g.rate_key end,
+        eligible_at = case when g.token_at is null then g.due_at else g.eligible_at end,
+        token_at = null
+      where g.ctid = any (blocked)
+      returning g.blocked_on as gate
+    )
+    select sum(t.n), jsonb_object_agg(t.gate, t.n) into denied, tally
+    from (select u.gate, count(*) as n from u group by u.gate) as t;
   end if;
   gates := array(select k.gate from unnest(gates) as k (gate) where not starts_with(k.gate, 'slot/')) || roomy;
   if cardinality(gates) > 0 then
