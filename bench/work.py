@@ -30,28 +30,28 @@ CHAIN = ("first", "second", "third", "fourth", "fifth")
 go_on = Signal[None]("go_on")
 
 
-@job
+@job(history="off")
 async def noop(number: int) -> int:
     return number
 
 
-@job
+@job(history="off")
 def noop_in_thread(number: int) -> int:
     return number
 
 
-@job
+@job(history="off")
 async def nap(milliseconds: int) -> int:
     await asyncio.sleep(milliseconds / 1000)
     return milliseconds
 
 
-@job
+@job(history="off")
 async def look_at_clock(number: int) -> float:
     return time.time()
 
 
-class Chain(Machine):
+class Chain(Machine, history="off"):
     """Five steps, one after the other."""
 
     @step
@@ -75,7 +75,11 @@ class Chain(Machine):
         return Done(number)
 
 
-class Fan(Machine):
+class Recorded(Chain, history="transitions"):
+    """The same, with a row of history for each step."""
+
+
+class Fan(Machine, history="off"):
     """As many children as it is told, and their join."""
 
     @step
@@ -87,7 +91,7 @@ class Fan(Machine):
         return Done(sum([1 async for _ in ctx.stream_children()]))
 
 
-class Patient(Machine):
+class Patient(Machine, history="off"):
     """Waits for a signal."""
 
     @step
@@ -103,7 +107,7 @@ JOBS: tuple[Job[Any, Any], ...] = (noop, noop_in_thread, nap, look_at_clock)
 
 
 def machines() -> list[Machine]:
-    return [Chain(), Fan(), Patient()]
+    return [Chain(), Recorded(), Fan(), Patient()]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Machines of five steps: with run-ahead (one claim for all steps), without (a claim per step), and by default."""
+"""Machines of five steps: with run-ahead (one claim for all steps), without (a claim per step), by default, and with history."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bench.drains import WORK, costs, emptied, hot, rates
 from bench.result import Result
 from bench.scenario import Scenario, Size, Stage, take_turns
 from bench.server import Server
-from bench.work import CHAIN, Chain
+from bench.work import CHAIN, Chain, Recorded
 from gen_durable import Start
 
 NAME = "chain"
@@ -23,6 +23,7 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
         {
             "bare": emptied(server, start, count, (BARE, {"run_ahead": True})),
             "run-ahead": emptied(server, start, count, (WORK, MANY)),
+            "history": emptied(server, Start(Recorded.first, 1), count, (WORK, MANY)),
             "defaults": emptied(server, start, count, (WORK, {})),
             "bare, a claim per step": emptied(server, start, count, (BARE, {"run_ahead": False})),
             "a claim per step": emptied(server, start, count, (WORK, MANY | {"run_ahead_steps": 0})),
@@ -34,10 +35,14 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
     return [
         rates(NAME, "5-step chain", "steps/s", ahead, bare, per=STEPS, note="one process, concurrency 200"),
         rates(
+            NAME, "5-step chain, history on", "steps/s", runs["history"], bare, per=STEPS, note="a row more per step"
+        ),
+        rates(
             NAME, "5-step chain, default settings", "steps/s", runs["defaults"], bare, per=STEPS, note="concurrency 10"
         ),
         rates(NAME, "5-step chain, no run-ahead", "steps/s", apart, bare_apart, per=STEPS, note="a claim per step"),
         *costs(NAME, "step", ahead, bare, per=STEPS),
+        *costs(NAME, "step with history", runs["history"], bare, per=STEPS),
         hot(NAME, "a chain", ahead, bare, note=held),
     ]
 

@@ -30,6 +30,7 @@ from gen_durable.errors import (
 from gen_durable.handles import Handle
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.jobs import Cancel, Job, backoff, job
+from gen_durable.journal import Activity, Progress, Transition
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Await, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
 from gen_durable.policies import Concurrency, Limit, LimitState, Rate
@@ -38,6 +39,7 @@ from gen_durable.sync import SyncDurable, SyncHandle
 from gen_durable.worker import Worker
 
 __all__ = [
+    "Activity",
     "Await",
     "Cancel",
     "Cancelled",
@@ -73,6 +75,7 @@ __all__ = [
     "Outcome",
     "OutcomeRejected",
     "Pending",
+    "Progress",
     "Queue",
     "Rate",
     "Received",
@@ -91,6 +94,7 @@ __all__ = [
     "SyncDurable",
     "SyncHandle",
     "TooLarge",
+    "Transition",
     "UnknownLimit",
     "Worker",
     "backoff",

@@ -20,6 +20,7 @@ from gen_durable.codec import Codec
 from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NoTarget, NotFound
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
+from gen_durable.journal import Activity, Progress, Transition
 from gen_durable.limits import check_delay, check_name, check_text_key
 from gen_durable.outcomes import LIVE, Scope, Start, Startable, StartOptions
 from gen_durable.pg.faults import ConnectionLost, SqlError
@@ -33,6 +34,7 @@ from gen_durable.rooms.insert import Insert, OnConflict
 from gen_durable.rooms.wake import Listener, Wake
 from gen_durable.signals import Signal
 from gen_durable.store.calls import Calls
+from gen_durable.store.journal import JournalCalls
 from gen_durable.store.rows import Delivery
 from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
 from gen_durable.telemetry import Events
@@ -85,6 +87,7 @@ class Durable:
         self._pickers: list[Pick] = []
         self._open = False
         self.calls = Calls(self._schema)
+        self.journal = JournalCalls(self._schema)
         self.events = Events()
         self.ask = Ask(self._opened, self._schema.name)
         self._insert = Insert(self.ask, self.calls, self._ring)
@@ -235,6 +238,18 @@ class Durable:
             raise NotFound(f"{called(target)} is unknown")
         return found
 
+    async def history(self, target: int | str | bytes | Handle[Any]) -> list[Transition]:
+        """The committed outcomes of an instance in their order, as far as its machine keeps them."""
+        return await self.ask.run(self.journal.history(*address(target)), "history", safe=True)
+
+    async def activities(self, target: int | str | bytes | Handle[Any]) -> list[Activity]:
+        """The calls of `ctx.run` that have ended, in the order they began, of all steps of an instance."""
+        return await self.ask.run(self.journal.activities(*address(target)), "activities", safe=True)
+
+    async def progress(self, target: int | str | bytes | Handle[Any]) -> list[Progress]:
+        """How far each step of an instance has come, by its own last word; the latest comes last."""
+        return await self.ask.run(self.journal.progress(*address(target)), "progress", safe=True)
+
     def handle(self, instance: int, step: Startable[Any, R]) -> Handle[R]:
         """A handle on an instance known by its id; `step` is where it was started and tells the result's type."""
         from gen_durable.outcomes import step_of  # here, not above: one call, rarely made
@@ -351,6 +366,7 @@ class Durable:
                 await migrate(link, self._schema)
             else:
                 await check(link, self._schema)
+            self.installation = await link.run(self.journal.installation())
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"the database is not reachable: {error}") from error
         except SqlError as error:

@@ -5,14 +5,15 @@ In: the claim as the database gave it. Out: typed signals and children, read-onl
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 import msgspec
 
-from gen_durable.codec import decode_plain
+from gen_durable.codec import codec_for, decode_plain
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.instances import Status
 from gen_durable.policies import Limit
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 S = TypeVar("S")
 R = TypeVar("R")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,63 @@ class LimitDoors(Protocol):
         ...
 
 
+class Notes(Protocol):
+    """What a step keeps of its work before its outcome. Writes are moves, to be made by the `Journal`."""
+
+    checkpoint: bytes | None
+
+    def save(self, value: object) -> Generator[Any, Any, Any]:
+        """Write a checkpoint."""
+        ...
+
+    def clear(self) -> Generator[Any, Any, Any]:
+        """Forget the checkpoint."""
+        ...
+
+    def run(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        retries: int,
+        backoff: Callable[[int], timedelta] | None,
+    ) -> Generator[Any, Any, Any]:
+        """Run an activity."""
+        ...
+
+
+class Journal(Protocol):
+    """Where checkpoints, activities and progress are written; a worker has one."""
+
+    installation: str
+
+    def notes(self, claim: Any, seq: int) -> Notes:
+        """The notes of a claim's step."""
+        ...
+
+    async def make(self, moves: Generator[Any, Any, Any]) -> Any:
+        """Make moves on the loop."""
+        ...
+
+    def make_in_thread(self, moves: Generator[Any, Any, Any]) -> Any:
+        """Make moves in the thread of a `def` step."""
+        ...
+
+    def report(
+        self,
+        instance: int,
+        claim: int,
+        step: str,
+        *,
+        branch: str,
+        fraction: float | None,
+        message: str | None,
+        detail: object,
+    ) -> None:
+        """Take a report of progress."""
+        ...
+
+
 class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     """Handed to every step beside its state."""
 
@@ -93,6 +153,9 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     _read_children: Callable[[int], Awaitable[list[Child]]] | None = None
     _doors: LimitDoors | None = None
     _slot: str | None = None
+    visit: int = 0
+    _journal: Journal | None = None
+    _claim: object = None
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -154,8 +217,152 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
             raise InputError("ctx.limit needs a worker: this context was made by hand")
         return self._doors.door(self.id, self.claim, self._slot, Limit(name, partition, weight))
 
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every execution of this visit of the step, also after a crash or a `Replay`; no other has it."""
+        return f"{self._desk.installation}-{self.id}-{self.visit}"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint was written in this visit of the step: None is a value like others."""
+        return self._notes.checkpoint is not None
+
+    @property
+    def last_checkpoint(self) -> Any:
+        """The newest checkpoint of this visit as plain JSON values; None when there is none."""
+        raw = self._notes.checkpoint
+        return None if raw is None else decode_plain(raw)
+
+    def checkpoint_as(self, type_: type[T]) -> T | None:
+        """The newest checkpoint of this visit, typed; None when there is none."""
+        raw = self._notes.checkpoint
+        return None if raw is None else cast(T, codec_for(type_, "a checkpoint").decode(raw))
+
+    async def checkpoint(self, value: object) -> None:
+        """Keep a value for the next execution of this step, should this one not come to its end.
+
+        It is forgotten when the step is left. Raises `LeaseLost` when another worker has the claim: let it pass.
+        """
+        await self._desk.make(self._notes.save(value))
+
+    async def clear_checkpoint(self) -> None:
+        """Forget the checkpoint."""
+        await self._desk.make(self._notes.clear())
+
+    @overload
+    async def run(
+        self,
+        name: str,
+        fn: Callable[[*Ts], Coroutine[Any, Any, R]],
+        /,
+        *args: *Ts,
+        retries: int = 0,
+        backoff: Callable[[int], timedelta] | None = None,
+    ) -> R: ...
+    @overload
+    async def run(
+        self,
+        name: str,
+        fn: Callable[[*Ts], R],
+        /,
+        *args: *Ts,
+        retries: int = 0,
+        backoff: Callable[[int], timedelta] | None = None,
+    ) -> R: ...
+    async def run(
+        self,
+        name: str,
+        fn: Callable[[*Ts], Any],
+        /,
+        *args: *Ts,
+        retries: int = 0,
+        backoff: Callable[[int], timedelta] | None = None,
+    ) -> Any:
+        """Run an activity: call `fn` and write down what came of it; if that was done in this visit, answer from there.
+
+        A `def` function runs in a thread. The answer is what was stored, read by the function's return annotation. A
+        name stands for one call: in a loop write `f"charge:{n}"`. After an error `fn` is called again up to `retries`
+        times, after `backoff(n)`; then the error is raised. Every call is in `app.activities(id)`.
+        """
+        return await self._desk.make(self._notes.run(name, fn, args, retries, backoff))
+
+    def progress(
+        self, fraction: float | None = None, message: str | None = None, *, detail: object = None, branch: str = ""
+    ) -> None:
+        """Say how far this step has come, for `app.progress(id)`. The last word counts; nothing waits for it or fails.
+
+        `branch` tells several lines of work within the step apart.
+        """
+        if self._journal is not None:
+            self._journal.report(
+                self.id, self.claim, self.step, branch=branch, fraction=fraction, message=message, detail=detail
+            )
+
+    @property
+    def sync(self) -> SyncContext:
+        """Checkpoints and activities for `def` steps, which do not await."""
+        return SyncContext(self._desk, self._notes)
+
+    @property
+    def _desk(self) -> Journal:
+        if self._journal is None:
+            raise InputError("the journal needs a worker: this context was made by hand")
+        return self._journal
+
+    @property
+    def _notes(self) -> Notes:
+        return self._desk.notes(self._claim, self.seq)
+
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncContext:
+    """`ctx.sync`: the same as in `Context`, in the thread of a `def` step."""
+
+    _journal: Journal
+    _notes: Notes
+
+    def checkpoint(self, value: object) -> None:
+        """See `Context.checkpoint`."""
+        self._journal.make_in_thread(self._notes.save(value))
+
+    def clear_checkpoint(self) -> None:
+        """See `Context.clear_checkpoint`."""
+        self._journal.make_in_thread(self._notes.clear())
+
+    @overload
+    def run(
+        self,
+        name: str,
+        fn: Callable[[*Ts], Coroutine[Any, Any, R]],
+        /,
+        *args: *Ts,
+        retries: int = 0,
+        backoff: Callable[[int], timedelta] | None = None,
+    ) -> R: ...
+    @overload
+    def run(
+        self,
+        name: str,
+        fn: Callable[[*Ts], R],
+        /,
+        *args: *Ts,
+        retries: int = 0,
+        backoff: Callable[[int], timedelta] | None = None,
+    ) -> R: ...
+    def run(
+        self,
+        name: str,
+        fn: Callable[[*Ts], Any],
+        /,
+        *args: *Ts,
+        retries: int = 0,
+        backoff: Callable[[int], timedelta] | None = None,
+    ) -> Any:
+        """See `Context.run`. A `def` function is called in this very thread."""
+        return self._journal.make_in_thread(self._notes.run(name, fn, args, retries, backoff))
 
 
 def _result(child: Child, spec: StepSpec) -> bytes | None:

@@ -16,6 +16,7 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
+from gen_durable.journal import History, check_history
 from gen_durable.limits import check_delay, check_name
 from gen_durable.machines import MachineSpec, StepSpec, check_limit, check_version, resolve_hints
 from gen_durable.policies import StepLimit
@@ -107,6 +108,7 @@ def job(
     backoff: Backoff = backoff,
     timeout: timedelta | None = None,
     limit: StepLimit | None = None,
+    history: History = "transitions",
 ) -> _Decorator: ...
 def job(
     fn: Callable[..., Any] | None = None,
@@ -119,6 +121,7 @@ def job(
     backoff: Backoff = backoff,
     timeout: timedelta | None = None,
     limit: StepLimit | None = None,
+    history: History = "transitions",
 ) -> Any:
     """Make a durable job of a function of one argument (and `ctx`, if it takes a second)."""
 
@@ -130,11 +133,12 @@ def job(
         if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
             raise DefinitionError(f"max_attempts of job {label!r} must be 1 or more, got {max_attempts!r}")
         check_version(version, f"job {label!r}")
+        check_history(history, f"job {label!r}")
         _check_signature(function, label)
         seconds = None if timeout is None else check_delay(timeout, f"the timeout of job {label!r}", DefinitionError)
         check_limit(limit, f"the limit of job {label!r}")
         steps: dict[str, StepSpec] = {}
-        machine = MachineSpec(label, version, queue, steps, _read_job_hints)
+        machine = MachineSpec(label, version, queue, steps, _read_job_hints, history)
         spec = StepSpec(machine, "run", (), seconds, function, inspect.iscoroutinefunction(function), limit)
         steps["run"] = spec
         made: Job[Any, Any] = Job(function, spec, max_attempts, backoff)

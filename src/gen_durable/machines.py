@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_
 from gen_durable.codec import Codec, codec_for
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
+from gen_durable.journal import History, check_history
 from gen_durable.limits import check_delay, check_name
 from gen_durable.outcomes import Await, Done, Next, Outcome, ScheduleChildren, Stop
 from gen_durable.policies import Limit, StepLimit, limits_of
@@ -84,6 +85,7 @@ class MachineSpec:
     queue: str
     steps: dict[str, StepSpec]
     read_hints: Callable[[Callable[..., Any], str], tuple[object, object]]
+    history: History = "transitions"
 
     def find(self, step: str) -> StepSpec | None:
         """A step by its name or by one of its old names."""
@@ -138,21 +140,25 @@ class Machine:
     """A durable state machine: subclass it, and write its steps as methods marked with `@step`.
 
     `self` holds services (an HTTP client, settings), never state: state is what steps take and return.
-    Class arguments: `name` (default: the class's name), `version` (default 1), `queue` (default "default").
+    Class arguments: `name` (default: the class's name), `version` (default 1), `queue` (default "default"), `history`:
+    "off", "transitions" (default: a light row for each outcome) or "states" (with the state).
     """
 
     __gen_durable__: ClassVar[MachineSpec]
 
-    def __init_subclass__(cls, *, name: str | None = None, version: int = 1, queue: str = "default") -> None:
+    def __init_subclass__(
+        cls, *, name: str | None = None, version: int = 1, queue: str = "default", history: History = "transitions"
+    ) -> None:
         super().__init_subclass__()
         earlier = cls.__dict__.get("__gen_durable__")
         if earlier is not None:  # made again, as @dataclass(slots=True) does without repeating the class arguments
-            name, version, queue = earlier.name, earlier.version, earlier.queue
+            name, version, queue, history = earlier.name, earlier.version, earlier.queue, earlier.history
         label = check_name(cls.__name__ if name is None else name, "a machine's name", DefinitionError)
         check_name(queue, f"the queue of machine {label!r}", DefinitionError)
         check_version(version, f"machine {label!r}")
+        check_history(history, f"machine {label!r}")
         steps: dict[str, StepSpec] = {}
-        spec = MachineSpec(label, version, queue, steps, _read_step_hints)
+        spec = MachineSpec(label, version, queue, steps, _read_step_hints, history)
         for attribute, function, mark in _marked(cls, earlier):
             own = function if attribute in cls.__dict__ else _copy(cls, attribute, function)
             _check_signature(own, f"{label}.{mark.name}")

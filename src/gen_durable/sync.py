@@ -22,6 +22,7 @@ from gen_durable.client import Durable
 from gen_durable.errors import ConfigError
 from gen_durable.handles import Handle
 from gen_durable.instances import Ending, Instance
+from gen_durable.journal import Activity, Progress, Transition
 from gen_durable.outcomes import Start, Startable, StartOptions
 from gen_durable.policies import LimitState, Policy
 from gen_durable.rooms.insert import OnConflict
@@ -166,6 +167,18 @@ class SyncDurable:
     def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:
         """An instance as it is now; see `Durable.get`."""
         return self._wait(self._app.get(_target(target)))
+
+    def history(self, target: int | str | bytes | SyncHandle[Any]) -> list[Transition]:
+        """The committed outcomes of an instance; see `Durable.history`."""
+        return self._wait(self._app.history(_target(target)))
+
+    def activities(self, target: int | str | bytes | SyncHandle[Any]) -> list[Activity]:
+        """The activity log of an instance; see `Durable.activities`."""
+        return self._wait(self._app.activities(_target(target)))
+
+    def progress(self, target: int | str | bytes | SyncHandle[Any]) -> list[Progress]:
+        """How far an instance has come; see `Durable.progress`."""
+        return self._wait(self._app.progress(_target(target)))
 
     def handle(self, instance: int, step: Startable[Any, R]) -> SyncHandle[R]:
         """A handle on an instance known by its id; see `Durable.handle`."""

@@ -35,6 +35,7 @@ from gen_durable.pg.link import Link
 from gen_durable.policies import Policy, check_policies
 from gen_durable.registry import Registry
 from gen_durable.rooms.brood import reader
+from gen_durable.rooms.desk import Desk
 from gen_durable.rooms.doors import Doors
 from gen_durable.rooms.flush import Flush
 from gen_durable.rooms.hold import Held, Holdings
@@ -152,7 +153,7 @@ class Worker:
         self._threads = Threads(options.threads or max(sum(options.slots.values()), 1))
         self._links = [Link(app.target) for _ in range(4)]
         pick_link, flush_link, side_link, upkeep_link = self._links
-        self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, self._woke)
+        self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, self._woke, worker=self.name)
         self._pick = Pick(
             pick_link,
             app.calls,
@@ -172,8 +173,10 @@ class Worker:
             give_back=self._give_back,
             on_free=self._pick.freed,
         )
+        self._desk = Desk(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
+        doors = Doors(app.ask, app.calls, app.wake.ring_all)
         self._live = Live(
-            Run(self.name, self._threads, reader(app.pool, app.calls), Doors(app.ask, app.calls, app.wake.ring_all)),
+            Run(self.name, self._threads, reader(app.pool, app.calls), doors, self._desk),
             self._flush,
             registry=self._registry,
             holdings=self._holdings,
@@ -238,6 +241,7 @@ class Worker:
             for link in self._links:
                 link.close_soon()
             await self._flush.close()
+            await self._desk.close()
             self._threads.close()
 
     async def _drain(self) -> None:

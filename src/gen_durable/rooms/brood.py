@@ -8,6 +8,7 @@ so nobody takes its claim, however long it takes.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -24,7 +25,7 @@ ReadChildren = Callable[[int, int], Awaitable[list[Child]]]
 """A page of the children of an instance: its id, and the id after which the page begins."""
 
 
-async def flush_brood(link: Link, calls: Calls, commit: Commit, brood: Brood) -> Flushed:
+async def flush_brood(link: Link, calls: Calls, commit: Commit, brood: Brood, worker: str | None = None) -> Flushed:
     """Commit one outcome with its children."""
 
     async def work(ask: Ask) -> Flushed:
@@ -34,7 +35,7 @@ async def flush_brood(link: Link, calls: Calls, commit: Commit, brood: Brood) ->
             for part in brood.parts(ids, PART):
                 queues = await ask(calls.spawn(commit, part))
                 woken.update(queues)
-        flushed = await ask(calls.flush([commit]))
+        flushed = await ask(calls.flush([commit], worker, time.perf_counter()))
         return dataclasses.replace(flushed, wake=flushed.wake | woken)
 
     return await link.transact(work)

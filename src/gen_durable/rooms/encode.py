@@ -87,6 +87,11 @@ def encode_outcome(
         )
     outcome: AnyOutcome = returned
     commit = Commit(claim.id, claim.claim, claim.seq, "")
+    history = spec.machine.history
+    if history != "off":
+        commit.origin = spec.name
+        commit.attempt = claim.attempt
+        commit.keep = history == "states"
     extra: dict[str, Any] = {}
     consumed: tuple[int, ...] = ()
     queue: str | None = None
@@ -102,7 +107,6 @@ def encode_outcome(
             if not isinstance(outcome.state, SameState):
                 commit.value, _ = _state_for(spec, spec, outcome.state)
             commit.delay = outcome.after
-            commit.error = describe(error) if error is not None else None
         case Await():
             _await(commit, extra, outcome, claim, spec, ctx=ctx)
         case ScheduleChildren():
@@ -122,6 +126,8 @@ def encode_outcome(
             commit.parent = claim.parent_id
         case _:
             assert_never(outcome)
+    if error is not None and commit.error is None:
+        commit.error = describe(error)
     if consumed:
         extra["consumed"] = consumed
     if extra:
@@ -240,6 +246,8 @@ def advance(claim: Claim, ran: Ran) -> None:
         claim.state = commit.value
     claim.attempt = 0
     claim.seq += 1
+    claim.visit = claim.seq
+    claim.journal = claim.notes = None
     claim.awaits = None
     claim.children = ()
     if ran.consumed:

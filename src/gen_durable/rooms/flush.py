@@ -16,6 +16,7 @@ import asyncio
 import enum
 import logging
 import random
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -58,10 +59,18 @@ class Flush:
         "_side_link",
         "_task",
         "_under_way",
+        "_worker",
     )
 
     def __init__(
-        self, link: Link, side_link: Link, calls: Calls, batch: int, on_wake: Callable[[frozenset[str] | None], None]
+        self,
+        link: Link,
+        side_link: Link,
+        calls: Calls,
+        batch: int,
+        on_wake: Callable[[frozenset[str] | None], None],
+        *,
+        worker: str | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()  # asking for it costs a system call: not at every step
         self._link = link
@@ -69,6 +78,7 @@ class Flush:
         self._calls = calls
         self._batch = batch
         self._on_wake = on_wake
+        self._worker = worker
         self._pending: list[_Entry] = []
         self._under_way = 0
         self._task: asyncio.Task[None] | None = None
@@ -159,8 +169,8 @@ class Flush:
     async def _send(self, commits: list[Commit], link: Link) -> Flushed:
         brood = commits[0].brood
         if brood is not None:
-            return await flush_brood(link, self._calls, commits[0], brood)
-        return await link.run(self._calls.flush(commits))
+            return await flush_brood(link, self._calls, commits[0], brood, self._worker)
+        return await link.run(self._calls.flush(commits, self._worker, time.perf_counter()))
 
     def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:
         stale = flushed.stale

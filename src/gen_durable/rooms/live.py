@@ -25,6 +25,7 @@ from gen_durable.rooms.flush import STALE, Flush, Settled, Verdict
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.run import Run, Undecodable
 from gen_durable.rooms.wake import Wake
+from gen_durable.store.rows import Commit
 from gen_durable.telemetry import Events, StaleOutcome, StepStopped
 from gen_durable.telemetry import Undecodable as UndecodableEvent
 
@@ -78,7 +79,8 @@ class Live:
                 steps += 1
                 hold = steps <= self._steps and not self.stopping and started - began < self._budget
                 ran = await self._run.step(claim, held.entry, hold=hold, after=after, task=held.task)
-                took = time.perf_counter() - started
+                ran.commit.began = started
+                ran.commit.took = took = time.perf_counter() - started
                 if ran.commit.kind != "hold":
                     settled = functools.partial(self._settled, held, ran, took)
                     if ran.commit.brood is not None:
@@ -91,7 +93,7 @@ class Live:
                     self._lend(held)
                     verdict = await committing
                 except OutcomeRejected as refused:
-                    await self._mend(held, refused, took)
+                    await self._mend(held, refused, ran.commit)
                     return
                 if verdict is STALE:
                     self._settled(held, ran, took, verdict)
@@ -127,7 +129,7 @@ class Live:
         """An outcome that ends the claim was answered."""
         claim, commit = held.claim, ran.commit
         if isinstance(verdict, OutcomeRejected):
-            self._spawn(self._mend(held, verdict, took))
+            self._spawn(self._mend(held, verdict, commit))
             return
         self._holdings.remove(held)
         if verdict is STALE:
@@ -146,19 +148,21 @@ class Live:
         if self._events.active:
             self._tell(held, ran, took)
 
-    async def _mend(self, held: Held, refused: OutcomeRejected, took: float) -> None:
+    async def _mend(self, held: Held, refused: OutcomeRejected, former: Commit) -> None:
         """The database refused an outcome: that is the step's error. If the answer to it is refused too, it fails."""
         ran = await self._run.rejected(held.claim, held.entry, refused, hold=False)
+        ran.commit.began, ran.commit.took = former.began, former.took
         try:
             verdict = await self._flush.submit(ran.commit)
         except OutcomeRejected:
             ran = await self._run.given_up(held.claim, held.entry, refused)
+            ran.commit.began, ran.commit.took = former.began, former.took
             try:
                 verdict = await self._flush.submit(ran.commit)
             except OutcomeRejected as again:
                 self._give_back(held, str(again))
                 return
-        self._settled(held, ran, took, verdict)
+        self._settled(held, ran, former.took, verdict)
 
     def _tell(self, held: Held, ran: Ran, took: float) -> None:
         claim = held.claim

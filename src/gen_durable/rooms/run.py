@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sized
 from itertools import islice
 from typing import Any, cast
 
-from gen_durable.context import Context, LimitDoors
+from gen_durable.context import Context, Journal, LimitDoors
 from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
 from gen_durable.jobs import Cancel, Job
 from gen_durable.limits import MAX_CHILDREN, clean_error
@@ -40,13 +40,16 @@ class Undecodable(Exception):
 class Run:
     """Runs steps. `hold` says whether a `Next` may keep its claim and run ahead."""
 
-    __slots__ = ("_doors", "_read_children", "_threads", "_worker")
+    __slots__ = ("_doors", "_journal", "_read_children", "_threads", "_worker")
 
-    def __init__(self, worker: str, threads: Threads, read_children: ReadChildren, doors: LimitDoors) -> None:
+    def __init__(
+        self, worker: str, threads: Threads, read_children: ReadChildren, doors: LimitDoors, journal: Journal
+    ) -> None:
         self._worker = worker
         self._threads = threads
         self._read_children = read_children
         self._doors = doors
+        self._journal = journal
 
     async def step(
         self, claim: Claim, entry: Entry, *, hold: bool, after: Ran | None = None, task: asyncio.Task[Any] | None = None
@@ -60,6 +63,8 @@ class Run:
             state = after.state
         else:
             try:
+                if claim.journal is not None:
+                    self._journal.notes(claim, claim.seq)
                 state = entry.spec.state_codec.decode(claim.state)
             except Exception as unread:
                 raise Undecodable(describe(unread)) from unread
@@ -150,6 +155,9 @@ class Run:
             None if claim.children is not None else functools.partial(self._read_children, claim.id),
             self._doors,
             claim.limited,
+            claim.visit,
+            self._journal,
+            claim,
         )
 
     async def _draw(self, ran: Ran, spec: StepSpec) -> None:

@@ -83,7 +83,9 @@ class Calls:
         s = f'"{schema.name}"'
         self._insert = f"select ord, id, inserted from {s}.insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
         self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
-        self._flush = f"select stale, already, wake from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"  # noqa: S608
+        self._flush = (
+            f"select stale, already, wake from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16)"  # noqa: S608
+        )
         self._reserve = f"select {s}.reserve($1,$2,$3,$4)"
         self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
         self._children = f"select {s}.children_page($1,null,$2,$3)"
@@ -143,8 +145,10 @@ class Calls:
         args = (worker, list(demands), list(demands.values()), known, lease, floors, turns)
         return Call(self._pick, args, _read_picked)
 
-    def flush(self, commits: Sequence[Commit]) -> Call[Flushed]:
-        """`commits` in the order of their ids: rows are locked in that order."""
+    def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Call[Flushed]:
+        """`commits` in the order of their ids: rows are locked in that order. `now`: by the clock of `Commit.began`."""
+        origins = _sparse([c.origin for c in commits])
+        told = commits if origins else ()
         return Call(
             self._flush,
             (
@@ -158,6 +162,12 @@ class Calls:
                 _sparse([c.error for c in commits]),
                 _sparse([c.parent for c in commits]),
                 _sparse([c.extra for c in commits]),
+                worker,
+                origins,
+                _sparse([c.attempt or None for c in told]),
+                [now - c.began for c in told],
+                [c.took for c in told],
+                _sparse([c.keep or None for c in told]),
             ),
             _read_flushed,
         )
@@ -298,6 +308,8 @@ def _read_claim(row: Row) -> Claim:
         claim.inbox = _read_inbox(row[15])
     if row[16] is not None:
         claim.children = None if row[16] == TOO_MANY else _read_children(row[16])
+    claim.visit = row[21]
+    claim.journal = row[22]
     return claim
 
 

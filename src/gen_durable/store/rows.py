@@ -39,6 +39,9 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     inbox: tuple[Received, ...] = ()
     children: tuple[Child, ...] | None = ()  # None: too many to come along, they are read page by page
     abandoned: bool = False
+    visit: int = 0
+    journal: str | None = None  # what former executions of this visit have left, as JSON
+    notes: object = None  # of this execution, once it has written any (rooms.desk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,12 @@ class Commit(msgspec.Struct, eq=False, gc=False):
     parent: int | None = None
     extra: str | None = None
     brood: Brood | None = None
+    # For the history: the step that ran (None: nothing is kept), and when, by a clock that only tells durations.
+    origin: str | None = None
+    attempt: int = 0
+    keep: bool = False
+    began: float = 0.0
+    took: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

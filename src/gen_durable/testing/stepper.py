@@ -10,6 +10,7 @@ cancellation) stays inside, and a test that is cancelled gives its row back.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
@@ -21,6 +22,7 @@ from gen_durable.jobs import backoff
 from gen_durable.pg.link import Link
 from gen_durable.registry import Entry, Registry
 from gen_durable.rooms.brood import ReadChildren, reader
+from gen_durable.rooms.desk import Desk
 from gen_durable.rooms.doors import Doors
 from gen_durable.rooms.encode import Ran
 from gen_durable.rooms.flush import Flush, Verdict
@@ -38,7 +40,18 @@ REAP_BATCH: Final = 1000
 class Stepper:
     """Runs single steps of the machines and jobs in a registry."""
 
-    __slots__ = ("_app", "_errors", "_flush", "_link", "_registry", "_run", "_side_link", "_statements", "_threads")
+    __slots__ = (
+        "_app",
+        "_desk",
+        "_errors",
+        "_flush",
+        "_link",
+        "_registry",
+        "_run",
+        "_side_link",
+        "_statements",
+        "_threads",
+    )
 
     def __init__(self, app: Durable, registry: Registry, statements: Statements, errors: dict[int, Exception]) -> None:
         self._app = app
@@ -49,8 +62,9 @@ class Stepper:
         self._threads = Threads(1)
         self._errors = errors
         doors = Doors(app.ask, app.calls, _nobody)
-        self._run = _Run(self._threads, reader(app.pool, app.calls), doors, errors)
-        self._flush = Flush(self._link, self._side_link, app.calls, 1, _nobody)
+        self._desk = Desk(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
+        self._run = _Run(self._threads, reader(app.pool, app.calls), doors, self._desk, errors)
+        self._flush = Flush(self._link, self._side_link, app.calls, 1, _nobody, worker=WORKER)
 
     async def open(self) -> None:
         # What is committed here is thrown away anyhow, so nobody waits for the disk.
@@ -58,6 +72,7 @@ class Stepper:
 
     async def close(self) -> None:
         await self._flush.close()
+        await self._desk.close()
         self._threads.close()
         await asyncio.gather(self._link.close(), self._side_link.close(), return_exceptions=True)
 
@@ -86,7 +101,9 @@ class Stepper:
         """Run the step of a claim and commit its outcome."""
         entry = self._entry(claim)
         try:
+            began = time.perf_counter()
             ran = await self._step(claim, entry)
+            ran.commit.began, ran.commit.took = began, time.perf_counter() - began
         except Undecodable as error:
             self._errors[claim.id] = error
             rest = backoff(min(claim.claim, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10))  # as a worker
@@ -152,11 +169,13 @@ class Stepper:
         try:
             verdict = await self._flush.submit(ran.commit)
         except OutcomeRejected as refused:
-            ran = await self._run.rejected(claim, entry, refused, hold=False)
+            former, ran = ran.commit, await self._run.rejected(claim, entry, refused, hold=False)
+            ran.commit.began, ran.commit.took = former.began, former.took
             try:
                 verdict = await self._flush.submit(ran.commit)
             except OutcomeRejected:
                 ran = await self._run.given_up(claim, entry, refused)
+                ran.commit.began, ran.commit.took = former.began, former.took
                 verdict = await self._flush.submit(ran.commit)
         return LOST if verdict is Verdict.STALE else ran.outcome
 
@@ -172,9 +191,9 @@ class _Run(Run):
     __slots__ = ("_errors",)
 
     def __init__(
-        self, threads: Threads, read_children: ReadChildren, doors: Doors, errors: dict[int, Exception]
+        self, threads: Threads, read_children: ReadChildren, doors: Doors, desk: Desk, errors: dict[int, Exception]
     ) -> None:
-        super().__init__(WORKER, threads, read_children, doors)
+        super().__init__(WORKER, threads, read_children, doors, desk)
         self._errors = errors
 
     async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> Ran:

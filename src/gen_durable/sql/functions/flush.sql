@@ -10,6 +10,8 @@
 --   parent            the instance to be told of an end; null for most
 --   extra             null for most: {queue, priority, partition_key, limits, left (the gates it leaves), awaits, seen,
 --                     consumed, children}
+--   origin            the step that ran, for the history; null: none is kept. With it tries (its attempt), ago and duration
+--                     (seconds), keep (the state too); worker for all
 -- Out: one row: ids that are stale (the claim was taken over), ids that a former call had already committed, and the
 -- queues in which rows became runnable now.
 --
@@ -20,7 +22,8 @@
 -- Locks: own rows and parents in id order before anything else (tests/interleavings: join_join, park_deliver).
 create or replace function @schema.flush(
   ids bigint[], claims int[], seqs int[], kinds text[], steps text[], payloads jsonb[], delays float8[], errors text[],
-  parents bigint[], extras jsonb[]
+  parents bigint[], extras jsonb[], worker text default null, origins text[] default '{}', tries int[] default '{}',
+  agos float8[] default '{}', durations float8[] default '{}', keeps boolean[] default '{}'
 )
 returns table (stale bigint[], already bigint[], wake text[])
 language plpgsql
@@ -68,8 +71,9 @@ begin
         when 'await' then 'awaiting_signal' when 'children' then 'awaiting_children'
         when 'done' then 'done' when 'stop' then 'failed'
       end::@schema.durable_status as status
-    from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
-      as o (id, claim, seq, kind, step, value, delay, error, extra)
+    from unnest(
+      ids, claims, seqs, kinds, steps, payloads, delays, errors, extras, origins, tries, agos, durations, keeps
+    ) as o (id, claim, seq, kind, step, value, delay, error, extra, origin, attempt, ago, duration, keep)
   ),
   u as (
     update @schema.gen_durable g set
@@ -83,6 +87,7 @@ begin
         else 0
       end,
       seq = g.seq + 1,
+      visit = case when o.kind = 'replay' or (o.kind = 'await' and o.step is null) then g.visit else g.seq + 1 end,
       crashes = 0,
       eligible_at = case when o.kind in ('next', 'replay') then now() + make_interval(secs => coalesce(o.delay, 0)) else g.eligible_at end,
       await_deadline = case when o.kind = 'await' then now() + make_interval(secs => o.delay) end,
@@ -108,7 +113,22 @@ begin
       updated_at = now()
     from o
     where g.id = o.id and g.claims = o.claim and g.seq = o.seq
-    returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, g.partition_key, g.slot_key, o.kind, o.delay, o.extra
+    returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, g.partition_key, g.slot_key, o.kind, o.delay, o.extra,
+      g.seq, g.step, case when o.keep then g.state end as state, o.origin, o.attempt, o.ago, o.duration, o.error
+  ),
+  history as (
+    insert into @schema.transitions (
+      instance_id, seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state
+    )
+    select
+      u.id, u.seq, u.origin,
+      case u.kind
+        when 'hold' then 'Next' when 'next' then 'Next' when 'replay' then 'Replay' when 'await' then 'Await'
+        when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'stop' then 'Stop'
+      end,
+      case when u.kind not in ('done', 'stop') then u.step end,
+      coalesce(u.attempt, 0), now() - make_interval(secs => u.ago), u.duration, worker, u.error, u.state
+    from u where u.origin is not null
   )
   select
     array_agg(u.id),

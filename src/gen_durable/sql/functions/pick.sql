@@ -26,7 +26,8 @@ create or replace function @schema.pick(
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt int, claims int, seq int, queue text,
   priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], limited text,
-  inbox jsonb, children jsonb, next_due float8, contended int, heads jsonb, turn text
+  inbox jsonb, children jsonb, next_due float8, contended int, heads jsonb, turn text,
+  visit int, journal jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -242,7 +243,8 @@ begin
       coalesce(g.slot_key, case when g.rate_key is not null then '' end),
       case when g.inbox then @schema.inbox_of(g.id) end,
       case when g.joined then @schema.children_of(g.id, g.round) end,
-      null::float8, null::int, null::jsonb, null::text
+      null::float8, null::int, null::jsonb, null::text,
+      g.visit, case when g.journal then @schema.journal_of(g.id, g.visit) end
     from claimed g
     order by g.priority, g.eligible_at, g.id;
 end

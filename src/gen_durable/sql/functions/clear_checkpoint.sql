@@ -1,0 +1,19 @@
+-- clear_checkpoint: forget the checkpoint of a step.
+--
+-- In: the fence (open_journal.sql). Out: false: the claim is lost, and nothing was changed.
+-- Index: primary keys. Locks: the instance.
+create or replace function @schema.clear_checkpoint(instance bigint, claim int, outcomes int)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+as $$
+begin
+  if @schema.open_journal(instance, claim, outcomes) is null then
+    return false;
+  end if;
+  delete from @schema.checkpoints c where c.instance_id = instance;
+  return true;
+end
+$$;

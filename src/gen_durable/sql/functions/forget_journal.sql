@@ -1,0 +1,25 @@
+-- forget_journal: the journal goes with its instance, whoever deletes it; by a trigger of the whole statement (ADR 10).
+-- Index: the primary keys of the journal's tables.
+create or replace function @schema.forget_journal()
+returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  ids bigint[];
+begin
+  ids := array(select g.id from gone g where g.seq > 0);
+  delete from @schema.transitions t where t.instance_id = any (ids);
+  ids := array(select g.id from gone g where g.journal);
+  if cardinality(ids) > 0 then
+    delete from @schema.checkpoints c where c.instance_id = any (ids);
+    delete from @schema.activities a where a.instance_id = any (ids);
+    delete from @schema.progress p where p.instance_id = any (ids);
+  end if;
+  return null;
+end
+$$;
+
+create or replace trigger forget_journal after delete on @schema.gen_durable
+referencing old table as gone for each statement execute function @schema.forget_journal();

@@ -1,0 +1,143 @@
+"""The calls of the journal: what a step writes before its outcome, and what can be read of it all.
+
+In: the fence (id, claim, seq) and typed values. Out: a `Call`, as in `store.calls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gen_durable.journal import Activity, Progress, Transition
+from gen_durable.store.calls import Call, Row
+from gen_durable.store.schema import Schema
+
+CHECKPOINT_FORMAT: Final = 1
+"""The format of a checkpoint's row that this library writes, and the newest that it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The row as a step was given it. What it writes counts as long as that is so."""
+
+    id: int
+    claim: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A call of an activity that has ended, as it is written down; `ago`: so many seconds ago it began."""
+
+    number: int
+    name: str
+    parameters: str
+    result: str | None
+    error: str | None
+    ago: float
+    duration: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How far a step has come; id and claim are the fence."""
+
+    id: int
+    claim: int
+    step: str
+    branch: str
+    fraction: float | None
+    message: str | None
+    detail: str | None
+
+
+class JournalCalls:
+    """All calls of the journal, for one schema. Those that write tell whether the claim is still the writer's."""
+
+    __slots__ = (
+        "_activities",
+        "_activity",
+        "_checkpoint",
+        "_clear",
+        "_history",
+        "_installation",
+        "_progress",
+        "_report",
+    )
+
+    def __init__(self, schema: Schema) -> None:
+        s = f'"{schema.name}"'
+        self._checkpoint = f"select {s}.note_checkpoint($1,$2,$3,$4,$5)"
+        self._clear = f"select {s}.clear_checkpoint($1,$2,$3)"
+        self._activity = f"select {s}.note_activity($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)"
+        self._report = f"select locked from {s}.note_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
+        self._history = f"select * from {s}.history_of($1,$2)"  # noqa: S608
+        self._activities = f"select * from {s}.activities_of($1,$2)"  # noqa: S608
+        self._progress = f"select * from {s}.progress_of($1,$2)"  # noqa: S608
+        self._installation = f"select token from {s}.installation"  # noqa: S608
+
+    def checkpoint(self, fence: Fence, value: str) -> Call[bool]:
+        args = (fence.id, fence.claim, fence.seq, value, CHECKPOINT_FORMAT)
+        return Call(self._checkpoint, args, lambda rows: rows[0][0] is not None)
+
+    def clear(self, fence: Fence) -> Call[bool]:
+        return Call(self._clear, (fence.id, fence.claim, fence.seq), _read_truth)
+
+    def activity(self, fence: Fence, noted: Noted) -> Call[bool]:
+        return Call(
+            self._activity,
+            (
+                fence.id,
+                fence.claim,
+                fence.seq,
+                noted.number,
+                noted.name,
+                noted.parameters,
+                noted.result,
+                noted.error,
+                noted.ago,
+                noted.duration,
+                noted.attempt,
+            ),
+            _read_truth,
+        )
+
+    def report(self, reports: Sequence[Report]) -> Call[set[int]]:
+        """`reports` in the order of ids. Tells whose rows were locked by somebody, so that they were passed over."""
+        return Call(
+            self._report,
+            (
+                [r.id for r in reports],
+                [r.claim for r in reports],
+                [r.step for r in reports],
+                [r.branch for r in reports],
+                [r.fraction for r in reports],
+                [r.message for r in reports],
+                [r.detail for r in reports],
+            ),
+            lambda rows: {row[0] for row in rows},
+        )
+
+    def history(self, instance: int | None, key: bytes | None) -> Call[list[Transition]]:
+        return Call(self._history, (instance, key), lambda rows: [Transition(*_raw(row, 9)) for row in rows])
+
+    def activities(self, instance: int | None, key: bytes | None) -> Call[list[Activity]]:
+        return Call(self._activities, (instance, key), lambda rows: [Activity(*_raw(row, 6)) for row in rows])
+
+    def progress(self, instance: int | None, key: bytes | None) -> Call[list[Progress]]:
+        return Call(self._progress, (instance, key), lambda rows: [Progress(*_raw(row, 5)) for row in rows])
+
+    def installation(self) -> Call[str]:
+        """The token that tells this installation from others."""
+        return Call(self._installation, (), lambda rows: str(rows[0][0]))
+
+
+def _read_truth(rows: Sequence[Row]) -> bool:
+    return bool(rows[0][0])
+
+
+def _raw(row: Row, first: int) -> list[Any]:
+    """A row whose columns from `first` on are JSON: kept as bytes."""
+    return [*row[:first], *(None if text is None else text.encode() for text in row[first:])]
