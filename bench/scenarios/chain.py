@@ -1,4 +1,4 @@
-"""Machines of five steps: with run-ahead (one claim for all steps), without (a claim per step), by default, and with history."""
+"""Machines of five steps: one claim for all steps (run-ahead), a claim per step, default settings, and with history."""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ from gen_durable.outcomes import Start
 from gen_durable.pg.link import Link, Target
 from gen_durable.pg.migrate import check, installed_version, library_version, migrate, script
 from gen_durable.store.calls import Calls
-from gen_durable.store.schema import Schema
+from gen_durable.store.journal import JournalCalls
+from gen_durable.store.rows import Commit
+from gen_durable.store.schema import Schema, migrations
 
 PROGRAM = """
 import asyncio, sys
@@ -67,6 +69,39 @@ async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
         with pytest.raises(SchemaTooNew, match="999"):
             await migrate(link, schema)
         await check(link, schema)
+    finally:
+        await link.close()
+
+
+FIRST_FUNCTIONS = """
+create function @schema.pick(
+  worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
+  turns jsonb default null
+) returns table (id bigint) language sql set search_path = pg_catalog, pg_temp as $$ select null::bigint $$;
+create function @schema.flush(
+  ids bigint[], claims int[], seqs int[], kinds text[], steps text[], payloads jsonb[], delays float8[], errors text[],
+  parents bigint[], extras jsonb[]
+) returns table (stale bigint[], already bigint[], wake text[])
+language sql set search_path = pg_catalog, pg_temp as $$ select null::bigint[], null::bigint[], null::text[] $$;
+"""
+
+
+async def test_a_database_of_version_1_is_brought_along(dsn: str, bare_schema: str) -> None:
+    """Functions whose answers have grown are made anew, and rows that were there go on."""
+    schema, link = Schema(bare_schema), Link(Target(dsn))
+    first = migrations(schema)[0]
+    version = (
+        "create table @schema.migrations (version int primary key, applied_at timestamptz not null default now());"
+    )
+    rows = "insert into @schema.gen_durable (fsm, step) values ('m', 's'); insert into @schema.migrations values (1);"
+    try:
+        await link.script(schema.render(f"create schema @schema; {version} {first.sql} {FIRST_FUNCTIONS} {rows}"))
+        assert await migrate(link, schema) == list(range(2, library_version(schema) + 1))
+        (claim,) = (await link.run(Calls(schema).pick("w", {"default": 5}, KNOWN, 60))).claims
+        assert (claim.seq, claim.visit, claim.journal) == (0, 0, None)
+        flushed = await link.run(Calls(schema).flush([Commit(claim.id, claim.claim, 0, "done", origin="s")]))
+        assert flushed.stale == set()
+        assert len(await link.run(JournalCalls(schema).history(claim.id, None))) == 1
     finally:
         await link.close()
 

@@ -24,6 +24,7 @@ from gen_durable.outcomes import Start
 from gen_durable.pg.link import Link, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.calls import Call
+from gen_durable.store.journal import Fence, JournalCalls, Noted, Report
 from gen_durable.store.rows import Commit
 from gen_durable.store.schema import Schema
 
@@ -31,15 +32,19 @@ BATCH = 100
 SEED = """
 alter table @schema.gen_durable set (autovacuum_enabled = false);
 alter table @schema.signals set (autovacuum_enabled = false);
+alter table @schema.transitions set (autovacuum_enabled = false);
+alter table @schema.checkpoints set (autovacuum_enabled = false);
+alter table @schema.activities set (autovacuum_enabled = false);
+alter table @schema.progress set (autovacuum_enabled = false);
 insert into @schema.gen_durable (fsm, step, status, claims, locked_by, lease_expires_at, unique_key, unique_scope)
 select 'm', 's', 'executing', 1, 'w', now(), convert_to(n::text, 'UTF8'), '{executing}' from generate_series(1, 50) n;
 analyze @schema.gen_durable, @schema.signals;
 delete from @schema.gen_durable;
 
-insert into @schema.gen_durable (fsm, step, status, finished_at, claims, seq)
-select 'm', 's', 'done', now() - make_interval(secs => n % 100000), 1, 1 from generate_series(1, 40000) as n;
-insert into @schema.gen_durable (fsm, step, queue, priority, eligible_at)
-select 'm', 's', (array['default', 'a', 'b'])[1 + n % 3], n % 5, now() - make_interval(secs => n % 1000)
+insert into @schema.gen_durable (fsm, step, status, finished_at, claims, seq, journal)
+select 'm', 's', 'done', now() - make_interval(secs => n % 100000), 1, 1, true from generate_series(1, 40000) as n;
+insert into @schema.gen_durable (fsm, step, queue, priority, eligible_at, journal)
+select 'm', 's', (array['default', 'a', 'b'])[1 + n % 3], n % 5, now() - make_interval(secs => n % 1000), n % 3 = 2
 from generate_series(1, 30000) as n;
 insert into @schema.gen_durable (fsm, step, status, awaits, seen, claims, seq, await_deadline, unique_key, unique_scope)
 select 'm', 's', 'awaiting_signal', '{go}', '{}', 1, 1, case when n % 2 = 0 then now() + interval '1 day' end,
@@ -58,9 +63,18 @@ from generate_series(1, 500) as n;
 insert into @schema.signals (target_id, name)
 select g.id, 'other' from @schema.gen_durable g where g.status = 'awaiting_signal' and g.id % 2 = 0;
 update @schema.gen_durable g set inbox = true where g.status = 'awaiting_signal' and g.id % 2 = 0;
+insert into @schema.transitions (instance_id, started_at, duration, seq, attempt, step, outcome)
+select g.id, now(), 0, 1, 0, 's', 'Done' from @schema.gen_durable g where g.seq = 1;
+insert into @schema.checkpoints (instance_id, visit, version, format, value)
+select g.id, 0, 1, 1, '1' from @schema.gen_durable g where g.journal;
+insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, name, parameters)
+select g.id, now(), 0, 0, 1, 0, 'a', '[]' from @schema.gen_durable g where g.journal;
+insert into @schema.progress (instance_id, step)
+select g.id, 's' from @schema.gen_durable g where g.journal;
 """
 HELD = [900_000 + n for n in range(1, BATCH + 1)]
 MAILED = [900_100 + n for n in range(1, BATCH + 1)]  # these have been sent something before
+FENCE = Fence(HELD[0], 1, 0)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +114,10 @@ def commits(kind: str, ids: list[int] = HELD, **more: object) -> Callable[[Store
     return lambda s: s.calls.flush([Commit(i, 1, 0, kind, **more) for i in ids])  # type: ignore[arg-type]
 
 
+def journal(store: Store) -> JournalCalls:
+    return JournalCalls(store.schema)
+
+
 def parked_ids(store: Store) -> list[int]:
     found = store.sql("select id from @schema.gen_durable where status = 'awaiting_signal' order by id limit 100")
     return [row["id"] for row in found]
@@ -108,13 +126,22 @@ def parked_ids(store: Store) -> list[int]:
 PKEY, PICK, UNIQUE = "gen_durable_pkey", "gen_durable_pick", "gen_durable_unique"
 INBOX, DEDUP = "signals_inbox", "signals_dedup"
 SLOTS = "gen_durable_slots_instance"
+HISTORY, CHECKPOINTS, ACTIVITIES = "transitions_pkey", "checkpoints_pkey", "activities_pkey"
+PROGRESS = "progress_pkey"
+JOURNAL = (HISTORY, CHECKPOINTS, ACTIVITIES, PROGRESS)
 WORKS = {
     "pick": Work(lambda s: s.calls.pick("w", {"default": BATCH}, KNOWN, 60), frozenset({PICK}), 3),
+    "pick with a journal": Work(
+        lambda s: s.calls.pick("w", {"b": BATCH}, KNOWN, 60), frozenset({PICK, CHECKPOINTS, ACTIVITIES}), 5
+    ),
     "pick of three queues": Work(
-        lambda s: s.calls.pick("w", {"default": 30, "a": 30, "b": 40}, KNOWN, 60), frozenset({PICK}), 3
+        lambda s: s.calls.pick("w", {"default": 30, "a": 30, "b": 40}, KNOWN, 60),
+        frozenset({PICK, CHECKPOINTS, ACTIVITIES}),
+        4,
     ),
     "pick of nothing": Work(lambda s: s.calls.pick("w", {"empty": BATCH}, KNOWN, 60), frozenset({PICK}), 1),
     "hold": Work(commits("hold", value="{}"), frozenset({PKEY}), 3),
+    "hold with history": Work(commits("hold", value="{}", origin="s", keep=True), frozenset({PKEY}), 3),
     "next": Work(commits("next"), frozenset({PKEY}), 3),
     "await": Work(commits("await", delay=None, extra='{"awaits": ["go"], "seen": []}'), frozenset({PKEY}), 3),
     "await with an inbox": Work(
@@ -149,6 +176,9 @@ WORKS = {
     ),
     "gc": Work(
         lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH), frozenset({"gen_durable_finished", PKEY, INBOX}), 6
+        lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH),
+        frozenset({"gen_durable_finished", PKEY, DEDUP, *JOURNAL}),
+        16,
     ),
     "insert": Work(
         lambda s: s.calls.insert([Start(M.s, {}, unique_key=f"p{n}") for n in range(BATCH)], "existing"),
@@ -160,6 +190,22 @@ WORKS = {
     "page of children": Work(
         lambda s: s.calls.children(900_000, HELD[-1], BATCH), frozenset({PKEY, "gen_durable_parent"}), 2
     ),
+    "checkpoint": Work(lambda s: journal(s).checkpoint(FENCE, "1"), frozenset({PKEY, CHECKPOINTS}), 0),
+    "clear checkpoint": Work(lambda s: journal(s).clear(FENCE), frozenset({PKEY, CHECKPOINTS}), 0),
+    "activity": Work(
+        lambda s: journal(s).activity(FENCE, Noted(1, "a", "[]", "1", None, 0, 0, 0)),
+        frozenset({PKEY, ACTIVITIES}),
+        0,
+    ),
+    "progress": Work(
+        lambda s: journal(s).report([Report(i, 1, "s", "", 0.5, None, None) for i in HELD]),
+        frozenset({PKEY, PROGRESS}),
+        8,
+    ),
+    "history": Work(lambda s: journal(s).history(7, None), frozenset({HISTORY, UNIQUE}), 0),
+    "history by key": Work(lambda s: journal(s).history(None, b"p7"), frozenset({HISTORY, UNIQUE}), 0),
+    "activities": Work(lambda s: journal(s).activities(7, None), frozenset({ACTIVITIES, UNIQUE}), 0),
+    "progress of one": Work(lambda s: journal(s).progress(7, None), frozenset({PROGRESS, UNIQUE}), 0),
     "strangers": Work(lambda s: s.calls.strangers(["default"], []), frozenset({PICK}), 11),
 }
 COUNTS = """
@@ -241,7 +287,9 @@ def check_plans(big: Store, dsn: str, work: Work) -> None:
     plans = plans_of(big, dsn, work.call(big))
     assert plans
     for plan in plans:
-        assert not re.search(r"Seq Scan on (gen_durable|signals)\b", plan), plan
+        assert not re.search(
+            r"Seq Scan on (gen_durable|signals|transitions|checkpoints|activities|progress)\b", plan
+        ), plan
         if not work.hashes:
             assert not re.search(r"Hash Join|Merge Join", plan), plan
         elif "Hash" in plan:
