@@ -135,6 +135,8 @@ class End:
     rows: dict[int, Any]
     signals: list[Any]
     commits: str
+    checkpoints: list[Any] = field(default_factory=list)
+    progress: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class Explorer:
         )
         self._rows = render("select * from @schema.gen_durable order by id")
         self._signals = render("select * from @schema.signals order by id")
+        self._checkpoints = render("select * from @schema.checkpoints order by instance_id")
+        self._progress = render("select * from @schema.progress order by instance_id")
         self._empty = render(
             "delete from @schema.signals; delete from @schema.gen_durable; delete from @schema.gen_durable_limits;"
             "delete from @schema.gen_durable_buckets; delete from @schema.gen_durable_slots;"
@@ -270,8 +274,15 @@ class Explorer:
     ) -> Fault | None:
         left, right = self._sessions
         rows = await self._leader.fetch(self._rows)
-        signals = await self._leader.fetch(self._signals)
-        end = End(left.answers, right.answers, {r["id"]: r for r in rows}, signals, "".join(self._commits))
+        end = End(
+            left.answers,
+            right.answers,
+            {r["id"]: r for r in rows},
+            await self._leader.fetch(self._signals),
+            "".join(self._commits),
+            await self._leader.fetch(self._checkpoints),
+            await self._leader.fetch(self._progress),
+        )
         report.ends[tuple((r["id"], r["status"]) for r in rows)] += 1
         schedule = "".join(name for name, _ in trail)
         raised = [a for a in (*left.answers, *right.answers) if isinstance(a, asyncpg.PostgresError)]

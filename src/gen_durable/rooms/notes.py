@@ -126,11 +126,11 @@ class Notes:
                 f"give each call a name of its own, as {name + ':1'!r}"
             )
         codec = _codec(fn, name)
+        parameters = encode(args, f"what activity {name!r} is called with").decode()
         self._used.add(name)
         finished = self._finished.get(name)
         if finished is not None:
             return codec.decode(finished)
-        parameters = encode(args, f"what activity {name!r} is called with").decode()
         try:
             return (
                 yield from self._tries(

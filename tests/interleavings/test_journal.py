@@ -1,0 +1,87 @@
+"""What a step writes before its outcome, against those who take its claim away: it counts, or its writer is told."""
+
+from __future__ import annotations
+
+import pytest
+from tests.interleavings.breakpoints import Cure
+from tests.interleavings.conftest import Exploring
+from tests.interleavings.explorer import End
+from tests.interleavings.given import ended, executing, seconds
+
+from gen_durable.store.calls import Calls
+from gen_durable.store.journal import Fence, JournalCalls, Report
+from gen_durable.store.rows import Commit
+
+EXPIRED = executing(1, lease_expires_at=seconds(-1))
+FENCE = Fence(1, 1, 0)
+
+
+@pytest.fixture
+def journal(calls: Calls) -> JournalCalls:
+    return JournalCalls(calls.schema)
+
+
+def accepted_is_seen(end: End) -> None:
+    """Who claims the row next has the checkpoint if its writer was told that it counts, and else not."""
+    reaped, picked = end.left
+    accepted = end.right[0]
+    assert bool(end.checkpoints) == accepted
+    for claim in picked.claims:
+        assert (claim.journal is not None) == accepted, f"accepted {accepted}, the next claim has {claim.journal}"
+    assert accepted or reaped.claims
+
+
+async def test_reap_checkpoint(exploring: Exploring, calls: Calls, journal: JournalCalls) -> None:
+    """A lease runs out as a checkpoint is written: the next claim sees it, or its writer has lost the claim."""
+    left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
+    async with exploring() as explorer:
+        report = await explorer.explore(EXPIRED, left, [journal.checkpoint(FENCE, "1")], accepted_is_seen, begin=True)
+    assert report.faults == []
+    assert report.schedules > 10
+
+
+async def test_a_fence_without_a_lock_loses_a_checkpoint(
+    exploring: Exploring, calls: Calls, journal: JournalCalls
+) -> None:
+    """Merely looked at, the claim may be gone before the write is committed: it is accepted and nobody sees it."""
+    left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
+    async with exploring(Cure("open_journal", "\n  for no key update")) as explorer:
+        report = await explorer.explore(
+            EXPIRED, left, [journal.checkpoint(FENCE, "1")], accepted_is_seen, first_fault=True
+        )
+    assert len(report.faults) == 1
+
+
+async def test_progress_flush(exploring: Exploring, calls: Calls, journal: JournalCalls) -> None:
+    """Reports of two rows while their outcomes commit: nobody waits for the other in a circle, the outcomes stand."""
+
+    def stands(end: End) -> None:
+        assert [end.rows[i]["status"] for i in (1, 2)] == ["done", "done"]
+        assert end.right[0].stale == set()
+        locked = end.left[0]
+        assert {row["instance_id"] for row in end.progress} == {1, 2} - locked
+
+    both = [Report(i, 1, "s", "", 0.5, None, None) for i in (1, 2)]
+    done = [Commit(i, 1, 0, "done", value="1") for i in (1, 2)]
+    async with exploring() as explorer:
+        report = await explorer.explore(
+            executing(1) + executing(2), [journal.report(both)], [calls.flush(done)], stands, begin=True
+        )
+    assert report.faults == []
+
+
+async def test_progress_gc(exploring: Exploring, calls: Calls, journal: JournalCalls) -> None:
+    """A last report meets retention: no report is left of an instance that is gone (the doctor looks)."""
+
+    def whole(end: End) -> None:
+        assert {row["instance_id"] for row in end.progress} <= set(end.rows)
+
+    async with exploring() as explorer:
+        report = await explorer.explore(
+            ended(1),
+            [journal.report([Report(1, 1, "s", "", 1.0, None, None)])],
+            [calls.gc(60, 60, 60, 10)],
+            whole,
+            begin=True,
+        )
+    assert report.faults == []
