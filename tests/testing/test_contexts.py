@@ -97,3 +97,40 @@ def test_a_state_goes_through_json() -> None:
     assert round_trip(Shop.keyed, keyed) == {"1": 2}
     with pytest.raises(EncodeError, match=r"Shop\.collect takes int, got str"):
         round_trip(Shop.collect, "x")  # type: ignore[arg-type]
+
+
+async def double(n: int) -> int:
+    return n * 2
+
+
+class Journalled(Machine):
+    @step
+    async def work(self, n: int, ctx: Context) -> Outcome[list[int]]:
+        done = ctx.last_checkpoint or 0
+        await ctx.checkpoint(done + 1)
+        ctx.progress(0.5, "half")
+        return Done([await ctx.run("double", double, n, retries=2), ctx.last_checkpoint])
+
+    @step
+    def in_thread(self, n: int, ctx: Context) -> Outcome[int]:
+        ctx.sync.checkpoint(n)
+        return Done(ctx.sync.run("double", double, ctx.last_checkpoint))
+
+
+async def test_the_journal_is_on_paper() -> None:
+    """Activities are called, checkpoints remembered, without a database; what a former execution left is answered."""
+    fresh = await Journalled().work(4, make_context(Journalled.work))
+    assert isinstance(fresh, Done)
+    assert fresh.result == [8, 1]
+    again = await Journalled().work(4, make_context(Journalled.work, checkpoint=6, finished={"double": 100}))
+    assert isinstance(again, Done)
+    assert again.result == [100, 7]
+    assert make_context(Journalled.work, id=3).idempotency_key == "testing-3-0"
+    assert make_context(Journalled.work, checkpoint=None).has_checkpoint
+
+
+def test_the_journal_of_a_def_step_is_on_paper_too() -> None:
+    """`ctx.sync` needs no loop."""
+    outcome = Journalled().in_thread(5, make_context(Journalled.in_thread))
+    assert isinstance(outcome, Done)
+    assert outcome.result == 10

@@ -361,3 +361,20 @@ def test_signals_are_declared_with_a_name_and_a_type() -> None:
     assert repr(paid) == "Signal('paid')"
     with pytest.raises(DefinitionError, match="a signal's name must be"):
         Signal("not a name")
+
+
+def test_history_is_an_argument_of_the_class() -> None:
+    """It is checked, not inherited, and survives a class that is made again."""
+
+    class Kept(Machine, history="states"):
+        pass
+
+    class Heir(Kept):
+        pass
+
+    assert (Kept.__gen_durable__.history, Heir.__gen_durable__.history) == ("states", "transitions")
+    assert dataclass(slots=True)(Kept).__gen_durable__.history == "states"
+    with pytest.raises(DefinitionError, match="'off', 'transitions' or 'states'"):
+
+        class Odd(Machine, history="all"):  # type: ignore[arg-type]
+            pass

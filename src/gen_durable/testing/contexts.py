@@ -7,7 +7,7 @@ results and states go through JSON on the way, so that a type that does not surv
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar, cast, overload
 
@@ -17,6 +17,7 @@ from gen_durable.instances import Status
 from gen_durable.limits import check_key
 from gen_durable.outcomes import Startable, step_of
 from gen_durable.signals import Received, Signal
+from gen_durable.testing.paper import NOTHING, PaperJournal
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -37,11 +38,14 @@ def make_context(
     partition_key: str | None = None,
     unique_key: str | bytes | None = None,
     parent_id: int | None = None,
+    checkpoint: object = NOTHING,
+    finished: Mapping[str, object] | None = None,
 ) -> Context:
     """The context of one execution of a step.
 
     `awaited` are the signals that the step had waited for, made with `sent`; none of them: the deadline fired. `inbox`
-    are others that came beside them. `children` are made with `child_done` and `child_failed`.
+    are others that came beside them. `children` are made with `child_done` and `child_failed`. `checkpoint` and
+    `finished` (results by name) are what a former execution of the step has left: these activities are not called.
     """
     spec = step_of(step, "make_context")
     waited_for, others = list(awaited), list(inbox)
@@ -66,6 +70,7 @@ def make_context(
         inbox=tuple(came),
         awaited=tuple(came[: len(waited_for)]),
         _brought=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
+        _journal=PaperJournal(checkpoint, finished or {}),
     )
 
 

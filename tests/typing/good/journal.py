@@ -1,0 +1,57 @@
+"""Activities and checkpoints: types go through `ctx.run`, async or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from gen_durable import Activity, Context, Done, Durable, Machine, Outcome, Progress, SyncDurable, Transition, job, step
+
+
+@dataclass(frozen=True)
+class Receipt:
+    amount: int
+
+
+async def charge(order: int, amount: int) -> Receipt:
+    return Receipt(amount)
+
+
+def refund(receipt: Receipt) -> str:
+    return f"{receipt.amount} back"
+
+
+async def ping() -> None: ...
+
+
+class Pay(Machine, history="states"):
+    @step
+    async def pay(self, order: int, ctx: Context) -> Outcome[str]:
+        receipt = await ctx.run("charge", charge, order, 5, retries=3)
+        amount: int = receipt.amount
+        text: str = await ctx.run("refund", refund, receipt, backoff=lambda n: timedelta(seconds=n))
+        await ctx.run("ping", ping)
+        later: Receipt = await ctx.run("later", partial(charge, amount=7), order)
+        last = ctx.checkpoint_as(Receipt)
+        if last is not None:
+            amount += last.amount
+        await ctx.checkpoint(later)
+        ctx.progress(0.5, "half", detail={"amount": amount})
+        key: str = ctx.idempotency_key
+        return Done(text + key)
+
+
+@job(history="off")
+def thread(order: int, ctx: Context) -> int:
+    receipt = ctx.sync.run("charge", charge, order, 5)
+    ctx.sync.checkpoint(receipt)
+    return len(ctx.sync.run("refund", refund, receipt))
+
+
+async def read(app: Durable) -> tuple[list[Transition], list[Activity], list[Progress]]:
+    return await app.history(1), await app.activities("key"), await app.progress(1)
+
+
+def read_now(app: SyncDurable) -> list[Transition]:
+    return app.history(1)
