@@ -199,7 +199,7 @@ class Desk:
                     for key, report in zip(keys, batch, strict=True):
                         if report.id in locked:
                             self._reports.setdefault(key, report)  # unless there is a newer word
-                except (ConnectionLost, SqlError) as error:
+                except Exception as error:  # whatever it is: no step may notice
                     log.debug("%d reports of progress were dropped (%s)", len(batch), type(error).__name__)
                 await asyncio.sleep(REST)
         finally:
