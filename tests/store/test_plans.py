@@ -175,9 +175,8 @@ WORKS = {
         lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", SLOTS, PKEY, INBOX}), 16
     ),
     "gc": Work(
-        lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH), frozenset({"gen_durable_finished", PKEY, INBOX}), 6
         lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH),
-        frozenset({"gen_durable_finished", PKEY, DEDUP, *JOURNAL}),
+        frozenset({"gen_durable_finished", PKEY, INBOX, *JOURNAL}),
         16,
     ),
     "insert": Work(
