@@ -44,7 +44,9 @@ def journal(store: Store) -> JournalCalls:
 
 def told(commit: Commit, *, keep: bool = False) -> Commit:
     """An outcome of a machine that keeps history, of a step that began 2 s before moment 10 and took 1.5 s."""
-    commit.origin, commit.attempt, commit.keep, commit.began, commit.took = "s", 3, keep, 8.0, 1.5
+    commit.origin, commit.began, commit.took = "s", 8.0, 1.5
+    extra = {**json.loads(commit.extra or "{}"), "attempt": 3} | ({"keep": True} if keep else {})
+    commit.extra = json.dumps(extra)
     return commit
 
 
@@ -88,7 +90,7 @@ def test_history_off_writes_nothing_and_sends_nothing(store: Store) -> None:
     """Outcomes without an origin are committed as before, beside others that have one."""
     store.given(executing(2) + executing(3))
     call = store.calls.flush([Commit(2, 1, 0, "hold"), Commit(3, 1, 0, "hold")], "w", 10.0)
-    assert call.args[11:] == ([], [], [], [], [])
+    assert call.args[11:] == ([], [], [])
     store.run(call)
     assert everything(store)[0] == []
     store.flush(Commit(2, 1, 1, "hold"), told(Commit(3, 1, 1, "hold")))

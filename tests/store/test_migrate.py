@@ -74,6 +74,7 @@ async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
 
 
 FIRST_FUNCTIONS = """
+alter table @schema.gen_durable drop column visit, drop column journal;
 create function @schema.pick(
   worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
   turns jsonb default null

@@ -141,7 +141,7 @@ WORKS = {
     ),
     "pick of nothing": Work(lambda s: s.calls.pick("w", {"empty": BATCH}, KNOWN, 60), frozenset({PICK}), 1),
     "hold": Work(commits("hold", value="{}"), frozenset({PKEY}), 3),
-    "hold with history": Work(commits("hold", value="{}", origin="s", keep=True), frozenset({PKEY}), 3),
+    "hold with history": Work(commits("hold", value="{}", origin="s", extra='{"keep": true}'), frozenset({PKEY}), 3),
     "next": Work(commits("next"), frozenset({PKEY}), 3),
     "await": Work(commits("await", delay=None, extra='{"awaits": ["go"], "seen": []}'), frozenset({PKEY}), 3),
     "await with an inbox": Work(

@@ -87,11 +87,6 @@ def encode_outcome(
         )
     outcome: AnyOutcome = returned
     commit = Commit(claim.id, claim.claim, claim.seq, "")
-    history = spec.machine.history
-    if history != "off":
-        commit.origin = spec.name
-        commit.attempt = claim.attempt
-        commit.keep = history == "states"
     extra: dict[str, Any] = {}
     consumed: tuple[int, ...] = ()
     queue: str | None = None
@@ -128,11 +123,22 @@ def encode_outcome(
             assert_never(outcome)
     if error is not None and commit.error is None:
         commit.error = describe(error)
+    if spec.machine.history != "off":
+        _remember(commit, extra, claim, spec)
     if consumed:
         extra["consumed"] = consumed
     if extra:
         commit.extra = msgspec.json.encode(extra).decode()
     return Ran(commit, type(outcome).__name__, consumed, queue, state, rest)
+
+
+def _remember(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec) -> None:
+    """What the history keeps of an outcome (note_transitions.sql)."""
+    commit.origin = spec.name
+    if claim.attempt:
+        extra["attempt"] = claim.attempt
+    if spec.machine.history == "states":
+        extra["keep"] = True
 
 
 def _ids(signals: tuple[Received, ...]) -> tuple[int, ...]:

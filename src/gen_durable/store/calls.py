@@ -83,9 +83,7 @@ class Calls:
         s = f'"{schema.name}"'
         self._insert = f"select ord, id, inserted from {s}.insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
         self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
-        self._flush = (
-            f"select stale, already, wake from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16)"  # noqa: S608
-        )
+        self._flush = f"select stale, already, wake from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
         self._reserve = f"select {s}.reserve($1,$2,$3,$4)"
         self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
         self._children = f"select {s}.children_page($1,null,$2,$3)"
@@ -164,10 +162,8 @@ class Calls:
                 _sparse([c.extra for c in commits]),
                 worker,
                 origins,
-                _sparse([c.attempt or None for c in told]),
                 [now - c.began for c in told],
                 [c.took for c in told],
-                _sparse([c.keep or None for c in told]),
             ),
             _read_flushed,
         )

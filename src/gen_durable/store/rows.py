@@ -129,8 +129,6 @@ class Commit(msgspec.Struct, eq=False, gc=False):
     brood: Brood | None = None
     # For the history: the step that ran (None: nothing is kept), and when, by a clock that only tells durations.
     origin: str | None = None
-    attempt: int = 0
-    keep: bool = False
     began: float = 0.0
     took: float = 0.0
 

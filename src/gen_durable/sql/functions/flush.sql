@@ -10,8 +10,8 @@
 --   parent            the instance to be told of an end; null for most
 --   extra             null for most: {queue, priority, partition_key, limits, left (the gates it leaves), awaits, seen,
 --                     consumed, children}
---   origin            the step that ran, for the history; null: none is kept. With it tries (its attempt), ago and duration
---                     (seconds), keep (the state too); worker for all
+--   origin            the step that ran, for the history (note_transitions.sql); null: none is kept. With it ago and
+--                     duration; worker for all
 -- Out: one row: ids that are stale (the claim was taken over), ids that a former call had already committed, and the
 -- queues in which rows became runnable now.
 --
@@ -22,8 +22,8 @@
 -- Locks: own rows and parents in id order before anything else (tests/interleavings: join_join, park_deliver).
 create or replace function @schema.flush(
   ids bigint[], claims int[], seqs int[], kinds text[], steps text[], payloads jsonb[], delays float8[], errors text[],
-  parents bigint[], extras jsonb[], worker text default null, origins text[] default '{}', tries int[] default '{}',
-  agos float8[] default '{}', durations float8[] default '{}', keeps boolean[] default '{}'
+  parents bigint[], extras jsonb[], worker text default null, origins text[] default '{}', agos float8[] default '{}',
+  durations float8[] default '{}'
 )
 returns table (stale bigint[], already bigint[], wake text[])
 language plpgsql
@@ -71,9 +71,8 @@ begin
         when 'await' then 'awaiting_signal' when 'children' then 'awaiting_children'
         when 'done' then 'done' when 'stop' then 'failed'
       end::@schema.durable_status as status
-    from unnest(
-      ids, claims, seqs, kinds, steps, payloads, delays, errors, extras, origins, tries, agos, durations, keeps
-    ) as o (id, claim, seq, kind, step, value, delay, error, extra, origin, attempt, ago, duration, keep)
+    from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
+      as o (id, claim, seq, kind, step, value, delay, error, extra)
   ),
   u as (
     update @schema.gen_durable g set
@@ -113,22 +112,7 @@ begin
       updated_at = now()
     from o
     where g.id = o.id and g.claims = o.claim and g.seq = o.seq
-    returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, g.partition_key, g.slot_key, o.kind, o.delay, o.extra,
-      g.seq, g.step, case when o.keep then g.state end as state, o.origin, o.attempt, o.ago, o.duration, o.error
-  ),
-  history as (
-    insert into @schema.transitions (
-      instance_id, seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state
-    )
-    select
-      u.id, u.seq, u.origin,
-      case u.kind
-        when 'hold' then 'Next' when 'next' then 'Next' when 'replay' then 'Replay' when 'await' then 'Await'
-        when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'stop' then 'Stop'
-      end,
-      case when u.kind not in ('done', 'stop') then u.step end,
-      coalesce(u.attempt, 0), now() - make_interval(secs => u.ago), u.duration, worker, u.error, u.state
-    from u where u.origin is not null
+    returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, g.partition_key, g.slot_key, o.kind, o.delay, o.extra
   )
   select
     array_agg(u.id),
@@ -154,6 +138,13 @@ begin
     from unnest(ids, claims, seqs) as o (id, claim, seq)
     left join @schema.gen_durable g on g.id = o.id and g.claims = o.claim and g.seq = o.seq + 1
     where o.id <> all (coalesce(written, '{}'));
+  end if;
+
+  if cardinality(origins) > 0 and written is not null then
+    perform @schema.note_transitions(
+      ids, seqs, kinds, steps, errors, extras, worker, origins, agos, durations,
+      case when cardinality(written) < cardinality(ids) then written end
+    );
   end if;
 
   if consuming is not null then

@@ -29,6 +29,7 @@ create table @schema.gen_durable (
   attempt           int not null default 0,   -- executions of the current step that did not get past it
   claims            int not null default 0,   -- + 1 on every claim, and on every exit that is not the owner's outcome
   seq               int not null default 0,   -- + 1 on every committed outcome
+  visit             int not null default 0,   -- the seq with which it came to its step; the same while that is tried again
   crashes           int not null default 0,   -- claims without an outcome since the last progress
   children_pending  int not null default 0 check (children_pending >= 0),
   round             int not null default 0,   -- + 1 on every fan-out; children carry the round they belong to
@@ -36,6 +37,7 @@ create table @schema.gen_durable (
   status            @schema.durable_status not null default 'runnable',
   priority          smallint not null default 0,  -- lower is earlier
   inbox             boolean not null default false,  -- a signal was delivered at some time: pick and the end look there
+  journal           boolean not null default false,  -- a checkpoint, activity or progress was written at some time
   joined            boolean not null default false,  -- woken by its children: the claim brings them along
   fsm               text not null check (fsm <> ''),
   step              text not null check (step <> ''),

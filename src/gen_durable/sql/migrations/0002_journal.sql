@@ -6,10 +6,10 @@ drop function if exists @schema.flush(
   bigint[], int[], int[], text[], text[], jsonb[], float8[], text[], bigint[], jsonb[]
 );
 
--- visit: the seq with which the instance came to its step. It stays the same while the step is tried again.
+-- In a new database they are among the first columns: there they are cheaper to update.
 alter table @schema.gen_durable
-  add column visit int not null default 0,
-  add column journal boolean not null default false;  -- a checkpoint, activity or progress was written at some time
+  add column if not exists visit int not null default 0,
+  add column if not exists journal boolean not null default false;
 
 -- flush.sql, history_of.sql: one row per committed outcome. No foreign key, no other index: it is written at every step.
 -- Rows go with their instance (forget_journal.sql).

@@ -1,0 +1,34 @@
+-- note_transitions: the history of a flush, in its transaction.
+--
+-- In: the columns of flush.sql; per outcome the step that ran (null: no history is kept), how many seconds ago it began and
+-- how long it took; in extra attempt, if it was not 0, and keep: the state after the outcome is kept too; the ids that were
+-- written, null for all. A statement of its own: with history off a flush has nothing more to do.
+-- Index: primary key, for states. Locks: none that flush has not.
+create or replace function @schema.note_transitions(
+  ids bigint[], seqs int[], kinds text[], steps text[], errors text[], extras jsonb[], worker text, origins text[],
+  agos float8[], durations float8[], written bigint[]
+)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+begin
+  insert into @schema.transitions (
+    instance_id, seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state
+  )
+  select
+    o.id, o.seq + 1, o.origin,
+    case o.kind
+      when 'hold' then 'Next' when 'next' then 'Next' when 'replay' then 'Replay' when 'await' then 'Await'
+      when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'stop' then 'Stop'
+    end,
+    case when o.kind not in ('done', 'stop') then coalesce(o.step, o.origin) end,
+    coalesce((o.extra ->> 'attempt')::int, 0), now() - make_interval(secs => o.ago), o.duration, worker, o.error,
+    case when o.extra ? 'keep' then (select g.state from @schema.gen_durable g where g.id = o.id) end
+  from unnest(ids, seqs, kinds, steps, errors, extras, origins, agos, durations)
+    as o (id, seq, kind, step, error, extra, origin, ago, duration)
+  where o.origin is not null and (written is null or o.id = any (written));
+end
+$$;
