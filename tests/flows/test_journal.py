@@ -38,6 +38,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.pg.link import Link
 from gen_durable.store.calls import Call
 from gen_durable.store.journal import JournalCalls, Report
 
@@ -478,14 +479,17 @@ async def test_a_checkpoint_of_a_newer_library_is_refused(open_app: Callable[[],
 class Counting(JournalCalls):
     """Counts reports as they are sent."""
 
-    __slots__ = ("sent",)
+    __slots__ = ("sent", "twice")
 
     def __init__(self, app: Durable) -> None:
         super().__init__(app.calls.schema)
         self.sent: list[Sequence[Report]] = []
+        self.twice = asyncio.Event()
 
     def report(self, reports: Sequence[Report]) -> Call[set[int]]:
         self.sent.append(reports)
+        if len(self.sent) > 1:
+            self.twice.set()
         return super().report(reports)
 
 
@@ -515,6 +519,49 @@ async def test_progress_is_gathered_and_the_last_word_counts(open_app: Callable[
             assert (by_branch[""].fraction, by_branch[""].step, by_branch[""].detail) == (1.0, "first", None)
             assert "done" in (by_branch[""].message or "")
             assert by_branch["left"].fraction == 0.1
+
+
+async def test_a_report_of_a_locked_row_is_written_later(open_app: Callable[[], Any]) -> None:
+    """Somebody's transaction holds the row: the report waits for it, and not the step."""
+
+    async def first(n: int, ctx: Context) -> Outcome[Any]:
+        link = Link(app.target)
+        connection = await link.raw()
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(app.calls.schema.render("select from @schema.gen_durable for update"))
+        ctx.progress(0.5)
+        await counting.twice.wait()
+        assert await app.progress(ctx.id) == []
+        await transaction.rollback()
+        await link.close()
+        return Done(n)
+
+    async with open_app() as app:
+        app.journal = counting = Counting(app)
+        machine = Scripted(first)
+        handle, ending = await run(app, machine)
+        assert isinstance(ending, Finished), machine.errors
+        assert [p.fraction for p in await app.progress(handle)] == [0.5]
+
+
+@pytest.mark.parametrize("statement", ["note_activity", "note_checkpoint"])
+async def test_a_lost_answer_does_no_harm(schema: str, proxied: Callable[[], Any], statement: str) -> None:
+    """The server has written it and the connection breaks: it is sent again, and counts once."""
+    till = Till()
+
+    async def first(n: int, ctx: Context) -> Outcome[Any]:
+        receipt = await ctx.run("charge", till.charge, 5)
+        await ctx.checkpoint(receipt)
+        return Done([receipt.amount, ctx.last_checkpoint["amount"]])
+
+    async with proxied() as proxy, Durable(proxy.dsn, schema=schema) as app:
+        proxy.losing = statement.encode()
+        machine = Scripted(first)
+        handle, ending = await run(app, machine)
+        assert ending == Finished(handle.id, [5, 5]), machine.errors
+        assert (proxy.lost, till.calls) == (1, [5])
+        assert len(await app.activities(handle)) == 1
 
 
 async def test_progress_does_not_fail_without_a_database(open_app: Callable[[], Any]) -> None:

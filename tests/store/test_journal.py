@@ -76,6 +76,16 @@ def test_a_stale_outcome_leaves_none(store: Store, journal: JournalCalls, kind: 
     assert store.run(journal.history(2, None)) == []
 
 
+def test_of_a_batch_only_what_was_committed_is_told(store: Store, journal: JournalCalls) -> None:
+    """A stale outcome, one that was committed before, and a new one in one call: the new one leaves a row."""
+    store.given(executing(2) + executing(3, claims=4) + executing(4))
+    store.flush(Commit(4, 1, 0, "done", value="1"))
+    commits = [told(Commit(i, 1, 0, "done", value="1")) for i in (2, 3, 4)]
+    answer = store.run(store.calls.flush(commits, "w", 10.0))
+    assert (answer.stale, answer.already) == ({3}, {4})
+    assert [len(store.run(journal.history(i, None))) for i in (2, 3, 4)] == [1, 0, 0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_are_kept_where_they_are_asked_for(store: Store, journal: JournalCalls, kind: str) -> None:
     """With keep, the row has the state after the outcome; an end changes none."""
