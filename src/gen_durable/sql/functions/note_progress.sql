@@ -19,14 +19,13 @@ as $$
 declare
   held bigint[];
 begin
-  select coalesce(array_agg(h.id), '{}') into held
+  select coalesce(array_agg(distinct h.id), '{}') into held
   from (
-    select g.id from @schema.gen_durable g
-    where g.id = any (ids) and exists (
-      select from unnest(ids, note_progress.claims) as o (id, claim) where o.id = g.id and o.claim = g.claims
-    )
+    select g.id
+    from unnest(ids, note_progress.claims) as o (id, claim)
+    join @schema.gen_durable g on g.id = o.id and g.claims = o.claim
     order by g.id
-    for no key update skip locked
+    for no key update of g skip locked
   ) as h;
   update @schema.gen_durable g set journal = true where g.id = any (held) and not g.journal;
   insert into @schema.progress as p (instance_id, step, branch, fraction, message, detail)
