@@ -28,7 +28,7 @@ from gen_durable.errors import (
     UnknownLimit,
 )
 from gen_durable.handles import Handle
-from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
+from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.jobs import Cancel, Job, backoff, job
 from gen_durable.journal import Activity, Progress, Transition
 from gen_durable.machines import Machine, step
@@ -42,6 +42,7 @@ __all__ = [
     "Activity",
     "Await",
     "Cancel",
+    "Cancellation",
     "Cancelled",
     "Child",
     "Concurrency",

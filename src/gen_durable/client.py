@@ -19,9 +19,9 @@ from typing_extensions import Unpack
 from gen_durable.codec import Codec
 from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NoTarget, NotFound
 from gen_durable.handles import Handle, address, called
-from gen_durable.instances import Cancelled, Ending, Failed, Finished, Instance, Pending, Status
+from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.journal import Activity, Progress, Transition
-from gen_durable.limits import check_delay, check_name, check_text_key
+from gen_durable.limits import check_delay, check_name, check_text_key, clean_error
 from gen_durable.outcomes import LIVE, Scope, Start, Startable, StartOptions
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link, Target
@@ -29,9 +29,10 @@ from gen_durable.pg.migrate import check, migrate
 from gen_durable.pg.pool import Pool
 from gen_durable.policies import LimitNames, LimitState, Policy, check_policy
 from gen_durable.rooms.ask import Ask, refused
+from gen_durable.rooms.cancel import Cancel
 from gen_durable.rooms.ending import Endings
 from gen_durable.rooms.insert import Insert, OnConflict
-from gen_durable.rooms.wake import Listener, Wake
+from gen_durable.rooms.wake import BELL, Listener, Wake
 from gen_durable.signals import Signal
 from gen_durable.store.calls import Calls
 from gen_durable.store.journal import JournalCalls
@@ -91,6 +92,7 @@ class Durable:
         self.events = Events()
         self.ask = Ask(self._opened, self._schema.name)
         self._insert = Insert(self.ask, self.calls, self._ring)
+        self._cancel = Cancel(self.ask, self.calls, self._ring_all)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -119,7 +121,7 @@ class Durable:
             await self._release_embedded()
             raise
         self.pool = Pool(self.target, self._pool_size)
-        self.wake = Wake(self.pool, self.calls)
+        self.wake = Wake(self.pool, self.calls, self._cancel.carry_on)
         self.endings = Endings(self.pool, self.calls)
         self._open = True
 
@@ -129,6 +131,7 @@ class Durable:
             return
         self._open = False
         await self.endings.stop()
+        await self._cancel.close()
         await self.wake.close()
         if self._listener is not None:
             await self._listener.stop()
@@ -230,6 +233,25 @@ class Durable:
             self.wake.ring(woken)
         return verdict == "delivered"
 
+    async def cancel(
+        self, target: int | str | bytes | Handle[Any], *, reason: str = "cancelled", cascade: bool = True
+    ) -> Cancellation:
+        """Cancel an instance by id, or the live holder of a unique key; with `cascade` all its descendants too.
+
+        What waits ends at once. What executes is stopped by its worker, which runs `on_cancel`; a `def` step cannot be
+        stopped, and ends as cancelled when it returns. A step that has ended the instance first wins. Tells what was
+        done, which is nothing for an instance that had ended. Raises `NotFound`.
+        """
+        if not isinstance(reason, str) or not reason:
+            raise InputError(f"cancel takes a reason that is a text, got {reason!r}")
+        instance, key = address(target)
+        found, ended, asked = await self._cancel.one(instance, key, clean_error(reason), cascade=cascade)
+        if found.id is None or found.was is None:
+            raise NotFound(f"cancel: {called(target)} is unknown" + (" or has ended" if key is not None else ""))
+        if found.verdict == "ended":
+            self.endings.ended(found.id, Status.CANCELLED, None, clean_error(reason))
+        return Cancellation(found.id, found.was, ended, asked)
+
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
         """An instance as it is now, by id or by the unique key it holds. Raises `NotFound`."""
         instance, key = address(target)
@@ -320,6 +342,10 @@ class Durable:
         self.wake.leave(picker)
 
     def _heard(self, queue: str | None) -> None:
+        if queue is None or queue.startswith(BELL):
+            self.wake.look_local(queue)
+        if queue is not None and queue.startswith(BELL):
+            return
         for picker in self._pickers:
             if queue is None:
                 picker.poke_all()
@@ -336,6 +362,9 @@ class Durable:
 
     def _ring(self, queue: str, count: int) -> None:
         self.wake.ring(queue, count)
+
+    def _ring_all(self, queues: Iterable[str]) -> None:
+        self.wake.ring_all(queues)
 
     def _opened(self) -> Pool:
         if not self._open:

@@ -58,6 +58,7 @@ class WorkerSettings(TypedDict, total=False):
     prefetch: int | None
     min_demand: int
     drain_timeout: timedelta
+    cancel_timeout: timedelta
     max_crashes: int | None
     run_ahead_time: timedelta
     run_ahead_steps: int
@@ -81,6 +82,7 @@ class WorkerOptions:
     prefetch: int | None = None
     min_demand: int = 1
     drain_timeout: timedelta = timedelta(seconds=5)
+    cancel_timeout: timedelta = timedelta(seconds=5)
     max_crashes: int | None = None
     run_ahead_time: timedelta = timedelta(milliseconds=100)
     run_ahead_steps: int = 32
@@ -89,7 +91,7 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         _check_queues(self.queues)
-        for name in ("lease_ttl", "heartbeat_interval", "poll_interval", "max_poll_interval"):
+        for name in ("lease_ttl", "heartbeat_interval", "poll_interval", "max_poll_interval", "cancel_timeout"):
             _check_positive(name, getattr(self, name))
         for name in ("reap_interval", "gc_interval"):
             if getattr(self, name) is not None:

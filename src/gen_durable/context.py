@@ -32,7 +32,7 @@ Ts = TypeVarTuple("Ts")
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One child of this round, ended: its status, and its result or error."""
+    """One child of this round: its status, and its result or error once it has ended."""
 
     id: int
     machine: str
@@ -159,7 +159,10 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
     @property
     def children(self) -> tuple[Child, ...]:
-        """The children of this round, ended, in start order. A round of more than 10,000 is too large for this."""
+        """The children of this round, in start order; all have ended unless the barrier opened early.
+
+        A round of more than 10,000 is too large for this.
+        """
         if self._brought is None:
             raise TooLarge(
                 "this round has too many children to be loaded at once: "
@@ -168,7 +171,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         return self._brought
 
     async def stream_children(self) -> AsyncIterator[Child]:
-        """The children of this round, ended, in start order: read page by page, so that any number will do."""
+        """The children of this round, in start order: read page by page, so that any number will do."""
         if self._brought is not None:
             for child in self._brought:
                 yield child

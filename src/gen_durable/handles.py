@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from gen_durable.codec import Codec
 from gen_durable.errors import InputError
-from gen_durable.instances import Ending, Instance
+from gen_durable.instances import Cancellation, Ending, Instance
 from gen_durable.limits import check_key
 from gen_durable.signals import Signal
 
@@ -34,6 +34,10 @@ class Handle(Generic[R]):
     async def get(self) -> Instance:
         """The instance as it is now."""
         return await self.app.get(self.id)
+
+    async def cancel(self, *, reason: str = "cancelled", cascade: bool = True) -> Cancellation:
+        """Cancel this instance, and with `cascade` all its descendants; see `Durable.cancel`."""
+        return await self.app.cancel(self.id, reason=reason, cascade=cascade)
 
     @overload
     async def signal(self, signal: Signal[None], *, dedup_key: str | None = None) -> bool: ...

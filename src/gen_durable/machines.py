@@ -178,6 +178,13 @@ class Machine:
         """
         return Stop(error)
 
+    async def on_cancel(self, state: Any, ctx: Context, reason: str) -> None:
+        """Called when the instance is cancelled while one of its steps runs, after that step was stopped.
+
+        For cleaning up: it has `cancel_timeout` of its worker for that, and what it raises is only logged. One that
+        waits for something is cancelled without a worker, and without this.
+        """
+
 
 def _marked(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types.FunctionType, _Mark]]:
     """The steps of a class, base classes first, in the order they are written."""

@@ -46,6 +46,7 @@ Startable: TypeAlias = "Callable[[Any, S, Context], Awaitable[Outcome[R]] | Outc
 Scope: TypeAlias = Literal[
     "runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled"
 ]
+OnChildFailure: TypeAlias = Literal["wait", "wake", "cancel_rest"]
 LIVE: Final[tuple[Scope, ...]] = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 
 
@@ -161,12 +162,28 @@ class ScheduleChildren(Outcome[R_co]):
     """Start a batch of children and wait until every one has ended; then run `then` with `ctx.children`.
 
     A large batch is best given as a generator: it is drawn after the step has returned, a part at a time.
+
+    `join` says when to go on: "all" when every child has ended, however; "any" or a number when so many are done, or
+    when too few are left for that. With a `timeout` it goes on then in any case. `on_child_failure`: "wait" takes a
+    child that failed or was cancelled as one that has ended, "wake" goes on at the first, "cancel_rest" also cancels
+    the others. `cancel_rest=True` cancels the others whenever it goes on before all have ended; else they go on by
+    themselves, and `ctx.children` shows them as they are at that time.
     """
 
-    __slots__ = ("children", "state", "then")
+    __slots__ = ("cancel_rest", "children", "needed", "on_child_failure", "state", "then", "timeout")
     __match_args__ = ("children", "then", "state")
 
-    def __init__(self, children: Iterable[Start[Any]], *, then: BoundStep[S, R_co], state: S) -> None:
+    def __init__(
+        self,
+        children: Iterable[Start[Any]],
+        *,
+        then: BoundStep[S, R_co],
+        state: S,
+        join: Literal["all", "any"] | int = "all",
+        timeout: timedelta | None = None,
+        on_child_failure: OnChildFailure = "wait",
+        cancel_rest: bool = False,
+    ) -> None:
         if not isinstance(children, Iterable):
             raise InvalidOutcome(
                 f"ScheduleChildren takes a list of Start(...) values, got {type(children).__name__}: "
@@ -178,8 +195,31 @@ class ScheduleChildren(Outcome[R_co]):
             check_child_count(len(self.children))
             for child in self.children:
                 check_child(child)
+            if isinstance(join, int) and 0 < len(self.children) < join:
+                raise InvalidOutcome(
+                    f"ScheduleChildren(join={join}) can never be reached by {len(self.children)} children"
+                )
         self.then = step_of(then, "ScheduleChildren(then=)")
         self.state: object = state
+        self.needed = _needed(join)
+        self.timeout = check_delay(timeout, "ScheduleChildren(timeout=)") if timeout is not None else None
+        if on_child_failure not in ("wait", "wake", "cancel_rest"):
+            raise InvalidOutcome(
+                f"ScheduleChildren(on_child_failure=) takes 'wait', 'wake' or 'cancel_rest', got {on_child_failure!r}"
+            )
+        self.on_child_failure: OnChildFailure = on_child_failure
+        self.cancel_rest = bool(cancel_rest)
+
+
+def _needed(join: object) -> int | None:
+    """How many children must be done; None: all must have ended."""
+    if join == "all":
+        return None
+    if join == "any":
+        return 1
+    if not isinstance(join, int) or isinstance(join, bool) or not 1 <= join <= MAX_CHILDREN:
+        raise InvalidOutcome(f"ScheduleChildren(join=) takes 'all', 'any' or a number from 1 on, got {join!r}")
+    return join
 
 
 def check_child(child: object) -> None:

@@ -21,7 +21,7 @@ from typing_extensions import Unpack
 from gen_durable.client import Durable
 from gen_durable.errors import ConfigError
 from gen_durable.handles import Handle
-from gen_durable.instances import Ending, Instance
+from gen_durable.instances import Cancellation, Ending, Instance
 from gen_durable.journal import Activity, Progress, Transition
 from gen_durable.outcomes import Start, Startable, StartOptions
 from gen_durable.policies import LimitState, Policy
@@ -164,6 +164,12 @@ class SyncDurable:
             self._app.signal(_target(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
         )
 
+    def cancel(
+        self, target: int | str | bytes | SyncHandle[Any], *, reason: str = "cancelled", cascade: bool = True
+    ) -> Cancellation:
+        """Cancel an instance, and with `cascade` all its descendants; see `Durable.cancel`."""
+        return self._wait(self._app.cancel(_target(target), reason=reason, cascade=cascade))
+
     def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:
         """An instance as it is now; see `Durable.get`."""
         return self._wait(self._app.get(_target(target)))
@@ -236,6 +242,10 @@ class SyncHandle(Generic[R]):
     def get(self) -> Instance:
         """The instance as it is now."""
         return self.app.get(self.id)
+
+    def cancel(self, *, reason: str = "cancelled", cascade: bool = True) -> Cancellation:
+        """Cancel this instance, and with `cascade` all its descendants."""
+        return self.app.cancel(self.id, reason=reason, cascade=cascade)
 
     @overload
     def signal(self, signal: Signal[None], *, dedup_key: str | None = None) -> bool: ...

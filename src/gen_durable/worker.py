@@ -47,6 +47,7 @@ from gen_durable.rooms.maintain import Gc, Reap
 from gen_durable.rooms.pick import Pick
 from gen_durable.rooms.run import Run
 from gen_durable.rooms.threads import Threads
+from gen_durable.rooms.wake import BELL
 from gen_durable.store.rows import Claim
 from gen_durable.telemetry import Drained, LeaseWasLost, LoopLag
 
@@ -136,6 +137,7 @@ class Worker:
         if self.options.queues:
             await self._connect()
             self._app.join(self._pick)
+            self._app.wake.join_worker(self.name, self._look)
             self._keep.start()
             self._pick.start()
         for room in self._upkeep:
@@ -189,6 +191,7 @@ class Worker:
             take_back=self._lanes.take_back,
             spawn=self._spawn,
             give_back=self._give_back,
+            ask_why=self._ask_why,
         )
         self._keep = Keep(
             app.target,
@@ -197,6 +200,7 @@ class Worker:
             lease=options.lease_ttl.total_seconds(),
             interval=options.heartbeat_interval.total_seconds(),
             on_lost=self._lost,
+            on_asked=self._asked,
             on_lag=self._lagged,
         )
         self._upkeep: list[Loop] = []
@@ -234,6 +238,7 @@ class Worker:
         finally:
             # Also when the drain is interrupted: nothing of ours may go on beating for rows that nobody runs.
             self._keep.halt()
+            self._app.wake.leave_worker(self.name)
             for held in self._holdings.all():
                 self._abandon(held)
             for task in self._tasks:
@@ -303,6 +308,10 @@ class Worker:
                 # done has handed in its outcome, and we hear of the row before we hear of the commit.)
                 self._lost([former])
             self._holdings.add(held)
+            if claim.children is None or (claim.children and any(not c.status.terminal for c in claim.children)):
+                self._app.wake.ring(
+                    f"{BELL}{claim.id}"
+                )  # it goes on without some of its children: perhaps they are to be cancelled
             if self._lanes.stopping:
                 late.append((held, None, None))
             else:
@@ -330,6 +339,38 @@ class Worker:
                 self._app.events.emit(LeaseWasLost(held.claim.id, held.claim.machine, held.claim.step))
             self._abandon(held)
             self._holdings.remove(held)
+
+    def _look(self) -> None:
+        """Some of our claims are to be cancelled: find out which."""
+        self._spawn(self._look_for_asked())
+
+    async def _look_for_asked(self) -> None:
+        claims = sorted((held.claim.id, held.claim.claim) for held in self._holdings.all())
+        if claims:
+            with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat looks again
+                self._asked(await self._app.pool.run_safely(self._app.calls.asked(claims)))
+
+    def _asked(self, reasons: dict[int, str]) -> None:
+        """Claims are to be cancelled: stop their steps, or what comes of them."""
+        for instance, reason in reasons.items():
+            held = self._holdings.get(instance)
+            if held is None or held.reason is not None:
+                continue
+            held.reason = reason
+            if held.task is None:
+                self._lanes.drop(held)
+                self._live.drop(held)
+            elif held.in_step and not held.in_thread:
+                held.claim.abandoned = True
+                held.task.cancel()
+
+    async def _ask_why(self, held: Held) -> str:
+        """Why a claim is to be cancelled, of which its own outcome has heard first."""
+        try:
+            asked = await self._app.pool.run_safely(self._app.calls.asked([(held.claim.id, held.claim.claim)]))
+        except (ConnectionLost, SqlError):
+            asked = {}
+        return asked.get(held.claim.id, "cancelled")
 
     def _abandon(self, held: Held) -> None:
         held.claim.abandoned = True

@@ -179,6 +179,7 @@ class Explorer:
         self._empty = render(
             "delete from @schema.signals; delete from @schema.gen_durable; delete from @schema.gen_durable_limits;"
             "delete from @schema.gen_durable_buckets; delete from @schema.gen_durable_slots;"
+            "delete from @schema.gen_durable_cascades;"
             "select setval('@schema.gen_durable_id_seq', 100), setval('@schema.signals_id_seq', 100);"
         )
 

@@ -123,12 +123,18 @@ def parked_ids(store: Store) -> list[int]:
     return [row["id"] for row in found]
 
 
+def listed(store: Store) -> Call[Any]:
+    store.sql("insert into @schema.gen_durable_cascades (parent_id, origin, reason) values (900000, 900000, 'no')")
+    return store.calls.cascade(BATCH, None)
+
+
 PKEY, PICK, UNIQUE = "gen_durable_pkey", "gen_durable_pick", "gen_durable_unique"
 INBOX, DEDUP = "signals_inbox", "signals_dedup"
 SLOTS = "gen_durable_slots_instance"
 HISTORY, CHECKPOINTS, ACTIVITIES = "transitions_pkey", "checkpoints_pkey", "activities_pkey"
 PROGRESS = "progress_pkey"
 JOURNAL = (HISTORY, CHECKPOINTS, ACTIVITIES, PROGRESS)
+CASCADES = ("gen_durable_cascades_origin", "gen_durable_cascades_pkey")
 WORKS = {
     "pick": Work(lambda s: s.calls.pick("w", {"default": BATCH}, KNOWN, 60), frozenset({PICK}), 3),
     "pick with a journal": Work(
@@ -170,10 +176,22 @@ WORKS = {
     ),
     "heartbeat": Work(lambda s: s.calls.heartbeat([(i, 1) for i in HELD], 60), frozenset({PKEY}), 5),
     "release": Work(lambda s: s.calls.release([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
-    "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"gen_durable_lease", SLOTS, PKEY}), 5),
+    "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"gen_durable_lease", SLOTS, PKEY, *CASCADES}), 5),
     "reap of crash loops": Work(
-        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", SLOTS, PKEY, INBOX}), 16
+        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", SLOTS, PKEY, INBOX, *CASCADES}), 16
     ),
+    "cancel by id": Work(
+        lambda s: s.calls.cancel([(i, None) for i in parked_ids(s)], "no", cascade=True),
+        frozenset({PKEY, DEDUP, INBOX, UNIQUE}),
+        16,
+    ),
+    "cancel by key": Work(
+        lambda s: s.calls.cancel([(None, f"p{n}".encode()) for n in range(1, BATCH)], "no", cascade=True),
+        frozenset({PKEY, DEDUP, INBOX, UNIQUE}),
+        16,
+    ),
+    "cascade": Work(listed, frozenset({PKEY, "gen_durable_parent", *CASCADES}), 12),
+    "asked": Work(lambda s: s.calls.asked([(i, 1) for i in HELD]), frozenset({PKEY}), 2),
     "gc": Work(
         lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH),
         frozenset({"gen_durable_finished", PKEY, INBOX, *JOURNAL}),

@@ -110,6 +110,7 @@ def encode_outcome(
             commit.value, _ = _state_for(outcome.then, spec, outcome.state)
             commit.step = outcome.then.name
             _limit(extra, outcome.then.limits_for(outcome.state), claim)
+            _barrier(commit, extra, outcome)
             rest = _children(commit, extra, outcome, spec)
         case Done():
             commit.kind = "done"
@@ -130,6 +131,17 @@ def encode_outcome(
     if extra:
         commit.extra = msgspec.json.encode(extra).decode()
     return Ran(commit, type(outcome).__name__, consumed, queue, state, rest)
+
+
+def encode_cancel(claim: Claim, spec: StepSpec, reason: str) -> Ran:
+    """The end of an instance that was cancelled while it was ours."""
+    commit = Commit(claim.id, claim.claim, claim.seq, "cancel", error=reason, parent=claim.parent_id)
+    extra: dict[str, Any] = {}
+    if spec.machine.history != "off":
+        _remember(commit, extra, claim, spec)
+    if extra:
+        commit.extra = msgspec.json.encode(extra).decode()
+    return Ran(commit, "Cancel")
 
 
 def _remember(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec) -> None:
@@ -196,6 +208,17 @@ def _state_for(target: StepSpec, current: StepSpec, state: object) -> tuple[str,
             "pass a step of the same object, as in Next(self.ship, state)"
         )
     return target.state_codec.store(state)
+
+
+def _barrier(commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any]) -> None:
+    """When the parent goes on, and what becomes of the children that have not ended then."""
+    commit.delay = outcome.timeout
+    if outcome.needed is not None:
+        extra["join"] = outcome.needed
+    if outcome.on_child_failure != "wait":
+        extra["on_failure"] = outcome.on_child_failure
+    if outcome.cancel_rest:
+        extra["cancel_rest"] = True
 
 
 def _children(

@@ -36,11 +36,13 @@ class Verdict(enum.Enum):
 
     COMMITTED = "committed"
     STALE = "stale"
+    ASKED = "the row is to be cancelled"
 
 
 # Members by names of their own: asking the enum for them costs a call of Python in 3.11.
 COMMITTED: Final = Verdict.COMMITTED
 STALE: Final = Verdict.STALE
+ASKED: Final = Verdict.ASKED
 Settled = Callable[[Verdict | OutcomeRejected], None]
 _Entry = tuple[Commit, Settled]
 
@@ -175,7 +177,7 @@ class Flush:
     def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:
         stale = flushed.stale
         for commit, settled in batch:
-            settled(STALE if commit.id in stale else COMMITTED)
+            settled(STALE if commit.id in stale else COMMITTED if commit.id not in flushed.asked else ASKED)
         if flushed.wake or flushed.already:
             # The queues that an earlier try woke are not known any more: look at all of them.
             self._on_wake(flushed.wake if not flushed.already else None)

@@ -25,6 +25,12 @@ class Held:
     task: asyncio.Task[None] | None = None
     in_thread: bool = False
     slot: bool = True
+    in_step: bool = False  # its task is in user code, where it may be interrupted
+    reason: str | None = None  # it is to be cancelled
+
+    def to_be_cancelled(self) -> bool:
+        """Asked again after every wait: the heartbeat or a notification may have said so meanwhile."""
+        return self.reason is not None
 
 
 class Holdings:

@@ -1,7 +1,8 @@
 """Keep: heartbeats from a thread of their own.
 
-In: the holdings. Out: leases extended, and word of claims that were lost. The thread has its own event loop and its
-own connection, so a step that blocks the worker's loop cannot lose its lease. It also measures how long it is blocked.
+In: the holdings. Out: leases extended, and word of claims that were lost or are to be cancelled. The thread has its own
+event loop and its own connection, so a step that blocks the worker's loop cannot lose its lease. It also measures how
+long it is blocked.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Keep:
         lease: float,
         interval: float,
         on_lost: Callable[[list[Held]], None],
+        on_asked: Callable[[dict[int, str]], None],
         on_lag: Callable[[float], None],
     ) -> None:
         self._target = target
@@ -44,6 +46,7 @@ class Keep:
         self._lease = lease
         self._interval = interval
         self._on_lost = on_lost
+        self._on_asked = on_asked
         self._on_lag = on_lag
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -86,6 +89,13 @@ class Keep:
                     held.extended = began
         return lost
 
+    async def look(self) -> dict[int, str]:
+        """Which of the claims are to be cancelled, and why: for a worker that no notification has reached."""
+        claims = sorted((h.claim.id, h.claim.claim) for h in self._holdings.all())
+        if not claims or self._link is None:
+            return {}
+        return await self._link.run(self._calls.asked(claims), timeout=self._interval)
+
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         with asyncio.Runner() as runner:
             runner.run(self._beat(loop))
@@ -96,9 +106,10 @@ class Keep:
             self._measure(loop)
             try:
                 lost = await self.turn()
+                asked = await self.look()
                 self._failures = 0
             except (ConnectionLost, SqlError) as error:
-                lost = []
+                lost, asked = [], {}
                 self._failures += 1
                 if self._failures == 1:
                     log.warning(
@@ -108,6 +119,9 @@ class Keep:
             if lost:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: the worker is gone
                     loop.call_soon_threadsafe(self._on_lost, lost)
+            if asked:
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self._on_asked, asked)
             # Twice an interval, so that a claim made just after a beat is not forgotten for nearly two of them.
             rest = self._interval / 2 if not self._failures else min(0.1 * 2**self._failures, self._interval / 2)
             await asyncio.to_thread(self._stop.wait, max(0.0, rest - (time.monotonic() - began)))

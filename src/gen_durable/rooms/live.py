@@ -4,6 +4,9 @@ In: a held claim. Out: steps run, outcomes handed in. A plain `Next` keeps the c
 goes on with the next step, from the state that was committed. Any other outcome ends the task as soon as it is handed
 in: its slot is free for the next claim while the commit is under way, for a slot counts user code that runs. The claim
 stays in the holdings, and so keeps its lease, until the commit is answered.
+
+A claim that is to be cancelled has its step interrupted, if that can be done, or else loses its outcome, unless that is
+an end; then `on_cancel` runs, in the same slot, and the claim ends with an outcome of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from gen_durable.config import WorkerOptions
 from gen_durable.errors import LeaseLost, OutcomeRejected
 from gen_durable.instances import Status
 from gen_durable.registry import Registry
-from gen_durable.rooms.encode import Ran, advance
+from gen_durable.rooms.encode import Ran, advance, encode_cancel
 from gen_durable.rooms.ending import Endings
-from gen_durable.rooms.flush import STALE, Flush, Settled, Verdict
+from gen_durable.rooms.flush import ASKED, STALE, Flush, Settled, Verdict
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.run import Run, Undecodable
 from gen_durable.rooms.wake import Wake
@@ -51,6 +54,7 @@ class Live:
         take_back: Callable[[Held], Awaitable[None]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         give_back: Callable[[Held, str], None],
+        ask_why: Callable[[Held], Awaitable[str]],
     ) -> None:
         self._run = run
         self._flush = flush
@@ -66,42 +70,51 @@ class Live:
         self._take_back = take_back
         self._spawn = spawn
         self._give_back = give_back
+        self._ask_why = ask_why
+        self._cancel_timeout = options.cancel_timeout.total_seconds()
         self.stopping = False
 
     async def claim(self, held: Held) -> None:
         """Run a claim's step, hand in its outcome, and again while the claim is kept."""
-        claim = held.claim
-        steps, began = 0, time.perf_counter()
-        started = began
+        claim, steps = held.claim, 0
+        began = started = time.perf_counter()
         after: Ran | None = None
         try:
             while True:
                 steps += 1
                 hold = steps <= self._steps and not self.stopping and started - began < self._budget
+                if held.to_be_cancelled():  # before it began, or while it was between two steps
+                    return await self._cancelled(held, 0.0, began=False)
+                held.in_step = True
                 ran = await self._run.step(claim, held.entry, hold=hold, after=after, task=held.task)
-                ran.commit.began = started
-                ran.commit.took = took = time.perf_counter() - started
+                held.in_step = False
+                took = time.perf_counter() - started
+                ran.commit.began, ran.commit.took = started, took
+                if held.to_be_cancelled() and ran.commit.kind not in ("done", "stop"):
+                    return await self._cancelled(held, took)
                 if ran.commit.kind != "hold":
                     settled = functools.partial(self._settled, held, ran, took)
                     if ran.commit.brood is not None:
                         await self._brooded(ran, settled)
                     else:
                         self._flush.hand_in(ran.commit, settled)
-                    return
+                    return None
                 try:
                     committing = self._flush.submit(ran.commit)
                     self._lend(held)
                     verdict = await committing
                 except OutcomeRejected as refused:
                     await self._mend(held, refused, ran.commit)
-                    return
+                    return None
                 if verdict is STALE:
                     self._settled(held, ran, took, verdict)
-                    return
-                if self._events.active:
-                    self._tell(held, ran, took)
+                    return None
                 if not held.slot:
                     await self._take_back(held)
+                if verdict is ASKED:
+                    return await self._cancelled(held, took)
+                if self._events.active:
+                    self._tell(held, ran, took)
                 started = time.perf_counter()
                 advance(claim, ran)
                 after = ran
@@ -112,6 +125,28 @@ class Live:
         except LeaseLost:
             log.warning("instance %d: the claim was lost in the middle of a step", claim.id)
             self._holdings.remove(held)
+        except asyncio.CancelledError:
+            if held.reason is None or not held.in_step:
+                raise
+            held.in_step = False
+            await self._cancelled(held, time.perf_counter() - started)
+
+    def drop(self, held: Held) -> None:
+        """A claim that has not begun is to be cancelled."""
+        self._spawn(self._cancelled(held, 0.0, began=False))
+
+    async def _cancelled(self, held: Held, took: float, *, began: bool = True) -> None:
+        """End a claim that is to be cancelled, in the task of its step or in another."""
+        claim, task = held.claim, asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()  # it was meant for the step, which has seen it
+        reason = held.reason if held.reason is not None else await self._ask_why(held)
+        held.reason = reason
+        if began:
+            reason = await self._run.cancelled(claim, held.entry, reason, self._cancel_timeout)
+        ran = encode_cancel(claim, held.entry.spec, reason)
+        ran.commit.began, ran.commit.took = time.perf_counter() - took, took
+        self._flush.hand_in(ran.commit, functools.partial(self._settled, held, ran, took))
 
     async def _brooded(self, ran: Ran, settled: Settled) -> None:
         """Wait until many children are started: they are large, so no others are drawn in this slot meanwhile."""
@@ -129,7 +164,13 @@ class Live:
         """An outcome that ends the claim was answered."""
         claim, commit = held.claim, ran.commit
         if isinstance(verdict, OutcomeRejected):
-            self._spawn(self._mend(held, verdict, commit))
+            if commit.kind == "cancel":
+                self._give_back(held, str(verdict))
+            else:
+                self._spawn(self._mend(held, verdict, commit))
+            return
+        if verdict is ASKED:
+            self._spawn(self._cancelled(held, took))
             return
         self._holdings.remove(held)
         if verdict is STALE:
@@ -141,6 +182,8 @@ class Live:
             self._endings.ended(claim.id, Status.DONE, commit.value, None)
         elif commit.kind == "stop":
             self._endings.ended(claim.id, Status.FAILED, None, commit.error)
+        elif commit.kind == "cancel":
+            self._endings.ended(claim.id, Status.CANCELLED, None, commit.error)
         elif commit.delay:
             self._on_due(claim.queue if ran.queue is None else ran.queue, commit.delay)
         if claim.partition_key is not None:

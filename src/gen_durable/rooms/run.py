@@ -21,7 +21,7 @@ from gen_durable.context import Context, Journal, LimitDoors
 from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
 from gen_durable.jobs import Cancel, Job
 from gen_durable.limits import MAX_CHILDREN, clean_error
-from gen_durable.machines import StepSpec
+from gen_durable.machines import Machine, StepSpec
 from gen_durable.outcomes import Done, Outcome, Replay, ScheduleChildren, Stop, describe
 from gen_durable.registry import Entry
 from gen_durable.rooms.brood import ReadChildren
@@ -132,6 +132,31 @@ class Run:
             second = raised
         reason = f"{describe(error)} (and then on_error raised {describe(second)})"
         return encode_outcome(claim, entry.spec, ctx, Stop(clean_error(reason)), hold=False)
+
+    async def cancelled(self, claim: Claim, entry: Entry, reason: str, timeout: float) -> str:
+        """Let the machine clean up after a step that was stopped. Returns the reason, with what went wrong, if any."""
+        if isinstance(entry.owner, Job) or type(entry.owner).on_cancel is Machine.on_cancel:
+            return reason
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                state = entry.spec.state_codec.decode(claim.state)
+                cleaning: object = entry.owner.on_cancel(state, self._context(claim, entry.spec), reason)
+                if inspect.isawaitable(cleaning):
+                    await cleaning
+            return reason
+        except TimeoutError as error:
+            wrong: BaseException = error if not limit.expired() else StepTimeout(f"it took longer than {timeout:g} s")
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the worker stops
+            wrong = error
+        except BaseException as error:
+            wrong = error
+        # The kind of the error, as with on_error: its text is in the row's last_error.
+        log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(wrong).__name__)
+        return clean_error(f"{reason} (and then on_cancel raised {describe(wrong)})")
 
     def _context(self, claim: Claim, spec: StepSpec) -> Context:
         # By position: names would cost half a microsecond a step.

@@ -2,6 +2,8 @@
 
 In: names of queues in which rows became runnable. Out: local pickers are poked at once; other processes by NOTIFY, in a
 transaction of its own (NOTIFY at commit takes a lock on the whole database), at most one at a time, coalesced by queue.
+Some bells are no queues, and no queue is named so: "!42" says that children of instance 42 are to be cancelled, and
+"!" that somebody's are, which this process sees to; "!WORKER" tells a worker to look which of its claims are.
 Notifications only make things faster: every row is also found by polling.
 """
 
@@ -22,6 +24,7 @@ from gen_durable.store.calls import Calls
 
 log = logging.getLogger("gen_durable.wake")
 CROWDED_PAUSE: Final = 0.5
+BELL: Final = "!"
 
 
 class Sleeper(Protocol):
@@ -35,9 +38,11 @@ class Sleeper(Protocol):
 class Wake:
     """The doorbell of one `Durable`."""
 
-    def __init__(self, pool: Pool, calls: Calls) -> None:
+    def __init__(self, pool: Pool, calls: Calls, on_cascade: Callable[[int | None], None]) -> None:
         self._pool = pool
         self._calls = calls
+        self._on_cascade = on_cascade
+        self._workers: dict[str, Callable[[], None]] = {}
         self._sleepers: list[Sleeper] = []
         self._wanted: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -49,14 +54,39 @@ class Wake:
     def leave(self, sleeper: Sleeper) -> None:
         self._sleepers.remove(sleeper)
 
+    def join_worker(self, name: str, look: Callable[[], None]) -> None:
+        """A worker of this process begins; `look` is called when it is to look which claims are to be cancelled."""
+        self._workers[name] = look
+
+    def leave_worker(self, name: str) -> None:
+        self._workers.pop(name, None)
+
+    def look_local(self, bell: str | None) -> None:
+        """A worker is to look; None: all workers of this process are, for they may have missed that they should."""
+        for name, look in self._workers.items():
+            if bell is None or bell == f"{BELL}{name}":
+                look()
+
     def poke_local(self, queue: str) -> int:
         """Poke the pickers of this process; returns how many rows they could take."""
         return sum(sleeper.poke(queue) for sleeper in self._sleepers)
 
     def ring(self, queue: str, count: int = 1) -> None:
         """`count` rows became runnable in a queue: poke here, and tell others what is more than we can take."""
+        if queue.startswith(BELL):
+            self._ring_bell(queue)
+            return
         if self.poke_local(queue) < count:
             self._tell(queue)
+
+    def _ring_bell(self, bell: str) -> None:
+        whose = bell.removeprefix(BELL)
+        if whose == "" or whose.isdecimal():  # the name of a worker is not: it has a host and a process
+            self._on_cascade(int(whose) if whose else None)
+        elif whose in self._workers:
+            self.look_local(bell)
+        else:
+            self._tell(bell)
 
     def ring_all(self, queues: Iterable[str]) -> None:
         for queue in queues:

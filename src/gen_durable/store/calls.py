@@ -17,6 +17,8 @@ from gen_durable.outcomes import Start
 from gen_durable.policies import Concurrency, Limit, LimitState, Policy
 from gen_durable.signals import Received
 from gen_durable.store.rows import (
+    CancelTarget,
+    Cascaded,
     Claim,
     Commit,
     Delivery,
@@ -52,6 +54,9 @@ class Calls:
     """All calls, for one schema."""
 
     __slots__ = (
+        "_asked",
+        "_cancel",
+        "_cascade",
         "_children",
         "_enter",
         "_flush",
@@ -83,11 +88,16 @@ class Calls:
         s = f'"{schema.name}"'
         self._insert = f"select ord, id, inserted from {s}.insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
         self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
-        self._flush = f"select stale, already, wake from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
+        self._flush = (
+            f"select stale, already, wake, asked from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
+        )
         self._reserve = f"select {s}.reserve($1,$2,$3,$4)"
         self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
         self._children = f"select {s}.children_page($1,null,$2,$3)"
         self._signal = f"select ord, target, verdict, woken from {s}.signal($1::bigint[],$2::bytea[],$3,$4,$5)"  # noqa: S608
+        self._cancel = f"select ord, target, was, verdict, woken from {s}.cancel($1::bigint[],$2::bytea[],$3,$4)"  # noqa: S608
+        self._cascade = f"select ended, asked, woken, more from {s}.cascade($1,$2)"  # noqa: S608
+        self._asked = f"select id, reason from {s}.asked($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
         self._reap = f"select id, fsm, fsm_version, step, queue, crashes, dead from {s}.reap($1,$2)"  # noqa: S608
         self._sweep = f"select last, woken from {s}.sweep($1,$2)"  # noqa: S608
@@ -194,6 +204,22 @@ class Calls:
             ),
             lambda rows: [(row[1], row[2], row[3]) for row in rows],
         )
+
+    def cancel(
+        self, targets: Sequence[tuple[int | None, bytes | None]], reason: str, *, cascade: bool
+    ) -> Call[tuple[list[CancelTarget], list[str]]]:
+        """`targets` are (id, key), one of them None; the answer also tells what to ring (`rooms.wake`)."""
+        args = ([t[0] for t in targets], [t[1] for t in targets], reason, cascade)
+        return Call(self._cancel, args, _read_cancelled)
+
+    def cascade(self, batch: int, origin: int | None) -> Call[Cascaded]:
+        """Cancel some children of what was cancelled before; `origin`: of one cancelled tree only."""
+        return Call(self._cascade, (batch, origin), _read_cascaded)
+
+    def asked(self, claims: Sequence[tuple[int, int]]) -> Call[dict[int, str]]:
+        """Which claims, (id, claim), are to be cancelled, and why."""
+        args = ([c[0] for c in claims], [c[1] for c in claims])
+        return Call(self._asked, args, lambda rows: {row[0]: row[1] for row in rows})
 
     def heartbeat(self, claims: Sequence[tuple[int, int]], lease: float) -> Call[list[int]]:
         """`claims` are (id, claim), in the order of ids."""
@@ -342,8 +368,23 @@ def _read_released(rows: Sequence[Row]) -> Released:
 
 
 def _read_flushed(rows: Sequence[Row]) -> Flushed:
-    stale, already, wake = rows[0]
-    return Flushed(frozenset(stale or ()), frozenset(already or ()), frozenset(wake or ()))
+    stale, already, wake, asked = rows[0]
+    return Flushed(
+        frozenset(stale or ()),
+        frozenset(already or ()),
+        frozenset(wake or ()),
+        frozenset(asked) if asked else frozenset(),
+    )
+
+
+def _read_cascaded(rows: Sequence[Row]) -> Cascaded:
+    ended, asked, woken, more = rows[0]
+    return Cascaded(ended, asked, woken or [], more)
+
+
+def _read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelTarget], list[str]]:
+    targets = [CancelTarget(row[1], None if row[2] is None else Status(row[2]), row[3]) for row in rows]
+    return targets, rows[0][4] or []
 
 
 def _read_instance(row: Row) -> Instance:

@@ -135,11 +135,15 @@ class Commit(msgspec.Struct, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The answer of a flush: outcomes that came too late, ones committed by an earlier try, queues with new work."""
+    """The answer of a flush: outcomes that came too late, ones committed by an earlier try, queues with new work.
+
+    `asked` are rows that are to be cancelled: their outcomes were not taken.
+    """
 
     stale: frozenset[int] = frozenset()
     already: frozenset[int] = frozenset()
     wake: frozenset[str] = frozenset()
+    asked: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,25 @@ class Delivery:
     name: str
     payload: str | None
     dedup_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTarget:
+    """What became of one target of a cancel: its id (None: there is none), its status before, and a verdict."""
+
+    id: int | None
+    was: Status | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cascaded:
+    """What a part of a cascade has done: instances ended and asked to stop, what to ring, whether there is more."""
+
+    ended: int
+    asked: int
+    woken: list[str]
+    more: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ from gen_durable.registry import Entry, Registry
 from gen_durable.rooms.brood import ReadChildren, reader
 from gen_durable.rooms.desk import Desk
 from gen_durable.rooms.doors import Doors
-from gen_durable.rooms.encode import Ran
+from gen_durable.rooms.encode import Ran, encode_cancel
 from gen_durable.rooms.flush import Flush, Verdict
 from gen_durable.rooms.run import Run, Undecodable
 from gen_durable.rooms.threads import Threads
+from gen_durable.rooms.wake import BELL
 from gen_durable.store.rows import Claim
 from gen_durable.testing.statements import Statements
 from gen_durable.testing.tally import LOST, UNDECODABLE, Execution
@@ -35,6 +36,7 @@ from gen_durable.testing.tally import LOST, UNDECODABLE, Execution
 WORKER: Final = "gen_durable.testing"
 LEASE: Final = 3600.0  # nobody extends it, so it must outlast any step; `Stepper.lose` ends it
 REAP_BATCH: Final = 1000
+CANCEL_TIMEOUT: Final = 5.0
 
 
 class Stepper:
@@ -42,6 +44,7 @@ class Stepper:
 
     __slots__ = (
         "_app",
+        "_cascade",
         "_desk",
         "_errors",
         "_flush",
@@ -61,10 +64,11 @@ class Stepper:
         self._side_link = Link(app.target)
         self._threads = Threads(1)
         self._errors = errors
+        self._cascade = False
         doors = Doors(app.ask, app.calls, _nobody)
         self._desk = Desk(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
         self._run = _Run(self._threads, reader(app.pool, app.calls), doors, self._desk, errors)
-        self._flush = Flush(self._link, self._side_link, app.calls, 1, _nobody, worker=WORKER)
+        self._flush = Flush(self._link, self._side_link, app.calls, 1, self._woke, worker=WORKER)
 
     async def open(self) -> None:
         # What is committed here is thrown away anyhow, so nobody waits for the disk.
@@ -100,6 +104,9 @@ class Stepper:
     async def execute(self, claim: Claim) -> Execution:
         """Run the step of a claim and commit its outcome."""
         entry = self._entry(claim)
+        if claim.children is None or any(not child.status.terminal for child in claim.children):
+            self._cascade = True
+        await self._carry_on()
         try:
             began = time.perf_counter()
             ran = await self._step(claim, entry)
@@ -112,7 +119,19 @@ class Stepper:
         except LeaseLost as error:
             self._errors[claim.id] = error
             return self._told(claim, LOST)
-        return self._told(claim, await self._commit(claim, entry, ran))
+        outcome = await self._commit(claim, entry, ran)
+        await self._carry_on()
+        return self._told(claim, outcome)
+
+    def _woke(self, queues: Iterable[str] | None) -> None:
+        """Nobody is woken: the next claim finds what became runnable. Children may have to be cancelled."""
+        self._cascade = self._cascade or any(queue.startswith(BELL) for queue in queues or ())
+
+    async def _carry_on(self) -> None:
+        """Cancel children that are not waited for any more, as workers do."""
+        while self._cascade:
+            done = await self._link.run(self._app.calls.cascade(REAP_BATCH, None))
+            self._cascade = done.more and done.ended + done.asked > 0
 
     async def abandon(self, claim: Claim, *, run: bool) -> Execution:
         """Be the worker that dies with a claim: with `run` after the step's last line, else before its first."""
@@ -177,7 +196,17 @@ class Stepper:
                 ran = await self._run.given_up(claim, entry, refused)
                 ran.commit.began, ran.commit.took = former.began, former.took
                 verdict = await self._flush.submit(ran.commit)
+        if verdict is Verdict.ASKED:
+            return await self._cancel(claim, entry)
         return LOST if verdict is Verdict.STALE else ran.outcome
+
+    async def _cancel(self, claim: Claim, entry: Entry) -> str:
+        """The instance was cancelled while its step ran, by the step itself or by the test."""
+        asked = await self._link.run(self._app.calls.asked([(claim.id, claim.claim)]))
+        reason = await self._run.cancelled(claim, entry, asked.get(claim.id, "cancelled"), CANCEL_TIMEOUT)
+        ran = encode_cancel(claim, entry.spec, reason)
+        ran.commit.began = time.perf_counter()
+        return LOST if await self._flush.submit(ran.commit) is Verdict.STALE else ran.outcome
 
     def _told(self, claim: Claim, outcome: str) -> Execution:
         error = self._errors.get(claim.id)

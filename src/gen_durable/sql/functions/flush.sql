@@ -2,18 +2,19 @@
 --
 -- In: one array per column, in the order of ids; a column that is null for all may be shorter. Per outcome:
 --   id, claim, seq    the fence: the row as the worker was given it
---   kind              hold (next step, same claim), next, replay, await, children, done, stop
+--   kind              hold (next step, same claim), next, replay, await, children, done, stop, cancel
 --   step              the step to go on with; null: the same
 --   value             the new state, or the result of done; null: the state stays
---   delay             seconds until runnable (next, replay; null: at once); the timeout of await, null for none
---   error             last_error (stop, replay)
+--   delay             seconds until runnable (next, replay; null: at once); the timeout of await or children, null for none
+--   error             last_error (stop, replay, cancel)
 --   parent            the instance to be told of an end; null for most
 --   extra             null for most: {queue, priority, partition_key, limits, left (the gates it leaves), awaits, seen,
---                     consumed, children}
+--                     consumed, children, join (how many must be done), on_failure, cancel_rest}
 --   origin            the step that ran, for the history (note_transitions.sql); null: none is kept. With it ago and
 --                     duration; worker for all
--- Out: one row: ids that are stale (the claim was taken over), ids that a former call had already committed, and the
--- queues in which rows became runnable now.
+-- Out: one row: ids that are stale (the claim was taken over), ids that a former call had already committed, the
+-- queues in which rows became runnable now ('!ID': children of ID are to be cancelled), and ids that are to be cancelled:
+-- only an end is taken from them, and the owner has to commit one (tests/interleavings: cancel_flush).
 --
 -- The fence is id + claims + seq and needs no status: every way out of executing that is not the owner's own outcome
 -- bumps claims, the owner's own bumps seq. All that an outcome causes hangs on the rows the guarded update returned.
@@ -25,7 +26,7 @@ create or replace function @schema.flush(
   parents bigint[], extras jsonb[], worker text default null, origins text[] default '{}', agos float8[] default '{}',
   durations float8[] default '{}'
 )
-returns table (stale bigint[], already bigint[], wake text[])
+returns table (stale bigint[], already bigint[], wake text[], asked bigint[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -69,7 +70,7 @@ begin
       case o.kind
         when 'hold' then 'executing' when 'next' then 'runnable' when 'replay' then 'runnable'
         when 'await' then 'awaiting_signal' when 'children' then 'awaiting_children'
-        when 'done' then 'done' when 'stop' then 'failed'
+        when 'done' then 'done' when 'stop' then 'failed' when 'cancel' then 'cancelled'
       end::@schema.durable_status as status
     from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
       as o (id, claim, seq, kind, step, value, delay, error, extra)
@@ -78,18 +79,18 @@ begin
     update @schema.gen_durable g set
       status = o.status,
       step = coalesce(o.step, g.step),
-      state = case when o.kind in ('done', 'stop') then g.state else coalesce(o.value, g.state) end,
+      state = case when o.kind in ('done', 'stop', 'cancel') then g.state else coalesce(o.value, g.state) end,
       result = case when o.kind = 'done' then o.value else g.result end,
       attempt = case
         when o.kind = 'replay' then g.attempt + 1
-        when o.kind in ('done', 'stop') or (o.kind = 'await' and o.step is null) then g.attempt
+        when o.kind in ('done', 'stop', 'cancel') or (o.kind = 'await' and o.step is null) then g.attempt
         else 0
       end,
       seq = g.seq + 1,
       visit = case when o.kind = 'replay' or (o.kind = 'await' and o.step is null) then g.visit else g.seq + 1 end,
       crashes = 0,
       eligible_at = case when o.kind in ('next', 'replay') then now() + make_interval(secs => coalesce(o.delay, 0)) else g.eligible_at end,
-      await_deadline = case when o.kind = 'await' then now() + make_interval(secs => o.delay) end,
+      await_deadline = case when o.kind in ('await', 'children') then now() + make_interval(secs => o.delay) end,
       awaits = case o.kind
         when 'await' then array(select jsonb_array_elements_text(o.extra -> 'awaits'))
         when 'replay' then g.awaits
@@ -101,17 +102,21 @@ begin
         when o.kind <> 'children' then g.children_pending
         else (select count(*) from @schema.gen_durable c where c.parent_id = g.id and c.parent_round = g.round + 1)
       end,
+      children_needed = case when o.kind = 'children' then (o.extra ->> 'join')::int end,
+      on_failure = case when o.kind = 'children' then o.extra ->> 'on_failure' end,
+      cancel_rest = case when o.kind = 'children' then (o.extra ->> 'cancel_rest')::boolean end,
       queue = coalesce(o.extra ->> 'queue', g.queue),
       priority = coalesce((o.extra ->> 'priority')::smallint, g.priority),
       partition_key = case when o.extra ? 'partition_key' then o.extra ->> 'partition_key' else g.partition_key end,
-      last_error = case when o.kind in ('replay', 'stop') then coalesce(o.error, g.last_error) end,
+      last_error = case when o.kind in ('replay', 'stop', 'cancel') then coalesce(o.error, g.last_error) end,
       locked_by = case when o.kind = 'hold' then g.locked_by end,
       lease_expires_at = case when o.kind = 'hold' then g.lease_expires_at end,
-      finished_at = case when o.kind in ('done', 'stop') then now() end,
+      finished_at = case when o.kind in ('done', 'stop', 'cancel') then now() end,
       unique_scope = case when o.status = any (g.unique_scope) then g.unique_scope else '{}' end,
       updated_at = now()
     from o
     where g.id = o.id and g.claims = o.claim and g.seq = o.seq
+      and (g.cancel_reason is null or o.kind in ('done', 'stop', 'cancel'))
     returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, g.partition_key, g.slot_key, o.kind, o.delay, o.extra
   )
   select
@@ -119,8 +124,8 @@ begin
     array_agg(u.place) filter (where u.kind = 'await' and u.inbox),
     array_agg(u.id) filter (where u.kind = 'children'),
     array_agg(u.id) filter (where u.extra ? 'consumed'),
-    array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.inbox),
-    array_agg(u.id) filter (where u.kind in ('done', 'stop') and u.parent_id is not null),
+    array_agg(u.id) filter (where u.kind in ('done', 'stop', 'cancel') and u.inbox),
+    array_agg(u.id) filter (where u.kind in ('done', 'stop', 'cancel') and u.parent_id is not null),
     array_agg(distinct u.queue) filter (where u.kind in ('next', 'replay') and coalesce(u.delay, 0) = 0),
     array_agg(distinct 'partition/' || u.partition_key) filter (where u.kind <> 'hold' and u.partition_key is not null)
       || array_agg(distinct 'slot/' || u.slot_key) filter (where u.kind <> 'hold' and u.slot_key is not null),
@@ -133,10 +138,11 @@ begin
     -- A retry after a lost answer finds its own outcome: same claim, one outcome further.
     select
       array_agg(o.id) filter (where g.id is null),
-      array_agg(o.id) filter (where g.id is not null)
-    into stale, already
+      array_agg(o.id) filter (where g.seq = o.seq + 1),
+      array_agg(o.id) filter (where g.seq = o.seq)
+    into stale, already, asked
     from unnest(ids, claims, seqs) as o (id, claim, seq)
-    left join @schema.gen_durable g on g.id = o.id and g.claims = o.claim and g.seq = o.seq + 1
+    left join @schema.gen_durable g on g.id = o.id and g.claims = o.claim and g.seq in (o.seq, o.seq + 1)
     where o.id <> all (coalesce(written, '{}'));
   end if;
 
@@ -168,14 +174,16 @@ begin
   end if;
 
   if spawning is not null then
-    -- Nothing to wait for: go straight on.
+    -- Nothing to wait for, or too few were started: go straight on.
     with u as (
       update @schema.gen_durable g set
         status = 'runnable',
         eligible_at = now(),
+        await_deadline = null,
+        children_pending = 0,
         joined = true,
         unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end
-      where g.id = any (spawning) and g.children_pending = 0
+      where g.id = any (spawning) and g.children_pending < coalesce(g.children_needed, 1)
       returning g.queue
     )
     select array_agg(distinct u.queue) into more from u;

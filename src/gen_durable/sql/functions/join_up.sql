@@ -1,7 +1,10 @@
 -- join_up: tell parents that children have ended. Each terminal commit calls it once for its rows.
 --
 -- In: ids of children that this transaction has ended, and whose parents' rows it has locked in id order.
--- Out: the queues of the parents that were released.
+-- Out: the queues of the parents that were released; '!ID' of a parent whose other children are to be cancelled.
+-- A barrier opens when all children have ended, when as many are done as are needed, when so many cannot be done any more,
+-- or at the first that is not done, if the parent wants that. A parent that does not wait for this round any more is left
+-- alone: children that end after their barrier has opened disturb nobody (tests/interleavings: join_early).
 -- Index: primary key; `parent_id is not null` is not asked, it would let all of gen_durable_parent be read. Siblings that end in two transactions wait for each other on the parent's row.
 create or replace function @schema.join_up(ended bigint[])
 returns text[]
@@ -15,26 +18,45 @@ declare
   woken text[];
 begin
   with n as (
-    select c.parent_id, c.parent_round, count(*)::int as ended
+    select c.parent_id, c.parent_round, count(*)::int as ended, (count(*) filter (where c.status = 'done'))::int as done
     from @schema.gen_durable c where c.id = any (ended)
     group by c.parent_id, c.parent_round
   ),
   u as (
     update @schema.gen_durable p set
-      children_pending = p.children_pending - n.ended,
-      status = case when p.children_pending = n.ended then 'runnable' else p.status end,
-      joined = p.children_pending = n.ended,
-      eligible_at = case when p.children_pending = n.ended then now() else p.eligible_at end,
-      await_deadline = case when p.children_pending = n.ended then null else p.await_deadline end,
-      unique_scope = case
-        when p.children_pending <> n.ended or 'runnable' = any (p.unique_scope) then p.unique_scope else '{}'
-      end,
+      (children_pending, children_needed, status, joined, eligible_at, await_deadline, unique_scope, cancel_rest) = (
+        select
+          case when b.opens then 0 else p.children_pending - n.ended end,
+          p.children_needed - n.done,
+          case when b.opens then 'runnable' else p.status end,
+          b.opens,
+          case when b.opens then now() else p.eligible_at end,
+          case when b.opens then null else p.await_deadline end,
+          case when not b.opens or 'runnable' = any (p.unique_scope) then p.unique_scope else '{}' end,
+          case
+            when not b.opens then p.cancel_rest
+            when p.children_pending > n.ended then p.cancel_rest or (p.on_failure = 'cancel_rest' and n.done < n.ended)
+          end
+        from (
+          select p.children_needed <= n.done is true
+            or p.children_pending - n.ended < coalesce(p.children_needed - n.done, 1)
+            or (p.on_failure is not null and n.done < n.ended) as opens
+        ) as b
+      ),
       updated_at = now()
     from n
     where p.id = n.parent_id and p.round = n.parent_round and p.status = 'awaiting_children'
-    returning p.queue, p.status
+    returning p.id, p.round, p.queue, p.status, p.cancel_rest
+  ),
+  rest as (
+    insert into @schema.gen_durable_cascades (parent_id, round, origin, reason)
+    select u.id, u.round, u.id, format('instance %s goes on without it', u.id) from u
+    where u.status = 'runnable' and u.cancel_rest
+    returning parent_id
   )
-  select array_agg(distinct u.queue) filter (where u.status = 'runnable') into woken from u;
+  select array_agg(distinct u.queue) filter (where u.status = 'runnable')
+    || array(select '!' || rest.parent_id from rest)
+  into woken from u;
   return woken;
 end
 $$;

@@ -22,9 +22,9 @@ begin
     o.id, o.seq + 1, o.origin,
     case o.kind
       when 'hold' then 'Next' when 'next' then 'Next' when 'replay' then 'Replay' when 'await' then 'Await'
-      when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'stop' then 'Stop'
+      when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'stop' then 'Stop' when 'cancel' then 'Cancel'
     end,
-    case when o.kind not in ('done', 'stop') then coalesce(o.step, o.origin) end,
+    case when o.kind not in ('done', 'stop', 'cancel') then coalesce(o.step, o.origin) end,
     coalesce((o.extra ->> 'attempt')::int, 0), now() - make_interval(secs => o.ago), o.duration, worker, o.error,
     case when o.extra ? 'keep' then (select g.state from @schema.gen_durable g where g.id = o.id) end
   from unnest(ids, seqs, kinds, steps, errors, extras, origins, agos, durations)

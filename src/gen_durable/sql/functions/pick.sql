@@ -230,12 +230,20 @@ begin
         locked_by = worker,
         lease_expires_at = now() + make_interval(secs => lease),
         await_deadline = null,
+        joined = g.joined or g.status = 'awaiting_children',  -- by its deadline
+        children_pending = 0,
         token_at = null,
         seen = null,
         unique_scope = case when 'executing' = any (g.unique_scope) then g.unique_scope else '{}' end,
         updated_at = now()
       where g.ctid = any (tids)
       returning g.*
+    ),
+    -- A barrier that its deadline has opened. (Others have been dealt with when they opened.)
+    rest as (
+      insert into @schema.gen_durable_cascades (parent_id, round, origin, reason)
+      select g.id, g.round, g.id, format('instance %s goes on without it', g.id) from claimed g
+      where g.cancel_rest and g.joined
     )
     select
       g.id, g.fsm, g.fsm_version, g.step, g.state, g.attempt, g.claims, g.seq, g.queue, g.priority, g.partition_key,

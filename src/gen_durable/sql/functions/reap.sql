@@ -1,11 +1,12 @@
--- reap: take back claims whose lease has run out; fail those that have crashed too often.
+-- reap: take back claims whose lease has run out; fail those that have crashed too often, end those to be cancelled.
 --
 -- In: how many at most; after how many crashes a row is failed (null: never). Out: the rows taken back, and whether
--- each was failed; then, without an id, the queues of parents whose last child was failed here, and of rows that were
--- next after a failed one.
+-- each was failed; then, without an id, the queues of parents whose last child was ended here, and of rows that were
+-- next after an ended one; '!' when children are to be cancelled
+-- and nobody has done it for a while.
 -- Every worker runs this; there is no leader. It acts on row truth alone. A row taken back keeps its eligible_at, and
 -- so its place: within a partition key it stays the head.
--- Index: gen_durable_lease. Locks: id order, SKIP LOCKED, the parents of failed rows too: they come after their children
+-- Index: gen_durable_lease. Locks: id order, SKIP LOCKED, the parents of ended rows too: they come after their children
 -- here and before them in flush and signal, so waiting for one would deadlock (tests/interleavings: reap_flush).
 create or replace function @schema.reap(batch int, max_crashes int default null)
 returns table (id bigint, fsm text, fsm_version int, step text, queue text, crashes int, dead boolean)
@@ -40,12 +41,15 @@ begin
     order by g.id
     for no key update skip locked
   ) as e;
+  return query
+    select null::bigint, null::text, null::int, null::text, '!', null::int, null::boolean
+    where now() - interval '2 seconds' > (select l.inserted_at from @schema.gen_durable_cascades l order by l.id limit 1);
   if expired is null then
     return;
   end if;
 
   select array_agg(g.id) into doomed from @schema.gen_durable g
-  where g.id = any (expired) and g.crashes + 1 >= max_crashes;
+  where g.id = any (expired) and (g.crashes + 1 >= max_crashes or g.cancel_reason is not null);
   if doomed is not null then
     parents := array(select distinct c.parent_id from @schema.gen_durable c where c.id = any (doomed));
     select coalesce(array_agg(p.id), '{}') into held
@@ -64,23 +68,27 @@ begin
 
   return query
     update @schema.gen_durable g set
-      status = case when g.crashes + 1 >= max_crashes then 'failed' else 'runnable' end::@schema.durable_status,
+      status = case
+        when g.cancel_reason is not null then 'cancelled' when g.crashes + 1 >= max_crashes then 'failed' else 'runnable'
+      end::@schema.durable_status,
       claims = g.claims + 1,
       crashes = g.crashes + 1,
       attempt = g.attempt + 1,
       locked_by = null,
       lease_expires_at = null,
-      awaits = case when g.crashes + 1 >= max_crashes then null else g.awaits end,
-      finished_at = case when g.crashes + 1 >= max_crashes then now() end,
+      awaits = case when g.id = any (doomed) then null else g.awaits end,
+      finished_at = case when g.id = any (doomed) then now() end,
       last_error = case
+        when g.cancel_reason is not null then g.cancel_reason
         when g.crashes + 1 >= max_crashes
         then format('crash loop: step %s ended %s times without an outcome (its worker died or lost its lease)',
                     g.step, g.crashes + 1)
         else g.last_error
       end,
       unique_scope = case
-        when case when g.crashes + 1 >= max_crashes then 'failed' else 'runnable' end::@schema.durable_status
-          = any (g.unique_scope)
+        when case
+          when g.cancel_reason is not null then 'cancelled' when g.crashes + 1 >= max_crashes then 'failed' else 'runnable'
+        end::@schema.durable_status = any (g.unique_scope)
         then g.unique_scope else '{}'
       end,
       updated_at = now()

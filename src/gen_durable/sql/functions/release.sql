@@ -18,14 +18,17 @@ as $$
 begin
   return query
     update @schema.gen_durable g set
-      status = 'runnable',
+      -- One that is to be cancelled is left to the reaper, who ends it: its parent is told there, in the right order.
+      status = case when g.cancel_reason is null then 'runnable' else 'executing' end::@schema.durable_status,
       claims = g.claims + 1,
       crashes = g.crashes + case when o.reason is null then 0 else 1 end,
       eligible_at = case when o.delay is null then g.eligible_at else now() + make_interval(secs => o.delay) end,
       last_error = coalesce(o.reason, g.last_error),
-      locked_by = null,
-      lease_expires_at = null,
-      unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end,
+      locked_by = case when g.cancel_reason is not null then g.locked_by end,
+      lease_expires_at = case when g.cancel_reason is not null then now() end,
+      unique_scope = case
+        when g.cancel_reason is not null or 'runnable' = any (g.unique_scope) then g.unique_scope else '{}'
+      end,
       updated_at = now()
     from unnest(ids, release.claims, delays, reasons) as o (id, claim, delay, reason)
     -- Only executing rows have a lease. Asked for the status, the planner may read all leases for each row of the batch.

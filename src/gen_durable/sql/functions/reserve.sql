@@ -1,7 +1,7 @@
 -- reserve: lock the parent of many children, and give out their ids in the order in which they are listed.
 --
 -- In: the fence of the parent's claim; how many children. Out: their ids; null: the claim is not the asker's any more,
--- or its outcome is committed already, and the flush that follows in the same transaction says which.
+-- or its outcome is committed already, or it is to be cancelled, and the flush that follows in the same transaction says which.
 -- Index: primary key. Locks: the parent's row, to the end of the transaction.
 create or replace function @schema.reserve(parent bigint, claim int, seq int, count int)
 returns bigint[]
@@ -12,7 +12,9 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_variable
 begin
-  perform from @schema.gen_durable g where g.id = parent and g.claims = claim and g.seq = seq for no key update;
+  perform from @schema.gen_durable g
+  where g.id = parent and g.claims = claim and g.seq = seq and g.cancel_reason is null
+  for no key update;
   if not found then
     return null;
   end if;

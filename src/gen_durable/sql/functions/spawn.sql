@@ -3,7 +3,7 @@
 -- In: the arrays of flush that hold the fence, the kind and the children (extra.children: an array of objects). Out: the
 -- queues in which children became runnable.
 -- A child that has an id already (reserve.sql) keeps it.
--- The fence is asked here as in flush; the lock makes both answers the same. A child whose unique key is taken is not
+-- The fence is asked here as in flush, and who is to be cancelled starts nobody; the lock makes both answers the same. A child whose unique key is taken is not
 -- made and not waited for. Rows go in by the order of their keys (insert.sql).
 -- Index: gen_durable_unique, primary key.
 create or replace function @schema.spawn(ids bigint[], claims int[], seqs int[], kinds text[], extras jsonb[])
@@ -19,7 +19,7 @@ begin
   with source as (
     select o.id as parent_id, p.round + 1 as round, c.*
     from unnest(ids, spawn.claims, seqs, kinds, extras) as o (id, claim, seq, kind, extra)
-    join @schema.gen_durable p on p.id = o.id and p.claims = o.claim and p.seq = o.seq
+    join @schema.gen_durable p on p.id = o.id and p.claims = o.claim and p.seq = o.seq and p.cancel_reason is null
     cross join lateral rows from (
       jsonb_to_recordset(o.extra -> 'children') as (
         fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,

@@ -31,7 +31,8 @@ create table @schema.gen_durable (
   seq               int not null default 0,   -- + 1 on every committed outcome
   visit             int not null default 0,   -- the seq with which it came to its step; the same while that is tried again
   crashes           int not null default 0,   -- claims without an outcome since the last progress
-  children_pending  int not null default 0 check (children_pending >= 0),
+  children_pending  int not null default 0 check (children_pending >= 0),  -- it waits for, not ended
+  children_needed   int,                  -- so many more of them must be done for it to go on; null: all must end
   round             int not null default 0,   -- + 1 on every fan-out; children carry the round they belong to
   parent_round      int,
   status            @schema.durable_status not null default 'runnable',
@@ -50,6 +51,9 @@ create table @schema.gen_durable (
   group_key         text collate "C",     -- whose turn it is in a fair queue: 'KIND/GROUP'
   locked_by         text,
   last_error        text,
+  cancel_reason     text,                 -- executing, and to be cancelled: no outcome leads on from here
+  on_failure        text check (on_failure in ('wake', 'cancel_rest')),  -- of a child it waits for; null: wait
+  cancel_rest       boolean,              -- children that it stops waiting for are to be cancelled
   awaits            text[],               -- the names waited for; kept until the woken step progresses
   seen              bigint[],             -- the signals that the parking step had been shown already
   state             jsonb not null default '{}',
@@ -126,6 +130,19 @@ create index gen_durable_parent on @schema.gen_durable (parent_id, parent_round,
 
 -- gc.sql: ended rows by age.
 create index gen_durable_finished on @schema.gen_durable (finished_at) where finished_at is not null;
+
+-- cascade.sql: whose children are to be cancelled. Whoever ends a parent, or opens a barrier early, writes it down in the
+-- same transaction; it is carried out afterwards, some children at a time, by whoever comes first.
+create table @schema.gen_durable_cascades (
+  id           bigint generated always as identity primary key,
+  parent_id    bigint not null,
+  round        int,                       -- null: of all rounds
+  after        bigint not null default 0, -- children up to this id are dealt with
+  origin       bigint not null,           -- the instance that somebody has cancelled, or whose barrier it is
+  reason       text not null,
+  inserted_at  timestamptz not null default now()
+);
+create index gen_durable_cascades_origin on @schema.gen_durable_cascades (origin);
 
 -- The inbox of each instance.
 create table @schema.signals (

@@ -1,0 +1,82 @@
+-- cancel: end instances, or have them ended by whoever runs them.
+--
+-- In: targets by id or, where that is null, by unique key; why; whether their children, and those of them, are cancelled
+-- too. Out: one row per target, in input order: its id, its status before, what became of it: 'ended' (it waited for
+-- something), 'asked' (it executes: its worker stops it), 'over' (it had ended), 'no_target'; and what to ring: queues,
+-- '!WORKER' for a worker that is to look which of its claims are to be cancelled.
+-- Descendants come after the target, in transactions of their own (cascade.sql): what is to be done is written down here.
+-- Index: primary key, gen_durable_unique.
+-- Locks: targets and parents in id order, unconditionally, as flush and signal do: what a row is doing is decided under its
+-- lock (tests/interleavings: cancel_flush, cancel_join, cancel_pick).
+create or replace function @schema.cancel(targets bigint[], keys bytea[], reason text, cascades boolean)
+returns table (ord int, target bigint, was text, verdict text, woken text[])
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  wanted bigint[];
+  above bigint[];   -- their parents
+  live bigint[];
+  states text[];
+  outcome record;
+  hidden text[];  -- queues of parents that the lock may have hidden from a pick (signal.sql)
+begin
+  select array_agg(coalesce(o.id, h.id) order by o.n) into wanted
+  from unnest(targets, keys) with ordinality as o (id, key, n)
+  left join lateral (
+    select g.id from @schema.gen_durable g where o.id is null and g.unique_guard = o.key
+  ) as h on true;
+  above := array(select c.parent_id from @schema.gen_durable c where c.id = any (wanted));  -- who never change
+  perform from @schema.gen_durable g
+  where g.id = any (wanted || above)
+  order by g.id
+  for no key update;
+
+  select array_agg(case when o.key is null or g.unique_guard = o.key then g.id end order by o.n),
+    array_agg(g.status::text order by o.n)
+  into live, states
+  from unnest(wanted, keys) with ordinality as o (id, key, n)
+  left join @schema.gen_durable g on g.id = o.id;
+  select * into outcome from @schema.cancel_rows(
+    live, array_fill(reason, array[cardinality(live)]), array_fill(cascades, array[cardinality(live)]), live
+  );
+  hidden := array(
+    select distinct p.queue from @schema.gen_durable p
+    where p.id = any (above) and p.due_at <= now() is true  -- said so, or the pick index is read
+  );
+
+  return query
+    select
+      o.n::int, o.id, case when o.id is not null then o.status end,
+      case
+        when o.id is null then 'no_target' when o.id = any (outcome.ended) then 'ended'
+        when o.id = any (outcome.asked) then 'asked' else 'over'
+      end,
+      case when o.n = 1 then coalesce(outcome.woken, '{}') || hidden end
+    from unnest(live, states) with ordinality as o (id, status, n)
+    order by o.n;
+end
+$$;
+
+-- The same for one instance from psql or any other client: `select gen_durable.cancel(42, 'why')`. The workers are told by
+-- their next heartbeat, and carry the cascade on.
+create or replace function @schema.cancel(target bigint, reason text, cascades boolean default true)
+returns text
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  select c.verdict from @schema.cancel(array[target], array[null::bytea], reason, cascades) as c
+$$;
+
+create or replace function @schema.cancel(key text, reason text, cascades boolean default true)
+returns text
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  select c.verdict from @schema.cancel(array[null::bigint], array[convert_to(key, 'UTF8')], reason, cascades) as c
+$$;

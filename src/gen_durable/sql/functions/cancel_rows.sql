@@ -1,0 +1,84 @@
+-- cancel_rows: the part of cancel and cascade for rows that this transaction has locked, with their parents, in id order.
+--
+-- In: ids, and per id the reason, whether its children are to be cancelled too, and the instance that all began with.
+-- Out: the ids that were ended; those that execute and are asked to stop; the queues in which rows became runnable, and
+-- '!WORKER' for each worker that is to be told.
+-- A row that waits, for whatever, ends at once. Claims go up: an outcome or a retry that still comes is stale. One that
+-- executes is marked: flush takes nothing but an end from its owner, who has to commit one; reap ends it if he is dead.
+-- A row that was next at a gate, or was told when its token comes, has others behind it: all its gates are handed over.
+-- Index: primary key. Locks: gates, last (hand_over).
+create or replace function @schema.cancel_rows(
+  ids bigint[], reasons text[], cascades boolean[], origins bigint[],
+  out ended bigint[], out asked bigint[], out woken text[]
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  freed text[];
+  emptied bigint[];
+  parents bigint[];  -- the rows that may have children
+  marked bigint[];
+begin
+  select array_agg(g.id), array_agg(distinct '!' || g.locked_by) into asked, woken
+  from @schema.gen_durable g where g.id = any (ids) and g.lease_expires_at is not null;
+
+  with m as (
+    update @schema.gen_durable g set cancel_reason = o.reason, updated_at = now()
+    from unnest(ids, reasons) as o (id, reason)
+    where g.id = o.id and g.lease_expires_at is not null and g.cancel_reason is null  -- the first reason stays
+    returning g.id, g.round
+  )
+  select array_agg(m.id) filter (where m.round > 0) into marked from m;
+
+  with u as (
+    update @schema.gen_durable g set
+      status = 'cancelled',
+      claims = g.claims + 1,
+      last_error = o.reason,
+      finished_at = now(),
+      await_deadline = null,
+      awaits = null,
+      seen = null,
+      token_at = null,
+      blocked_on = null,
+      children_pending = 0,
+      unique_scope = case when 'cancelled' = any (g.unique_scope) then g.unique_scope else '{}' end,
+      updated_at = now()
+    from unnest(ids, reasons) as o (id, reason)
+    where g.id = o.id and g.finished_at is null and g.lease_expires_at is null
+    returning g.id, g.inbox, g.round, g.partition_key, g.slot_key, g.rate_key
+  )
+  select
+    array_agg(u.id),
+    array_agg(u.id) filter (where u.inbox),
+    array_agg(u.id) filter (where u.round > 0),
+    array_agg(distinct 'partition/' || u.partition_key) filter (where u.partition_key is not null)
+      || array_agg(distinct 'slot/' || u.slot_key) filter (where u.slot_key is not null)
+      || array_agg(distinct 'rate/' || u.rate_key) filter (where u.rate_key is not null)
+  into ended, emptied, parents, freed
+  from u;
+
+  parents := parents || marked;
+  if parents is not null then
+    insert into @schema.gen_durable_cascades (parent_id, origin, reason)
+    select o.id, o.origin, o.reason from unnest(ids, reasons, cascades, origins) as o (id, reason, cascades, origin)
+    where o.cascades and o.id = any (parents);
+  end if;
+  if emptied is not null then
+    delete from @schema.signals s where s.target_id = any (emptied);
+  end if;
+  if ended is not null then
+    woken := woken || @schema.join_up(ended);
+  end if;
+  if freed is not null then
+    woken := woken || @schema.hand_over(freed, true);
+  end if;
+end
+$$;

@@ -1,0 +1,83 @@
+-- cascade: cancel children of instances that were cancelled, or that have gone on without them: some at a time.
+--
+-- In: how many; of which origin (null: of any). Out: how many were ended and how many asked to stop, what to ring (as
+-- cancel), and whether there may be more to do.
+-- A parent in the list starts no child any more, so each is visited once, in the order of ids. Children that have children
+-- are put on the list in turn. Whoever dies in the middle leaves the rest to the next: the list is in the database.
+-- Index: gen_durable_parent, in its order; primary keys.
+-- Locks: entries of the list, then the children in id order, both with SKIP LOCKED: a child that somebody holds, perhaps for
+-- long, is left to the next turn. Parents do not wait for these children any more: join_up finds nobody and locks nobody.
+create or replace function @schema.cascade(batch int, of_origin bigint default null)
+returns table (ended int, asked int, woken text[], more boolean)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  entries constant int := 50;
+  taken bigint[];
+  share int;
+  ids bigint[];
+  lists bigint[];
+  locked bigint[];
+  reasons text[];
+  origins bigint[];
+  outcome record;
+begin
+  select array_agg(l.id) into taken
+  from (
+    select l.id from @schema.gen_durable_cascades l where of_origin is null or l.origin = of_origin
+    order by l.id limit entries for update skip locked
+  ) as l;
+  if taken is null then
+    return query select 0, 0, null::text[], false;
+    return;
+  end if;
+  share := greatest(batch / cardinality(taken), 1);
+
+  select array_agg(c.id order by c.id), array_agg(l.id order by c.id), array_agg(l.reason order by c.id),
+    array_agg(l.origin order by c.id)
+  into ids, lists, reasons, origins
+  from @schema.gen_durable_cascades l
+  cross join lateral (
+    select c.id from @schema.gen_durable c
+    where c.parent_id = l.parent_id and (l.round is null or c.parent_round = l.round) and c.id > l.after
+      and c.finished_at is null and c.cancel_reason is null
+    order by c.parent_id, c.parent_round, c.id
+    limit share
+  ) as c
+  where l.id = any (taken);
+  locked := array(
+    select g.id from @schema.gen_durable g where g.id = any (ids) order by g.id for no key update skip locked
+  );
+
+  -- An entry of which somebody was skipped stays as it is, for the next time.
+  with seen as materialized (
+    select t.id, count(f.id) as found, max(f.id) as last,
+      coalesce(bool_and(f.id = any (locked)) filter (where f.id is not null), true) as whole
+    from unnest(taken) as t (id)
+    left join unnest(lists, ids) as f (list, id) on f.list = t.id
+    group by t.id
+  ),
+  gone as (
+    delete from @schema.gen_durable_cascades l where l.id in (select s.id from seen s where s.whole and s.found < share)
+  )
+  update @schema.gen_durable_cascades l set after = s.last
+  from seen s where l.id = s.id and s.whole and s.found = share;
+
+  select array_agg(f.id), array_agg(f.reason), array_agg(f.origin) into ids, reasons, origins
+  from unnest(ids, reasons, origins) as f (id, reason, origin) where f.id = any (locked);
+  select * into outcome from @schema.cancel_rows(
+    ids, reasons, array_fill(true, array[coalesce(cardinality(ids), 0)]), origins
+  );
+  return query
+    select
+      coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.asked), 0), outcome.woken,
+      exists (select from @schema.gen_durable_cascades l where of_origin is null or l.origin = of_origin);
+end
+$$;
