@@ -27,9 +27,9 @@ class Counting(Calls):
 
     sizes: list[int]
 
-    def flush(self, commits):  # type: ignore[no-untyped-def]
+    def flush(self, commits, worker=None, now=0.0):  # type: ignore[no-untyped-def]
         self.sizes.append(len(commits))
-        return super().flush(commits)
+        return super().flush(commits, worker, now)
 
 
 @asynccontextmanager
