@@ -26,11 +26,13 @@ from gen_durable.errors import (
     StepTimeout,
     TooLarge,
     UnknownLimit,
+    WrongStatus,
 )
 from gen_durable.handles import Handle
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.jobs import Cancel, Job, backoff, job
 from gen_durable.journal import Activity, Progress, Transition
+from gen_durable.listing import Count, Filters, Page
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Await, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
 from gen_durable.policies import Concurrency, Limit, LimitState, Rate
@@ -48,6 +50,7 @@ __all__ = [
     "Concurrency",
     "ConfigError",
     "Context",
+    "Count",
     "DatabaseRefused",
     "DatabaseUnavailable",
     "DecodeError",
@@ -59,6 +62,7 @@ __all__ = [
     "EncodeError",
     "Ending",
     "Failed",
+    "Filters",
     "Finished",
     "GenDurableError",
     "Handle",
@@ -75,6 +79,7 @@ __all__ = [
     "NotFound",
     "Outcome",
     "OutcomeRejected",
+    "Page",
     "Pending",
     "Progress",
     "Queue",
@@ -98,6 +103,7 @@ __all__ = [
     "Transition",
     "UnknownLimit",
     "Worker",
+    "WrongStatus",
     "backoff",
     "job",
     "step",

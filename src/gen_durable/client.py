@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 from typing_extensions import Unpack
 
 from gen_durable.codec import Codec
+from gen_durable.desk import Desk
 from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NoTarget, NotFound
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
@@ -36,6 +37,7 @@ from gen_durable.rooms.wake import BELL, Listener, Wake
 from gen_durable.signals import Signal
 from gen_durable.store.calls import Calls
 from gen_durable.store.journal import JournalCalls
+from gen_durable.store.reads import Reads
 from gen_durable.store.rows import Delivery
 from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
 from gen_durable.telemetry import Events
@@ -49,7 +51,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-class Durable:
+class Durable(Desk):
     """One database. `async with Durable(dsn) as app:`; without a DSN, DATABASE_URL, else the embedded server."""
 
     def __init__(
@@ -89,6 +91,7 @@ class Durable:
         self._open = False
         self.calls = Calls(self._schema)
         self.journal = JournalCalls(self._schema)
+        self.reads = Reads(self._schema)
         self.events = Events()
         self.ask = Ask(self._opened, self._schema.name)
         self._insert = Insert(self.ask, self.calls, self._ring)
@@ -157,6 +160,7 @@ class Durable:
         schedule_at: datetime | None = None,
         limit: LimitNames | None = None,
         group: tuple[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Handle[R]: ...
     @overload
     async def insert(

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar, cast, get_args, get_origin, is_typeddict, runtime_checkable
 
 import msgspec
 
 from gen_durable.errors import DecodeError, DefinitionError, EncodeError, TooLarge
-from gen_durable.limits import MAX_DEPTH, MAX_PAYLOAD
+from gen_durable.limits import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
 
 T = TypeVar("T")
 JSON_NULL = b"null"
@@ -109,6 +110,19 @@ def encode(value: object, what: str) -> bytes:
     if len(raw) > MAX_DEPTH and raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
         raise EncodeError(f"{what} is nested too deeply: at most {MAX_DEPTH} levels")
     return raw
+
+
+def encode_metadata(metadata: Mapping[str, Any]) -> str:
+    """Metadata as JSON text: an object, at most 8,000 bytes."""
+    if not isinstance(metadata, Mapping):
+        raise EncodeError(f"metadata must be a dict, got {type(metadata).__name__}")
+    for key in metadata:
+        if not isinstance(key, str):
+            raise EncodeError(f"metadata must have keys of type str, got one of type {type(key).__name__}")
+    raw = encode(dict(metadata), "metadata")
+    if len(raw) > MAX_METADATA:
+        raise TooLarge(f"metadata is {len(raw):,} bytes of JSON, at most {MAX_METADATA:,} are allowed: use the state")
+    return raw.decode()
 
 
 def decode_plain(raw: bytes | str) -> Any:

@@ -16,6 +16,7 @@
     ├── LeaseLost              the claim was taken over by another worker
     ├── NoTarget               a signal for an instance that is unknown or has ended
     ├── NotFound               no instance with that id or key
+    ├── WrongStatus            the instance is not in a status that allows what was asked
     ├── SchemaError            the database schema does not fit this library
     │   ├── SchemaMissing      not migrated, or migrated only to an older version
     │   └── SchemaTooNew       migrated by a newer library
@@ -96,6 +97,15 @@ class NoTarget(GenDurableError):
 
 class NotFound(GenDurableError):
     """There is no instance with that id or key."""
+
+
+class WrongStatus(GenDurableError):
+    """The instance is not in a status that allows what was asked; nothing was done."""
+
+    def __init__(self, message: str, *, id: int, status: str) -> None:  # noqa: A002  # the instance's id
+        super().__init__(message)
+        self.id = id
+        self.status = status
 
 
 class SchemaError(GenDurableError):

@@ -39,6 +39,14 @@ class Handle(Generic[R]):
         """Cancel this instance, and with `cascade` all its descendants; see `Durable.cancel`."""
         return await self.app.cancel(self.id, reason=reason, cascade=cascade)
 
+    async def delete(self) -> None:
+        """Delete this instance, which has ended; see `Durable.delete`."""
+        await self.app.delete(self.id)
+
+    async def retry(self) -> None:
+        """Let this instance, which has failed or was cancelled, go on; see `Durable.retry`."""
+        await self.app.retry(self.id)
+
     @overload
     async def signal(self, signal: Signal[None], *, dedup_key: str | None = None) -> bool: ...
     @overload

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from gen_durable.codec import decode_plain
+from gen_durable.errors import InputError
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -56,18 +57,28 @@ class Instance:
     inserted_at: datetime
     updated_at: datetime
     finished_at: datetime | None
-    raw_state: bytes
+    raw_state: bytes | None
     raw_result: bytes | None
+    raw_metadata: bytes | None
+    blocked_on: str | None
+    due_at: datetime | None
 
     @property
     def state(self) -> Any:
-        """The state as plain JSON values."""
+        """The state as plain JSON values. Listed without payloads it has none."""
+        if self.raw_state is None:
+            raise InputError(f"instance {self.id} was listed without its state: list(payloads=True), or get({self.id})")
         return decode_plain(self.raw_state)
 
     @property
     def result(self) -> Any:
         """The result as plain JSON values; None unless done."""
         return None if self.raw_result is None else decode_plain(self.raw_result)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What was said about it when it was inserted."""
+        return {} if self.raw_metadata is None else decode_plain(self.raw_metadata)
 
     def __repr__(self) -> str:
         return f"Instance(id={self.id}, {self.machine}.{self.step}, {self.status.value})"

@@ -18,6 +18,7 @@ MAX_ERROR: Final = 8_000
 MAX_CHILDREN: Final = 100_000
 MAX_CHILDREN_BYTES: Final = 64_000_000
 MAX_BATCH: Final = 10_000
+MAX_METADATA: Final = 8_000
 MAX_DELAY: Final = timedelta(days=36_500)
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")

@@ -8,12 +8,13 @@ outcome that leads to a step has that step's R, so a type checker follows the re
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sized
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import TypedDict, TypeIs
 
+from gen_durable.codec import encode_metadata
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
 from gen_durable.limits import (
     MAX_CHILDREN,
@@ -288,6 +289,7 @@ class StartOptions(TypedDict, total=False):
     unique_scope: Iterable[Scope]
     limit: LimitNames | None
     group: tuple[str, str] | None
+    metadata: Mapping[str, Any] | None
 
 
 @final
@@ -296,12 +298,14 @@ class Start(Generic[R_co]):
 
     `limit` is what its first step runs under; by default what its `@step(limit=)` says, and `[]` for nothing.
     `group` is whose turn it is in a fair queue: `("tenant", "acme")`.
+    `metadata` is what to find it by later, `{"order": 42}`; the engine never looks at it.
     """
 
     __slots__ = (
         "delay",
         "group",
         "limits",
+        "metadata",
         "partition_key",
         "priority",
         "queue",
@@ -326,6 +330,7 @@ class Start(Generic[R_co]):
         unique_scope: Iterable[Scope] = LIVE,
         limit: LimitNames | None = None,
         group: tuple[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self.step = step_of(step, "Start", InputError)
         self.state: object = state
@@ -340,6 +345,7 @@ class Start(Generic[R_co]):
         self.unique_scope = _scope(unique_scope) if self.unique_key is not None else ()
         self.limits: tuple[Limit, ...] = limits_of(limit, "limit") if limit is not None else self.step.limits_for(state)
         self.group = check_group(group) if group is not None else None
+        self.metadata = encode_metadata(metadata) if metadata else None
 
     def __repr__(self) -> str:
         return f"Start({self.step.machine.name}.{self.step.name})"

@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 from typing_extensions import Unpack
 
 from gen_durable.client import Durable
+from gen_durable.desk import SyncDesk
 from gen_durable.errors import ConfigError
 from gen_durable.handles import Handle
 from gen_durable.instances import Cancellation, Ending, Instance
@@ -35,7 +36,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class SyncDurable:
+class SyncDurable(SyncDesk["SyncHandle[Any]"]):
     """`with SyncDurable(dsn) as app: app.insert(...)`; the arguments are those of `Durable`."""
 
     def __init__(
@@ -214,6 +215,9 @@ class SyncDurable:
             )
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
+    def _name(self, target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
+        return _target(target)
+
     def _halt(self) -> None:
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
@@ -246,6 +250,14 @@ class SyncHandle(Generic[R]):
     def cancel(self, *, reason: str = "cancelled", cascade: bool = True) -> Cancellation:
         """Cancel this instance, and with `cascade` all its descendants."""
         return self.app.cancel(self.id, reason=reason, cascade=cascade)
+
+    def delete(self) -> None:
+        """Delete this instance, which has ended."""
+        self.app.delete(self.id)
+
+    def retry(self) -> None:
+        """Let this instance, which has failed or was cancelled, go on."""
+        self.app.retry(self.id)
 
     @overload
     def signal(self, signal: Signal[None], *, dedup_key: str | None = None) -> bool: ...

@@ -12,6 +12,7 @@ from tests.store.machine import KNOWN
 from gen_durable.outcomes import Start
 from gen_durable.pg.link import Link, Target
 from gen_durable.store.calls import Call, Calls
+from gen_durable.store.reads import Reads
 from gen_durable.store.rows import Commit, Delivery, Flushed, Inserted, Picked
 from gen_durable.store.schema import Schema
 
@@ -24,6 +25,7 @@ class Store:
     def __init__(self, dsn: str, schema: str) -> None:
         self.schema = Schema(schema)
         self.calls = Calls(self.schema)
+        self.reads = Reads(self.schema)
         self._runner = asyncio.Runner()
         self._link = Link(Target(dsn))
         # Ids up to 100 are the test's own.

@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
+from gen_durable.cli.act import cancel, retry, rm, signal
 from gen_durable.cli.demo.command import demo
 from gen_durable.cli.doctor import doctor
 from gen_durable.cli.graph import graph
+from gen_durable.cli.history import history
 from gen_durable.cli.limits import limits
+from gen_durable.cli.ls import count, ls
 from gen_durable.cli.migrate import migrate
+from gen_durable.cli.show import show
 from gen_durable.cli.worker import worker
 
 app = typer.Typer(
@@ -39,6 +43,16 @@ _EPILOG = """
   gen-durable worker shop.main:worker        run your machines until SIGTERM
   gen-durable worker shop.main:worker -p 4   the same in four processes
 
+[bold]Look[/bold]
+  gen-durable ls --status failed             which have failed?
+  gen-durable count --queue mail             how many?
+  gen-durable show 42                        where is it, what does it wait for, what went wrong?
+  gen-durable history 42                     what has it done?
+  gen-durable signal 42 payment '{"n": 1}'   tell it something
+  gen-durable cancel 42                      stop it, and all that it has started
+  gen-durable retry 42                       let it go on from the step that failed
+  gen-durable rm 42                          delete it
+
 [bold]Now and then[/bold]
   gen-durable doctor                         does every invariant hold?
   gen-durable limits                         how full is each limit, and who waits?
@@ -61,6 +75,14 @@ def gen_durable(
 app.command()(demo)
 app.command()(migrate)
 app.command()(worker)
+app.command()(ls)
+app.command()(count)
+app.command()(show)
+app.command()(history)
+app.command()(signal)
+app.command()(cancel)
+app.command()(retry)
+app.command()(rm)
 app.command()(doctor)
 app.command()(graph)
 app.add_typer(limits, name="limits")

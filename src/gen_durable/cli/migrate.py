@@ -20,16 +20,20 @@ def migrate(
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
     sql: bool = typer.Option(False, "--sql", help="Print the SQL and change nothing."),
+    metadata_index: bool = typer.Option(
+        False, "--metadata-index", help="Also make the index of metadata, while others go on writing."
+    ),
 ) -> None:
     """Make or update the schema. Applies only what is missing; safe to run from many places at once.
 
     With --sql it prints what it would run, for whoever may change your database: what is missing if the database can be
     reached, else everything.
     """
-    asyncio.run(_print(dsn, Schema(schema)) if sql else _apply(dsn, Schema(schema)))
+    make = Schema(schema)
+    asyncio.run(_print(dsn, make, index=metadata_index) if sql else _apply(dsn, make, index=metadata_index))
 
 
-async def _apply(dsn: str | None, schema: Schema) -> None:
+async def _apply(dsn: str | None, schema: Schema, *, index: bool) -> None:
     async with reach(dsn) as database:
         applied = await apply(database.link, schema)
         newest = library_version(schema)
@@ -38,17 +42,22 @@ async def _apply(dsn: str | None, schema: Schema) -> None:
             typer.echo(f"schema {schema.name}: applied version {versions}, now at version {newest} ({database.where})")
         else:
             typer.echo(f"schema {schema.name}: nothing to do, at version {newest} ({database.where})")
+        if index:
+            await database.link.script(schema.metadata_index)
+            typer.echo(f"schema {schema.name}: metadata is indexed")
 
 
-async def _print(dsn: str | None, schema: Schema) -> None:
+async def _print(dsn: str | None, schema: Schema, *, index: bool) -> None:
     found = await _found(dsn, schema)
     newest = library_version(schema)
     text = script(schema, found)
     if not text:
         say(f"schema {schema.name} is at version {found}: there is nothing to run")
-        return
-    typer.echo(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
-    typer.echo(f"begin;\nset local lock_timeout = '5s';\n\n{text}\ncommit;")
+    else:
+        typer.echo(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
+        typer.echo(f"begin;\nset local lock_timeout = '5s';\n\n{text}\ncommit;")
+    if index:
+        typer.echo(f"{schema.metadata_index.rstrip()};")
 
 
 async def _found(dsn: str | None, schema: Schema) -> int:

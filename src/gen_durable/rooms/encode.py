@@ -263,6 +263,7 @@ def _child(start: Start[Any]) -> dict[str, object]:
         "unique_scope": "{" + ",".join(start.unique_scope) + "}",
         "limits": [[limit.name, limit.partition, limit.weight] for limit in start.limits] or None,
         "group_key": start.group,
+        "metadata": None if start.metadata is None else msgspec.Raw(start.metadata.encode()),
     }
 
 

@@ -86,7 +86,7 @@ class Calls:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         s = f'"{schema.name}"'
-        self._insert = f"select ord, id, inserted from {s}.insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
+        self._insert = f"select ord, id, inserted from {s}.insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)"  # noqa: S608
         self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._flush = (
             f"select stale, already, wake, asked from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
@@ -135,6 +135,7 @@ class Calls:
                 on_conflict,
                 _sparse([encode_limits(s.limits) if s.limits else None for s in starts]),
                 _sparse([s.group for s in starts]),
+                _sparse([s.metadata for s in starts]),
             ),
             lambda rows: [Inserted(row[1], row[2]) for row in rows],
         )
@@ -280,7 +281,7 @@ class Calls:
         )
 
     def get(self, instance: int | None, key: bytes | None) -> Call[Instance | None]:
-        return Call(self._get, (instance, key), lambda rows: _read_instance(rows[0]) if rows else None)
+        return Call(self._get, (instance, key), lambda rows: read_instance(rows[0]) if rows else None)
 
     def strangers(self, queues: list[str], known: list[str]) -> Call[list[Stranger]]:
         return Call(self._strangers, (queues, known), lambda rows: [Stranger(*row) for row in rows])
@@ -387,10 +388,11 @@ def _read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelTarget], list[str]]
     return targets, rows[0][4] or []
 
 
-def _read_instance(row: Row) -> Instance:
+def read_instance(row: Row) -> Instance:
+    """A row of look.sql."""
     values = list(row)
     values[4] = Status(values[4])
     values[9] = tuple(values[9] or ())
-    values[23] = values[23].encode()
-    values[24] = None if values[24] is None else values[24].encode()
+    for n in (23, 24, 25):  # state, result, metadata
+        values[n] = None if values[n] is None else values[n].encode()
     return Instance(*values)

@@ -36,6 +36,11 @@ class Schema:
         """The NOTIFY channel on which queues are told of new work."""
         return f"{self.name}_wake"
 
+    @property
+    def metadata_index(self) -> str:
+        """The statement that makes the index of metadata; to be run outside a transaction."""
+        return self.render(_SQL.joinpath("metadata_index.sql").read_text("utf-8"))
+
     def render(self, sql: str) -> str:
         """SQL with `@schema` replaced by the quoted name."""
         return _MARK.sub(f'"{self.name}"', sql)

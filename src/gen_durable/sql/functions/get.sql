@@ -4,23 +4,21 @@ returns table (
   id bigint, fsm text, fsm_version int, step text, status text, queue text, priority smallint, partition_key text,
   unique_key bytea, awaits text[], attempt int, crashes int, claims int, seq int, last_error text, locked_by text,
   parent_id bigint, children_pending int, eligible_at timestamptz, await_deadline timestamptz, inserted_at timestamptz,
-  updated_at timestamptz, finished_at timestamptz, state jsonb, result jsonb
+  updated_at timestamptz, finished_at timestamptz, state jsonb, result jsonb, metadata jsonb, blocked_on text,
+  due_at timestamptz
 )
-language sql
+language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 as $$
-  select
-    g.id, g.fsm, g.fsm_version, g.step, g.status::text, g.queue, g.priority, g.partition_key, g.unique_key, g.awaits,
-    g.attempt, g.crashes, g.claims, g.seq, g.last_error, g.locked_by, g.parent_id, g.children_pending, g.eligible_at,
-    g.await_deadline, g.inserted_at, g.updated_at, g.finished_at, g.state, g.result
-  from @schema.gen_durable g
-  where g.id = instance
-  union all
-  select
-    g.id, g.fsm, g.fsm_version, g.step, g.status::text, g.queue, g.priority, g.partition_key, g.unique_key, g.awaits,
-    g.attempt, g.crashes, g.claims, g.seq, g.last_error, g.locked_by, g.parent_id, g.children_pending, g.eligible_at,
-    g.await_deadline, g.inserted_at, g.updated_at, g.finished_at, g.state, g.result
-  from @schema.gen_durable g
-  where instance is null and g.unique_guard = key
+begin
+  return query select * from @schema.look(
+    case
+      when instance is not null then array[instance]
+      else array(select g.id from @schema.gen_durable g where g.unique_guard = key)
+    end,
+    true
+  );
+end
 $$;

@@ -2,7 +2,7 @@
 --
 -- In: one array per column; one that is null for all may be shorter. delays are seconds from now (null: none); a
 -- schedule_at wins over its delay; a unique_scope is the text of an array of statuses; a priority of null is 0.
--- limits as limit_keys.sql takes them; groups: 'KIND/GROUP'.
+-- limits as limit_keys.sql takes them; groups: 'KIND/GROUP'; metadatas: objects, or null.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (id null), 'existing' (the holder's id).
 -- Out: one row per input row, in input order.
 -- Index: gen_durable_unique. Locks: rows go in by the order of their keys, so that two calls with the same keys wait
@@ -21,7 +21,8 @@ create or replace function @schema.insert(
   unique_scopes text[],
   on_conflict text default 'raise',
   limits jsonb[] default '{}',
-  groups text[] default '{}'
+  groups text[] default '{}',
+  metadatas jsonb[] default '{}'
 )
 returns table (ord int, id bigint, inserted boolean)
 language plpgsql
@@ -63,16 +64,16 @@ begin
     with added as (
       insert into @schema.gen_durable
         (id, fsm, fsm_version, step, state, queue, priority, partition_key, blocked_on, eligible_at, unique_key,
-         unique_scope, slot_key, rate_key, weight, group_key)
+         unique_scope, slot_key, rate_key, weight, group_key, metadata)
       overriding system value
       select o.id, o.fsm, o.version, o.step, o.state, o.queue, coalesce(o.priority, 0::smallint), o.partition_key,
              o.blocked_on, coalesce(o.schedule_at, now() + make_interval(secs => coalesce(o.delay, 0))),
              o.unique_key, coalesce(o.unique_scope, '{}')::@schema.durable_status[], o.slot_key, o.rate_key, o.weight,
-             o.group_key
+             o.group_key, o.metadata
       from unnest(ids, fsms, versions, steps, states, queues, priorities, partition_keys, delays, schedule_ats,
-                  unique_keys, unique_scopes, holders, blocked, slot_keys, rate_keys, weights, groups)
+                  unique_keys, unique_scopes, holders, blocked, slot_keys, rate_keys, weights, groups, metadatas)
         with ordinality as o (id, fsm, version, step, state, queue, priority, partition_key, delay, schedule_at,
-                              unique_key, unique_scope, holder, blocked_on, slot_key, rate_key, weight, group_key, n)
+                              unique_key, unique_scope, holder, blocked_on, slot_key, rate_key, weight, group_key, metadata, n)
       where o.holder is null
       order by o.unique_key, o.n
       on conflict (unique_guard) where unique_guard is not null do nothing

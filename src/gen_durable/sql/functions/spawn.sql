@@ -23,11 +23,12 @@ begin
     cross join lateral rows from (
       jsonb_to_recordset(o.extra -> 'children') as (
         fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
-        schedule_at timestamptz, unique_key text, unique_scope text, limits jsonb, group_key text, id bigint
+        schedule_at timestamptz, unique_key text, unique_scope text, limits jsonb, group_key text, id bigint,
+        metadata jsonb
       )
     ) with ordinality as c (
       fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, limits,
-      group_key, id, n
+      group_key, id, metadata, n
     )
     where o.kind = 'children'
   ),
@@ -44,12 +45,12 @@ begin
   made as (
     insert into @schema.gen_durable
       (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope,
-       slot_key, rate_key, weight, group_key, parent_id, parent_round)
+       slot_key, rate_key, weight, group_key, parent_id, parent_round, metadata)
     overriding system value
     select s.child_id, s.fsm, s.version, s.step, coalesce(s.state, 'null'), s.queue, s.priority, s.partition_key,
            coalesce(s.schedule_at, now() + make_interval(secs => s.delay)),
            decode(s.unique_key, 'hex'), coalesce(s.unique_scope, '{}')::@schema.durable_status[],
-           l.slot_key, l.rate_key, l.weight, s.group_key, s.parent_id, s.round
+           l.slot_key, l.rate_key, l.weight, s.group_key, s.parent_id, s.round, s.metadata
     from numbered s
     left join limited l on l.wants = s.limits
     order by decode(s.unique_key, 'hex'), s.child_id

@@ -1,0 +1,11 @@
+-- metadata_indexed: whether somebody has asked for the index of metadata (metadata_index.sql), and it is ready.
+create or replace function @schema.metadata_indexed()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(
+    (select i.indisvalid from pg_index i where i.indexrelid = to_regclass('@schema.gen_durable_metadata')), false
+  )
+$$;

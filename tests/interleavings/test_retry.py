@@ -1,0 +1,76 @@
+"""Retry and delete against whatever else happens to the same rows."""
+
+from __future__ import annotations
+
+from tests.interleavings.conftest import Exploring
+from tests.interleavings.explorer import End
+from tests.interleavings.given import ended, executing, parent
+
+from gen_durable.store.calls import Calls
+from gen_durable.store.reads import Reads
+from gen_durable.store.rows import Commit
+
+FAMILY = (
+    parent(1, pending=1)
+    + executing(2, parent_id=1, parent_round=1)
+    + ended(3, status="failed", parent_id=1, parent_round=1)
+)
+
+
+async def test_retry_join(exploring: Exploring, calls: Calls) -> None:
+    """A child is tried again while its last sibling ends: the parent waits for it, or has gone on; never half of it."""
+
+    def consistent(end: End) -> None:
+        one = end.rows[1]
+        assert end.rows[3]["status"] == "runnable"
+        waits = one["status"] == "awaiting_children"
+        assert (one["children_pending"], one["joined"]) == ((1, False) if waits else (0, True))
+
+    retry = Reads(calls.schema).retry(3, None)
+    done = calls.flush([Commit(2, 1, 0, "done", value="1", parent=1)])
+    async with exploring() as explorer:
+        report = await explorer.explore(FAMILY, [retry], [done], consistent, begin=True)
+    assert report.faults == []
+    assert report.schedules > 4
+
+
+async def test_retry_retry(exploring: Exploring, calls: Calls) -> None:
+    """Two at once: one of them does it, the other finds it live."""
+
+    def once(end: End) -> None:
+        assert sorted(r.queue or "" for r in (*end.left, *end.right)) == ["", "default"]
+        assert (end.rows[1]["children_pending"], end.rows[3]["claims"]) == (2, 2)
+
+    retry = Reads(calls.schema).retry(3, None)
+    async with exploring() as explorer:
+        report = await explorer.explore(FAMILY, [retry], [retry], once, begin=True)
+    assert report.faults == []
+
+
+async def test_retry_remove(exploring: Exploring, calls: Calls) -> None:
+    """Retry and delete: either it lives, or it is gone."""
+
+    def either(end: End) -> None:
+        assert (1 in end.rows) == (end.left[0] is not None) == (not end.right[0].deleted)
+        assert all(row["status"] == "runnable" for row in end.rows.values())
+
+    reads = Reads(calls.schema)
+    async with exploring() as explorer:
+        report = await explorer.explore(
+            ended(1, status="failed"), [reads.retry(1, None)], [reads.remove(1, None)], either, begin=True
+        )
+    assert report.faults == []
+
+
+async def test_retry_gc(exploring: Exploring, calls: Calls) -> None:
+    """Retry and retention: either it lives, or it is gone."""
+
+    def either(end: End) -> None:
+        assert (1 in end.rows) == (end.left[0] is not None) == (end.right[0] == 0)
+
+    retry = Reads(calls.schema).retry(1, None)
+    async with exploring() as explorer:
+        report = await explorer.explore(
+            ended(1, status="failed"), [retry], [calls.gc(60, 60, 60, 10)], either, begin=True
+        )
+    assert report.faults == []
