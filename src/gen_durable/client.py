@@ -32,6 +32,7 @@ from gen_durable.policies import LimitNames, LimitState, Policy, check_policy
 from gen_durable.rooms.ask import Ask, refused
 from gen_durable.rooms.cancel import Cancel
 from gen_durable.rooms.ending import Endings
+from gen_durable.rooms.guest import Guest
 from gen_durable.rooms.insert import Insert, OnConflict
 from gen_durable.rooms.wake import BELL, Listener, Wake
 from gen_durable.signals import Signal
@@ -95,6 +96,7 @@ class Durable(Desk):
         self.events = Events()
         self.ask = Ask(self._opened, self._schema.name)
         self._insert = Insert(self.ask, self.calls, self._ring)
+        self.guest = Guest(self.calls)
         self._cancel = Cancel(self.ask, self.calls, self._ring_all)
 
     async def __aenter__(self) -> Self:
@@ -161,6 +163,7 @@ class Durable(Desk):
         limit: LimitNames | None = None,
         group: tuple[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        connection: object = None,
     ) -> Handle[R]: ...
     @overload
     async def insert(
@@ -169,6 +172,7 @@ class Durable(Desk):
         state: S,
         *,
         on_conflict: Literal["skip"],
+        connection: object = None,
         **options: Unpack[StartOptions],
     ) -> Handle[R] | None: ...
     async def insert(
@@ -177,37 +181,58 @@ class Durable(Desk):
         state: S,
         *,
         on_conflict: OnConflict = "raise",
+        connection: object = None,
         **options: Unpack[StartOptions],
     ) -> Handle[R] | None:
-        """Start an instance at a step, or a job. The options beside `on_conflict` are those of `Start`.
+        """Start an instance at a step, or a job. The options beside these two are those of `Start`.
 
         When the `unique_key` is taken: "raise" raises `Duplicate`, "existing" returns the holder, "skip" returns None.
+        With `connection`, one of yours (asyncpg, psycopg, SQLAlchemy), it is a part of your transaction: it starts when
+        you commit, and never if you roll back.
         """
-        (handle,) = await self.insert_starts([Start(step, state, **options)], on_conflict)
+        (handle,) = await self.insert_starts([Start(step, state, **options)], on_conflict, connection)
         return handle
 
     @overload
     async def insert_many(
-        self, starts: Iterable[Start[R]], *, on_conflict: Literal["raise", "existing"] = "raise"
+        self,
+        starts: Iterable[Start[R]],
+        *,
+        on_conflict: Literal["raise", "existing"] = "raise",
+        connection: object = None,
     ) -> list[Handle[R]]: ...
     @overload
     async def insert_many(
-        self, starts: Iterable[Start[R]], *, on_conflict: Literal["skip"]
+        self, starts: Iterable[Start[R]], *, on_conflict: Literal["skip"], connection: object = None
     ) -> list[Handle[R] | None]: ...
     async def insert_many(
-        self, starts: Iterable[Start[R]], *, on_conflict: OnConflict = "raise"
+        self, starts: Iterable[Start[R]], *, on_conflict: OnConflict = "raise", connection: object = None
     ) -> list[Handle[R]] | list[Handle[R] | None]:
-        """Start many instances in one transaction: all or none. The answers are in the order of `starts`."""
+        """Start many instances in one transaction: all or none. The answers are in the order of `starts`.
+
+        `connection` as in `insert`.
+        """
         # Only "skip" leaves holes, which the overloads say.
-        return cast("list[Handle[R]]", await self.insert_starts(list(starts), on_conflict))
+        return cast("list[Handle[R]]", await self.insert_starts(list(starts), on_conflict, connection))
 
     @overload
     async def signal(
-        self, target: int | str | bytes | Handle[Any], signal: Signal[None], *, dedup_key: str | None = None
+        self,
+        target: int | str | bytes | Handle[Any],
+        signal: Signal[None],
+        *,
+        dedup_key: str | None = None,
+        connection: object = None,
     ) -> bool: ...
     @overload
     async def signal(
-        self, target: int | str | bytes | Handle[Any], signal: Signal[P], payload: P, *, dedup_key: str | None = None
+        self,
+        target: int | str | bytes | Handle[Any],
+        signal: Signal[P],
+        payload: P,
+        *,
+        dedup_key: str | None = None,
+        connection: object = None,
     ) -> bool: ...
     async def signal(
         self,
@@ -216,26 +241,24 @@ class Durable(Desk):
         payload: object = None,
         *,
         dedup_key: str | None = None,
+        connection: object = None,
     ) -> bool:
         """Send a signal to an instance by id, or to the live holder of a unique key.
 
         Tells whether it was delivered now; False: one with this `dedup_key` had been delivered before.
-        Raises `NoTarget` when the instance is unknown or has ended.
+        Raises `NoTarget` when the instance is unknown or has ended. `connection` as in `insert`: it is sent when you
+        commit, and the instance's row is locked until then.
         """
-        if not isinstance(signal, Signal):
-            raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
-        instance, key = address(target)
-        if dedup_key is not None:
-            check_text_key(dedup_key, "dedup_key")
-        raw = signal.codec.encode(payload).decode()
-        call = self.calls.signal([Delivery(instance, key, signal.name, raw, dedup_key)])
+        delivery = delivery_of(target, signal, payload, dedup_key)
+        if connection is not None:
+            return was_delivered(await self.guest.signal(connection, delivery), target, signal)
+        call = self.calls.signal([delivery])
         # With a dedup key a second try after a lost answer is recognised; without one it might deliver twice.
         ((_, verdict, woken),) = await self.ask.run(call, "signal", safe=dedup_key is not None)
-        if verdict == "no_target":
-            raise NoTarget(f"signal {signal.name!r}: {called(target)} is unknown or has ended")
+        delivered = was_delivered(verdict, target, signal)
         if woken is not None:
             self.wake.ring(woken)
-        return verdict == "delivered"
+        return delivered
 
     async def cancel(
         self, target: int | str | bytes | Handle[Any], *, reason: str = "cancelled", cascade: bool = True
@@ -356,9 +379,18 @@ class Durable(Desk):
             else:
                 picker.poke(queue)
 
-    async def insert_starts(self, starts: Sequence[Start[R]], on_conflict: OnConflict) -> list[Handle[R] | None]:
+    async def insert_starts(
+        self, starts: Sequence[Start[R]], on_conflict: OnConflict, connection: object = None
+    ) -> list[Handle[R] | None]:
         """What `insert` and `insert_many` do, whatever `on_conflict` is; None where an instance was skipped."""
-        ids = await self._insert.starts(starts, on_conflict)
+        if connection is None:
+            ids = await self._insert.starts(starts, on_conflict)
+        else:
+            ids = await self.guest.insert(connection, starts, on_conflict)
+        return self.handles(starts, ids)
+
+    def handles(self, starts: Sequence[Start[R]], ids: Sequence[int | None]) -> list[Handle[R] | None]:
+        """Handles on what was inserted; None where an instance was skipped."""
         return [
             None if instance is None else Handle(self, instance, start.step.result_codec)
             for start, instance in zip(starts, ids, strict=True)
@@ -406,6 +438,25 @@ class Durable(Desk):
             raise refused(error, "open", self._schema.name) from error
         finally:
             await link.close()
+
+
+def delivery_of(
+    target: int | str | bytes | Handle[Any], signal: Signal[Any], payload: object, dedup_key: str | None
+) -> Delivery:
+    """A signal to be sent, checked and encoded."""
+    if not isinstance(signal, Signal):
+        raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
+    instance, key = address(target)
+    if dedup_key is not None:
+        check_text_key(dedup_key, "dedup_key")
+    return Delivery(instance, key, signal.name, signal.codec.encode(payload).decode(), dedup_key)
+
+
+def was_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal: Signal[Any]) -> bool:
+    """Whether a signal was delivered now."""
+    if verdict == "no_target":
+        raise NoTarget(f"signal {signal.name!r}: {called(target)} is unknown or has ended")
+    return verdict == "delivered"
 
 
 def _check_dsn(name: str, dsn: str) -> str:

@@ -74,6 +74,34 @@ class LimitDoors(Protocol):
         ...
 
 
+class StepConnection(Protocol):
+    """What `ctx.connection` is: an asyncpg connection in an open transaction, as far as a step needs it."""
+
+    async def execute(self, query: str, *args: Any) -> Any:
+        """Run a statement."""
+        ...
+
+    async def executemany(self, command: str, args: Any) -> Any:
+        """Run a statement for each of several sets of arguments."""
+        ...
+
+    async def fetch(self, query: str, *args: Any) -> Any:
+        """The rows of a query."""
+        ...
+
+    async def fetchrow(self, query: str, *args: Any) -> Any:
+        """The first row of a query; None: there is none."""
+        ...
+
+    async def fetchval(self, query: str, *args: Any) -> Any:
+        """A value of the first row."""
+        ...
+
+    def transaction(self) -> Any:
+        """A savepoint: `async with ctx.connection.transaction():`."""
+        ...
+
+
 class Notes(Protocol):
     """What a step keeps of its work before its outcome. Writes are moves, to be made by the `Journal`."""
 
@@ -156,6 +184,14 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     visit: int = 0
     _journal: Journal | None = None
     _claim: object = None
+    _connection: StepConnection | None = None
+
+    @property
+    def connection(self) -> StepConnection:
+        """The open transaction of a step that is `transactional`: what is written there commits with the outcome."""
+        if self._connection is None:
+            raise InputError("ctx.connection is for steps with @step(transactional=True), and not for on_error")
+        return self._connection
 
     @property
     def children(self) -> tuple[Child, ...]:

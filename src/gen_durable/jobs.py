@@ -18,7 +18,7 @@ from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.journal import History, check_history
 from gen_durable.limits import check_delay, check_name
-from gen_durable.machines import MachineSpec, StepSpec, check_limit, check_version, resolve_hints
+from gen_durable.machines import MachineSpec, StepSpec, check_limit, check_transactional, check_version, resolve_hints
 from gen_durable.policies import StepLimit
 
 A = TypeVar("A")
@@ -108,6 +108,7 @@ def job(
     backoff: Backoff = backoff,
     timeout: timedelta | None = None,
     limit: StepLimit | None = None,
+    transactional: bool = False,
     history: History = "transitions",
 ) -> _Decorator: ...
 def job(
@@ -121,6 +122,7 @@ def job(
     backoff: Backoff = backoff,
     timeout: timedelta | None = None,
     limit: StepLimit | None = None,
+    transactional: bool = False,
     history: History = "transitions",
 ) -> Any:
     """Make a durable job of a function of one argument (and `ctx`, if it takes a second)."""
@@ -137,9 +139,13 @@ def job(
         _check_signature(function, label)
         seconds = None if timeout is None else check_delay(timeout, f"the timeout of job {label!r}", DefinitionError)
         check_limit(limit, f"the limit of job {label!r}")
+        if transactional:
+            check_transactional(function, f"job {label!r}")
         steps: dict[str, StepSpec] = {}
         machine = MachineSpec(label, version, queue, steps, _read_job_hints, history)
-        spec = StepSpec(machine, "run", (), seconds, function, inspect.iscoroutinefunction(function), limit)
+        spec = StepSpec(
+            machine, "run", (), seconds, function, inspect.iscoroutinefunction(function), limit, transactional
+        )
         steps["run"] = spec
         made: Job[Any, Any] = Job(function, spec, max_attempts, backoff)
         return made

@@ -35,6 +35,7 @@ class _Mark:
     aliases: tuple[str, ...]
     timeout: float | None
     limit: StepLimit | None
+    transactional: bool
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class StepSpec:
     fn: Callable[..., Any]
     is_async: bool
     limit: StepLimit | None = None
+    transactional: bool = False
 
     def limits_for(self, state: object) -> tuple[Limit, ...]:
         """What the step runs under, with this state."""
@@ -104,6 +106,7 @@ def step(
     aliases: Iterable[str] = (),
     timeout: timedelta | None = None,
     limit: StepLimit | None = None,
+    transactional: bool = False,
 ) -> Callable[[F], F]: ...
 def step(
     fn: F | None = None,
@@ -113,12 +116,14 @@ def step(
     aliases: Iterable[str] = (),
     timeout: timedelta | None = None,
     limit: StepLimit | None = None,
+    transactional: bool = False,
 ) -> F | Callable[[F], F]:
     """Mark a method as a step of its machine.
 
     `name` is what rows call it (default: the method's name); `aliases` are names that live rows may still have from
     before a renaming; `timeout` bounds one execution and reaches `on_error` as a `StepTimeout`; `limit` names what it
-    runs under: `"stripe"`, `("stripe", "eu")`, a list of two, or a function of the state that gives one of these.
+    runs under: `"stripe"`, `("stripe", "eu")`, a list of two, or a function of the state that gives one of these;
+    `transactional` gives it `ctx.connection`, whose writes commit together with its outcome or not at all.
     """
 
     def mark(function: F) -> F:
@@ -130,7 +135,9 @@ def step(
         what = f"the timeout of step {durable!r}"
         seconds = None if timeout is None else check_delay(timeout, what, DefinitionError)
         check_limit(limit, f"the limit of step {durable!r}")
-        cast(Any, function).__gen_durable_step__ = _Mark(durable, old, seconds, limit)
+        if transactional:
+            check_transactional(plain, f"step {durable!r}")
+        cast(Any, function).__gen_durable_step__ = _Mark(durable, old, seconds, limit, transactional)
         return function
 
     return mark if fn is None else mark(fn)
@@ -163,7 +170,7 @@ class Machine:
             own = function if attribute in cls.__dict__ else _copy(cls, attribute, function)
             _check_signature(own, f"{label}.{mark.name}")
             is_async = inspect.iscoroutinefunction(own)
-            one = StepSpec(spec, mark.name, mark.aliases, mark.timeout, own, is_async, mark.limit)
+            one = StepSpec(spec, mark.name, mark.aliases, mark.timeout, own, is_async, mark.limit, mark.transactional)
             for taken in (mark.name, *mark.aliases):
                 if spec.find(taken) is not None:
                     raise DefinitionError(f"machine {label!r} has two steps that answer to the name {taken!r}")
@@ -202,7 +209,7 @@ def _marked(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types
                 raise DefinitionError(
                     f"{cls.__name__}.{attribute} is the step {mark.label} of another machine: inherit from its class"
                 )
-            mark = _Mark(mark.name, mark.aliases, mark.timeout, mark.limit)
+            mark = _Mark(mark.name, mark.aliases, mark.timeout, mark.limit, mark.transactional)
         if isinstance(mark, _Mark):
             yield attribute, function, mark
         elif _was_step(cls, attribute):
@@ -240,6 +247,15 @@ def check_limit(limit: StepLimit | None, what: str) -> None:
     """The limit of a step or job, as far as it is known when it is written."""
     if limit is not None and not callable(limit):
         limits_of(limit, what, DefinitionError)
+
+
+def check_transactional(function: Callable[..., Any], what: str) -> None:
+    """A transaction is the worker's own asyncpg connection, which has to be awaited."""
+    if not inspect.iscoroutinefunction(function):
+        raise DefinitionError(
+            f"{what} is transactional, so it must be `async def`: its transaction is an asyncpg connection of the "
+            "worker's loop, which a thread cannot use"
+        )
 
 
 def check_version(version: int, what: str) -> int:

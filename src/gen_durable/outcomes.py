@@ -18,6 +18,7 @@ from gen_durable.codec import encode_metadata
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
 from gen_durable.limits import (
     MAX_CHILDREN,
+    MAX_OUTBOX,
     check_delay,
     check_group,
     check_key,
@@ -75,10 +76,11 @@ class Outcome(Generic[R_co]):
 class Next(Outcome[R_co]):
     """Go to another step. Its state is committed first; the attempt counter starts again at 0.
 
-    `limit` is what the step runs under; by default what its `@step(limit=)` says, and `[]` for nothing.
+    `limit` is what the step runs under; by default what its `@step(limit=)` says, and `[]` for nothing. `spawn` are
+    instances that are started with this commit and not waited for; one whose unique key is taken is left out.
     """
 
-    __slots__ = ("delay", "limits", "partition_key", "priority", "queue", "run_ahead", "state", "step")
+    __slots__ = ("delay", "limits", "partition_key", "priority", "queue", "run_ahead", "spawn", "state", "step")
     __match_args__ = ("step", "state")
 
     def __init__(
@@ -92,6 +94,7 @@ class Next(Outcome[R_co]):
         partition_key: str | Keep | None = KEEP,
         limit: LimitNames | None = None,
         run_ahead: bool = True,
+        spawn: Iterable[Start[Any]] = (),
     ) -> None:
         self.step = step_of(step, "Next")
         self.state: object = state
@@ -103,6 +106,7 @@ class Next(Outcome[R_co]):
         )
         self.limits = limits_of(limit, "Next(limit=)") if limit is not None else None
         self.run_ahead = run_ahead
+        self.spawn = _outbox(spawn, "Next(spawn=)") if spawn else ()
 
 
 @final
@@ -242,17 +246,21 @@ def check_child_count(count: int) -> None:
 
 @final
 class Done(Outcome[R_co]):
-    """The instance has ended well, with a result."""
+    """The instance has ended well, with a result.
 
-    __slots__ = ("result",)
+    `then` are instances that are started with this commit; one whose unique key is taken is left out.
+    """
+
+    __slots__ = ("result", "then")
     __match_args__ = ("result",)
 
     @overload
-    def __init__(self: Done[None]) -> None: ...
+    def __init__(self: Done[None], *, then: Iterable[Start[Any]] = ()) -> None: ...
     @overload
-    def __init__(self, result: R_co) -> None: ...
-    def __init__(self, result: object = None) -> None:
+    def __init__(self, result: R_co, *, then: Iterable[Start[Any]] = ()) -> None: ...
+    def __init__(self, result: object = None, *, then: Iterable[Start[Any]] = ()) -> None:
         self.result = result
+        self.then = _outbox(then, "Done(then=)") if then else ()
 
 
 @final
@@ -374,6 +382,18 @@ def describe(error: BaseException) -> str:
     except Exception:
         words = "(its text cannot be made)"
     return clean_error(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+
+
+def _outbox(starts: Iterable[Start[Any]], where: str) -> tuple[Start[Any], ...]:
+    several = tuple(starts) if isinstance(starts, Iterable) else (starts,)
+    for start in several:
+        if not isinstance(start, Start):
+            raise InvalidOutcome(f"{where} takes a list of Start(...) values, got {type(start).__name__}")
+    if len(several) > MAX_OUTBOX:
+        raise InvalidOutcome(
+            f"{where} got {len(several):,} instances, at most {MAX_OUTBOX:,} are allowed: start one that starts others"
+        )
+    return several
 
 
 def _signal_names(signals: Signal[Any] | Iterable[Signal[Any]]) -> tuple[str, ...]:

@@ -25,12 +25,12 @@ class Entry:
     is_job: bool
     wants_context: bool
     plain: bool
-    """It is awaited as it is: no thread, no timeout."""
+    """It is awaited as it is: no thread, no timeout, no transaction."""
 
     @classmethod
     def of(cls, spec: StepSpec, owner: Machine | Job[Any, Any]) -> Entry:
         """What is asked at every step is found out once."""
-        plain = spec.is_async and spec.timeout is None
+        plain = spec.is_async and spec.timeout is None and not spec.transactional
         if isinstance(owner, Job):
             return cls(spec, owner.fn, owner, is_job=True, wants_context=owner.wants_context, plain=plain)
         return cls(spec, spec.fn.__get__(owner), owner, is_job=False, wants_context=True, plain=plain)

@@ -18,13 +18,14 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 
 from typing_extensions import Unpack
 
-from gen_durable.client import Durable
+from gen_durable.client import Durable, delivery_of, was_delivered
 from gen_durable.desk import SyncDesk
-from gen_durable.errors import ConfigError
+from gen_durable.errors import ConfigError, InputError
 from gen_durable.handles import Handle
 from gen_durable.instances import Cancellation, Ending, Instance
 from gen_durable.journal import Activity, Progress, Transition
 from gen_durable.outcomes import Start, Startable, StartOptions
+from gen_durable.pg.guests import django_connection
 from gen_durable.policies import LimitState, Policy
 from gen_durable.rooms.insert import OnConflict
 from gen_durable.signals import Signal
@@ -100,6 +101,8 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         state: S,
         *,
         on_conflict: Literal["raise", "existing"] = "raise",
+        connection: object = None,
+        using: str | None = None,
         **options: Unpack[StartOptions],
     ) -> SyncHandle[R]: ...
     @overload
@@ -109,6 +112,8 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         state: S,
         *,
         on_conflict: Literal["skip"],
+        connection: object = None,
+        using: str | None = None,
         **options: Unpack[StartOptions],
     ) -> SyncHandle[R] | None: ...
     def insert(
@@ -117,31 +122,66 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         state: S,
         *,
         on_conflict: OnConflict = "raise",
+        connection: object = None,
+        using: str | None = None,
         **options: Unpack[StartOptions],
     ) -> SyncHandle[R] | None:
-        """Start an instance at a step, or a job; see `Durable.insert`."""
-        (handle,) = self._wait(self._app.insert_starts([Start(step, state, **options)], on_conflict))
-        return None if handle is None else SyncHandle(self, handle)
+        """Start an instance at a step, or a job; see `Durable.insert`.
+
+        With `connection`, one of yours (psycopg, SQLAlchemy, Django), it is a part of your transaction. `using` is the
+        alias of a Django database, for its connection of this thread.
+        """
+        (handle,) = self._insert([Start(step, state, **options)], on_conflict, _guest(connection, using))
+        return handle
 
     @overload
     def insert_many(
-        self, starts: Iterable[Start[R]], *, on_conflict: Literal["raise", "existing"] = "raise"
+        self,
+        starts: Iterable[Start[R]],
+        *,
+        on_conflict: Literal["raise", "existing"] = "raise",
+        connection: object = None,
+        using: str | None = None,
     ) -> list[SyncHandle[R]]: ...
     @overload
     def insert_many(
-        self, starts: Iterable[Start[R]], *, on_conflict: Literal["skip"]
+        self,
+        starts: Iterable[Start[R]],
+        *,
+        on_conflict: Literal["skip"],
+        connection: object = None,
+        using: str | None = None,
     ) -> list[SyncHandle[R] | None]: ...
     def insert_many(
-        self, starts: Iterable[Start[R]], *, on_conflict: OnConflict = "raise"
+        self,
+        starts: Iterable[Start[R]],
+        *,
+        on_conflict: OnConflict = "raise",
+        connection: object = None,
+        using: str | None = None,
     ) -> list[SyncHandle[R]] | list[SyncHandle[R] | None]:
-        """Start many instances in one transaction; see `Durable.insert_many`."""
-        handles = self._wait(self._app.insert_starts(list(starts), on_conflict))
-        wrapped = [None if handle is None else SyncHandle(self, handle) for handle in handles]
-        return cast("list[SyncHandle[R]]", wrapped)  # only "skip" leaves holes, which the overloads say
+        """Start many instances in one transaction; see `Durable.insert_many`, and `insert` for `connection`."""
+        handles = self._insert(list(starts), on_conflict, _guest(connection, using))
+        return cast("list[SyncHandle[R]]", handles)  # only "skip" leaves holes, which the overloads say
+
+    def _insert(
+        self, starts: list[Start[R]], on_conflict: OnConflict, connection: object
+    ) -> list[SyncHandle[R] | None]:
+        if connection is None:
+            handles = self._wait(self._app.insert_starts(starts, on_conflict))
+        else:  # in the caller's thread: the connection is at home there
+            handles = self._app.handles(starts, self._app.guest.insert_blocking(connection, starts, on_conflict))
+        return [None if handle is None else SyncHandle(self, handle) for handle in handles]
 
     @overload
     def signal(
-        self, target: int | str | bytes | SyncHandle[Any], signal: Signal[None], *, dedup_key: str | None = None
+        self,
+        target: int | str | bytes | SyncHandle[Any],
+        signal: Signal[None],
+        *,
+        dedup_key: str | None = None,
+        connection: object = None,
+        using: str | None = None,
     ) -> bool: ...
     @overload
     def signal(
@@ -151,6 +191,8 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         payload: P,
         *,
         dedup_key: str | None = None,
+        connection: object = None,
+        using: str | None = None,
     ) -> bool: ...
     def signal(
         self,
@@ -159,8 +201,14 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         payload: object = None,
         *,
         dedup_key: str | None = None,
+        connection: object = None,
+        using: str | None = None,
     ) -> bool:
-        """Send a signal; see `Durable.signal`."""
+        """Send a signal; see `Durable.signal`, and `insert` for `connection`."""
+        guest = _guest(connection, using)
+        if guest is not None:
+            delivery = delivery_of(_target(target), signal, payload, dedup_key)
+            return was_delivered(self._app.guest.signal_blocking(guest, delivery), _target(target), signal)
         return self._wait(
             self._app.signal(_target(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
         )
@@ -273,3 +321,12 @@ class SyncHandle(Generic[R]):
 
 def _target(target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
     return target.id if isinstance(target, SyncHandle) else target
+
+
+def _guest(connection: object, using: str | None) -> object:
+    """The caller's connection that a call runs on; None: ours."""
+    if using is None:
+        return connection
+    if connection is not None:
+        raise InputError("give either connection= or using=, not both")
+    return django_connection(using)

@@ -47,12 +47,14 @@ from gen_durable.rooms.maintain import Gc, Reap
 from gen_durable.rooms.pick import Pick
 from gen_durable.rooms.run import Run
 from gen_durable.rooms.threads import Threads
+from gen_durable.rooms.transact import Transact
 from gen_durable.rooms.wake import BELL
 from gen_durable.store.rows import Claim
 from gen_durable.telemetry import Drained, LeaseWasLost, LoopLag
 
 log = logging.getLogger("gen_durable.worker")
 CANCEL_GRACE: Final = 1.0
+TRANSACTIONS: Final = 10  # connected when they are needed first
 
 
 class Worker:
@@ -177,9 +179,12 @@ class Worker:
         )
         self._desk = Desk(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
         doors = Doors(app.ask, app.calls, app.wake.ring_all)
+        run = Run(self.name, self._threads, reader(app.pool, app.calls), doors, self._desk)
+        self._transact = Transact(run, app.target, app.calls, TRANSACTIONS, self._woke, worker=self.name)
         self._live = Live(
-            Run(self.name, self._threads, reader(app.pool, app.calls), doors, self._desk),
+            run,
             self._flush,
+            self._transact,
             registry=self._registry,
             holdings=self._holdings,
             options=options,
@@ -235,6 +240,7 @@ class Worker:
                 await room.stop()
             if not self._holdings.all():
                 await asyncio.gather(*(link.close() for link in self._links), return_exceptions=True)
+                await self._transact.close()
         finally:
             # Also when the drain is interrupted: nothing of ours may go on beating for rows that nobody runs.
             self._keep.halt()
@@ -245,6 +251,7 @@ class Worker:
                 task.cancel()
             for link in self._links:
                 link.close_soon()
+            self._transact.close_soon()
             await self._flush.close()
             await self._desk.close()
             self._threads.close()

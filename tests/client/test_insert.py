@@ -185,4 +185,5 @@ def test_an_editor_shows_the_options_of_start() -> None:
     """The signature of `insert` that editors show spells them out, with their types and defaults."""
     shown = options(get_overloads(Durable.insert)[0])
     assert shown.pop("on_conflict")[1] == "raise"
+    assert shown.pop("connection")[1] is None
     assert shown == options(Start.__init__)

@@ -87,6 +87,8 @@ class Proxy:
     dsn: str
     losing: bytes | None = None
     lost: int = 0
+    stopping: bytes | None = None  # a statement that never comes to the server,
+    answerless: bytes | None = None  # one that does, but its answer never comes back
     stalled: asyncio.Event = field(default_factory=asyncio.Event)
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
@@ -112,12 +114,21 @@ async def open_proxy(dsn: str) -> AsyncIterator[Proxy]:
         server_reader, server_writer = await upstream()
         proxy.writers |= {writer, server_writer}
         doomed = asyncio.Event()
+        mute = asyncio.Event()
+
+        async def stall() -> None:
+            proxy.stalled.set()
+            await asyncio.Event().wait()  # until one of the ends goes
 
         async def forth() -> None:
             while data := await reader.read(65536):
                 if proxy.losing is not None and proxy.losing in data and proxy.lost == 0:
                     proxy.lost += 1
                     doomed.set()
+                if proxy.stopping is not None and proxy.stopping in data:
+                    await stall()
+                if proxy.answerless is not None and proxy.answerless in data:
+                    mute.set()
                 server_writer.write(data)
                 await server_writer.drain()
 
@@ -126,6 +137,8 @@ async def open_proxy(dsn: str) -> AsyncIterator[Proxy]:
                 if doomed.is_set():
                     writer.transport.abort()  # the answer has come, so it is committed; now lose it
                     return
+                if mute.is_set():
+                    await stall()
                 writer.write(data)
                 await writer.drain()
 

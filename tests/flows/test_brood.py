@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -142,7 +143,7 @@ async def test_keys_across_parts(dsn: str, schema: str) -> None:
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (Start(leaf, object()), "EncodeError: a child cannot be started"),  # type: ignore[arg-type]
+        (Start(leaf, object()), "EncodeError: an instance cannot be started"),  # type: ignore[arg-type]
         (leaf, "InvalidOutcome: ScheduleChildren takes Start(...) values, got Job"),
         (None, "RuntimeError: the list broke off"),
     ],
@@ -247,7 +248,7 @@ async def test_two_broods_with_the_same_keys_do_not_deadlock(
             try:
                 answers = await asyncio.gather(
                     *(
-                        brood.flush_brood(link, app.calls, commit, commit.brood or Brood.empty())
+                        link.transact(functools.partial(brood.commit_by, calls=app.calls, commit=commit))
                         for link, commit in zip(links, commits, strict=True)
                     )
                 )

@@ -50,14 +50,30 @@ def classify(error: BaseException) -> Fault:
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """The SQLSTATE of a server error."""
+    """The SQLSTATE of a server error, of asyncpg or of psycopg."""
     code = getattr(error, "sqlstate", None)
     return code if isinstance(code, str) else None
 
 
 def detail_of(error: BaseException) -> tuple[str | None, str | None]:
     """The DETAIL and HINT of a server error."""
+    said = getattr(error, "diag", None)
+    if said is not None:
+        return said.message_detail, said.message_hint
     return getattr(error, "detail", None), getattr(error, "hint", None)
+
+
+def message_of(error: BaseException) -> str:
+    """The words of a server error, without DETAIL."""
+    said = getattr(error, "diag", None)
+    return str(error) if said is None else str(said.message_primary)
+
+
+def server_error(error: BaseException) -> BaseException:
+    """What the server said, inside what SQLAlchemy or Django made of it."""
+    while (inner := error.__cause__) is not None and sqlstate(inner) is not None:
+        error = inner
+    return error
 
 
 SqlError = asyncpg.PostgresError

@@ -20,7 +20,7 @@ from gen_durable.errors import (
     InputError,
     UnknownLimit,
 )
-from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, detail_of, sqlstate
+from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, detail_of, message_of, sqlstate
 from gen_durable.pg.pool import Pool
 from gen_durable.store.calls import Call
 
@@ -56,23 +56,24 @@ class Ask:
         raise AssertionError("unreachable")
 
 
-def refused(error: SqlError, what: str, schema: str) -> GenDurableError:
+def refused(error: BaseException, what: str, schema: str) -> GenDurableError:
     """The server's error as one of ours."""
     code = sqlstate(error)
     if code == "GD001":
         return _duplicate(error)
     if code == "GD002":
         return UnknownLimit(
-            f"{what}: {error}: declare it with Worker(limits={{...}}), app.set_limit or `gen-durable limits set`"
+            f"{what}: {message_of(error)}: "
+            "declare it with Worker(limits={...}), app.set_limit or `gen-durable limits set`"
         )
     if code in ("GD003", "GD004", "GD005"):  # limit_keys.sql, set_limit.sql: words of ours
-        return InputError(f"{what}: {error}")
+        return InputError(f"{what}: {message_of(error)}")
     if code == "42501":
         return DatabaseRefused(f"{what}: permission denied: this role may not use schema {schema!r}")
     return DatabaseRefused(f"{what}: the database refused the call ({type(error).__name__}, SQLSTATE {code})")
 
 
-def _duplicate(error: SqlError) -> Duplicate:
+def _duplicate(error: BaseException) -> Duplicate:
     """GD001, as insert.sql raises it: the key in DETAIL, the holder in HINT (none: a sibling of the same call)."""
     detail, hint = detail_of(error)
     key = bytes.fromhex(detail or "")

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gen_durable.context import Child
-from gen_durable.pg.link import Ask, Link
+from gen_durable.pg.link import Ask
 from gen_durable.pg.pool import Pool
 from gen_durable.store.calls import Calls
-from gen_durable.store.rows import Brood, Commit, Flushed
+from gen_durable.store.rows import Commit, Flushed
 
 PART: Final = 1000
 PAGE: Final = 1000
@@ -25,20 +25,19 @@ ReadChildren = Callable[[int, int], Awaitable[list[Child]]]
 """A page of the children of an instance: its id, and the id after which the page begins."""
 
 
-async def flush_brood(link: Link, calls: Calls, commit: Commit, brood: Brood, worker: str | None = None) -> Flushed:
-    """Commit one outcome with its children."""
-
-    async def work(ask: Ask) -> Flushed:
-        woken: set[str] = set()
-        ids = await ask(calls.reserve(commit, len(brood.encoded)))
-        if ids is not None:  # else the flush tells whether it came too late or is there already
-            for part in brood.parts(ids, PART):
-                queues = await ask(calls.spawn(commit, part))
-                woken.update(queues)
-        flushed = await ask(calls.flush([commit], worker, time.perf_counter()))
-        return dataclasses.replace(flushed, wake=flushed.wake | woken)
-
-    return await link.transact(work)
+async def commit_by(ask: Ask, *, calls: Calls, commit: Commit, worker: str | None = None) -> Flushed:
+    """Flush one outcome, with its children if they are many, inside a transaction."""
+    brood = commit.brood
+    if brood is None:
+        return await ask(calls.flush([commit], worker, time.perf_counter()))
+    woken: set[str] = set()
+    ids = await ask(calls.reserve(commit, len(brood.encoded)))
+    if ids is not None:  # else the flush tells whether it came too late or is there already
+        for part in brood.parts(ids, PART):
+            queues = await ask(calls.spawn(commit, part))
+            woken.update(queues)
+    flushed = await ask(calls.flush([commit], worker, time.perf_counter()))
+    return dataclasses.replace(flushed, wake=flushed.wake | woken)
 
 
 def reader(pool: Pool, calls: Calls) -> ReadChildren:

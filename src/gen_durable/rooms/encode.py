@@ -116,6 +116,8 @@ def encode_outcome(
             commit.kind = "done"
             commit.value = encode(outcome.result, f"the result of {spec.label}").decode()
             commit.parent = claim.parent_id
+            if outcome.then:
+                extra["spawn"] = [_child(start) for start in outcome.then]
         case Stop():
             commit.kind = "stop"
             commit.error = clean_error(outcome.reason)
@@ -172,6 +174,8 @@ def _next(
         extra["partition_key"] = outcome.partition_key
         if claim.partition_key is not None:
             extra["left"] = [f"partition/{claim.partition_key}"]
+    if outcome.spawn:
+        extra["spawn"] = [_child(start) for start in outcome.spawn]
     limits = outcome.limits
     if limits is None:
         limits = outcome.step.limits_for(outcome.state) if outcome.step.limit is not None else ()
@@ -248,7 +252,7 @@ def _child(start: Start[Any]) -> dict[str, object]:
     try:
         state, _ = start.step.state_codec.store(start.state)
     except EncodeError as error:
-        raise EncodeError(f"a child cannot be started: {error}") from error
+        raise EncodeError(f"an instance cannot be started: {error}") from error
     return {
         "fsm": start.step.machine.name,
         "version": start.step.machine.version,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import logging
 import random
 import time
@@ -23,7 +24,7 @@ from typing import Final
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sqlstate
 from gen_durable.pg.link import Link
-from gen_durable.rooms.brood import flush_brood
+from gen_durable.rooms.brood import commit_by
 from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Commit, Flushed
 
@@ -44,6 +45,8 @@ COMMITTED: Final = Verdict.COMMITTED
 STALE: Final = Verdict.STALE
 ASKED: Final = Verdict.ASKED
 Settled = Callable[[Verdict | OutcomeRejected], None]
+OnWake = Callable[[frozenset[str] | None], None]
+"""Is told the queues that a flush has woken; None: it is not known which."""
 _Entry = tuple[Commit, Settled]
 
 
@@ -70,7 +73,7 @@ class Flush:
         side_link: Link,
         calls: Calls,
         batch: int,
-        on_wake: Callable[[frozenset[str] | None], None],
+        on_wake: OnWake,
         *,
         worker: str | None = None,
     ) -> None:
@@ -169,9 +172,9 @@ class Flush:
             pause = min(pause * 2, MAX_PAUSE)
 
     async def _send(self, commits: list[Commit], link: Link) -> Flushed:
-        brood = commits[0].brood
-        if brood is not None:
-            return await flush_brood(link, self._calls, commits[0], brood, self._worker)
+        if commits[0].brood is not None:
+            work = functools.partial(commit_by, calls=self._calls, commit=commits[0], worker=self._worker)
+            return await link.transact(work)
         return await link.run(self._calls.flush(commits, self._worker, time.perf_counter()))
 
     def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:

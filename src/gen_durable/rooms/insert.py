@@ -31,7 +31,7 @@ class Insert:
 
     async def starts(self, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> list[int | None]:
         """Insert them all; the answers are in the order of `starts`."""
-        _check(starts, on_conflict)
+        check_starts(starts, on_conflict)
         if not starts:
             return []
         call = self._calls.insert(starts, on_conflict)
@@ -50,7 +50,8 @@ class Insert:
             self._ring(queue, count)
 
 
-def _check(starts: Sequence[Start[Any]], on_conflict: OnConflict) -> None:
+def check_starts(starts: Sequence[Start[Any]], on_conflict: OnConflict) -> None:
+    """Refuse what cannot be inserted, before the database is touched."""
     if on_conflict not in ("raise", "skip", "existing"):
         raise InputError(f"on_conflict must be 'raise', 'skip' or 'existing', got {on_conflict!r}")
     if len(starts) > MAX_BATCH:

@@ -26,7 +26,8 @@ from gen_durable.rooms.encode import Ran, advance, encode_cancel
 from gen_durable.rooms.ending import Endings
 from gen_durable.rooms.flush import ASKED, STALE, Flush, Settled, Verdict
 from gen_durable.rooms.hold import Held, Holdings
-from gen_durable.rooms.run import Run, Undecodable
+from gen_durable.rooms.run import Run, StepRaised, Undecodable
+from gen_durable.rooms.transact import Transact
 from gen_durable.rooms.wake import Wake
 from gen_durable.store.rows import Commit
 from gen_durable.telemetry import Events, StaleOutcome, StepStopped
@@ -42,6 +43,7 @@ class Live:
         self,
         run: Run,
         flush: Flush,
+        transact: Transact,
         *,
         registry: Registry,
         holdings: Holdings,
@@ -58,6 +60,7 @@ class Live:
     ) -> None:
         self._run = run
         self._flush = flush
+        self._transact = transact
         self._registry = registry
         self._holdings = holdings
         self._budget = options.run_ahead_time.total_seconds()
@@ -85,6 +88,8 @@ class Live:
                 hold = steps <= self._steps and not self.stopping and started - began < self._budget
                 if held.to_be_cancelled():  # before it began, or while it was between two steps
                     return await self._cancelled(held, 0.0, began=False)
+                if held.entry.spec.transactional:
+                    return await self._transacted(held, started)
                 held.in_step = True
                 ran = await self._run.step(claim, held.entry, hold=hold, after=after, task=held.task)
                 held.in_step = False
@@ -93,11 +98,7 @@ class Live:
                 if held.to_be_cancelled() and ran.commit.kind not in ("done", "stop"):
                     return await self._cancelled(held, took)
                 if ran.commit.kind != "hold":
-                    settled = functools.partial(self._settled, held, ran, took)
-                    if ran.commit.brood is not None:
-                        await self._brooded(ran, settled)
-                    else:
-                        self._flush.hand_in(ran.commit, settled)
+                    await self._hand_in(held, ran, took)
                     return None
                 try:
                     committing = self._flush.submit(ran.commit)
@@ -147,6 +148,25 @@ class Live:
         ran = encode_cancel(claim, held.entry.spec, reason)
         ran.commit.began, ran.commit.took = time.perf_counter() - took, took
         self._flush.hand_in(ran.commit, functools.partial(self._settled, held, ran, took))
+
+    async def _transacted(self, held: Held, started: float) -> None:
+        """A step whose writes commit with its outcome. Its error is answered when they are rolled back."""
+        try:
+            ran, verdict = await self._transact.step(held.claim, held.entry, held)
+        except StepRaised as raised:
+            took = time.perf_counter() - started
+            ran = await self._run.rejected(held.claim, held.entry, raised.error, hold=False)
+            ran.commit.began, ran.commit.took = started, took
+            await self._hand_in(held, ran, took)
+        else:
+            self._settled(held, ran, time.perf_counter() - started, verdict)
+
+    async def _hand_in(self, held: Held, ran: Ran, took: float) -> None:
+        settled = functools.partial(self._settled, held, ran, took)
+        if ran.commit.brood is not None:
+            await self._brooded(ran, settled)
+        else:
+            self._flush.hand_in(ran.commit, settled)
 
     async def _brooded(self, ran: Ran, settled: Settled) -> None:
         """Wait until many children are started: they are large, so no others are drawn in this slot meanwhile."""

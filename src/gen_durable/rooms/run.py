@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sized
 from itertools import islice
 from typing import Any, cast
 
-from gen_durable.context import Context, Journal, LimitDoors
+from gen_durable.context import Context, Journal, LimitDoors, StepConnection
 from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
 from gen_durable.jobs import Cancel, Job
 from gen_durable.limits import MAX_CHILDREN, clean_error
@@ -37,6 +37,14 @@ class Undecodable(Exception):
     """The stored state does not fit the step: there is nothing to call the step with."""
 
 
+class StepRaised(Exception):
+    """What a transactional step raised: its transaction is rolled back before `on_error` is asked."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(describe(error))
+        self.error = error
+
+
 class Run:
     """Runs steps. `hold` says whether a `Next` may keep its claim and run ahead."""
 
@@ -52,12 +60,20 @@ class Run:
         self._journal = journal
 
     async def step(
-        self, claim: Claim, entry: Entry, *, hold: bool, after: Ran | None = None, task: asyncio.Task[Any] | None = None
+        self,
+        claim: Claim,
+        entry: Entry,
+        *,
+        hold: bool,
+        after: Ran | None = None,
+        task: asyncio.Task[Any] | None = None,
+        connection: StepConnection | None = None,
     ) -> Ran:
         """Execute a step and encode what it decided. Raises only `Undecodable`, `LeaseLost` and cancellation.
 
         `after` is the outcome that led here by the same claim: its state was decoded from what was committed already.
-        `task` is the one that this runs in, where it is known.
+        `task` is the one that this runs in, where it is known. With a `connection` the step is transactional, and its
+        error is raised as `StepRaised`.
         """
         if after is not None:
             state = after.state
@@ -68,7 +84,7 @@ class Run:
                 state = entry.spec.state_codec.decode(claim.state)
             except Exception as unread:
                 raise Undecodable(describe(unread)) from unread
-        ctx = self._context(claim, entry.spec)
+        ctx = self._context(claim, entry.spec, connection)
         try:
             if entry.plain:
                 returned = await (entry.call(state, ctx) if entry.wants_context else entry.call(state))
@@ -93,6 +109,8 @@ class Run:
             error = raised
         except BaseException as raised:
             error = StepCancelled(f"step {entry.spec.label} raised {describe(raised)}, which does not end a worker")
+        if connection is not None:
+            raise StepRaised(error) from error
         return await self.failed(claim, entry, ctx, error, hold=hold)
 
     async def rejected(self, claim: Claim, entry: Entry, error: Exception, *, hold: bool) -> Ran:
@@ -158,7 +176,7 @@ class Run:
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(wrong).__name__)
         return clean_error(f"{reason} (and then on_cancel raised {describe(wrong)})")
 
-    def _context(self, claim: Claim, spec: StepSpec) -> Context:
+    def _context(self, claim: Claim, spec: StepSpec, connection: StepConnection | None = None) -> Context:
         # By position: names would cost half a microsecond a step.
         return Context(
             claim.id,
@@ -183,6 +201,7 @@ class Run:
             claim.visit,
             self._journal,
             claim,
+            connection,
         )
 
     async def _draw(self, ran: Ran, spec: StepSpec) -> None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar, cast, overload
 
 from gen_durable.codec import JSON_NULL
-from gen_durable.context import Child, Context
+from gen_durable.context import Child, Context, StepConnection
 from gen_durable.instances import Status
 from gen_durable.limits import check_key
 from gen_durable.outcomes import Startable, step_of
@@ -38,6 +38,7 @@ def make_context(
     partition_key: str | None = None,
     unique_key: str | bytes | None = None,
     parent_id: int | None = None,
+    connection: StepConnection | None = None,
     checkpoint: object = NOTHING,
     finished: Mapping[str, object] | None = None,
 ) -> Context:
@@ -46,6 +47,7 @@ def make_context(
     `awaited` are the signals that the step had waited for, made with `sent`; none of them: the deadline fired. `inbox`
     are others that came beside them. `children` are made with `child_done` and `child_failed`. `checkpoint` and
     `finished` (results by name) are what a former execution of the step has left: these activities are not called.
+    `connection` is for a step that is transactional: an asyncpg connection in a transaction that you roll back.
     """
     spec = step_of(step, "make_context")
     waited_for, others = list(awaited), list(inbox)
@@ -70,6 +72,7 @@ def make_context(
         inbox=tuple(came),
         awaited=tuple(came[: len(waited_for)]),
         _brought=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
+        _connection=connection,
         _journal=PaperJournal(checkpoint, finished or {}),
     )
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from gen_durable.client import Durable
 from gen_durable.context import Context
@@ -26,13 +26,15 @@ from gen_durable.rooms.desk import Desk
 from gen_durable.rooms.doors import Doors
 from gen_durable.rooms.encode import Ran, encode_cancel
 from gen_durable.rooms.flush import Flush, Verdict
-from gen_durable.rooms.run import Run, Undecodable
+from gen_durable.rooms.run import Run, StepRaised, Undecodable
 from gen_durable.rooms.threads import Threads
+from gen_durable.rooms.transact import Transact
 from gen_durable.rooms.wake import BELL
 from gen_durable.store.rows import Claim
 from gen_durable.testing.statements import Statements
 from gen_durable.testing.tally import LOST, UNDECODABLE, Execution
 
+T = TypeVar("T")
 WORKER: Final = "gen_durable.testing"
 LEASE: Final = 3600.0  # nobody extends it, so it must outlast any step; `Stepper.lose` ends it
 REAP_BATCH: Final = 1000
@@ -54,6 +56,7 @@ class Stepper:
         "_side_link",
         "_statements",
         "_threads",
+        "_transact",
     )
 
     def __init__(self, app: Durable, registry: Registry, statements: Statements, errors: dict[int, Exception]) -> None:
@@ -69,6 +72,7 @@ class Stepper:
         self._desk = Desk(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
         self._run = _Run(self._threads, reader(app.pool, app.calls), doors, self._desk, errors)
         self._flush = Flush(self._link, self._side_link, app.calls, 1, self._woke, worker=WORKER)
+        self._transact = Transact(self._run, app.target, app.calls, 1, self._woke, worker=WORKER)
 
     async def open(self) -> None:
         # What is committed here is thrown away anyhow, so nobody waits for the disk.
@@ -78,7 +82,8 @@ class Stepper:
         await self._flush.close()
         await self._desk.close()
         self._threads.close()
-        await asyncio.gather(self._link.close(), self._side_link.close(), return_exceptions=True)
+        links = (self._link.close(), self._side_link.close(), self._transact.close())
+        await asyncio.gather(*links, return_exceptions=True)
 
     async def due_queues(self) -> list[str]:
         """The queues that have due rows, in the order of their names."""
@@ -108,6 +113,10 @@ class Stepper:
             self._cascade = True
         await self._carry_on()
         try:
+            if entry.spec.transactional:
+                outcome = await self._transacted(claim, entry)
+                await self._carry_on()
+                return self._told(claim, outcome)
             began = time.perf_counter()
             ran = await self._step(claim, entry)
             ran.commit.began, ran.commit.took = began, time.perf_counter() - began
@@ -136,8 +145,14 @@ class Stepper:
     async def abandon(self, claim: Claim, *, run: bool) -> Execution:
         """Be the worker that dies with a claim: with `run` after the step's last line, else before its first."""
         if run:
+            entry = self._entry(claim)
             try:
-                await self._step(claim, self._entry(claim))
+                if entry.spec.transactional:
+                    await self._in_task(claim, self._transact.rehearse(claim, entry))
+                else:
+                    await self._step(claim, entry)
+            except StepRaised as raised:
+                self._errors[claim.id] = raised.error
             except (Undecodable, LeaseLost) as error:
                 self._errors[claim.id] = error
         await self._link.run(self._statements.expire(claim.id, claim.claim))
@@ -170,7 +185,21 @@ class Stepper:
 
     async def _step(self, claim: Claim, entry: Entry) -> Ran:
         self._errors.pop(claim.id, None)
-        task = asyncio.get_running_loop().create_task(self._run.step(claim, entry, hold=False))
+        return await self._in_task(claim, self._run.step(claim, entry, hold=False))
+
+    async def _transacted(self, claim: Claim, entry: Entry) -> str:
+        self._errors.pop(claim.id, None)
+        try:
+            ran, verdict = await self._in_task(claim, self._transact.step(claim, entry))
+        except StepRaised as raised:
+            ran = await self._run.rejected(claim, entry, raised.error, hold=False)
+            return await self._commit(claim, entry, ran)
+        if verdict is Verdict.ASKED:
+            return await self._cancel(claim, entry)
+        return LOST if verdict is Verdict.STALE else ran.outcome
+
+    async def _in_task(self, claim: Claim, running: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.get_running_loop().create_task(running)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

@@ -9,7 +9,8 @@
 --   error             last_error (stop, replay, cancel)
 --   parent            the instance to be told of an end; null for most
 --   extra             null for most: {queue, priority, partition_key, limits, left (the gates it leaves), awaits, seen,
---                     consumed, children, join (how many must be done), on_failure, cancel_rest}
+--                     consumed, children, join (how many must be done), on_failure, cancel_rest, spawn (instances to be
+--                     started that nobody waits for)}
 --   origin            the step that ran, for the history (note_transitions.sql); null: none is kept. With it ago and
 --                     duration; worker for all
 -- Out: one row: ids that are stale (the claim was taken over), ids that a former call had already committed, the
@@ -52,15 +53,16 @@ declare
   more text[];
   limited bigint[];  -- rows that go from or to a step with limits,
   wants jsonb[];     -- and those limits
+  starts constant boolean := 'children' = any (kinds) or exists (select from unnest(extras) as e (x) where e.x ? 'spawn');
 begin
-  if 'children' = any (kinds) or exists (select from unnest(parents) as p (id) where p.id is not null) then
+  if starts or exists (select from unnest(parents) as p (id) where p.id is not null) then
     perform from @schema.gen_durable g where g.id = any (ids || parents) order by g.id for no key update;
   end if;
 
   -- Children go in while the parents' rows are locked but not yet changed: an insert waits for a change of the row that
   -- holds its key, not for a lock on it. Changed first, two parents that start each other's keys would deadlock
   -- (tests/interleavings: spawn_spawn_of_each_other).
-  if 'children' = any (kinds) then
+  if starts then
     made := @schema.spawn(ids, claims, seqs, kinds, extras);
   end if;
 
@@ -187,8 +189,9 @@ begin
       returning g.queue
     )
     select array_agg(distinct u.queue) into more from u;
-    queues := coalesce(queues, '{}') || made || more;
+    queues := coalesce(queues, '{}') || more;
   end if;
+  queues := queues || made;
 
   if emptied is not null then
     delete from @schema.signals s where s.target_id = any (emptied);

@@ -1,7 +1,8 @@
--- spawn: the children of parents that this transaction has locked and is about to park.
+-- spawn: the children of parents that this transaction has locked and is about to park; and what other outcomes start
+-- beside themselves.
 --
--- In: the arrays of flush that hold the fence, the kind and the children (extra.children: an array of objects). Out: the
--- queues in which children became runnable.
+-- In: the arrays of flush that hold the fence, the kind and the children (extra.children: an array of objects), or the
+-- instances that nobody waits for (extra.spawn: the same). Out: the queues in which rows became runnable.
 -- A child that has an id already (reserve.sql) keeps it.
 -- The fence is asked here as in flush, and who is to be cancelled starts nobody; the lock makes both answers the same. A child whose unique key is taken is not
 -- made and not waited for. Rows go in by the order of their keys (insert.sql).
@@ -17,11 +18,13 @@ declare
   woken text[];
 begin
   with source as (
-    select o.id as parent_id, p.round + 1 as round, c.*
+    select o.id as starter, case o.kind when 'children' then o.id end as parent_id,
+           case o.kind when 'children' then p.round + 1 end as round, c.*
     from unnest(ids, spawn.claims, seqs, kinds, extras) as o (id, claim, seq, kind, extra)
-    join @schema.gen_durable p on p.id = o.id and p.claims = o.claim and p.seq = o.seq and p.cancel_reason is null
+    join @schema.gen_durable p on p.id = o.id and p.claims = o.claim and p.seq = o.seq
+      and (p.cancel_reason is null or o.kind = 'done')  -- as flush: an end is taken also from who is to be cancelled
     cross join lateral rows from (
-      jsonb_to_recordset(o.extra -> 'children') as (
+      jsonb_to_recordset(o.extra -> case o.kind when 'children' then 'children' else 'spawn' end) as (
         fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
         schedule_at timestamptz, unique_key text, unique_scope text, limits jsonb, group_key text, id bigint,
         metadata jsonb
@@ -30,7 +33,7 @@ begin
       fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, limits,
       group_key, id, metadata, n
     )
-    where o.kind = 'children'
+    where o.kind = 'children' or o.extra ? 'spawn'
   ),
   limited as materialized (
     select w.wants, k.slot_keys[1] as slot_key, k.rate_keys[1] as rate_key, k.weights[1] as weight
@@ -40,7 +43,7 @@ begin
   -- Ids in the order the parent listed them, whatever order the keys ask for.
   numbered as materialized (
     select s.*, coalesce(s.id, nextval('@schema.gen_durable_id_seq'::regclass)) as child_id
-    from (select * from source order by parent_id, n) as s
+    from (select * from source order by starter, n) as s
   ),
   made as (
     insert into @schema.gen_durable

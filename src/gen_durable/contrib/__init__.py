@@ -1,0 +1,1 @@
+"""Machines that are shipped with the library, each with what it needs as an extra."""

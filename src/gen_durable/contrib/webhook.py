@@ -1,0 +1,209 @@
+"""Webhooks: a JSON body, posted to a URL until it is taken.
+
+In: a `Delivery`. Out: a `Delivered`; or the instance fails, with the last reason. Requests are signed as Standard
+Webhooks (webhook-id, webhook-timestamp, webhook-signature), for which receivers find verifiers in most languages.
+Secrets belong to the machine object: a row names one, and never holds it.
+
+Needs the extra: `pip install 'gen-durable[webhook]'`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gen_durable.context import Context
+from gen_durable.errors import ConfigError, InputError
+from gen_durable.jobs import backoff
+from gen_durable.machines import Machine, step
+from gen_durable.outcomes import Done, Outcome, Replay, Stop, describe
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+MAX_WAIT: Final = timedelta(days=1)
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What to post, and where. All of it lies in the row: put no credentials into `headers` or the URL.
+
+    `secret` is the name of one that the `Webhook` was given; without it the request is not signed.
+    """
+
+    url: str
+    body: Any
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    secret: str | None = None
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputError("the url of a Delivery must begin with https:// (or http://) and a host")
+        for name, value in self.headers.items():
+            if not _HEADER.fullmatch(name) or not value.isascii() or not value.isprintable():
+                raise InputError(f"the header {name!r} of a Delivery is none that HTTP allows")
+
+    @property
+    def host(self) -> str:
+        """Where it goes, for messages: a path or query may hold what is not for everybody's eyes."""
+        return urlsplit(self.url).hostname or ""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The receiver has taken it: with which status, at which attempt."""
+
+    status: int
+    attempts: int
+
+
+class Undelivered(Exception):
+    """One attempt failed. `final`: another would too; `retry_after`: the receiver has said when to come back."""
+
+    def __init__(self, reason: str, *, final: bool = False, retry_after: timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.final = final
+        self.retry_after = retry_after
+
+
+class Webhook(Machine, name="gen_durable.webhook"):
+    """Posts deliveries: `app.insert(Webhook.send, Delivery(url, body))`, as a child, or in `Done(then=[...])`.
+
+    A 2xx is success and 410 (Gone) ends it at once; everything else is tried again, after a backoff from `base` to
+    `cap` or what Retry-After says, until `max_attempts`. Redirects are not followed. `secrets` are texts or bytes by
+    name; one that begins with `whsec_` is base64 after that. `sender` and the instance's id make the idempotency key,
+    which is the same at each attempt.
+    """
+
+    def __init__(
+        self,
+        secrets: Mapping[str, str | bytes] | None = None,
+        *,
+        max_attempts: int = 10,
+        timeout: timedelta = timedelta(seconds=10),
+        base: timedelta = timedelta(seconds=5),
+        cap: timedelta = timedelta(hours=1),
+        sender: str = "gen_durable",
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        if max_attempts < 1:
+            raise ConfigError(f"max_attempts of Webhook must be 1 or more, got {max_attempts}")
+        self._secrets = {name: _key(name, secret) for name, secret in (secrets or {}).items()}
+        self._max_attempts = max_attempts
+        self._timeout = timeout.total_seconds()
+        self._base = base
+        self._cap = cap
+        self._sender = sender
+        self._client = client
+        self._tls: ssl.SSLContext | None = None
+
+    @step
+    async def send(self, delivery: Delivery, ctx: Context) -> Outcome[Delivered]:
+        """One attempt."""
+        body = msgspec.json.encode(delivery.body)
+        headers = self._headers(delivery, body, f"{self._sender}-{ctx.id}", int(time.time()))
+        status, retry_after = await self._post(delivery, body, headers)
+        if 200 <= status < 300:
+            return Done(Delivered(status, ctx.attempt + 1))
+        raise Undelivered(f"HTTP {status}", final=status == 410, retry_after=_moment(retry_after))
+
+    async def on_error(self, state: Delivery, ctx: Context, error: Exception) -> Outcome[Delivered]:
+        """Try again later, or give up: the instance fails with the reason."""
+        reason = str(error) if isinstance(error, Undelivered) else describe(error)
+        if isinstance(error, Undelivered) and error.final:
+            return Stop(f"webhook to {state.host}: {reason}")
+        if ctx.attempt + 1 >= self._max_attempts:
+            return Stop(f"webhook to {state.host}: gave up after {ctx.attempt + 1} attempts: {reason}")
+        after = backoff(ctx.attempt, base=self._base, cap=self._cap)
+        if isinstance(error, Undelivered) and error.retry_after is not None:
+            after = max(after, min(error.retry_after, MAX_WAIT))
+        return Replay(state, after=after)
+
+    def _headers(self, delivery: Delivery, body: bytes, key: str, now: int) -> dict[str, str]:
+        ours = {
+            "content-type": "application/json",
+            "idempotency-key": key,
+            "webhook-id": key,
+            "webhook-timestamp": str(now),
+        }
+        if delivery.secret is not None:
+            secret = self._secrets.get(delivery.secret)
+            if secret is None:  # another worker may have it, or the next release
+                raise Undelivered(f"this worker was given no secret called {delivery.secret!r}")
+            ours["webhook-signature"] = sign(secret, key, now, body)
+        return {name: value for name, value in delivery.headers.items() if name.lower() not in ours} | ours
+
+    async def _post(self, delivery: Delivery, body: bytes, headers: dict[str, str]) -> tuple[int, str | None]:
+        """The status, and when to come back. What the receiver writes beside that is not read."""
+        import httpx
+
+        try:
+            async with (
+                asyncio.timeout(self._timeout),
+                self._opened() as client,
+                client.stream("POST", delivery.url, content=body, headers=headers, follow_redirects=False) as answer,
+            ):
+                return answer.status_code, answer.headers.get("retry-after")
+        except httpx.InvalidURL as error:
+            raise Undelivered("the URL is not valid", final=True) from error
+        except (httpx.TransportError, TimeoutError) as error:
+            raise Undelivered(f"no answer ({type(error).__name__})") from error
+
+    def _opened(self) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+        """The caller's client, which stays open; or one for this request, so that nothing is left to be closed."""
+        import httpx
+
+        if self._client is not None:
+            return nullcontext(self._client)
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context()
+        return httpx.AsyncClient(verify=self._tls, timeout=self._timeout)
+
+
+def sign(secret: bytes, message_id: str, timestamp: int, body: bytes) -> str:
+    """The value of `webhook-signature`: HMAC-SHA256 over id, timestamp and body, as Standard Webhooks has it."""
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
+
+
+def _key(name: str, secret: str | bytes) -> bytes:
+    if isinstance(secret, str) and secret.startswith("whsec_"):
+        try:
+            found = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+        except ValueError:
+            raise ConfigError(f"the secret {name!r} begins with whsec_, but the rest of it is not base64") from None
+    else:
+        found = secret.encode() if isinstance(secret, str) else secret
+    if not found:
+        raise ConfigError(f"the secret {name!r} is empty")
+    return found
+
+
+def _moment(retry_after: str | None) -> timedelta | None:
+    """Retry-After: seconds, or a date."""
+    if retry_after is None:
+        return None
+    if retry_after.isascii() and retry_after.isdigit():
+        return timedelta(seconds=min(int(retry_after[:12]), MAX_WAIT.total_seconds()))
+    try:
+        date = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    return max((date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.now(UTC), timedelta(0))

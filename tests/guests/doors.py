@@ -1,0 +1,188 @@
+"""The connections that callers bring along, each behind the same few words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import django
+import psycopg
+import sqlalchemy
+from django.conf import settings
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from gen_durable import Durable, SyncDurable
+
+
+@dataclass
+class Door:
+    """A caller's connection: `transaction(commit=...)` is its own transaction, and inside another a savepoint."""
+
+    app: Durable | SyncDurable
+    connection: Any
+    begin: Callable[[], Any]
+    using: str | None = None
+
+    @asynccontextmanager
+    async def transaction(self, *, commit: bool) -> AsyncIterator[None]:
+        with contextlib.suppress(RolledBack):
+            block = self.begin()
+            if isinstance(block, AbstractAsyncContextManager):
+                async with block:
+                    yield
+                    if not commit:
+                        raise RolledBack
+            else:
+                with block:
+                    yield
+                    if not commit:
+                        raise RolledBack
+
+    async def insert(self, *args: Any, **options: Any) -> Any:
+        return await self._call(self.app.insert, *args, **options)
+
+    async def insert_many(self, *args: Any, **options: Any) -> Any:
+        return await self._call(self.app.insert_many, *args, **options)
+
+    async def signal(self, *args: Any, **options: Any) -> Any:
+        return await self._call(self.app.signal, *args, **options)
+
+    async def _call(self, call: Any, *args: Any, **options: Any) -> Any:
+        where = {"connection": self.connection} if self.using is None else {"using": self.using}
+        answer = call(*args, **where, **options)
+        return await answer if isinstance(self.app, Durable) else answer
+
+
+class RolledBack(Exception):
+    """Raised to leave a transaction without committing it."""
+
+
+@asynccontextmanager
+async def asyncpg_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
+    connection = await asyncpg.connect(dsn, statement_cache_size=0)
+    # As many do; ours must not be encoded by it once more.
+    await connection.set_type_codec("jsonb", encoder=repr, decoder=repr, schema="pg_catalog")
+    yield Door(Durable(dsn, schema=schema), connection, connection.transaction)
+    await connection.close()
+
+
+@asynccontextmanager
+async def asyncpg_pooled(dsn: str, schema: str) -> AsyncIterator[Door]:
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool, pool.acquire() as connection:
+        yield Door(Durable(dsn, schema=schema), connection, connection.transaction)
+
+
+@asynccontextmanager
+async def psycopg_sync(dsn: str, schema: str) -> AsyncIterator[Door]:
+    with psycopg.connect(
+        dsn, autocommit=True, row_factory=dict_row, cursor_factory=psycopg.ClientCursor, prepare_threshold=None
+    ) as connection:
+        yield Door(SyncDurable(dsn, schema=schema), connection, connection.transaction)
+
+
+@asynccontextmanager
+async def psycopg_async(dsn: str, schema: str) -> AsyncIterator[Door]:
+    connection = await psycopg.AsyncConnection.connect(
+        dsn, autocommit=True, row_factory=dict_row, prepare_threshold=None
+    )
+    async with connection:
+        yield Door(Durable(dsn, schema=schema), connection, connection.transaction)
+
+
+def _begin_sync(connection: Any) -> Callable[[], Any]:
+    return lambda: connection.begin_nested() if connection.in_transaction() else connection.begin()
+
+
+@contextmanager
+def _engine(dsn: str) -> Iterator[sqlalchemy.Engine]:
+    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
+    yield engine
+    engine.dispose()
+
+
+@asynccontextmanager
+async def sqlalchemy_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
+    with _engine(dsn) as engine, engine.connect() as connection:
+        yield Door(SyncDurable(dsn, schema=schema), connection, _begin_sync(connection))
+
+
+@asynccontextmanager
+async def sqlalchemy_session(dsn: str, schema: str) -> AsyncIterator[Door]:
+    with _engine(dsn) as engine, Session(engine) as session:
+        yield Door(SyncDurable(dsn, schema=schema), session, _begin_sync(session))
+
+
+@asynccontextmanager
+async def sqlalchemy_async_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(dsn))
+    async with engine.connect() as connection:
+        yield Door(Durable(dsn, schema=schema), connection, _begin_sync(connection))
+    await engine.dispose()
+
+
+@asynccontextmanager
+async def sqlalchemy_async_session(dsn: str, schema: str) -> AsyncIterator[Door]:
+    engine = create_async_engine("postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(dsn))
+    async with AsyncSession(engine) as session:
+        yield Door(Durable(dsn, schema=schema), session, _begin_sync(session))
+    await engine.dispose()
+
+
+def _django(dsn: str) -> None:
+    if settings.configured:
+        return
+    parts = conninfo_to_dict(dsn)
+    place = {name.upper(): str(parts.get(name, "")) for name in ("host", "port", "user", "password")}
+    engine = "django.db.backends.postgresql"
+    settings.configure(DATABASES={"default": {"ENGINE": engine, "NAME": parts["dbname"], **place}}, USE_TZ=True)
+    django.setup()
+
+
+@asynccontextmanager
+async def django_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
+    with _in_django(dsn) as (connection, atomic):
+        yield Door(SyncDurable(dsn, schema=schema), connection, atomic)
+
+
+@asynccontextmanager
+async def django_alias(dsn: str, schema: str) -> AsyncIterator[Door]:
+    with _in_django(dsn) as (connection, atomic):
+        yield Door(SyncDurable(dsn, schema=schema), connection, atomic, using="default")
+
+
+@contextmanager
+def _in_django(dsn: str) -> Iterator[tuple[Any, Callable[[], AbstractContextManager[Any]]]]:
+    _django(dsn)
+    from django.db import connection, transaction
+
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"  # the test awaits around it; nothing else uses the connection
+    try:
+        yield connection, transaction.atomic
+    finally:
+        connection.close()
+        del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+DOORS = {
+    door.__name__: door
+    for door in (
+        asyncpg_connection,
+        asyncpg_pooled,
+        psycopg_sync,
+        psycopg_async,
+        sqlalchemy_connection,
+        sqlalchemy_session,
+        sqlalchemy_async_connection,
+        sqlalchemy_async_session,
+        django_connection,
+        django_alias,
+    )
+}
