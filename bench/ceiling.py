@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -17,7 +18,7 @@ from bench.work import CHAIN, Fan, known
 from gen_durable import Context, Durable, ScheduleChildren, Start
 from gen_durable.outcomes import step_of
 from gen_durable.pg.link import Link, connect
-from gen_durable.rooms.brood import flush_brood
+from gen_durable.rooms.brood import commit_by
 from gen_durable.rooms.encode import encode_outcome
 from gen_durable.store.calls import Call
 from gen_durable.store.rows import Claim, Commit
@@ -106,7 +107,7 @@ async def fan(line: Line, app: Durable, *, children: int, batch: int = BATCH) ->
     if brood is None:
         await ask(app.calls.flush([spawned.commit]))
     else:
-        await flush_brood(Link(app.target), app.calls, spawned.commit, brood)
+        await Link(app.target).transact(partial(commit_by, calls=app.calls, commit=spawned.commit))
     count = 0
     while claims := await pick(ask, app, batch):
         await finish(ask, app, claims)
