@@ -21,8 +21,8 @@ from gen_durable.rooms.hold import Held
 
 log = logging.getLogger("gen_durable.worker")
 MAX_PICK: Final = 1000
-AHEAD: Final = 0.02
-MAX_AHEAD: Final = 500
+AHEAD: Final = 0.04
+MAX_AHEAD: Final = 1000
 
 
 class Lane:
