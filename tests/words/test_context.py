@@ -145,6 +145,9 @@ def test_nothing_shows_payloads() -> None:
         finished_at=NOW,
         raw_state=secret,
         raw_result=secret,
+        raw_metadata=b'{"a": "CANARY"}',
+        blocked_on=None,
+        due_at=None,
     )
     full = replace(CTX, inbox=(Received(1, "paid", secret, NOW),))
     for value in (full, full.inbox[0], child(1, "Pack", Status.DONE, '"CANARY"'), instance):
