@@ -5,11 +5,10 @@ In: the claim as the database gave it. Out: typed signals and children, read-onl
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast, overload
 
 import msgspec
 
@@ -17,6 +16,7 @@ from gen_durable.codec import codec_for, decode_plain
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.instances import Status
 from gen_durable.policies import Limit
+from gen_durable.services import Journal, LimitDoor, LimitDoors, Notes, StepConnection
 from gen_durable.signals import Received, Signal
 
 if TYPE_CHECKING:
@@ -60,103 +60,6 @@ class Child:
 
     def __repr__(self) -> str:
         return f"Child(id={self.id}, machine={self.machine!r}, status={self.status.value!r})"
-
-
-class LimitDoor(AbstractAsyncContextManager[None], AbstractContextManager[None], Protocol):
-    """What `ctx.limit` gives: for `async with`, and for `with` in a `def` step."""
-
-
-class LimitDoors(Protocol):
-    """Where `ctx.limit` leads; a worker has one."""
-
-    def door(self, instance: int, claim: int, held: str | None, limit: Limit) -> LimitDoor:
-        """A way into a limit for a claim that holds a slot already, or none."""
-        ...
-
-
-class StepConnection(Protocol):
-    """What `ctx.connection` is: an asyncpg connection in an open transaction, as far as a step needs it."""
-
-    async def execute(self, query: str, *args: Any) -> Any:
-        """Run a statement."""
-        ...
-
-    async def executemany(self, command: str, args: Any) -> Any:
-        """Run a statement for each of several sets of arguments."""
-        ...
-
-    async def fetch(self, query: str, *args: Any) -> Any:
-        """The rows of a query."""
-        ...
-
-    async def fetchrow(self, query: str, *args: Any) -> Any:
-        """The first row of a query; None: there is none."""
-        ...
-
-    async def fetchval(self, query: str, *args: Any) -> Any:
-        """A value of the first row."""
-        ...
-
-    def transaction(self) -> Any:
-        """A savepoint: `async with ctx.connection.transaction():`."""
-        ...
-
-
-class Notes(Protocol):
-    """What a step keeps of its work before its outcome. Writes are moves, to be made by the `Journal`."""
-
-    checkpoint: bytes | None
-
-    def save(self, value: object) -> Generator[Any, Any, Any]:
-        """Write a checkpoint."""
-        ...
-
-    def clear(self) -> Generator[Any, Any, Any]:
-        """Forget the checkpoint."""
-        ...
-
-    def run(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        retries: int,
-        backoff: Callable[[int], timedelta] | None,
-    ) -> Generator[Any, Any, Any]:
-        """Run an activity."""
-        ...
-
-
-class Journal(Protocol):
-    """Where checkpoints, activities and progress are written; a worker has one."""
-
-    installation: str
-
-    def notes(self, claim: Any, seq: int) -> Notes:
-        """The notes of a claim's step."""
-        ...
-
-    async def make(self, moves: Generator[Any, Any, Any]) -> Any:
-        """Make moves on the loop."""
-        ...
-
-    def make_in_thread(self, moves: Generator[Any, Any, Any]) -> Any:
-        """Make moves in the thread of a `def` step."""
-        ...
-
-    def report(
-        self,
-        instance: int,
-        claim: int,
-        step: str,
-        *,
-        branch: str,
-        fraction: float | None,
-        message: str | None,
-        detail: object,
-    ) -> None:
-        """Take a report of progress."""
-        ...
 
 
 class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
@@ -259,7 +162,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     @property
     def idempotency_key(self) -> str:
         """The same for every execution of this visit of the step, also after a crash or a `Replay`; no other has it."""
-        return f"{self._desk.installation}-{self.id}-{self.visit}"
+        return f"{self._scribe.installation}-{self.id}-{self.visit}"
 
     @property
     def has_checkpoint(self) -> bool:
@@ -282,11 +185,11 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
         It is forgotten when the step is left. Raises `LeaseLost` when another worker has the claim: let it pass.
         """
-        await self._desk.make(self._notes.save(value))
+        await self._scribe.make(self._notes.save(value))
 
     async def clear_checkpoint(self) -> None:
         """Forget the checkpoint."""
-        await self._desk.make(self._notes.clear())
+        await self._scribe.make(self._notes.clear())
 
     @overload
     async def run(
@@ -323,7 +226,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         name stands for one call: in a loop write `f"charge:{n}"`. After an error `fn` is called again up to `retries`
         times, after `backoff(n)`; then the error is raised. Every call is in `app.activities(id)`.
         """
-        return await self._desk.make(self._notes.run(name, fn, args, retries, backoff))
+        return await self._scribe.make(self._notes.run(name, fn, args, retries, backoff))
 
     def progress(
         self, fraction: float | None = None, message: str | None = None, *, detail: object = None, branch: str = ""
@@ -340,17 +243,17 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     @property
     def sync(self) -> SyncContext:
         """Checkpoints and activities for `def` steps, which do not await."""
-        return SyncContext(self._desk, self._notes)
+        return SyncContext(self._scribe, self._notes)
 
     @property
-    def _desk(self) -> Journal:
+    def _scribe(self) -> Journal:
         if self._journal is None:
             raise InputError("the journal needs a worker: this context was made by hand")
         return self._journal
 
     @property
     def _notes(self) -> Notes:
-        return self._desk.notes(self._claim, self.seq)
+        return self._scribe.notes(self._claim, self.seq)
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"

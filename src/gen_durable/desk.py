@@ -6,6 +6,7 @@ Each call looks at so many rows and no more, however big the table is.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -100,7 +101,7 @@ class Desk:
         self.wake.ring(found.queue)
 
 
-class SyncDesk(Generic[H]):
+class SyncDesk(ABC, Generic[H]):
     """The same for code that does not await; H is how it holds an instance."""
 
     _app: Durable
@@ -133,8 +134,8 @@ class SyncDesk(Generic[H]):
         """Let a failed or cancelled instance go on; see `Durable.retry`."""
         self._wait(self._app.retry(self._name(target)))
 
-    def _name(self, target: int | str | bytes | H) -> int | str | bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _name(self, target: int | str | bytes | H) -> int | str | bytes: ...
 
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        raise NotImplementedError
+    @abstractmethod
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T: ...

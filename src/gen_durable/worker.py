@@ -35,7 +35,6 @@ from gen_durable.pg.link import Link
 from gen_durable.policies import Policy, check_policies
 from gen_durable.registry import Registry
 from gen_durable.rooms.brood import reader
-from gen_durable.rooms.desk import Desk
 from gen_durable.rooms.doors import Doors
 from gen_durable.rooms.flush import Flush
 from gen_durable.rooms.hold import Held, Holdings
@@ -46,6 +45,7 @@ from gen_durable.rooms.loop import Loop
 from gen_durable.rooms.maintain import Gc, Reap
 from gen_durable.rooms.pick import Pick
 from gen_durable.rooms.run import Run
+from gen_durable.rooms.scribe import Scribe
 from gen_durable.rooms.threads import Threads
 from gen_durable.rooms.transact import Transact
 from gen_durable.rooms.wake import BELL
@@ -177,9 +177,9 @@ class Worker:
             give_back=self._give_back,
             on_free=self._pick.freed,
         )
-        self._desk = Desk(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
+        self._scribe = Scribe(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
         doors = Doors(app.ask, app.calls, app.wake.ring_all)
-        run = Run(self.name, self._threads, reader(app.pool, app.calls), doors, self._desk)
+        run = Run(self.name, self._threads, reader(app.pool, app.calls), doors, self._scribe)
         self._transact = Transact(run, app.target, app.calls, TRANSACTIONS, self._woke, worker=self.name)
         self._live = Live(
             run,
@@ -253,7 +253,7 @@ class Worker:
                 link.close_soon()
             self._transact.close_soon()
             await self._flush.close()
-            await self._desk.close()
+            await self._scribe.close()
             self._threads.close()
 
     async def _drain(self) -> None:

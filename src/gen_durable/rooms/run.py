@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sized
 from itertools import islice
 from typing import Any, cast
 
-from gen_durable.context import Context, Journal, LimitDoors, StepConnection
+from gen_durable.context import Context
 from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
 from gen_durable.jobs import Cancel, Job
 from gen_durable.limits import MAX_CHILDREN, clean_error
@@ -27,6 +27,7 @@ from gen_durable.registry import Entry
 from gen_durable.rooms.brood import ReadChildren
 from gen_durable.rooms.encode import SAME_STATE, Ran, encode_outcome
 from gen_durable.rooms.threads import Threads
+from gen_durable.services import Journal, LimitDoors, StepConnection
 from gen_durable.signals import Received
 from gen_durable.store.rows import Claim
 

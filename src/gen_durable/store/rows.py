@@ -41,7 +41,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     abandoned: bool = False
     visit: int = 0
     journal: str | None = None  # what former executions of this visit have left, as JSON
-    notes: object = None  # of this execution, once it has written any (rooms.desk)
+    notes: object = None  # of this execution, once it has written any (rooms.scribe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar, cast, overload
 
 from gen_durable.codec import JSON_NULL
-from gen_durable.context import Child, Context, StepConnection
+from gen_durable.context import Child, Context
 from gen_durable.instances import Status
 from gen_durable.limits import check_key
 from gen_durable.outcomes import Startable, step_of
+from gen_durable.services import StepConnection
 from gen_durable.signals import Received, Signal
 from gen_durable.testing.paper import NOTHING, PaperJournal
 

@@ -22,11 +22,11 @@ from gen_durable.jobs import backoff
 from gen_durable.pg.link import Link
 from gen_durable.registry import Entry, Registry
 from gen_durable.rooms.brood import ReadChildren, reader
-from gen_durable.rooms.desk import Desk
 from gen_durable.rooms.doors import Doors
 from gen_durable.rooms.encode import Ran, encode_cancel
 from gen_durable.rooms.flush import Flush, Verdict
 from gen_durable.rooms.run import Run, StepRaised, Undecodable
+from gen_durable.rooms.scribe import Scribe
 from gen_durable.rooms.threads import Threads
 from gen_durable.rooms.transact import Transact
 from gen_durable.rooms.wake import BELL
@@ -47,12 +47,12 @@ class Stepper:
     __slots__ = (
         "_app",
         "_cascade",
-        "_desk",
         "_errors",
         "_flush",
         "_link",
         "_registry",
         "_run",
+        "_scribe",
         "_side_link",
         "_statements",
         "_threads",
@@ -69,8 +69,8 @@ class Stepper:
         self._errors = errors
         self._cascade = False
         doors = Doors(app.ask, app.calls, _nobody)
-        self._desk = Desk(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
-        self._run = _Run(self._threads, reader(app.pool, app.calls), doors, self._desk, errors)
+        self._scribe = Scribe(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
+        self._run = _Run(self._threads, reader(app.pool, app.calls), doors, self._scribe, errors)
         self._flush = Flush(self._link, self._side_link, app.calls, 1, self._woke, worker=WORKER)
         self._transact = Transact(self._run, app.target, app.calls, 1, self._woke, worker=WORKER)
 
@@ -80,7 +80,7 @@ class Stepper:
 
     async def close(self) -> None:
         await self._flush.close()
-        await self._desk.close()
+        await self._scribe.close()
         self._threads.close()
         links = (self._link.close(), self._side_link.close(), self._transact.close())
         await asyncio.gather(*links, return_exceptions=True)
@@ -249,7 +249,7 @@ class _Run(Run):
     __slots__ = ("_errors",)
 
     def __init__(
-        self, threads: Threads, read_children: ReadChildren, doors: Doors, desk: Desk, errors: dict[int, Exception]
+        self, threads: Threads, read_children: ReadChildren, doors: Doors, desk: Scribe, errors: dict[int, Exception]
     ) -> None:
         super().__init__(WORKER, threads, read_children, doors, desk)
         self._errors = errors

@@ -1,4 +1,4 @@
-"""Desk: where the steps of a worker write their journal.
+"""Scribe: writes down what the steps of a worker keep in their journal.
 
 In: the moves of `Notes`, and reports of progress. Out: writes, one round trip each, tried again until the database has
 answered, as it is with outcomes: only the fence decides whether one counts. Reports of progress are the exception: they
@@ -40,7 +40,7 @@ CLOSING: Final = 1.0
 T = TypeVar("T")
 
 
-class Desk:
+class Scribe:
     """The journal of one worker's steps."""
 
     __slots__ = (

@@ -1,0 +1,110 @@
+"""What stands behind a context: limits, the journal, a transaction. A worker has them, a context made by hand has not.
+
+In: nothing; these are shapes. Out: what `Context` may ask for, without knowing the rooms that do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import timedelta
+from typing import Any, Protocol
+
+from gen_durable.policies import Limit
+
+
+class LimitDoor(AbstractAsyncContextManager[None], AbstractContextManager[None], Protocol):
+    """What `ctx.limit` gives: for `async with`, and for `with` in a `def` step."""
+
+
+class LimitDoors(Protocol):
+    """Where `ctx.limit` leads; a worker has one."""
+
+    def door(self, instance: int, claim: int, held: str | None, limit: Limit) -> LimitDoor:
+        """A way into a limit for a claim that holds a slot already, or none."""
+        ...
+
+
+class StepConnection(Protocol):
+    """What `ctx.connection` is: an asyncpg connection in an open transaction, as far as a step needs it."""
+
+    async def execute(self, query: str, *args: Any) -> Any:
+        """Run a statement."""
+        ...
+
+    async def executemany(self, command: str, args: Any) -> Any:
+        """Run a statement for each of several sets of arguments."""
+        ...
+
+    async def fetch(self, query: str, *args: Any) -> Any:
+        """The rows of a query."""
+        ...
+
+    async def fetchrow(self, query: str, *args: Any) -> Any:
+        """The first row of a query; None: there is none."""
+        ...
+
+    async def fetchval(self, query: str, *args: Any) -> Any:
+        """A value of the first row."""
+        ...
+
+    def transaction(self) -> Any:
+        """A savepoint: `async with ctx.connection.transaction():`."""
+        ...
+
+
+class Notes(Protocol):
+    """What a step keeps of its work before its outcome. Writes are moves, to be made by the `Journal`."""
+
+    checkpoint: bytes | None
+
+    def save(self, value: object) -> Generator[Any, Any, Any]:
+        """Write a checkpoint."""
+        ...
+
+    def clear(self) -> Generator[Any, Any, Any]:
+        """Forget the checkpoint."""
+        ...
+
+    def run(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        retries: int,
+        backoff: Callable[[int], timedelta] | None,
+    ) -> Generator[Any, Any, Any]:
+        """Run an activity."""
+        ...
+
+
+class Journal(Protocol):
+    """Where checkpoints, activities and progress are written; a worker has one."""
+
+    installation: str
+
+    def notes(self, claim: Any, seq: int) -> Notes:
+        """The notes of a claim's step."""
+        ...
+
+    async def make(self, moves: Generator[Any, Any, Any]) -> Any:
+        """Make moves on the loop."""
+        ...
+
+    def make_in_thread(self, moves: Generator[Any, Any, Any]) -> Any:
+        """Make moves in the thread of a `def` step."""
+        ...
+
+    def report(
+        self,
+        instance: int,
+        claim: int,
+        step: str,
+        *,
+        branch: str,
+        fraction: float | None,
+        message: str | None,
+        detail: object,
+    ) -> None:
+        """Take a report of progress."""
+        ...
