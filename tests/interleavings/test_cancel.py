@@ -124,7 +124,8 @@ FAMILY = parent(1, pending=2) + executing(2, parent_id=1, parent_round=1) + park
 LISTED = (
     FAMILY
     + "update @schema.gen_durable set status = 'cancelled', finished_at = now(), children_pending = 0 where id = 1;"
-    + "insert into @schema.gen_durable_cascades (parent_id, origin, reason) values (1, 1, 'why');"
+    + "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)"
+    " values (1, 0, 1, 1, 'why');"
 )
 LAST = Commit(2, 1, 0, "done", value="1", parent=1)
 
@@ -354,7 +355,10 @@ async def test_cascade_cascade(exploring: Exploring, calls: Calls) -> None:
 async def test_cascade_flush_of_a_child_that_spreads(exploring: Exploring, calls: Calls) -> None:
     """A child starts children of its own as the tree is cancelled: they are cancelled too, or never begin."""
     given = parent(1, pending=0, status="cancelled", finished_at=seconds(0)) + executing(2, parent_id=1, parent_round=1)
-    given += "insert into @schema.gen_durable_cascades (parent_id, origin, reason) values (1, 1, 'why');"
+    given += (
+        "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)"
+        " values (1, 0, 1, 1, 'why');"
+    )
 
     def over(end: End) -> None:
         match end.rows[2]["status"]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+from tests.interleavings.breakpoints import Cure
 from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
-from tests.interleavings.given import ended, executing, parent
+from tests.interleavings.given import ended, executing, instance, parent
+from tests.interleavings.test_cancel import CHILD
+from tests.interleavings.test_claim_claim import KNOWN
 
-from gen_durable.store.calls import Calls
+from gen_durable.store.calls import Call, Calls
 from gen_durable.store.reads import Reads
 from gen_durable.store.rows import Commit
 
@@ -74,3 +80,45 @@ async def test_retry_gc(exploring: Exploring, calls: Calls) -> None:
             ended(1, status="failed"), [retry], [calls.gc(60, 60, 60, 10)], either, begin=True
         )
     assert report.faults == []
+
+
+CANCELLED = (
+    ended(1, status="cancelled", round=1, ago=1)
+    + instance(2, parent_id=1, parent_round=1, queue="b")
+    + instance(3, parent_id=1, parent_round=1, queue="b")
+    + "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)"
+    " values (1, 0, 1, 1, 'why');"
+)
+QUIET = ("retry", "pick", "admit", "ration", "hand_over", "children_of", "join_up", "spawn", "flush", "cancel_rows")
+
+
+def again(calls: Calls) -> list[Call[Any]]:
+    """The parent is tried again, claimed, and starts a child."""
+    return [
+        Reads(calls.schema).retry(1, None),
+        calls.pick("w", {"default": 1}, KNOWN, 60),
+        calls.flush([Commit(1, 3, 1, "children", step="t", extra=json.dumps({"children": [CHILD]}))]),
+    ]
+
+
+def apart(end: End) -> None:
+    assert [end.rows[i]["status"] for i in (1, 2, 3)] == ["awaiting_children", "cancelled", "cancelled"]
+    assert (end.rows[101]["status"], end.rows[101]["parent_round"]) == ("runnable", 2)
+
+
+async def test_retry_cascade(exploring: Exploring, calls: Calls) -> None:
+    """A parent goes on, and into a new round, while its old children are cancelled: those are, and no others."""
+    async with exploring(quiet=QUIET) as explorer:
+        report = await explorer.explore(
+            CANCELLED, again(calls), [calls.cascade(2, None)], apart, then="select @schema.cascade(9, null)"
+        )
+    assert report.faults == []
+    assert report.schedules > 20
+
+
+async def test_a_cascade_that_is_bound_to_no_round_cancels_the_next(exploring: Exploring, calls: Calls) -> None:
+    """The children of the new round are cancelled for what was done to the old one."""
+    cure = Cure("cascade", "c.parent_round between l.first_round and l.last_round", "c.parent_round >= l.first_round")
+    async with exploring(cure, quiet=QUIET) as explorer:
+        report = await explorer.explore(CANCELLED, again(calls), [calls.cascade(9, None)], apart, first_fault=True)
+    assert len(report.faults) == 1

@@ -124,7 +124,10 @@ def parked_ids(store: Store) -> list[int]:
 
 
 def listed(store: Store) -> Call[Any]:
-    store.sql("insert into @schema.gen_durable_cascades (parent_id, origin, reason) values (900000, 900000, 'no')")
+    store.sql(
+        "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)"
+        " values (900000, 0, 1, 900000, 'no')"
+    )
     return store.calls.cascade(BATCH, None)
 
 

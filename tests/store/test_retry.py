@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.interleavings.given import LIVE, ended, executing, instance, parent, parked, signal
 from tests.store.conftest import Store
@@ -131,3 +133,20 @@ def test_retry_of_one_that_was_cancelled_while_it_ran(store: Store) -> None:
     (claim,) = store.pick().claims
     assert store.flush(Commit(1, claim.claim, claim.seq, "next", step="t")).stale == set()
     assert store.row(1)["status"] == "runnable"
+
+
+def test_a_retried_parent_is_not_followed_into_its_next_round(store: Store) -> None:
+    """Its children are still being cancelled when it goes on: the old ones end, the new one is none of them."""
+    family = {"parent_id": 1, "parent_round": 1}
+    store.given(parent(1, pending=2) + parked(2, **family) + parked(3, **family))
+    store.run(store.calls.cancel([(1, None)], "why", cascade=True))
+    assert store.run(store.calls.cascade(1, None)).more
+    store.run(store.reads.retry(1, None))
+    (claim,) = store.pick().claims
+    child = {"fsm": "m", "version": 1, "step": "s", "state": {}, "queue": "default", "priority": 0, "delay": 0}
+    store.flush(Commit(1, claim.claim, claim.seq, "children", step="t", extra=json.dumps({"children": [child]})))
+    while store.run(store.calls.cascade(1, None)).more:
+        pass
+    assert [(row["id"], row["status"]) for row in store.rows()] == [
+        (1, "awaiting_children"), (2, "cancelled"), (3, "cancelled"), (101, "runnable"),
+    ]  # fmt: skip

@@ -67,8 +67,10 @@ begin
 
   parents := parents || marked;
   if parents is not null then
-    insert into @schema.gen_durable_cascades (parent_id, origin, reason)
-    select o.id, o.origin, o.reason from unnest(ids, reasons, cascades, origins) as o (id, reason, cascades, origin)
+    insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)
+    select g.id, 0, g.round, o.origin, o.reason
+    from unnest(ids, reasons, cascades, origins) as o (id, reason, cascades, origin)
+    join @schema.gen_durable g on g.id = o.id
     where o.cascades and o.id = any (parents);
   end if;
   if emptied is not null then

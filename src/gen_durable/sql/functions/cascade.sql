@@ -2,8 +2,8 @@
 --
 -- In: how many; of which origin (null: of any). Out: how many were ended and how many asked to stop, what to ring (as
 -- cancel), and whether there may be more to do.
--- A parent in the list starts no child any more, so each is visited once, in the order of ids. Children that have children
--- are put on the list in turn. Whoever dies in the middle leaves the rest to the next: the list is in the database.
+-- A parent in the list starts no child of these rounds any more, so each is visited once, in the order of ids. Children that
+-- have children are put on the list in turn. Whoever dies in the middle leaves the rest to the next: the list is in the database.
 -- Index: gen_durable_parent, in its order; primary keys.
 -- Locks: entries of the list, then the children in id order, both with SKIP LOCKED: a child that somebody holds, perhaps for
 -- long, is left to the next turn. Parents do not wait for these children any more: join_up finds nobody and locks nobody.
@@ -46,7 +46,7 @@ begin
   from @schema.gen_durable_cascades l
   cross join lateral (
     select c.id from @schema.gen_durable c
-    where c.parent_id = l.parent_id and (l.round is null or c.parent_round = l.round) and c.id > l.after
+    where c.parent_id = l.parent_id and c.parent_round between l.first_round and l.last_round and c.id > l.after
       and c.finished_at is null and c.cancel_reason is null
     order by c.parent_id, c.parent_round, c.id
     limit share

@@ -49,8 +49,8 @@ begin
     returning p.id, p.round, p.queue, p.status, p.cancel_rest
   ),
   rest as (
-    insert into @schema.gen_durable_cascades (parent_id, round, origin, reason)
-    select u.id, u.round, u.id, format('instance %s goes on without it', u.id) from u
+    insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)
+    select u.id, u.round, u.round, u.id, format('instance %s goes on without it', u.id) from u
     where u.status = 'runnable' and u.cancel_rest
     returning parent_id
   )

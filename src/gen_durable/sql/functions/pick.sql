@@ -241,8 +241,8 @@ begin
     ),
     -- A barrier that its deadline has opened. (Others have been dealt with when they opened.)
     rest as (
-      insert into @schema.gen_durable_cascades (parent_id, round, origin, reason)
-      select g.id, g.round, g.id, format('instance %s goes on without it', g.id) from claimed g
+      insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)
+      select g.id, g.round, g.round, g.id, format('instance %s goes on without it', g.id) from claimed g
       where g.cancel_rest and g.joined
     )
     select

@@ -136,7 +136,8 @@ create index gen_durable_finished on @schema.gen_durable (finished_at) where fin
 create table @schema.gen_durable_cascades (
   id           bigint generated always as identity primary key,
   parent_id    bigint not null,
-  round        int,                       -- null: of all rounds
+  first_round  int not null,              -- of which rounds. A parent that is tried again begins a round that is none of
+  last_round   int not null,              -- these: its children are left alone (tests/interleavings: retry_cascade)
   after        bigint not null default 0, -- children up to this id are dealt with
   origin       bigint not null,           -- the instance that somebody has cancelled, or whose barrier it is
   reason       text not null,
