@@ -83,11 +83,12 @@ class Desk:
         )
 
     async def retry(self, target: int | str | bytes | Handle[Any]) -> None:
-        """Let a failed or cancelled instance go on from the step that it ended in, as if that had not run yet.
+        """Let a failed or cancelled instance go on from the step that it ended in, with the state that it had there.
 
-        Signals that it had not consumed are gone, and a unique key that it has let go of is not taken again. A parent
-        that still waits for its children waits for it too; one that has gone on does not hear of it. Raises `NotFound`,
-        and `WrongStatus` for one that is done or has not ended.
+        What the step had finished (`ctx.run`, `ctx.checkpoint`) counts, as after a crash. Signals that the instance had
+        not consumed are gone, and a unique key that it has let go of is not taken again. A parent that still waits for
+        its children waits for it too; one that has gone on does not hear of it. Raises `NotFound`, and `WrongStatus`
+        for one that is done or has not ended.
         """
         found = await self.ask.run(self.reads.retry(*address(target)), "retry", safe=False)
         if found is None:

@@ -17,6 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from gen_durable import Durable
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -169,3 +171,9 @@ async def open_proxy(dsn: str) -> AsyncIterator[Proxy]:
 def proxied(dsn: str) -> Callable[[], contextlib.AbstractAsyncContextManager[Proxy]]:
     """`async with proxied() as proxy:` gives a way to the server that can be cut."""
     return lambda: open_proxy(dsn)
+
+
+@pytest.fixture
+def open_app(dsn: str, schema: str) -> Callable[[], contextlib.AbstractAsyncContextManager[Durable]]:
+    """`async with open_app() as app:` gives a client on the test's schema."""
+    return lambda: Durable(dsn, schema=schema)

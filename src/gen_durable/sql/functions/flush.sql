@@ -89,7 +89,11 @@ begin
         else 0
       end,
       seq = g.seq + 1,
-      visit = case when o.kind = 'replay' or (o.kind = 'await' and o.step is null) then g.visit else g.seq + 1 end,
+      -- An end stays in its visit: who is tried again goes on with what is finished (retry.sql).
+      visit = case
+        when o.kind in ('replay', 'done', 'stop', 'cancel') or (o.kind = 'await' and o.step is null) then g.visit
+        else g.seq + 1
+      end,
       crashes = 0,
       eligible_at = case when o.kind in ('next', 'replay') then now() + make_interval(secs => coalesce(o.delay, 0)) else g.eligible_at end,
       await_deadline = case when o.kind in ('await', 'children') then now() + make_interval(secs => o.delay) end,

@@ -3,7 +3,8 @@
 -- In: an id or, where that is null, the unique key that it holds (only one whose scope has failed or cancelled in it does).
 -- Out: one row: its id, the status that it had, and, if it goes on, the queue to be told of it; no row if it is unknown.
 -- Its error stays until it progresses. A key that was freed is not taken again (ADR 2). A parent that still waits for this
--- round waits for it again; one that went on has gone on. Children of its last round come along, as with a join.
+-- round waits for it again; one that went on has gone on. Children of its last round come along, as with a join. It is the same
+-- visit of the step: finished activities and the checkpoint count, the idempotency key is the same.
 -- Index: primary key, gen_durable_unique. Locks: the parent and the row, in id order, as flush does.
 create or replace function @schema.retry(instance bigint, key bytea default null)
 returns table (id bigint, was text, woken text)

@@ -1,0 +1,97 @@
+"""Progress: the last word counts, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tests.flows.journal_support import SOON, Counting, Opening, Scripted, run
+
+from gen_durable import (
+    Context,
+    Done,
+    Finished,
+    Outcome,
+    Start,
+    Worker,
+)
+from gen_durable.pg.link import Link
+from gen_durable.store.calls import Call
+from gen_durable.store.journal import Report
+
+
+async def test_progress_is_gathered_and_the_last_word_counts(open_app: Opening) -> None:
+    """Hundreds of reports are few statements; what cannot be stored is dropped, and the step goes on."""
+
+    async def first(n: int, ctx: Context) -> Outcome[Any]:
+        began = time.perf_counter()
+        for k in range(500):
+            ctx.progress(k / 500, f"{k} of 500", detail={"k": k})
+            await asyncio.sleep(0)
+        ctx.progress(0.1, "left", branch="left")
+        ctx.progress(object(), "odd", detail=object())  # type: ignore[arg-type]
+        ctx.progress(1.0, "all\x00 done", detail=None)
+        assert time.perf_counter() - began < 5
+        return Done(n)
+
+    async with open_app() as app:
+        app.journal = counting = Counting(app)
+        machine = Scripted(first)
+        async with Worker(app, machines=[machine]):
+            handles = await app.insert_many([Start(Scripted.first, n) for n in range(10)])
+            assert all([isinstance(await h.wait(SOON), Finished) for h in handles]), machine.errors
+        assert len(counting.sent) < 50
+        for handle in handles:
+            by_branch = {p.branch: p for p in await app.progress(handle)}
+            assert (by_branch[""].fraction, by_branch[""].step, by_branch[""].detail) == (1.0, "first", None)
+            assert "done" in (by_branch[""].message or "")
+            assert by_branch["left"].fraction == 0.1
+
+
+async def test_a_report_of_a_locked_row_is_written_later(open_app: Opening) -> None:
+    """Somebody's transaction holds the row: the report waits for it, and not the step."""
+
+    async def first(n: int, ctx: Context) -> Outcome[Any]:
+        link = Link(app.target)
+        connection = await link.raw()
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(app.calls.schema.render("select from @schema.gen_durable for update"))
+        ctx.progress(0.5)
+        await counting.twice.wait()
+        assert await app.progress(ctx.id) == []
+        await transaction.rollback()
+        await link.close()
+        return Done(n)
+
+    async with open_app() as app:
+        app.journal = counting = Counting(app)
+        machine = Scripted(first)
+        handle, ending = await run(app, machine)
+        assert isinstance(ending, Finished), machine.errors
+        assert [p.fraction for p in await app.progress(handle)] == [0.5]
+
+
+async def test_progress_does_not_fail_without_a_database(open_app: Opening) -> None:
+    """A report that cannot be written is dropped: the step does not notice."""
+
+    class Broken(Counting):
+        __slots__ = ()
+
+        def report(self, reports: Sequence[Report]) -> Call[set[int]]:
+            self.sent.append(reports)
+            return Call("select 1 / 0", (), lambda _: set())
+
+    async def first(n: int, ctx: Context) -> Outcome[Any]:
+        ctx.progress(0.5)
+        await asyncio.sleep(0.1)
+        ctx.progress(0.6)
+        return Done(n)
+
+    async with open_app() as app:
+        app.journal = broken = Broken(app)
+        handle, ending = await run(app, Scripted(first))
+        assert ending == Finished(handle.id, 1)
+        assert len(broken.sent) == 2
