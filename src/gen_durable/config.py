@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, TypedDict
+from typing import Final, TypeAlias, TypedDict
 
 from gen_durable.errors import ConfigError
+from gen_durable.instances import Instance
 from gen_durable.limits import check_name
 
 DAY: Final = timedelta(days=1)
+OnDeadLetter: TypeAlias = Callable[[Instance], Awaitable[None] | None]
+"""What a worker calls with an instance that its reaper has failed after `max_crashes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class WorkerSettings(TypedDict, total=False):
     drain_timeout: timedelta
     cancel_timeout: timedelta
     max_crashes: int | None
+    on_dead_letter: OnDeadLetter | None
     run_ahead_time: timedelta
     run_ahead_steps: int
     flush_batch: int
@@ -84,6 +88,7 @@ class WorkerOptions:
     drain_timeout: timedelta = timedelta(seconds=5)
     cancel_timeout: timedelta = timedelta(seconds=5)
     max_crashes: int | None = None
+    on_dead_letter: OnDeadLetter | None = None
     run_ahead_time: timedelta = timedelta(milliseconds=100)
     run_ahead_steps: int = 32
     flush_batch: int = 500
@@ -106,6 +111,8 @@ class WorkerOptions:
         for name, least in (("prefetch", 0), ("max_crashes", 1), ("threads", 1)):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), least)
+        if self.on_dead_letter is not None and not callable(self.on_dead_letter):
+            raise ConfigError(f"on_dead_letter must be a function of one instance, got {self.on_dead_letter!r}")
         if self.heartbeat_interval * 3 > self.lease_ttl:
             raise ConfigError(
                 f"heartbeat_interval ({self.heartbeat_interval}) must be at most a third of lease_ttl "

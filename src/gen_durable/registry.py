@@ -82,6 +82,11 @@ class Registry:
         return self._entries[machine, version, step]
 
     @property
+    def silent(self) -> list[str]:
+        """The machines and jobs that keep no history."""
+        return [spec.name for spec in self.specs if spec.history == "off"]
+
+    @property
     def known(self) -> list[str]:
         """Every name this worker can run, as the pick function compares them: `machine/version/step`."""
         return [f"{machine}/{version}/{step}" for machine, version, step in self._entries]

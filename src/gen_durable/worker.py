@@ -40,6 +40,7 @@ from gen_durable.rooms.flush import Flush
 from gen_durable.rooms.hold import Held, Holdings
 from gen_durable.rooms.keep import Keep
 from gen_durable.rooms.lane import Lanes
+from gen_durable.rooms.letters import Letters
 from gen_durable.rooms.live import Live
 from gen_durable.rooms.loop import Loop
 from gen_durable.rooms.maintain import Gc, Reap
@@ -144,6 +145,8 @@ class Worker:
             self._pick.start()
         for room in self._upkeep:
             room.start()
+        if self._letters is not None and (self.options.max_crashes is None or self.options.reap_interval is None):
+            log.warning("on_dead_letter is never called by a worker without max_crashes or with reap_interval=None")
         slots = ", ".join(f"{queue}={n}" for queue, n in self.options.slots.items())
         log.info("worker %s: %s", self.name, slots or "maintenance only")
 
@@ -208,10 +211,21 @@ class Worker:
             on_asked=self._asked,
             on_lag=self._lagged,
         )
+        hook = options.on_dead_letter
+        self._letters = None if hook is None else Letters(hook, app.pool, app.calls, self._threads)
         self._upkeep: list[Loop] = []
         if options.reap_interval is not None:
             self._upkeep.append(
-                Reap(upkeep_link, app.calls, options, known=self._registry.known, wake=app.wake, events=app.events)
+                Reap(
+                    upkeep_link,
+                    app.calls,
+                    options,
+                    known=self._registry.known,
+                    silent=self._registry.silent,
+                    wake=app.wake,
+                    events=app.events,
+                    on_dead=lambda ids: None if self._letters is None else self._letters.take(ids),
+                )
             )
         if options.gc_interval is not None:
             self._upkeep.append(Gc(upkeep_link, app.calls, options, app.events))
@@ -238,12 +252,16 @@ class Worker:
                 await self._keep.stop()
             for room in self._upkeep:
                 await room.stop()
+            if self._letters is not None:
+                await self._letters.close(self.options.drain_timeout.total_seconds())
             if not self._holdings.all():
                 await asyncio.gather(*(link.close() for link in self._links), return_exceptions=True)
                 await self._transact.close()
         finally:
             # Also when the drain is interrupted: nothing of ours may go on beating for rows that nobody runs.
             self._keep.halt()
+            if self._letters is not None:
+                self._letters.halt()
             self._app.wake.leave_worker(self.name)
             for held in self._holdings.all():
                 self._abandon(held)

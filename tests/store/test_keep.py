@@ -6,6 +6,7 @@ import pytest
 from tests.interleavings.given import LIVE, ended, executing, instance, parent, seconds, signal
 from tests.store.conftest import Store
 
+from gen_durable.store.journal import JournalCalls
 from gen_durable.store.rows import Commit, Reclaimed
 
 LATE = {"lease_expires_at": seconds(-1)}
@@ -92,6 +93,40 @@ def test_a_crash_loop_ends(store: Store) -> None:
     assert "crash loop" in row["last_error"]
     assert row["finished_at"] is not None
     assert store.inbox() == []
+
+
+def ends(store: Store) -> list[tuple[object, ...]]:
+    found = store.sql("select * from @schema.transitions where outcome in ('Crashed', 'Cancel') order by instance_id")
+    return [(t["instance_id"], t["seq"], t["outcome"], t["step"], t["attempt"], t["worker"]) for t in found]
+
+
+def test_the_end_of_a_crash_loop_is_in_the_history(store: Store) -> None:
+    """Of rows that have a history, with the next number; the first step's, unless its machine is known to keep none."""
+    noted = "insert into @schema.transitions (instance_id, seq, step, outcome, attempt, started_at, duration) values "
+    store.given(
+        executing(1, seq=2, attempt=4, **LATE) + executing(2, seq=2, **LATE)
+        + executing(3, **LATE) + executing(4, fsm="quiet", **LATE)
+        + executing(5, seq=1, cancel_reason="why", **LATE) + executing(6, seq=1, cancel_reason="why", **LATE)
+        + noted + "(1, 1, 's', 'Next', 0, now(), 0), (1, 2, 's', 'Next', 0, now(), 0),"
+        "(5, 1, 's', 'Next', 0, now(), 0);"
+    )  # fmt: skip
+    store.run(store.calls.reap(10, 1, ["quiet"]))
+    assert ends(store) == [
+        (1, 3, "Crashed", "s", 4, "w"), (3, 1, "Crashed", "s", 0, "w"), (5, 2, "Cancel", "s", 0, "w"),
+    ]  # fmt: skip
+    assert [(row["id"], row["seq"], row["status"]) for row in store.rows()] == [
+        (1, 3, "failed"), (2, 3, "failed"), (3, 1, "failed"), (4, 1, "failed"),
+        (5, 2, "cancelled"), (6, 2, "cancelled"),
+    ]  # fmt: skip
+    (last,) = [t for t in store.run(JournalCalls(store.schema).history(1, None)) if t.seq == 3]
+    assert (last.next_step, last.error) == (None, store.row(1)["last_error"])
+
+
+def test_a_claim_that_is_taken_back_is_not_in_the_history(store: Store) -> None:
+    """It shows as a higher attempt in the next row."""
+    store.given(executing(1, **LATE))
+    reap(store, max_crashes=3)
+    assert ends(store) == []
 
 
 def test_below_max_crashes_it_lives(store: Store) -> None:

@@ -55,6 +55,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_demand": 11}, "min_demand .* would never pick"),
     ({"drain_timeout": 5}, "drain_timeout must be a timedelta"),
     ({"max_crashes": 0}, "max_crashes must be a whole number from 1"),
+    ({"on_dead_letter": "mail"}, "on_dead_letter must be a function"),
     ({"run_ahead_time": seconds(-1)}, "run_ahead_time must not be negative"),
     ({"run_ahead_steps": 1.5}, "run_ahead_steps must be a whole number"),
     ({"flush_batch": 0}, "flush_batch must be a whole number from 1"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final
 
@@ -30,7 +31,16 @@ class Reap(Loop):
     """Takes back claims whose lease has run out; now and then looks for rows that nobody here can run."""
 
     def __init__(
-        self, link: Link, calls: Calls, options: WorkerOptions, *, known: list[str], wake: Wake, events: Events
+        self,
+        link: Link,
+        calls: Calls,
+        options: WorkerOptions,
+        *,
+        known: list[str],
+        silent: list[str],
+        wake: Wake,
+        events: Events,
+        on_dead: Callable[[Iterable[int]], None],
     ) -> None:
         super().__init__("reaper")
         self._interval = (options.reap_interval or timedelta(0)).total_seconds()
@@ -38,14 +48,16 @@ class Reap(Loop):
         self._calls = calls
         self._options = options
         self._known = known
+        self._silent = silent
         self._wake = wake
         self._events = events
+        self._on_dead = on_dead
         self._turns = 0
         self._swept: str | None = None
         self._told: set[tuple[str, int, str]] = set()
 
     async def turn(self) -> float:
-        reaping = await self._link.run(self._calls.reap(REAP_BATCH, self._options.max_crashes))
+        reaping = await self._link.run(self._calls.reap(REAP_BATCH, self._options.max_crashes, self._silent))
         found = reaping.claims
         self._wake.ring_all(reaping.released)
         if found:
@@ -60,6 +72,7 @@ class Reap(Loop):
                 for row in found:
                     if row.dead:
                         self._events.emit(DeadLettered(row.id, row.machine, row.step, row.crashes))
+            self._on_dead(row.id for row in found if row.dead)
         for _ in range(SWEEPS):
             self._swept, woken = await self._link.run(self._calls.sweep(self._swept, SWEEP_BATCH))
             self._wake.ring_all(woken)

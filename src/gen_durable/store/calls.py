@@ -99,7 +99,7 @@ class Calls:
         self._cascade = f"select ended, asked, woken, more from {s}.cascade($1,$2)"  # noqa: S608
         self._asked = f"select id, reason from {s}.asked($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
-        self._reap = f"select id, fsm, fsm_version, step, queue, crashes, dead from {s}.reap($1,$2)"  # noqa: S608
+        self._reap = f"select id, fsm, fsm_version, step, queue, crashes, dead from {s}.reap($1,$2,$3)"  # noqa: S608
         self._sweep = f"select last, woken from {s}.sweep($1,$2)"  # noqa: S608
         self._release = f"select id, woken from {s}.release($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select {s}.gc($1,$2,$3,$4)"
@@ -230,8 +230,9 @@ class Calls:
             lambda rows: [row[0] for row in rows],
         )
 
-    def reap(self, batch: int, max_crashes: int | None) -> Call[Reaping]:
-        return Call(self._reap, (batch, max_crashes), _read_reaping)
+    def reap(self, batch: int, max_crashes: int | None, silent: Sequence[str] = ()) -> Call[Reaping]:
+        """`silent`: machines that keep no history."""
+        return Call(self._reap, (batch, max_crashes, list(silent)), _read_reaping)
 
     def sweep(self, after: str | None, batch: int) -> Call[tuple[str | None, list[str]]]:
         """Hand over keys that are free although rows wait for them, a batch at a time: where it ended, and queues."""

@@ -1,14 +1,15 @@
 -- reap: take back claims whose lease has run out; fail those that have crashed too often, end those to be cancelled.
 --
--- In: how many at most; after how many crashes a row is failed (null: never). Out: the rows taken back, and whether
--- each was failed; then, without an id, the queues of parents whose last child was ended here, and of rows that were
+-- In: how many at most; after how many crashes a row is failed (null: never); machines that keep no history, as far as the
+-- caller knows. Out: the rows taken back, and whether each was failed; then, without an id, the queues of parents whose last child was ended here, and of rows that were
 -- next after an ended one; '!' when children are to be cancelled
 -- and nobody has done it for a while.
 -- Every worker runs this; there is no leader. It acts on row truth alone. A row taken back keeps its eligible_at, and
--- so its place: within a partition key it stays the head.
--- Index: gen_durable_lease. Locks: id order, SKIP LOCKED, the parents of ended rows too: they come after their children
+-- so its place: within a partition key it stays the head. An end is written into the history of a row that has one: what was
+-- noted of its last outcome tells, or, of one that never had an outcome, the caller.
+-- Index: gen_durable_lease; primary keys. Locks: id order, SKIP LOCKED, the parents of ended rows too: they come after their children
 -- here and before them in flush and signal, so waiting for one would deadlock (tests/interleavings: reap_flush).
-create or replace function @schema.reap(batch int, max_crashes int default null)
+create or replace function @schema.reap(batch int, max_crashes int default null, silent text[] default '{}')
 returns table (id bigint, fsm text, fsm_version int, step text, queue text, crashes int, dead boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -66,6 +67,18 @@ begin
     end if;
   end if;
 
+  if doomed is not null then
+    insert into @schema.transitions (instance_id, seq, step, outcome, attempt, started_at, duration, worker, error)
+    select
+      g.id, g.seq + 1, g.step, case when g.cancel_reason is null then 'Crashed' else 'Cancel' end, g.attempt, g.updated_at,
+      extract(epoch from now() - g.updated_at), g.locked_by, coalesce(g.cancel_reason, @schema.crash_loop(g.step, g.crashes + 1))
+    from @schema.gen_durable g
+    where g.id = any (doomed) and case
+      when g.seq = 0 then g.fsm <> all (silent)
+      else exists (select from @schema.transitions t where t.instance_id = g.id and t.seq = g.seq)
+    end;
+  end if;
+
   return query
     update @schema.gen_durable g set
       status = case
@@ -74,15 +87,14 @@ begin
       claims = g.claims + 1,
       crashes = g.crashes + 1,
       attempt = g.attempt + 1,
+      seq = case when g.id = any (doomed) then g.seq + 1 else g.seq end,
       locked_by = null,
       lease_expires_at = null,
       awaits = case when g.id = any (doomed) then null else g.awaits end,
       finished_at = case when g.id = any (doomed) then now() end,
       last_error = case
         when g.cancel_reason is not null then g.cancel_reason
-        when g.crashes + 1 >= max_crashes
-        then format('crash loop: step %s ended %s times without an outcome (its worker died or lost its lease)',
-                    g.step, g.crashes + 1)
+        when g.crashes + 1 >= max_crashes then @schema.crash_loop(g.step, g.crashes + 1)
         else g.last_error
       end,
       unique_scope = case
