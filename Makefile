@@ -35,6 +35,7 @@ help:
 	@echo '  make bench    measure the engine beside its bare ceiling; tables here, JSON and plots in bench/results/'
 	@echo '  make bench-scale   what each call costs with 10 k to 3 M rows, and under a long reader (ARGS=--quick)'
 	@echo '  make soak     half of the peak for an hour (HOURS=0.25): does anything grow that should not?'
+	@echo '  make bench-look    what list and count cost on 3 M rows, by each filter (ARGS="--rows 100k")'
 	@echo '  make fmt      format the code and apply the safe fixes'
 	@echo '  make venv     only make or refresh the environment in $(VENV); the others do it when needed'
 	@echo '  make clean    remove $(VENV), caches and build output (data in .gen_durable/ stays)'
@@ -80,6 +81,9 @@ bench-scale: $(READY)-bench
 .PHONY: soak
 soak: $(READY)-bench
 	$(WITH_PG) $(BIN)/python -m bench.soak --hours $(or $(HOURS),1) $(ARGS)
+.PHONY: bench-look
+bench-look: $(READY)-bench
+	$(WITH_PG) $(BIN)/python -m bench.look --metadata-index $(ARGS)
 
 $(READY)-bench: $(READY)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt -e '.[bench]'

@@ -17,7 +17,7 @@ import pytest
 from tests.store.conftest import Store
 from tests.store.test_plans import counted, plans_of
 
-from gen_durable.listing import wanted
+from gen_durable.listing import Filters, wanted
 from gen_durable.pg.link import Link, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.calls import Call
@@ -88,7 +88,10 @@ LOOKS = {
     "parent": Look({"parent": 500_000}, PARENT, 60),
     "parent, rare": Look({"parent": 500_000, "status": "done"}, PARENT, 6100),
     "unique key": Look({"unique_key": "k5"}, UNIQUE, 4),
+    "inserted after": Look({"inserted_after": ago(200_000)}, rows=60),
+    "inserted before": Look({"inserted_before": ago(289_000)}, rows=4000),
     "inserted": Look({"inserted_after": ago(290_000), "inserted_before": ago(289_000)}),
+    "updated after": Look({"updated_after": ago(3600)}, rows=60),
     "updated": Look({"updated_before": ago(190_000)}),
     "finished lately": Look({"finished_after": ago(42_000)}, FINISHED, 8000),
     "finished long ago": Look({"finished_before": ago(199_000), "finished_after": ago(199_500)}, FINISHED, 2000),
@@ -97,6 +100,11 @@ LOOKS = {
     "metadata and status": Look({"metadata": {"order": 10_017}, "status": "failed"}, TROUBLED, 2000),
     "everything": Look({"machine": "m6", "step": "s2", "queue": "q1", "metadata": {"tenant": "t1"}, "status": "done"}),
 }
+
+
+def test_every_filter_is_looked_at() -> None:
+    """A filter that is new is to be measured too."""
+    assert {name for look in LOOKS.values() for name in look.filters} == set(Filters.__annotations__)
 
 
 @pytest.fixture(scope="module")
