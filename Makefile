@@ -81,6 +81,7 @@ bench-scale: $(READY)-bench
 .PHONY: soak
 soak: $(READY)-bench
 	$(WITH_PG) $(BIN)/python -m bench.soak --hours $(or $(HOURS),1) $(ARGS)
+
 .PHONY: bench-look
 bench-look: $(READY)-bench
 	$(WITH_PG) $(BIN)/python -m bench.look --metadata-index $(ARGS)

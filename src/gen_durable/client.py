@@ -18,11 +18,12 @@ from typing_extensions import Unpack
 
 from gen_durable.codec import Codec
 from gen_durable.desk import Desk
-from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NoTarget, NotFound
+from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NotFound
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.journal import Activity, Progress, Transition
-from gen_durable.limits import check_delay, check_name, check_text_key, clean_error
+from gen_durable.limits import check_delay, check_name
+from gen_durable.orders import cancellation_of, delivery_of, reason_of, was_delivered
 from gen_durable.outcomes import LIVE, Scope, Start, Startable, StartOptions
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link, Target
@@ -39,7 +40,6 @@ from gen_durable.signals import Signal
 from gen_durable.store.calls import Calls
 from gen_durable.store.journal import JournalCalls
 from gen_durable.store.reads import Reads
-from gen_durable.store.rows import Delivery
 from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
 from gen_durable.telemetry import Events
 
@@ -261,23 +261,30 @@ class Durable(Desk):
         return delivered
 
     async def cancel(
-        self, target: int | str | bytes | Handle[Any], *, reason: str = "cancelled", cascade: bool = True
+        self,
+        target: int | str | bytes | Handle[Any],
+        *,
+        reason: str = "cancelled",
+        cascade: bool = True,
+        connection: object = None,
     ) -> Cancellation:
         """Cancel an instance by id, or the live holder of a unique key; with `cascade` all its descendants too.
 
         What waits ends at once. What executes is stopped by its worker, which runs `on_cancel`; a `def` step cannot be
         stopped, and ends as cancelled when it returns. A step that has ended the instance first wins. Tells what was
-        done, which is nothing for an instance that had ended. Raises `NotFound`.
+        done, which is nothing for an instance that had ended. Raises `NotFound`. `connection` as in `insert`: it is
+        cancelled when you commit, its row and its parent's are locked until then, and its descendants follow
+        afterwards, by the workers, uncounted.
         """
-        if not isinstance(reason, str) or not reason:
-            raise InputError(f"cancel takes a reason that is a text, got {reason!r}")
+        words = reason_of(reason)
         instance, key = address(target)
-        found, ended, asked = await self._cancel.one(instance, key, clean_error(reason), cascade=cascade)
-        if found.id is None or found.was is None:
-            raise NotFound(f"cancel: {called(target)} is unknown" + (" or has ended" if key is not None else ""))
-        if found.verdict == "ended":
-            self.endings.ended(found.id, Status.CANCELLED, None, clean_error(reason))
-        return Cancellation(found.id, found.was, ended, asked)
+        if connection is not None:
+            found = await self.guest.cancel(connection, instance, key, words, cascade=cascade)
+            return cancellation_of(found, target)
+        found, ended, asked = await self._cancel.one(instance, key, words, cascade=cascade)
+        if found.id is not None and found.verdict == "ended":
+            self.endings.ended(found.id, Status.CANCELLED, None, words)
+        return cancellation_of(found, target, ended, asked)
 
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
         """An instance as it is now, by id or by the unique key it holds. Raises `NotFound`."""
@@ -370,7 +377,7 @@ class Durable(Desk):
 
     def _heard(self, queue: str | None) -> None:
         if queue is None or queue.startswith(BELL):
-            self.wake.look_local(queue)
+            self.wake.hear(queue)
         if queue is not None and queue.startswith(BELL):
             return
         for picker in self._pickers:
@@ -438,25 +445,6 @@ class Durable(Desk):
             raise refused(error, "open", self._schema.name) from error
         finally:
             await link.close()
-
-
-def delivery_of(
-    target: int | str | bytes | Handle[Any], signal: Signal[Any], payload: object, dedup_key: str | None
-) -> Delivery:
-    """A signal to be sent, checked and encoded."""
-    if not isinstance(signal, Signal):
-        raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
-    instance, key = address(target)
-    if dedup_key is not None:
-        check_text_key(dedup_key, "dedup_key")
-    return Delivery(instance, key, signal.name, signal.codec.encode(payload).decode(), dedup_key)
-
-
-def was_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal: Signal[Any]) -> bool:
-    """Whether a signal was delivered now."""
-    if verdict == "no_target":
-        raise NoTarget(f"signal {signal.name!r}: {called(target)} is unknown or has ended")
-    return verdict == "delivered"
 
 
 def _check_dsn(name: str, dsn: str) -> str:

@@ -35,9 +35,11 @@ class Handle(Generic[R]):
         """The instance as it is now."""
         return await self.app.get(self.id)
 
-    async def cancel(self, *, reason: str = "cancelled", cascade: bool = True) -> Cancellation:
+    async def cancel(
+        self, *, reason: str = "cancelled", cascade: bool = True, connection: object = None
+    ) -> Cancellation:
         """Cancel this instance, and with `cascade` all its descendants; see `Durable.cancel`."""
-        return await self.app.cancel(self.id, reason=reason, cascade=cascade)
+        return await self.app.cancel(self.id, reason=reason, cascade=cascade, connection=connection)
 
     async def delete(self) -> None:
         """Delete this instance, which has ended; see `Durable.delete`."""
@@ -48,12 +50,25 @@ class Handle(Generic[R]):
         await self.app.retry(self.id)
 
     @overload
-    async def signal(self, signal: Signal[None], *, dedup_key: str | None = None) -> bool: ...
+    async def signal(
+        self, signal: Signal[None], *, dedup_key: str | None = None, connection: object = None
+    ) -> bool: ...
     @overload
-    async def signal(self, signal: Signal[P], payload: P, *, dedup_key: str | None = None) -> bool: ...
-    async def signal(self, signal: Signal[Any], payload: object = None, *, dedup_key: str | None = None) -> bool:
-        """Send a signal to this instance."""
-        return await self.app.signal(self.id, cast("Signal[object]", signal), payload, dedup_key=dedup_key)
+    async def signal(
+        self, signal: Signal[P], payload: P, *, dedup_key: str | None = None, connection: object = None
+    ) -> bool: ...
+    async def signal(
+        self,
+        signal: Signal[Any],
+        payload: object = None,
+        *,
+        dedup_key: str | None = None,
+        connection: object = None,
+    ) -> bool:
+        """Send a signal to this instance; see `Durable.signal`."""
+        return await self.app.signal(
+            self.id, cast("Signal[object]", signal), payload, dedup_key=dedup_key, connection=connection
+        )
 
     def __repr__(self) -> str:
         return f"Handle({self.id})"

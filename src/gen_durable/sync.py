@@ -18,12 +18,13 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 
 from typing_extensions import Unpack
 
-from gen_durable.client import Durable, delivery_of, was_delivered
+from gen_durable.client import Durable
 from gen_durable.desk import SyncDesk
 from gen_durable.errors import ConfigError, InputError
-from gen_durable.handles import Handle
+from gen_durable.handles import Handle, address
 from gen_durable.instances import Cancellation, Ending, Instance
 from gen_durable.journal import Activity, Progress, Transition
+from gen_durable.orders import cancellation_of, delivery_of, reason_of, was_delivered
 from gen_durable.outcomes import Start, Startable, StartOptions
 from gen_durable.pg.guests import django_connection
 from gen_durable.policies import LimitState, Policy
@@ -214,9 +215,21 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         )
 
     def cancel(
-        self, target: int | str | bytes | SyncHandle[Any], *, reason: str = "cancelled", cascade: bool = True
+        self,
+        target: int | str | bytes | SyncHandle[Any],
+        *,
+        reason: str = "cancelled",
+        cascade: bool = True,
+        connection: object = None,
+        using: str | None = None,
     ) -> Cancellation:
-        """Cancel an instance, and with `cascade` all its descendants; see `Durable.cancel`."""
+        """Cancel an instance, and with `cascade` all its descendants; see `Durable.cancel`, and `insert`."""
+        guest = _guest(connection, using)
+        if guest is not None:
+            words = reason_of(reason)
+            instance, key = address(_target(target))
+            found = self._app.guest.cancel_blocking(guest, instance, key, words, cascade=cascade)
+            return cancellation_of(found, _target(target))
         return self._wait(self._app.cancel(_target(target), reason=reason, cascade=cascade))
 
     def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:
@@ -295,9 +308,16 @@ class SyncHandle(Generic[R]):
         """The instance as it is now."""
         return self.app.get(self.id)
 
-    def cancel(self, *, reason: str = "cancelled", cascade: bool = True) -> Cancellation:
-        """Cancel this instance, and with `cascade` all its descendants."""
-        return self.app.cancel(self.id, reason=reason, cascade=cascade)
+    def cancel(
+        self,
+        *,
+        reason: str = "cancelled",
+        cascade: bool = True,
+        connection: object = None,
+        using: str | None = None,
+    ) -> Cancellation:
+        """Cancel this instance, and with `cascade` all its descendants; see `SyncDurable.cancel`."""
+        return self.app.cancel(self.id, reason=reason, cascade=cascade, connection=connection, using=using)
 
     def delete(self) -> None:
         """Delete this instance, which has ended."""
@@ -308,12 +328,42 @@ class SyncHandle(Generic[R]):
         self.app.retry(self.id)
 
     @overload
-    def signal(self, signal: Signal[None], *, dedup_key: str | None = None) -> bool: ...
+    def signal(
+        self,
+        signal: Signal[None],
+        *,
+        dedup_key: str | None = None,
+        connection: object = None,
+        using: str | None = None,
+    ) -> bool: ...
     @overload
-    def signal(self, signal: Signal[P], payload: P, *, dedup_key: str | None = None) -> bool: ...
-    def signal(self, signal: Signal[Any], payload: object = None, *, dedup_key: str | None = None) -> bool:
-        """Send a signal to this instance."""
-        return self.app.signal(self.id, cast("Signal[object]", signal), payload, dedup_key=dedup_key)
+    def signal(
+        self,
+        signal: Signal[P],
+        payload: P,
+        *,
+        dedup_key: str | None = None,
+        connection: object = None,
+        using: str | None = None,
+    ) -> bool: ...
+    def signal(
+        self,
+        signal: Signal[Any],
+        payload: object = None,
+        *,
+        dedup_key: str | None = None,
+        connection: object = None,
+        using: str | None = None,
+    ) -> bool:
+        """Send a signal to this instance; see `SyncDurable.signal`."""
+        return self.app.signal(
+            self.id,
+            cast("Signal[object]", signal),
+            payload,
+            dedup_key=dedup_key,
+            connection=connection,
+            using=using,
+        )
 
     def __repr__(self) -> str:
         return f"SyncHandle({self.id})"

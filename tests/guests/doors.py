@@ -1,9 +1,14 @@
-"""The connections that callers bring along, each behind the same few words."""
+"""The connections that callers bring along, each behind the same few words.
+
+They are set up so that they also work through a pooler in transaction mode: without statements that are prepared in one
+transaction and used in another.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -55,6 +60,9 @@ class Door:
     async def signal(self, *args: Any, **options: Any) -> Any:
         return await self._call(self.app.signal, *args, **options)
 
+    async def cancel(self, *args: Any, **options: Any) -> Any:
+        return await self._call(self.app.cancel, *args, **options)
+
     async def _call(self, call: Any, *args: Any, **options: Any) -> Any:
         where = {"connection": self.connection} if self.using is None else {"using": self.using}
         answer = call(*args, **where, **options)
@@ -76,7 +84,8 @@ async def asyncpg_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
 
 @asynccontextmanager
 async def asyncpg_pooled(dsn: str, schema: str) -> AsyncIterator[Door]:
-    async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool, pool.acquire() as connection:
+    pool = asyncpg.create_pool(dsn, min_size=1, max_size=1, statement_cache_size=0)
+    async with pool, pool.acquire() as connection:
         yield Door(Durable(dsn, schema=schema), connection, connection.transaction)
 
 
@@ -103,7 +112,9 @@ def _begin_sync(connection: Any) -> Callable[[], Any]:
 
 @contextmanager
 def _engine(dsn: str) -> Iterator[sqlalchemy.Engine]:
-    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(dsn, prepare_threshold=None)
+    )
     yield engine
     engine.dispose()
 
@@ -122,7 +133,16 @@ async def sqlalchemy_session(dsn: str, schema: str) -> AsyncIterator[Door]:
 
 @asynccontextmanager
 async def sqlalchemy_async_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
-    engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(dsn))
+    # SQLAlchemy prepares by itself, and needs names that no other client of the same server connection has.
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        connect_args={
+            "dsn": dsn,
+            "statement_cache_size": 0,
+            "prepared_statement_cache_size": 0,
+            "prepared_statement_name_func": lambda: f"guest_{uuid.uuid4().hex}",
+        },
+    )
     async with engine.connect() as connection:
         yield Door(Durable(dsn, schema=schema), connection, _begin_sync(connection))
     await engine.dispose()
@@ -130,47 +150,53 @@ async def sqlalchemy_async_connection(dsn: str, schema: str) -> AsyncIterator[Do
 
 @asynccontextmanager
 async def sqlalchemy_async_session(dsn: str, schema: str) -> AsyncIterator[Door]:
-    engine = create_async_engine("postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(dsn))
+    engine = create_async_engine(
+        "postgresql+psycopg://",
+        async_creator=lambda: psycopg.AsyncConnection.connect(dsn, prepare_threshold=None),
+    )
     async with AsyncSession(engine) as session:
         yield Door(Durable(dsn, schema=schema), session, _begin_sync(session))
     await engine.dispose()
 
 
-def _django(dsn: str) -> None:
-    if settings.configured:
-        return
-    parts = conninfo_to_dict(dsn)
-    place = {name.upper(): str(parts.get(name, "")) for name in ("host", "port", "user", "password")}
-    engine = "django.db.backends.postgresql"
-    settings.configure(DATABASES={"default": {"ENGINE": engine, "NAME": parts["dbname"], **place}}, USE_TZ=True)
-    django.setup()
-
-
 @asynccontextmanager
 async def django_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
-    with _in_django(dsn) as (connection, atomic):
-        yield Door(SyncDurable(dsn, schema=schema), connection, atomic)
+    with _in_django(dsn) as (alias, connection, atomic):
+        from django.db import connection as default  # a proxy of the default's
+
+        yield Door(SyncDurable(dsn, schema=schema), default if alias == "default" else connection, atomic)
 
 
 @asynccontextmanager
 async def django_alias(dsn: str, schema: str) -> AsyncIterator[Door]:
-    with _in_django(dsn) as (connection, atomic):
-        yield Door(SyncDurable(dsn, schema=schema), connection, atomic, using="default")
+    with _in_django(dsn) as (alias, connection, atomic):
+        yield Door(SyncDurable(dsn, schema=schema), connection, atomic, using=alias)
 
 
 @contextmanager
-def _in_django(dsn: str) -> Iterator[tuple[Any, Callable[[], AbstractContextManager[Any]]]]:
-    _django(dsn)
-    from django.db import connection, transaction
+def _in_django(dsn: str) -> Iterator[tuple[str, Any, Callable[[], AbstractContextManager[Any]]]]:
+    from django.db import connections, transaction
 
+    parts = conninfo_to_dict(dsn)
+    alias = "default" if parts["dbname"] != "pooled" else "pooled"
+    place = {name.upper(): str(parts.get(name, "")) for name in ("host", "port", "user", "password")}
+    own = {"ENGINE": "django.db.backends.postgresql", "NAME": parts["dbname"], **place}
+    if not settings.configured:
+        settings.configure(DATABASES={"default": own}, USE_TZ=True)
+        django.setup()
+    connections.settings[alias] = connections.settings["default"] | own | {"DISABLE_SERVER_SIDE_CURSORS": True}
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"  # the test awaits around it; nothing else uses the connection
     try:
-        yield connection, transaction.atomic
+        yield alias, connections[alias], lambda: transaction.atomic(using=alias)
     finally:
-        connection.close()
+        connections[alias].close()
+        del connections[alias]  # the next may lead elsewhere
         del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
 
 
+SIX = ["asyncpg_connection", "psycopg_sync", "psycopg_async", "sqlalchemy_connection", "sqlalchemy_async_session"]
+SIX += ["django_alias"]
+"""One of each kind, where more would be the same again."""
 DOORS = {
     door.__name__: door
     for door in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,7 +11,7 @@ import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
-from tests.guests.doors import DOORS
+from tests.guests.doors import DOORS, SIX
 
 from gen_durable import (
     Await,
@@ -75,55 +76,27 @@ async def count(dsn: str, schema: str) -> int:
         await connection.close()
 
 
-@every_kind
-async def test_rows_commit_and_roll_back_with_the_caller(dsn: str, schema: str, kind: str) -> None:
-    """What is committed is there, what is rolled back never was; nothing is there before the commit."""
-    async with DOORS[kind](dsn, schema) as door:
-        async with door.transaction(commit=False):
-            await door.insert(echo, NASTY)
-        assert await count(dsn, schema) == 0
-        async with door.transaction(commit=True):
-            handle = await door.insert(echo, NASTY)
-            assert await count(dsn, schema) == 0
-        assert await count(dsn, schema) == 1
-    async with Durable(dsn, schema=schema) as app:
-        assert (await app.get(handle.id)).state == {"text": NASTY.text}
-
-
-@every_kind
-async def test_a_savepoint_rolled_back_takes_only_its_own_rows(dsn: str, schema: str, kind: str) -> None:
-    """Inside and around a savepoint: the inner row goes, the outer ones stay."""
-    async with DOORS[kind](dsn, schema) as door, door.transaction(commit=True):
-        kept = await door.insert(echo, Text("kept"))
-        async with door.transaction(commit=False):
-            await door.insert(echo, Text("gone"))
-        async with door.transaction(commit=True):
-            also = await door.insert(echo, Text("also"))
-    async with Durable(dsn, schema=schema) as app:
-        assert await count(dsn, schema) == 2
-        assert {(await app.get(h.id)).state["text"] for h in (kept, also)} == {"kept", "also"}
-
-
-@every_kind
+@pytest.mark.parametrize("kind", SIX)
 async def test_a_thousand_rolled_back_leave_nothing_and_a_thousand_committed_are_all_there(
     dsn: str, schema: str, kind: str
 ) -> None:
-    """One by one and in batches."""
+    """Ten to a transaction, one by one and by the half dozen."""
     ids: set[int] = set()
     async with DOORS[kind](dsn, schema) as door:
         for commit in (False, True):
-            for _ in range(10):
+            for _ in range(100):
                 async with door.transaction(commit=commit):
-                    one_by_one = [await door.insert(echo, Text("one")) for _ in range(10)]
-                    batch = await door.insert_many([Start(echo, Text(str(n))) for n in range(90)])
+                    handles = [await door.insert(echo, NASTY) for _ in range(4)]
+                    handles += await door.insert_many([Start(echo, NASTY)] * 6)
                 if commit:
-                    ids |= {h.id for h in one_by_one + batch}
+                    ids |= {handle.id for handle in handles}
             assert await count(dsn, schema) == (1000 if commit else 0)
     assert len(ids) == 1000
     connection = await asyncpg.connect(dsn)
-    found = {row["id"] for row in await connection.fetch(f'select id from "{schema}".gen_durable')}
+    found = await connection.fetch(f'select id, state from "{schema}".gen_durable')
     await connection.close()
-    assert found == ids
+    assert {row["id"] for row in found} == ids
+    assert {json.loads(row["state"])["text"] for row in found} == {NASTY.text}
 
 
 @every_kind

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from tests.guests.doors import DOORS
@@ -15,24 +11,8 @@ from tests.guests.test_guests import Text, count, echo
 
 from gen_durable import Context, Durable, Finished, Start, Worker, job
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "pgbouncer"
 
-
-@pytest.fixture(scope="module")
-def pooled(dsn: str) -> Iterator[str]:
-    """A DSN that leads to the server through PgBouncer."""
-    with subprocess.Popen(
-        [sys.executable, str(SCRIPT), dsn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        found = process.stdout.readline().strip()
-        assert found, "scripts/pgbouncer did not start; its words are above"
-        yield found
-        process.stdin.close()
-
-
-@pytest.mark.parametrize("kind", ["asyncpg_connection", "psycopg_sync", "psycopg_async"])
+@pytest.mark.parametrize("kind", DOORS)
 async def test_transactions_through_a_pooler(dsn: str, schema: str, pooled: str, kind: str) -> None:
     """Commits, rollbacks and savepoints hold, and a worker with a direct `listen_dsn` hears of the commit."""
     hour = timedelta(hours=1)
@@ -43,7 +23,7 @@ async def test_transactions_through_a_pooler(dsn: str, schema: str, pooled: str,
     ):
         assert app._listener is not None
         await app._listener.listening.wait()
-        for n in range(20):
+        for n in range(5):
             async with door.transaction(commit=False):
                 await door.insert(echo, Text("gone"))
             async with door.transaction(commit=True):
@@ -52,7 +32,7 @@ async def test_transactions_through_a_pooler(dsn: str, schema: str, pooled: str,
                     await door.insert(echo, Text("gone"))
             ending = await app.handle(handle.id, echo).wait(timedelta(seconds=3))
             assert ending == Finished(handle.id, str(n))
-        assert await count(dsn, schema) == 20
+        assert await count(dsn, schema) == 5
 
 
 async def test_many_callers_share_few_server_connections(dsn: str, schema: str, pooled: str) -> None:

@@ -256,7 +256,7 @@ async def test_cancel_pick_of_a_head(exploring: Exploring, calls: Calls) -> None
 
 
 async def test_a_cancel_without_hand_over_strands(exploring: Exploring, calls: Calls) -> None:
-    cure = Cure("cancel_rows", "woken := woken || @schema.hand_over(freed, true);", "null;")
+    cure = Cure("cancel", "later := @schema.hand_over(outcome.freed, true);", "null;")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             HEAD, cancelling(calls, 1, cascade=False), admitting(calls), lambda _: None, first_fault=True

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
+
 from gen_durable import Await, Context, Done, Machine, Next, Outcome, ScheduleChildren, Signal, Start, Status, step
 from gen_durable.testing import HarnessFactory
 
@@ -51,6 +53,20 @@ async def test_a_deadline(durable_harness: HarnessFactory) -> None:
         await harness.drain()
         await harness.assert_done(handle, ["awaiting_signal", "done"])
         assert await harness.waiting() == ()
+
+
+async def test_a_tree_in_a_callers_transaction(durable_harness: HarnessFactory, gen_durable_dsn: str) -> None:
+    """The next drain carries on what was committed."""
+    async with durable_harness(machines=[Root(), Leaf()]) as harness:
+        handle = await harness.app.insert(Root.start, 0)
+        await harness.drain()
+        connection = await asyncpg.connect(gen_durable_dsn)
+        async with connection.transaction():
+            assert (await handle.cancel(connection=connection)).ended == 1
+            assert len(await harness.waiting()) == 2
+        await connection.close()
+        assert len(await harness.waiting()) == 1
+        assert (await harness.drain()).waiting == ()
 
 
 async def test_a_tree(durable_harness: HarnessFactory) -> None:

@@ -38,14 +38,11 @@ class Cancel:
     async def one(
         self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
     ) -> tuple[CancelTarget, int, int]:
-        """Cancel an instance: what became of it, and how many were ended and asked to stop in all."""
+        """Cancel an instance: what became of it, and how many descendants were ended and asked to stop."""
         call = self._calls.cancel([(instance, key)], reason, cascade=cascade)
         (target,), rings = await self._ask.run(call, "cancel", safe=True)
         self._ring_all(rings)
-        ended, asked = int(target.verdict == "ended"), int(target.verdict == "asked")
-        if cascade and target.id is not None:
-            more_ended, more_asked = await self._carry(target.id)
-            ended, asked = ended + more_ended, asked + more_asked
+        ended, asked = await self._carry(target.id) if cascade and target.id is not None else (0, 0)
         return target, ended, asked
 
     def carry_on(self, origin: int | None) -> None:

@@ -1,7 +1,7 @@
 """Guest: our calls on the caller's own connection, as a part of the caller's transaction.
 
-In: a connection of one of the kinds in `pg.guests`, and what to insert or to signal. Out: the answer, or an error of
-our tree. What was written commits or rolls back with the caller; workers are notified by that commit.
+In: a connection of one of the kinds in `pg.guests`, and what to insert, to signal or to cancel. Out: the answer, or an
+error of our tree. What was written commits or rolls back with the caller; workers are notified by that commit.
 
 Nothing is tried again here: the transaction is the caller's, and only the caller knows what else is in it.
 """
@@ -19,7 +19,7 @@ from gen_durable.rooms.ask import refused
 from gen_durable.rooms.insert import OnConflict, check_starts
 from gen_durable.store.calls import Call, Calls
 from gen_durable.store.guests import GuestCalls
-from gen_durable.store.rows import Delivery
+from gen_durable.store.rows import CancelTarget, Delivery
 
 T = TypeVar("T")
 
@@ -62,6 +62,22 @@ class Guest:
         """As `signal`, on a connection that blocks."""
         ((_, verdict, _),) = self._run_blocking(connection, self._calls.signal(delivery), "signal")
         return verdict
+
+    async def cancel(
+        self, connection: object, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
+    ) -> CancelTarget:
+        """Cancel an instance; tells what became of it. Its descendants follow after the commit, by the workers."""
+        call = self._calls.cancel(instance, key, reason, cascade=cascade)
+        (target,), _ = await self._run(connection, call, "cancel")
+        return target
+
+    def cancel_blocking(
+        self, connection: object, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
+    ) -> CancelTarget:
+        """As `cancel`, on a connection that blocks."""
+        call = self._calls.cancel(instance, key, reason, cascade=cascade)
+        (target,), _ = self._run_blocking(connection, call, "cancel")
+        return target
 
     async def _run(self, connection: object, call: Call[T], what: str) -> T:
         try:

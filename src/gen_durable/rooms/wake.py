@@ -3,7 +3,8 @@
 In: names of queues in which rows became runnable. Out: local pickers are poked at once; other processes by NOTIFY, in a
 transaction of its own (NOTIFY at commit takes a lock on the whole database), at most one at a time, coalesced by queue.
 Some bells are no queues, and no queue is named so: "!42" says that children of instance 42 are to be cancelled, and
-"!" that somebody's are, which this process sees to; "!WORKER" tells a worker to look which of its claims are.
+"!" that somebody's are, which this process sees to; "!WORKER" tells a worker to look which of its claims are. Only the
+commit of a guest sends "!42" by NOTIFY: all who hear it see to it, and each takes what the others have not.
 Notifications only make things faster: every row is also found by polling.
 """
 
@@ -61,8 +62,11 @@ class Wake:
     def leave_worker(self, name: str) -> None:
         self._workers.pop(name, None)
 
-    def look_local(self, bell: str | None) -> None:
-        """A worker is to look; None: all workers of this process are, for they may have missed that they should."""
+    def hear(self, bell: str | None) -> None:
+        """A bell was rung elsewhere; None: some may have been missed, so all workers of this process are to look."""
+        if bell is not None and (whose := bell.removeprefix(BELL)).isdecimal():
+            self._on_cascade(int(whose))
+            return
         for name, look in self._workers.items():
             if bell is None or bell == f"{BELL}{name}":
                 look()
@@ -84,7 +88,7 @@ class Wake:
         if whose == "" or whose.isdecimal():  # the name of a worker is not: it has a host and a process
             self._on_cascade(int(whose) if whose else None)
         elif whose in self._workers:
-            self.look_local(bell)
+            self.hear(bell)
         else:
             self._tell(bell)
 

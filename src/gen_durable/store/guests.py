@@ -15,19 +15,20 @@ from typing import Any, Final, cast
 
 from gen_durable.outcomes import Start
 from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Delivery, Inserted
+from gen_durable.store.rows import CancelTarget, Delivery, Inserted
 
 INSERT: Final = (
     *("text[]", "int[]", "text[]", "jsonb[]", "text[]", "smallint[]", "text[]", "float8[]", "timestamptz[]"),
     *("bytea[]", "text[]", "text", "jsonb[]", "text[]", "jsonb[]", "text"),
 )
 SIGNAL: Final = ("bigint[]", "bytea[]", "text[]", "jsonb[]", "text[]", "text")
+CANCEL: Final = ("bigint[]", "bytea[]", "text", "boolean", "text")
 _PARAMETER: Final = re.compile(r"\$(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class GuestCalls:
-    """`insert` and `signal` for a caller's connection."""
+    """`insert`, `signal` and `cancel` for a caller's connection."""
 
     calls: Calls
 
@@ -49,6 +50,18 @@ class GuestCalls:
             f'from "{self.calls.schema.name}".signal($1,$2,$3,$4,$5) as s'
         )
         return _with_texts(Call(text, (*call.args, self.calls.schema.channel), call.read), SIGNAL)
+
+    def cancel(
+        self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
+    ) -> Call[tuple[list[CancelTarget], list[str]]]:
+        """What is to be rung is rung by the caller's commit, and not told."""
+        call = self.calls.cancel([(instance, key)], reason, cascade=cascade)
+        text = (
+            "select c.ord, c.target, c.was, c.verdict, null, "  # noqa: S608
+            "(select count(*) from (select pg_notify($5, w.bell) from unnest(c.woken) as w (bell)) as n) "
+            f'from "{self.calls.schema.name}".cancel($1,$2,$3,$4,true) as c'
+        )
+        return _with_texts(Call(text, (*call.args, self.calls.schema.channel), call.read), CANCEL)
 
 
 def _with_texts(call: Call[Any], types: Sequence[str]) -> Call[Any]:

@@ -115,6 +115,7 @@ class Stepper:
         try:
             if entry.spec.transactional:
                 outcome = await self._transacted(claim, entry)
+                self._cascade = True  # it may have cancelled in its transaction
                 await self._carry_on()
                 return self._told(claim, outcome)
             began = time.perf_counter()
@@ -160,11 +161,13 @@ class Stepper:
         return self._told(claim, LOST)
 
     async def reap(self) -> None:
-        """Take back the claims whose lease is over."""
+        """Take back the claims whose lease is over, and carry on what callers have cancelled in their transactions."""
         more = True
         while more:
             found = await self._link.run(self._app.calls.reap(REAP_BATCH, None))
             more = len(found.claims) == REAP_BATCH
+        self._cascade = True
+        await self._carry_on()
 
     async def release(self, claim: Claim, delay: float | None = None, reason: str | None = None) -> None:
         """Give a claim back."""

@@ -5,10 +5,15 @@
 -- something), 'asked' (it executes: its worker stops it), 'over' (it had ended), 'no_target'; and what to ring: queues,
 -- '!WORKER' for a worker that is to look which of its claims are to be cancelled.
 -- Descendants come after the target, in transactions of their own (cascade.sql): what is to be done is written down here.
+-- guest: this is a part of somebody's transaction, which may be long and go on to lock rows. Gates are not locked then; they
+-- are written down too, to be handed over after the commit, and '!ID' is told to be rung with it
+-- (tests/interleavings: guest_cancel).
 -- Index: primary key, gen_durable_unique.
 -- Locks: targets and parents in id order, unconditionally, as flush and signal do: what a row is doing is decided under its
 -- lock (tests/interleavings: cancel_flush, cancel_join, cancel_pick).
-create or replace function @schema.cancel(targets bigint[], keys bytea[], reason text, cascades boolean)
+create or replace function @schema.cancel(
+  targets bigint[], keys bytea[], reason text, cascades boolean, guest boolean default false
+)
 returns table (ord int, target bigint, was text, verdict text, woken text[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -25,6 +30,7 @@ declare
   states text[];
   outcome record;
   hidden text[];  -- queues of parents that the lock may have hidden from a pick (signal.sql)
+  later text[];   -- what a guest leaves to others
 begin
   select array_agg(coalesce(o.id, h.id) order by o.n) into wanted
   from unnest(targets, keys) with ordinality as o (id, key, n)
@@ -45,6 +51,13 @@ begin
   select * into outcome from @schema.cancel_rows(
     live, array_fill(reason, array[cardinality(live)]), array_fill(cascades, array[cardinality(live)]), live
   );
+  if guest then
+    insert into @schema.gen_durable_cascades (origin, reason, gates)
+    select outcome.ended[1], reason, outcome.freed where outcome.freed is not null;
+    later := array(select distinct '!' || l.origin from @schema.gen_durable_cascades l where l.origin = any (live));
+  elsif outcome.freed is not null then
+    later := @schema.hand_over(outcome.freed, true);
+  end if;
   hidden := array(
     select distinct p.queue from @schema.gen_durable p
     where p.id = any (above) and p.due_at <= now() is true  -- said so, or the pick index is read
@@ -57,20 +70,20 @@ begin
         when o.id is null then 'no_target' when o.id = any (outcome.ended) then 'ended'
         when o.id = any (outcome.asked) then 'asked' else 'over'
       end,
-      case when o.n = 1 then coalesce(outcome.woken, '{}') || hidden end
+      case when o.n = 1 then coalesce(outcome.woken, '{}') || hidden || later end
     from unnest(live, states) with ordinality as o (id, status, n)
     order by o.n;
 end
 $$;
 
--- The same for one instance from psql or any other client: `select gen_durable.cancel(42, 'why')`. The workers are told by
--- their next heartbeat, and carry the cascade on.
+-- The same for one instance from psql or any other client, as a guest: `select gen_durable.cancel(42, 'why')`. The workers
+-- are told by their next heartbeat, and carry the cascade on.
 create or replace function @schema.cancel(target bigint, reason text, cascades boolean default true)
 returns text
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
-  select c.verdict from @schema.cancel(array[target], array[null::bytea], reason, cascades) as c
+  select c.verdict from @schema.cancel(array[target], array[null::bytea], reason, cascades, true) as c
 $$;
 
 create or replace function @schema.cancel(key text, reason text, cascades boolean default true)
@@ -78,5 +91,5 @@ returns text
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
-  select c.verdict from @schema.cancel(array[null::bigint], array[convert_to(key, 'UTF8')], reason, cascades) as c
+  select c.verdict from @schema.cancel(array[null::bigint], array[convert_to(key, 'UTF8')], reason, cascades, true) as c
 $$;

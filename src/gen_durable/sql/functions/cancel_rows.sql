@@ -2,14 +2,14 @@
 --
 -- In: ids, and per id the reason, whether its children are to be cancelled too, and the instance that all began with.
 -- Out: the ids that were ended; those that execute and are asked to stop; the queues in which rows became runnable, and
--- '!WORKER' for each worker that is to be told.
+-- '!WORKER' for each worker that is to be told; the gates that the caller has to hand over, as its last locks.
 -- A row that waits, for whatever, ends at once. Claims go up: an outcome or a retry that still comes is stale. One that
 -- executes is marked: flush takes nothing but an end from its owner, who has to commit one; reap ends it if he is dead.
--- A row that was next at a gate, or was told when its token comes, has others behind it: all its gates are handed over.
--- Index: primary key. Locks: gates, last (hand_over).
+-- A row that was next at a gate, or was told when its token comes, has others behind it: all its gates are told.
+-- Index: primary key.
 create or replace function @schema.cancel_rows(
   ids bigint[], reasons text[], cascades boolean[], origins bigint[],
-  out ended bigint[], out asked bigint[], out woken text[]
+  out ended bigint[], out asked bigint[], out woken text[], out freed text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -21,7 +21,6 @@ set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
-  freed text[];
   emptied bigint[];
   parents bigint[];  -- the rows that may have children
   marked bigint[];
@@ -78,9 +77,6 @@ begin
   end if;
   if ended is not null then
     woken := woken || @schema.join_up(ended);
-  end if;
-  if freed is not null then
-    woken := woken || @schema.hand_over(freed, true);
   end if;
 end
 $$;

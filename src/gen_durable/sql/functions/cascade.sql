@@ -5,8 +5,10 @@
 -- A parent in the list starts no child of these rounds any more, so each is visited once, in the order of ids. Children that
 -- have children are put on the list in turn. Whoever dies in the middle leaves the rest to the next: the list is in the database.
 -- Index: gen_durable_parent, in its order; primary keys.
+-- Gates that a guest has left behind (cancel.sql) are handed over with those of the children.
 -- Locks: entries of the list, then the children in id order, both with SKIP LOCKED: a child that somebody holds, perhaps for
 -- long, is left to the next turn. Parents do not wait for these children any more: join_up finds nobody and locks nobody.
+-- Gates come last.
 create or replace function @schema.cascade(batch int, of_origin bigint default null)
 returns table (ended int, asked int, woken text[], more boolean)
 language plpgsql
@@ -27,6 +29,7 @@ declare
   locked bigint[];
   reasons text[];
   origins bigint[];
+  gates text[];
   outcome record;
 begin
   select array_agg(l.id) into taken
@@ -52,6 +55,8 @@ begin
     limit share
   ) as c
   where l.id = any (taken);
+  select array_agg(k.gate) into gates from @schema.gen_durable_cascades l, unnest(l.gates) as k (gate)
+  where l.id = any (taken);
   locked := array(
     select g.id from @schema.gen_durable g where g.id = any (ids) order by g.id for no key update skip locked
   );
@@ -75,6 +80,10 @@ begin
   select * into outcome from @schema.cancel_rows(
     ids, reasons, array_fill(true, array[coalesce(cardinality(ids), 0)]), origins
   );
+  gates := gates || outcome.freed;
+  if gates is not null then
+    outcome.woken := outcome.woken || @schema.hand_over(gates, true);
+  end if;
   return query
     select
       coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.asked), 0), outcome.woken,

@@ -132,15 +132,17 @@ create index gen_durable_parent on @schema.gen_durable (parent_id, parent_round,
 create index gen_durable_finished on @schema.gen_durable (finished_at) where finished_at is not null;
 
 -- cascade.sql: whose children are to be cancelled. Whoever ends a parent, or opens a barrier early, writes it down in the
--- same transaction; it is carried out afterwards, some children at a time, by whoever comes first.
+-- same transaction; it is carried out afterwards, some children at a time, by whoever comes first. Gates that a guest must
+-- not lock are left here too.
 create table @schema.gen_durable_cascades (
   id           bigint generated always as identity primary key,
-  parent_id    bigint not null,
-  first_round  int not null,              -- of which rounds. A parent that is tried again begins a round that is none of
-  last_round   int not null,              -- these: its children are left alone (tests/interleavings: retry_cascade)
+  parent_id    bigint,                    -- null: there are only gates to be handed over
+  first_round  int,                       -- of which rounds. A parent that is tried again begins a round that is none of
+  last_round   int,                       -- these: its children are left alone (tests/interleavings: retry_cascade)
   after        bigint not null default 0, -- children up to this id are dealt with
   origin       bigint not null,           -- the instance that somebody has cancelled, or whose barrier it is
   reason       text not null,
+  gates        text[],
   inserted_at  timestamptz not null default now()
 );
 create index gen_durable_cascades_origin on @schema.gen_durable_cascades (origin);
