@@ -183,13 +183,14 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     async def checkpoint(self, value: object) -> None:
         """Keep a value for the next execution of this step, should this one not come to its end.
 
-        It is forgotten when the step is left. Raises `LeaseLost` when another worker has the claim: let it pass.
+        It is forgotten when the step is left. Raises `LeaseLost` when another worker has the claim: let it pass. Not
+        for a transactional step, whose writes it would outlive.
         """
-        await self._scribe.make(self._notes.save(value))
+        await self._scribe.make(self._pen("ctx.checkpoint").save(value))
 
     async def clear_checkpoint(self) -> None:
         """Forget the checkpoint."""
-        await self._scribe.make(self._notes.clear())
+        await self._scribe.make(self._pen("ctx.clear_checkpoint").clear())
 
     @overload
     async def run(
@@ -224,16 +225,18 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
         A `def` function runs in a thread. The answer is what was stored, read by the function's return annotation. A
         name stands for one call: in a loop write `f"charge:{n}"`. After an error `fn` is called again up to `retries`
-        times, after `backoff(n)`; then the error is raised. Every call is in `app.activities(id)`.
+        times, after `backoff(n)`; then the error is raised. Every call is in `app.activities(id)`. Not for a
+        transactional step: what it has written down would outlive a rollback.
         """
-        return await self._scribe.make(self._notes.run(name, fn, args, retries, backoff))
+        return await self._scribe.make(self._pen("ctx.run").run(name, fn, args, retries, backoff))
 
     def progress(
         self, fraction: float | None = None, message: str | None = None, *, detail: object = None, branch: str = ""
     ) -> None:
         """Say how far this step has come, for `app.progress(id)`. The last word counts; nothing waits for it or fails.
 
-        `branch` tells several lines of work within the step apart.
+        `branch` tells several lines of work within the step apart. A transactional step's report is no part of its
+        transaction: it is seen before the commit, and stays after a rollback.
         """
         if self._journal is not None:
             self._journal.report(
@@ -243,7 +246,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     @property
     def sync(self) -> SyncContext:
         """Checkpoints and activities for `def` steps, which do not await."""
-        return SyncContext(self._scribe, self._notes)
+        return SyncContext(self._scribe, self._pen("ctx.sync"))
 
     @property
     def _scribe(self) -> Journal:
@@ -254,6 +257,15 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     @property
     def _notes(self) -> Notes:
         return self._scribe.notes(self._claim, self.seq)
+
+    def _pen(self, what: str) -> Notes:
+        """The notes, to write in them. They are written outside of any transaction, and would outlive a rollback."""
+        if self._connection is not None:
+            raise InputError(
+                f"{what} is not for a transactional step: it would stay when the step's own writes are rolled back. "
+                "Do it in a step before this one; what is to be kept here, write with ctx.connection"
+            )
+        return self._notes
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"

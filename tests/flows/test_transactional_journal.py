@@ -1,0 +1,159 @@
+"""What a transactional step may write beside its transaction, and what it may not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import pytest
+
+from gen_durable import (
+    Await,
+    Cancelled,
+    Context,
+    Done,
+    Durable,
+    Failed,
+    Finished,
+    Machine,
+    Next,
+    Outcome,
+    Replay,
+    ScheduleChildren,
+    Signal,
+    Start,
+    Stop,
+    Worker,
+    job,
+    step,
+)
+
+SOON = timedelta(seconds=20)
+go = Signal("go", None)
+
+
+async def charge() -> int:
+    return 1
+
+
+WRITES: dict[str, Callable[[Context], Awaitable[object]]] = {
+    "ctx.checkpoint": lambda ctx: ctx.checkpoint(1),
+    "ctx.clear_checkpoint": lambda ctx: ctx.clear_checkpoint(),
+    "ctx.run": lambda ctx: ctx.run("charge", charge),
+    "ctx.sync": lambda ctx: asyncio.to_thread(lambda: ctx.sync.checkpoint(1)),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+async def test_the_journal_is_refused(dsn: str, schema: str, what: str) -> None:
+    """It would stay when the step's writes are rolled back; and wait for ever for a row that the step itself holds."""
+    async with Durable(dsn, schema=schema) as app:
+
+        @job(transactional=True, max_attempts=1)
+        async def writes(n: int, ctx: Context) -> None:
+            await app.signal(ctx.id, go, connection=ctx.connection)  # the row is locked by the step's transaction now
+            await WRITES[what](ctx)
+
+        async with Worker(app, jobs=[writes]):
+            handle = await app.insert(writes, 1)
+            ending = await handle.wait(SOON)
+        assert isinstance(ending, Failed)
+        assert "is not for a transactional step" in ending.error
+        assert await app.activities(handle.id) == []
+
+
+class Kept(Machine):
+    """Its `on_error` has no transaction, and may leave a checkpoint for the next execution."""
+
+    @step(transactional=True)
+    async def fails_once(self, state: None, ctx: Context) -> Outcome[str]:
+        if ctx.attempt == 0:
+            raise ValueError("no")
+        return Done(f"after {ctx.last_checkpoint}")
+
+    async def on_error(self, state: None, ctx: Context, error: Exception) -> Outcome[str]:
+        if ctx.attempt > 0:
+            return Stop(error)
+        await ctx.checkpoint("an error")
+        return Replay(state)
+
+
+async def test_a_checkpoint_can_be_read(dsn: str, schema: str) -> None:
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Kept()]):
+        handle = await app.insert(Kept.fails_once, None)
+        assert await handle.wait(SOON) == Finished(handle.id, "after an error")
+
+
+async def reported(app: Durable, instance: int) -> list[str | None]:
+    """What a step has reported, once it has."""
+    async with asyncio.timeout(10):
+        while True:
+            if found := await app.progress(instance):
+                return [report.message for report in found]
+            await asyncio.sleep(0.01)
+
+
+async def test_progress_is_no_part_of_the_transaction(dsn: str, schema: str) -> None:
+    """It stays after a rollback, and waits for nobody: not even for a row that the step itself has locked."""
+    async with Durable(dsn, schema=schema) as app:
+
+        @job(transactional=True, max_attempts=1)
+        async def reports(fail: bool, ctx: Context) -> str:
+            if not fail:
+                await app.signal(ctx.id, go, connection=ctx.connection)
+            ctx.progress(0.5, "half")
+            if fail:
+                await reported(app, ctx.id)
+                raise ValueError("no")
+            return "done"
+
+        async with Worker(app, jobs=[reports]):
+            bad, good = await app.insert(reports, True), await app.insert(reports, False)
+            assert isinstance(await bad.wait(SOON), Failed)
+            assert await good.wait(SOON) == Finished(good.id, "done")
+            for handle in (bad, good):
+                assert await reported(app, handle.id) == ["half"]
+
+
+class Family(Machine):
+    """A parent that cancels: its child, or itself."""
+
+    def __init__(self, app: Durable) -> None:
+        self.app = app
+
+    @step
+    async def start(self, whom: str, ctx: Context) -> Outcome[str]:
+        barrier = timedelta(milliseconds=50)
+        return ScheduleChildren([Start(Family.wait, None)], then=self.join, state=whom, timeout=barrier)
+
+    @step(transactional=True)
+    async def join(self, whom: str, ctx: Context) -> Outcome[str]:
+        (child,) = ctx.children
+        if whom == "child":
+            await self.app.cancel(child.id, reason="enough", connection=ctx.connection)
+            return Done(str(child.id))
+        await self.app.cancel(ctx.id, reason="enough", connection=ctx.connection)
+        return Next(self.never, None)
+
+    @step
+    async def wait(self, state: None, ctx: Context) -> Outcome[str]:
+        return Await(go, then=self.never, state=None)
+
+    @step
+    async def never(self, state: None, ctx: Context) -> Outcome[str]:
+        raise AssertionError("this never runs")
+
+
+@pytest.mark.parametrize("whom", ["child", "itself"])
+async def test_a_step_cancels_in_its_transaction(dsn: str, schema: str, whom: str) -> None:
+    """Its child, and thereby its own row, or itself: it waits for no lock of its own, and ends."""
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Family(app)]):
+        handle = await app.insert(Family.start, whom)
+        ending = await handle.wait(SOON)
+        if whom == "itself":
+            assert isinstance(ending, Cancelled)
+        else:
+            assert isinstance(ending, Finished)
+            child = app.handle(int(ending.result), Family.wait)
+            assert await child.wait(SOON) == Cancelled(child.id, "enough")
