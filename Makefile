@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 PG     ?=
 ARGS   ?=
+POOLER ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -22,6 +23,14 @@ else ifeq ($(PG),15)
 WITH_PG := $(BIN)/python scripts/postgres15 --
 else
 WITH_PG = $(error PG=$(PG) is not known: leave it out for the embedded server, or say PG=15)
+endif
+
+ifeq ($(POOLER),)
+WITH_POOLER :=
+else ifneq ($(filter 1 poll,$(POOLER)),)
+WITH_POOLER := env POOLER=$(POOLER) $(BIN)/python scripts/pgbouncer --
+else
+WITH_POOLER = $(error POOLER=$(POOLER) is not known: say POOLER=1, or POOLER=poll for a pooler without a direct DSN)
 endif
 
 .PHONY: help
@@ -44,6 +53,8 @@ help:
 	@echo '  PYTHON=python3.12       the interpreter of the environment, 3.11 or later (now: $(PYTHON))'
 	@echo '  VENV=.venv312           where the environment lives (now: $(VENV))'
 	@echo '  PG=15                   test on a throw-away cluster of postgresql-15 (root installs it)'
+	@echo '  POOLER=1                test through PgBouncer in transaction mode (root installs it); POOLER=poll: and'
+	@echo '                          without a direct DSN to LISTEN by'
 	@echo '  ARGS="-k signal -x"     passed on to pytest, to the demo, or to the benchmark (--size small, --help)'
 	@echo '  PEERS=1 BIG=1           bench: the same work on other libraries; a worker beside a million parked instances'
 	@echo
@@ -55,7 +66,7 @@ demo: $(READY)
 
 .PHONY: test
 test: $(READY)
-	$(WITH_PG) $(BIN)/pytest -n 2 $(ARGS)
+	$(WITH_PG) $(WITH_POOLER) $(BIN)/pytest -n 2 $(ARGS)
 
 .PHONY: limits-long
 limits-long: $(READY)

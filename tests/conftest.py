@@ -1,6 +1,7 @@
 """What every test has: a real Postgres, and a schema of its own that the doctor looks at in the end.
 
-GEN_DURABLE_TEST_DSN names a server to use (`make test PG=15` does); without it the embedded one is started.
+GEN_DURABLE_TEST_DSN names a server to use (`make test PG=15` does); without it the embedded one is started. With
+GEN_DURABLE_TEST_POOLED (`make test POOLER=1`) the engine reaches it through PgBouncer.
 """
 
 from __future__ import annotations
@@ -32,6 +33,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     with asyncio.Runner() as runner:
         runner.run(pyfuncitem.obj(**arguments))
     return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _pooler() -> None:
+    """With a pooler, here and in the processes that tests start: those find it as their `sitecustomize`."""
+    if "GEN_DURABLE_TEST_POOLED" not in os.environ:
+        return
+    from tests.pooled import sitecustomize
+
+    path = [str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ waits; a `Worker` made from it also runs. There is no global: everything hangs o
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from gen_durable.embedded import EmbeddedServer
     from gen_durable.rooms.pick import Pick
 
+log = logging.getLogger("gen_durable")
 S = TypeVar("S")
 P = TypeVar("P")
 R = TypeVar("R")
@@ -120,11 +122,16 @@ class Durable(Desk):
         if self._open:
             raise ConfigError("this Durable is open already")
         try:
-            self.target = Target(await self._find_dsn(), pooled=self._pooler is not None)
+            self.target = Target(await self._find_dsn(), pooled=True if self._pooler is not None else None)
             await self._prepare()
         except BaseException:
             await self._release_embedded()
             raise
+        if self.target.pooled and self._pooler is None:
+            log.warning(
+                "the DSN leads through a pooler, so statements are not prepared%s; say so with pooler='transaction'",
+                "" if self._listen_dsn is not None else " and workers poll: listen_dsn= takes a direct DSN",
+            )
         self.pool = Pool(self.target, self._pool_size)
         self.wake = Wake(self.pool, self.calls, self._cancel.carry_on)
         self.endings = Endings(self.pool, self.calls)
@@ -365,8 +372,8 @@ class Durable(Desk):
         """A worker of this process begins: its picker is poked from now on, also by other processes' notifications."""
         self._pickers.append(picker)
         self.wake.join(picker)
-        if self._listener is None and (self._pooler is None or self._listen_dsn is not None):
-            target = Target(self._listen_dsn) if self._listen_dsn is not None else self.target
+        if self._listener is None and (not self.target.pooled or self._listen_dsn is not None):
+            target = Target(self._listen_dsn, pooled=False) if self._listen_dsn is not None else self.target
             self._listener = Listener(target, self._schema.channel, self._heard)
             self._listener.start()
 
@@ -439,6 +446,7 @@ class Durable(Desk):
             else:
                 await check(link, self._schema)
             self.installation = await link.run(self.journal.installation())
+            self.target = link.target  # with what was found out about it
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"the database is not reachable: {error}") from error
         except SqlError as error:

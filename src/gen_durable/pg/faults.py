@@ -29,8 +29,15 @@ class ConnectionLost(Exception):
         self.cause = cause
         self.sent = sent
 
+    @property
+    def server_left(self) -> bool:
+        """Whether the server itself said that it goes, or that it is not to be written to any more."""
+        return sqlstate(self.cause) in _LEFT_CODES
 
-_GONE_CODES: Final = frozenset({"25006", "57P01", "57P02", "57P03", "57P04", "57P05", "53300"})
+
+READ_ONLY: Final = "25006"
+_GONE_CODES: Final = frozenset({READ_ONLY, "57P01", "57P02", "57P03", "57P04", "57P05", "53300"})
+_LEFT_CODES: Final = frozenset({READ_ONLY, "57P01", "57P02", "57P03"})
 _BUSY_CODES: Final = frozenset({"40001", "40P01", "57014"})
 _BUSY_CLASSES: Final = frozenset({"53", "58", "25", "XX"})
 
@@ -47,6 +54,11 @@ def classify(error: BaseException) -> Fault:
     if code in _BUSY_CODES or code[:2] in _BUSY_CLASSES:
         return Fault.BUSY
     return Fault.REFUSED
+
+
+def lost(error: Exception) -> ConnectionLost:
+    """An error of a statement that was sent. A server that has become read-only has done nothing, that is certain."""
+    return ConnectionLost(error, sent=sqlstate(error) != READ_ONLY)
 
 
 def sqlstate(error: BaseException) -> str | None:

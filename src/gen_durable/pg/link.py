@@ -12,17 +12,22 @@ import contextlib
 import logging
 import os
 import select
-import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import asyncpg
 
-from gen_durable.pg.faults import ConnectionLost, Fault, classify
+from gen_durable.pg.dial import Line, Target, connect
+from gen_durable.pg.faults import ConnectionLost, Fault, classify, lost
+from gen_durable.pg.silence import Silence
 
 if TYPE_CHECKING:
+    from gen_durable.pg.hosts import Host
     from gen_durable.store.calls import Call
+
+__all__ = ["Ask", "Link", "Target"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -35,27 +40,15 @@ class Ask(Protocol):
     async def __call__(self, call: Call[U]) -> U: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where to connect, and whether a transaction pooler is in between (no named prepared statements then)."""
-
-    dsn: str
-    pooled: bool = False
-    application_name: str = "gen_durable"
-    connect_timeout: float = 10.0
-
-    def __repr__(self) -> str:
-        return "Target(...)"  # a DSN holds a password
-
-
 class Link:
     """A self-healing connection, used by one task at a time (others wait their turn)."""
 
-    __slots__ = ("_closed", "_connection", "_lock", "_pid", "target")
+    __slots__ = ("_closed", "_left", "_line", "_lock", "_pid", "target")
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self._connection: asyncpg.Connection[Any] | None = None
+        self._line: Line | None = None
+        self._left: Host | None = None  # the host that was last found not to answer
         self._pid = 0
         self._lock = asyncio.Lock()
         self._closed = False
@@ -65,11 +58,12 @@ class Link:
         async with self._lock:
             connection = await self._connected()
             try:
-                rows = await connection.fetch(call.text, *call.args, timeout=timeout)
+                with self.watched():
+                    rows = await connection.fetch(call.text, *call.args, timeout=timeout)
             except BaseException as error:
                 self._after(error)
                 if isinstance(error, Exception) and classify(error) is Fault.GONE:
-                    raise ConnectionLost(error, sent=True) from error
+                    raise lost(error) from error
                 raise
         return call.read(rows)
 
@@ -82,13 +76,14 @@ class Link:
                 return call.read(await connection.fetch(call.text, *call.args))
 
             try:
-                await connection.execute("begin")
-                answer = await work(ask)
-                await connection.execute("commit")
+                with self.watched():
+                    await connection.execute("begin")
+                    answer = await work(ask)
+                    await connection.execute("commit")
             except BaseException as error:
                 self.drop()
                 if isinstance(error, Exception) and classify(error) is Fault.GONE:
-                    raise ConnectionLost(error, sent=True) from error
+                    raise lost(error) from error
                 raise
         return answer
 
@@ -97,17 +92,25 @@ class Link:
         async with self._lock:
             connection = await self._connected()
             try:
-                await connection.execute(sql)
+                with self.watched():
+                    await connection.execute(sql)
             except BaseException as error:
                 self._after(error)
                 if isinstance(error, Exception) and classify(error) is Fault.GONE:
-                    raise ConnectionLost(error, sent=True) from error
+                    raise lost(error) from error
                 raise
 
     async def raw(self) -> asyncpg.Connection[Any]:
         """The connection itself, for LISTEN and for transactions of several statements."""
         async with self._lock:
             return await self._connected()
+
+    def watched(self) -> AbstractContextManager[None]:
+        """`with link.watched():` around a statement on `raw`: if its server does not live the connection is cut."""
+        return Silence(self._line, self.target, self._leave) if self._line is not None else nullcontext()
+
+    def _leave(self, line: Line) -> None:
+        self._left = line.host
 
     @property
     def closed(self) -> bool:
@@ -117,13 +120,13 @@ class Link:
     async def close(self) -> None:
         """Close politely, or not at all if that does not work at once."""
         self._closed = True
-        connection, self._connection = self._connection, None
-        if connection is None or self._pid != os.getpid():
+        line, self._line = self._line, None
+        if line is None or self._pid != os.getpid():
             return
         try:
-            await asyncio.shield(connection.close(timeout=2))
+            await asyncio.shield(line.connection.close(timeout=2))
         except (Exception, asyncio.CancelledError):
-            connection.terminate()
+            line.connection.terminate()
             raise
 
     def close_soon(self) -> None:
@@ -133,10 +136,10 @@ class Link:
 
     def drop(self) -> None:
         """Throw the connection away; the next call makes a new one."""
-        connection, self._connection = self._connection, None
-        if connection is not None and self._pid == os.getpid():
+        line, self._line = self._line, None
+        if line is not None and self._pid == os.getpid():
             with contextlib.suppress(Exception):
-                connection.terminate()
+                line.connection.terminate()
 
     def _after(self, error: BaseException) -> None:
         # A cancelled statement leaves the protocol in the middle of an answer, so that connection goes too.
@@ -144,53 +147,28 @@ class Link:
             self.drop()
 
     async def _connected(self) -> asyncpg.Connection[Any]:
-        connection = self._connection
-        if (
-            connection is not None
-            and self._pid == os.getpid()
-            and not connection.is_closed()
-            and not _has_news(connection)
-        ):
-            return connection
+        line = self._line
+        if line is not None and self._pid == os.getpid() and _is_usable(line):
+            return line.connection
         if self._closed:
             raise ConnectionLost(RuntimeError("this Durable is closed"), sent=False)
         self.drop()
         try:
-            connection = await connect(self.target)
+            line = await connect(self.target, self._left)
         except Exception as error:
             raise ConnectionLost(error, sent=False) from error
         if self.closed:  # meanwhile
-            connection.terminate()
+            line.connection.terminate()
             raise ConnectionLost(RuntimeError("this Durable is closed"), sent=False)
-        self._connection = connection
+        self.target = replace(self.target, pooled=line.pooled)
+        self._line = line
         self._pid = os.getpid()
-        return connection
+        return line.connection
 
 
-async def connect(target: Target) -> asyncpg.Connection[Any]:
-    """A new connection; dead peers are noticed by the socket itself."""
-    connecting = asyncio.ensure_future(
-        asyncpg.connect(
-            target.dsn,
-            statement_cache_size=0 if target.pooled else 100,
-            server_settings={"application_name": target.application_name},
-        )
-    )
-    try:
-        async with asyncio.timeout(target.connect_timeout):
-            connection: asyncpg.Connection[Any] = await asyncio.shield(connecting)
-    except BaseException:
-        # Cancelled in the very moment in which it succeeds, a connection would belong to nobody.
-        connecting.add_done_callback(_terminate)
-        connecting.cancel()
-        raise
-    _watch_socket(connection)
-    return connection
-
-
-def _terminate(connecting: asyncio.Future[asyncpg.Connection[Any]]) -> None:
-    if not connecting.cancelled() and connecting.exception() is None:
-        connecting.result().terminate()
+def _is_usable(line: Line) -> bool:
+    connection = line.connection
+    return not connection.is_closed() and not _has_news(connection) and not (line.others and _is_read_only(connection))
 
 
 def _has_news(connection: asyncpg.Connection[Any]) -> bool:
@@ -207,14 +185,10 @@ def _has_news(connection: asyncpg.Connection[Any]) -> bool:
     return bool(poll.poll(0))
 
 
-def _watch_socket(connection: asyncpg.Connection[Any]) -> None:
-    """asyncpg sets no keepalive: without it a link that was cut is waited on for ever."""
-    transport = getattr(connection, "_transport", None)
-    sock = transport.get_extra_info("socket") if transport is not None else None
-    if sock is None or sock.family == socket.AF_UNIX:
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 10_000)):
-        number = getattr(socket, option, None)
-        if number is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, number, value)
+def _is_read_only(connection: asyncpg.Connection[Any]) -> bool:
+    """Whether the server has told that it takes no writes any more. Who only looks would never be refused."""
+    settings = connection.get_settings()
+    return "on" in (
+        getattr(settings, "default_transaction_read_only", "off"),
+        getattr(settings, "in_hot_standby", "off"),
+    )

@@ -30,11 +30,16 @@ class Pool:
         self._turn = asyncio.Semaphore(size)
 
     async def run(self, call: Call[T], *, timeout: float | None = None) -> T:
-        """Run a call on a free link. A link found dead before anything was sent is replaced once, unseen."""
+        """Run a call on a free link. When the server has gone or is a standby now, no other link to it is kept."""
         async with self._turn:
             link = self._free.pop()
             try:
                 return await link.run(call, timeout=timeout)
+            except ConnectionLost as error:
+                if error.server_left:
+                    for other in self._free:
+                        other.drop()
+                raise
             finally:
                 self._free.append(link)
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gen_durable.pg.faults import ConnectionLost, Fault, classify
+from gen_durable.pg.faults import ConnectionLost, Fault, classify, lost
 from gen_durable.pg.link import Ask, Link
 
 if TYPE_CHECKING:
@@ -42,8 +42,10 @@ class Transaction:
         # The driver's own transaction: inside it `connection.transaction()` of the user makes a savepoint.
         inner = connection.transaction()
         try:
-            await connection.execute("reset all")
-            await inner.start()
+            with link.watched():
+                await inner.start()
+                # Inside: behind a pooler the transaction may be on another server connection than what came before.
+                await connection.execute("reset all")
         except Exception as error:
             link.drop()
             raise ConnectionLost(error, sent=False) from error
@@ -64,21 +66,23 @@ class Transaction:
             return call.read(await self.connection.fetch(call.text, *call.args))
 
         try:
-            async with self.connection.transaction():
-                return await work(ask)
+            with self._link.watched():
+                async with self.connection.transaction():
+                    return await work(ask)
         except Exception as error:
             if classify(error) is Fault.GONE:
-                raise ConnectionLost(error, sent=True) from error
+                raise lost(error) from error
             raise
 
     async def commit(self) -> None:
         """Commit. After a `ConnectionLost` it is unknown whether that was done; after a server's error it was not."""
         try:
-            await self._inner.commit()
+            with self._link.watched():
+                await self._inner.commit()
         except Exception as error:
             if classify(error) is Fault.GONE:
                 self._link.drop()
-                raise ConnectionLost(error, sent=True) from error
+                raise lost(error) from error
             raise
         except BaseException:
             self._link.drop()

@@ -37,7 +37,9 @@ async def make_schema(dsn: str) -> str:
     schema = Schema(f"{PREFIX}{uuid.uuid4().hex[:16]}")
     link = Link(Target(dsn))
     try:
-        await link.script("set synchronous_commit = off")
+        await link.raw()
+        if not link.target.pooled:  # behind a pooler the next client would have it
+            await link.script("set synchronous_commit = off")
         await migrate(link, schema)
         await link.script(schema.render(f"comment on schema @schema is '{MARK}'"))
     finally:
@@ -51,7 +53,7 @@ async def drop_schema(dsn: str, name: str) -> None:
     link = Link(Target(dsn))
     try:
         if await link.run(_mark_of(schema)) == MARK:
-            await link.script(schema.render("set synchronous_commit = off; drop schema @schema cascade"))
+            await link.script(schema.render("set local synchronous_commit = off; drop schema @schema cascade"))
     finally:
         await link.close()
 

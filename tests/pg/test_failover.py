@@ -1,0 +1,203 @@
+"""Several hosts: whatever is wrong with the others, the one that can be written to is found, and found again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+
+import pytest
+from tests.conftest import diagnose
+from tests.pg.conftest import Gating, Place, Standby, place_of, several
+
+from gen_durable import DatabaseUnavailable, Durable, Finished, Worker, job
+from gen_durable.pg import dial, silence
+from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.link import Link, Target
+from gen_durable.store.calls import Call
+
+SLEEP = Call("select pg_sleep($1)", (1.0,), len)
+PID = Call("select pg_backend_pid()", (), lambda rows: int(rows[0][0]))
+
+
+@job
+async def double(number: int) -> int:
+    return number * 2
+
+
+def within(seconds: float) -> AbstractAsyncContextManager[object]:
+    return asyncio.timeout(seconds)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test does not wait as long for a frozen server."""
+    monkeypatch.setattr(silence, "PATIENCE", 0.3)
+    monkeypatch.setattr(silence, "PROBE_TIMEOUT", 0.3)
+    monkeypatch.setattr(dial, "HOST_TIMEOUT", 1.0)
+
+
+async def test_a_dead_host_first(dsn: str, schema: str, dead: Place) -> None:
+    """Refused is answered: the next host has its turn at once."""
+    began = time.monotonic()
+    async with Durable(several(dsn, dead, place_of(dsn)), schema=schema) as app, Worker(app, jobs=[double]):
+        assert time.monotonic() - began < dial.STAGGER
+        handle = await app.insert(double, 4)
+        assert await handle.wait(timedelta(seconds=10)) == Finished(handle.id, 8)
+
+
+async def test_a_silent_host_first(dsn: str, schema: str, silent: Place) -> None:
+    """A host that says nothing holds up a new connection by half a second, not by its timeout."""
+    link = Link(Target(several(dsn, silent, place_of(dsn))))
+    began = time.monotonic()
+    await link.run(PID)
+    assert dial.STAGGER <= time.monotonic() - began < dial.HOST_TIMEOUT - 1
+    await link.close()
+
+
+async def test_a_standby_first(dsn: str, schema: str, standby: Standby) -> None:
+    """A host that takes no writes is passed over."""
+    standby.set_read_only(True)
+    async with Durable(several(dsn, standby.place, place_of(dsn)), schema=schema) as app:
+        await app.insert(double, 4)
+
+
+async def test_a_host_that_refuses_the_role_first(dsn: str, schema: str, standby: Standby) -> None:
+    """An error of the server moves on too, which is no OSError: here a database that is not there."""
+    import psycopg
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"create database {schema}")
+    try:
+        own = several(dsn, standby.place, place_of(dsn)).replace("/postgres?", f"/{schema}?")
+        link = Link(Target(own))
+        assert await link.run(PID)
+        await link.close()
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"drop database {schema} with (force)")
+
+
+async def test_no_host_can_be_used(dsn: str, dead: Place, standby: Standby) -> None:
+    """The error tells of each host, at once, and without a password."""
+    standby.set_read_only(True)
+    began = time.monotonic()
+    with pytest.raises(DatabaseUnavailable) as raised:
+        await Durable(several("postgresql://postgres:hush@/postgres", dead, standby.place)).open()
+    assert time.monotonic() - began < 2
+    assert f"127.0.0.1:{dead[1]}: ConnectionRefusedError" in str(raised.value)
+    assert "not to be written to" in str(raised.value)
+    assert "hush" not in str(raised.value)
+
+
+async def test_a_standby_is_promoted_while_another_host_is_silent(
+    schema: str, silent: Place, standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who could not be used is asked again as long as another has not answered."""
+    monkeypatch.setattr(dial, "HOST_TIMEOUT", 30.0)
+    standby.set_read_only(True)
+    link = Link(Target(several("postgresql://postgres@/postgres", silent, standby.place)))
+    asking = asyncio.ensure_future(link.run(PID))
+    await asyncio.sleep(dial.STAGGER + 0.5)
+    assert not asking.done()
+    await asyncio.to_thread(standby.set_read_only, False)
+    promoted = time.monotonic()
+    await asking
+    assert time.monotonic() - promoted < 2
+    await link.close()
+
+
+async def test_a_server_turns_read_only(dsn: str, schema: str, standby: Standby) -> None:
+    """The next call goes to the next host; the caller does not notice."""
+    hosts = several(dsn, standby.place, place_of(dsn))
+    async with Durable(standby.dsn, schema=schema, migrate=True):
+        pass
+    async with Durable(hosts, schema=schema, pool_size=4) as app:
+        await asyncio.gather(*(app.insert(double, n) for n in range(20)))
+        standby.set_read_only(True)
+        await app.insert(double, 20)
+        assert (await app.count()).value == 1
+    assert not await diagnose(dsn, schema)
+    standby.set_read_only(False)
+    async with Durable(standby.dsn, schema=schema) as app:
+        assert (await app.count()).value == 20
+
+
+async def test_a_write_is_refused_as_read_only(dsn: str, schema: str) -> None:
+    """Nothing was done then, so it is done again on a new connection; no other link to that server is kept."""
+    async with Durable(dsn, schema=schema, pool_size=4) as app:
+        before = []
+        for link in app.pool._links:
+            connection = await link.raw()
+            if app.target.pooled:
+                return  # the next one to use that server connection would be the one who is refused
+            await connection.execute("set session characteristics as transaction read only")
+            before.append(connection)
+        await app.insert(double, 20)
+        assert all(connection.is_closed() for connection in before), "links to a demoted server were kept"
+        assert (await app.count()).value == 1
+
+
+async def test_a_worker_follows(dsn: str, schema: str, standby: Standby) -> None:
+    """A worker of a server that turns read-only goes on with the rows of the next."""
+    async with Durable(standby.dsn, schema=schema, migrate=True), Durable(dsn, schema=schema) as direct:
+        waiting = await direct.insert(double, 21)
+        async with (
+            Durable(several(dsn, standby.place, place_of(dsn)), schema=schema) as app,
+            Worker(app, jobs=[double]),
+        ):
+            handle = await app.insert(double, 4)
+            assert await handle.wait(timedelta(seconds=10)) == Finished(handle.id, 8)
+            await asyncio.to_thread(standby.set_read_only, True)
+            assert await direct.handle(waiting.id, double).wait(timedelta(seconds=15)) == Finished(waiting.id, 42)
+
+
+async def test_a_server_freezes(dsn: str, schema: str, gated: Gating, impatient: None) -> None:
+    """An answer that is owed by a frozen server is not waited for: the link is cut, and the next host asked."""
+    async with gated() as gate, within(8):
+        link = Link(Target(several(dsn, gate.place, place_of(dsn))))
+        await link.run(PID)
+        assert gate.opened >= 1
+        gate.freeze()
+        with pytest.raises(ConnectionLost) as raised:
+            await link.run(PID)
+        assert raised.value.sent
+        await link.run(PID)
+        await link.close()
+
+
+async def test_a_worker_outlives_a_frozen_server(dsn: str, schema: str, gated: Gating, impatient: None) -> None:
+    """Outcomes that were under way are committed by way of the next host, once."""
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @job
+    async def held(number: int) -> int:
+        began.set()
+        await go.wait()
+        return number * 2
+
+    async with (
+        gated() as gate,
+        within(20),
+        Durable(dsn, schema=schema) as direct,
+        Durable(several(dsn, gate.place, place_of(dsn)), schema=schema) as app,
+        Worker(app, jobs=[held]),
+    ):
+        handle = await app.insert(held, 4)
+        await began.wait()
+        gate.freeze()
+        go.set()
+        assert await direct.handle(handle.id, held).wait(timedelta(seconds=10)) == Finished(handle.id, 8)
+
+
+async def test_a_slow_statement_is_left_alone(dsn: str, gated: Gating, impatient: None) -> None:
+    """A server that speaks to others may take its time: the statement is neither cut nor cancelled."""
+    async with gated() as gate:
+        link = Link(Target(several(dsn, gate.place)))
+        before = await link.run(PID)
+        opened = gate.opened
+        assert await link.run(SLEEP) == 1
+        assert gate.opened > opened, "nobody asked whether the server lives"
+        assert await link.run(PID) == before
+        await link.close()
