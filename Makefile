@@ -45,6 +45,7 @@ help:
 	@echo '  make bench-scale   what each call costs with 10 k to 3 M rows, and under a long reader (ARGS=--quick)'
 	@echo '  make soak     half of the peak for an hour (HOURS=0.25): does anything grow that should not?'
 	@echo '  make bench-look    what list and count cost on 3 M rows, by each filter (ARGS="--rows 100k")'
+	@echo '  make chaos-failover   two nodes under Patroni, the leader switched, killed and frozen under load (root installs postgresql-15)'
 	@echo '  make fmt      format the code and apply the safe fixes'
 	@echo '  make venv     only make or refresh the environment in $(VENV); the others do it when needed'
 	@echo '  make clean    remove $(VENV), caches and build output (data in .gen_durable/ stays)'
@@ -97,6 +98,10 @@ soak: $(READY)-bench
 bench-look: $(READY)-bench
 	$(WITH_PG) $(BIN)/python -m bench.look --metadata-index $(ARGS)
 
+.PHONY: chaos-failover
+chaos-failover: $(READY)
+	$(BIN)/python -m chaos.failover $(ARGS)
+
 $(READY)-bench: $(READY)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt -e '.[bench]'
 	@touch $@
@@ -109,7 +114,7 @@ fmt: $(READY)
 .PHONY: clean
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests docs examples scripts bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests docs examples scripts bench chaos -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 .PHONY: venv $(VENV)
 venv $(VENV): $(READY)

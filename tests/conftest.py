@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +63,21 @@ def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = start(root / "server")
     yield server.dsn
     release(server)
+
+
+@pytest.fixture(scope="session")
+def pooled(dsn: str) -> Iterator[str]:
+    """A DSN that leads to the server through PgBouncer in transaction mode, over three server connections."""
+    script = Path(__file__).parents[1] / "scripts" / "pgbouncer"
+    with subprocess.Popen(
+        [sys.executable, str(script), dsn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        found = process.stdout.readline().strip()
+        assert found, "scripts/pgbouncer did not start; its words are above"
+        yield found
+        process.stdin.close()
 
 
 @pytest.fixture

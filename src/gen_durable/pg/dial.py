@@ -84,6 +84,7 @@ class _Round:
         self._timeout = timeout
         self._turns = [asyncio.Event() for _ in hosts]
         self._errors: dict[int, Exception] = {}
+        self._over = False
 
     async def first(self) -> tuple[Host, asyncpg.Connection[Any]]:
         tasks = [asyncio.ensure_future(self._ask(n)) for n in range(len(self._hosts))]
@@ -94,16 +95,17 @@ class _Round:
                     tasks.remove(task)
                     return host, task.result()
         finally:
+            # The others end by themselves, soon: a driver that is cancelled while it connects complains in the log.
+            self._over = True
             for task in tasks:
                 task.add_done_callback(_terminate)
-                task.cancel()
         raise ConnectionError(self._told())
 
     async def _ask(self, n: int) -> asyncpg.Connection[Any]:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(n * STAGGER):
                 await self._turns[n].wait()
-        while True:
+        while not self._over:
             try:
                 return await dial(self._hosts[n], self._target, self._timeout)
             except Exception as error:
@@ -113,6 +115,7 @@ class _Round:
             if n + 1 < len(self._turns):
                 self._turns[n + 1].set()
             await asyncio.sleep(AGAIN)
+        raise ConnectionError("another host was found")
 
     def _told(self) -> str:
         each = (f"{self._hosts[n].name}: {_reason(error)}" for n, error in sorted(self._errors.items()))
