@@ -35,6 +35,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.rooms import transact
 from gen_durable.telemetry import Event, StaleOutcome
 
 Spawn = Callable[..., Any]
@@ -136,6 +137,13 @@ class Book(Machine):
         await self.write(ctx, "parks")
         return Await(go, then=self.second, state=text)
 
+    @step(transactional=True)
+    async def breaks(self, times: int, ctx: Context) -> Outcome[str]:
+        await self.write(ctx, "breaks")
+        if ran.count("breaks") <= times:
+            await ctx.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        return Done(f"attempt {ctx.attempt}")
+
     async def on_error(self, state: object, ctx: Context, error: Exception) -> Outcome[str]:
         errors.append(error)
         with pytest.raises(InputError):
@@ -201,6 +209,29 @@ async def test_a_timeout_rolls_back(dsn: str, schema: str) -> None:
         handle = await app.insert(Book.slow, "")
         assert await handle.wait(SOON) == Finished(handle.id, "in time")
         assert await texts(look, schema) == ["slow 1"]
+
+
+async def test_a_connection_that_breaks_in_the_step_is_no_error_of_the_step(dsn: str, schema: str) -> None:
+    """It runs again, on a new connection: on_error is not asked, no attempt is burned, the row is there once."""
+    async with books(dsn, schema) as look, Durable(dsn, schema=schema) as app, Worker(app, machines=[Book(schema)]):
+        handle = await app.insert(Book.breaks, 2)
+        assert await handle.wait(SOON) == Finished(handle.id, "attempt 0")
+        assert len(ran) == 3
+        assert errors == []
+        assert await texts(look, schema) == ["breaks"]
+
+
+async def test_a_step_that_always_breaks_its_connection_is_told_so(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some losses in a row it is the step's own error, and reaches on_error as any other."""
+    monkeypatch.setattr(transact, "LOSSES", 3)
+    async with books(dsn, schema) as look, Durable(dsn, schema=schema) as app, Worker(app, machines=[Book(schema)]):
+        handle = await app.insert(Book.breaks, 100)
+        assert isinstance(await handle.wait(SOON), Failed)
+        assert len(ran) == 6  # on_error has tried once more
+        assert len(errors) == 2
+        assert await texts(look, schema) == []
 
 
 async def test_a_stolen_claim_leaves_no_row(dsn: str, schema: str) -> None:

@@ -88,16 +88,18 @@ class Transaction:
             self._link.drop()
             raise
 
-    async def undo(self) -> None:
-        """Roll back; a connection that cannot any more is thrown away, and the server rolls back."""
+    async def undo(self) -> bool:
+        """Roll back; a connection that cannot any more is thrown away, and the server rolls back. Tells which."""
         try:
             async with asyncio.timeout(UNDO_TIMEOUT):
                 await self._inner.rollback()
         except Exception:
             self._link.drop()
+            return False
         except BaseException:
             self._link.drop()
             raise
+        return True
 
     def drop(self) -> None:
         """Roll back without waiting for anything, by throwing the connection away."""

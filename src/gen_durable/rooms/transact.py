@@ -5,8 +5,8 @@ neither is. An error of the step is raised as `StepRaised` after the rollback, a
 
 This room owns the invariant that the user's writes are there exactly once: the outcome is flushed behind its fence in
 the user's own transaction. When the answer to the COMMIT is lost, the fence tells what happened. It is asked under the
-row's lock, which a transaction that is still about to commit holds; only if it has not committed the step runs again
-(tests/flows/test_transactional.py).
+row's lock, which a transaction that is still about to commit holds; only if it has not committed the step runs again.
+So it does when its connection breaks in its middle: that is nobody's error (tests/flows/test_transactional.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,16 @@ from gen_durable.store.rows import Claim, Commit, Flushed
 
 log = logging.getLogger("gen_durable.worker")
 TRIES: Final = 10
+LOSSES: Final = 10  # of its connection, in the middle of one step: then it is the step that breaks it
 MAX_PAUSE: Final = 1.0
+
+
+class _Broken(Exception):
+    """The connection broke in the middle of a step, which has raised because of it, or would have."""
+
+    def __init__(self, raised: StepRaised) -> None:
+        super().__init__(str(raised))
+        self.raised = raised
 
 
 class Transact:
@@ -57,12 +66,17 @@ class Transact:
         async with self._turn:
             link = self._free.pop()
             try:
-                pause = 0.02
+                pause, losses = 0.02, 0
                 while True:
                     try:
                         done = await self._once(link, claim, entry, held)
                     except ConnectionLost as error:
                         log.warning("instance %d: no connection for its transaction (%s)", claim.id, error)
+                    except _Broken as broken:
+                        losses += 1
+                        if losses == LOSSES:
+                            raise broken.raised from None
+                        log.warning("instance %d: its connection broke in its step, which runs again", claim.id)
                     else:
                         if done is not None:
                             return done
@@ -106,10 +120,11 @@ class Transact:
             ran.commit.began, ran.commit.took = started, time.perf_counter() - started
             if not transaction.is_open:
                 raise StepRaised(_ended_by_hand(entry))
-        except Exception:
+        except Exception as error:
             if held is not None:
                 held.in_step = False
-            await transaction.undo()
+            if not await transaction.undo() and isinstance(error, StepRaised):
+                raise _Broken(error) from error
             raise
         except BaseException:
             transaction.drop()
