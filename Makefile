@@ -5,6 +5,9 @@ VENV   ?= .venv
 PG     ?=
 ARGS   ?=
 POOLER ?=
+MINUTES ?= 10
+SEED   ?=
+FAULTS ?= all
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -46,6 +49,7 @@ help:
 	@echo '  make soak     half of the peak for an hour (HOURS=0.25): does anything grow that should not?'
 	@echo '  make bench-look    what list and count cost on 3 M rows, by each filter (ARGS="--rows 100k")'
 	@echo '  make chaos-failover   two nodes under Patroni, the leader switched, killed and frozen under load (root installs postgresql-15)'
+	@echo '  make chaos    break everything around the engine for ten minutes, then account for every step'
 	@echo '  make fmt      format the code and apply the safe fixes'
 	@echo '  make venv     only make or refresh the environment in $(VENV); the others do it when needed'
 	@echo '  make clean    remove $(VENV), caches and build output (data in .gen_durable/ stays)'
@@ -57,6 +61,8 @@ help:
 	@echo '  POOLER=1                test through PgBouncer in transaction mode (root installs it); POOLER=poll: and'
 	@echo '                          without a direct DSN to LISTEN by'
 	@echo '  ARGS="-k signal -x"     passed on to pytest, to the demo, or to the benchmark (--size small, --help)'
+	@echo '  MINUTES=30 SEED=7       chaos: how long; the seed that plan and load come from (it is printed)'
+	@echo '  FAULTS=sigkill,proxy    chaos: only these; `python -m chaos --help` names them'
 	@echo '  PEERS=1 BIG=1           bench: the same work on other libraries; a worker beside a million parked instances'
 	@echo
 	@echo 'Start with `make demo`; before a commit run `make check test`.'
@@ -101,6 +107,10 @@ bench-look: $(READY)-bench
 .PHONY: chaos-failover
 chaos-failover: $(READY)
 	$(BIN)/python -m chaos.failover $(ARGS)
+
+.PHONY: chaos
+chaos: $(READY)
+	$(BIN)/python -m chaos --minutes $(MINUTES) --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(PG),--pg $(PG)) $(ARGS)
 
 $(READY)-bench: $(READY)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt -e '.[bench]'

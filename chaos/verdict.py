@@ -1,0 +1,234 @@
+"""The verdict: every line must hold. The ledger beside the effects, beside what was accepted, beside the doctor."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from chaos.effects import Execution
+from chaos.fleet import Fleet
+from chaos.load import Load
+from chaos.machines import BURST, PER_WORKER, SLOTS, TOKENS
+from gen_durable.insight import diagnose
+from gen_durable.pg.link import Link, Target
+from gen_durable.store.schema import Schema
+
+SHOWN = 3
+WORKERS = frozenset({"sigkill", "sigstop", "rolling", "clock"})
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the verdict: what must hold, whether it does, and in figures."""
+
+    name: str
+    meaning: str
+    good: bool
+    details: str
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Executions and outcomes, counted. What ran again: executions without an outcome of their own."""
+
+    effects: int
+    outcomes: int
+    repeated: int
+    of_killed: int  # of these, on workers that were killed
+    transactions: int  # and in transactions that were lost, whose step ran again by the same claim
+    reaped: int  # claims whose lease ran out,
+    reaped_of_killed: int  # of these, of workers that were killed
+    released: int
+    kills: int
+
+    @property
+    def lost(self) -> int:
+        """Leases that workers lost and lived on."""
+        return self.reaped - self.reaped_of_killed
+
+    @property
+    def share(self) -> float:
+        return self.repeated / self.outcomes if self.outcomes else 0.0
+
+
+async def fill(connection: asyncpg.Connection[Any], load: Load, fleet: Fleet, executions: Sequence[Execution]) -> None:
+    """Bring what the other side knows into the database."""
+    effects = [(e.worker, e.id, e.claim, e.seq, e.attempt, e.step, e.began, e.ended) for e in executions]
+    await connection.copy_records_to_table("effects", schema_name="chaos", records=effects)
+    expected = [
+        (key, instance, kind, None if result is None else json.dumps(result), partition)
+        for key, instance, kind, result, partition in (accepted.row() for accepted in load.accepted)
+    ]
+    await connection.copy_records_to_table("expected", schema_name="chaos", records=expected)
+    await connection.copy_records_to_table("sent", schema_name="chaos", records=load.sent)
+    workers = [(process.name, process.process.pid) for process in fleet.all]
+    await connection.copy_records_to_table("workers", schema_name="chaos", records=workers)
+    for table, columns in (("ledger", "id, seq"), ("effects", "id, seq"), ("lost", "id"), ("expected", "id")):
+        await connection.execute(f"create index on chaos.{table} ({columns})")
+        await connection.execute(f"analyze chaos.{table}")
+    await connection.execute("create index on gen_durable.gen_durable ((metadata ->> 'by')) where metadata is not null")
+    await connection.execute("analyze gen_durable.gen_durable")
+
+
+async def account(connection: asyncpg.Connection[Any], fleet: Fleet) -> Account:
+    """Count."""
+    killed = [process for process in fleet.all if process.name in fleet.killed]
+    pids = [f"%:{process.process.pid}:%" for process in killed]
+    row = await connection.fetchrow(_ACCOUNT, pids, [process.name for process in killed])
+    assert row is not None
+    return Account(**dict(row), kills=len(fleet.killed))
+
+
+_ACCOUNT = """
+with e as (
+  select e.worker, e.id, e.claims, e.seq, e.step, count(*) as times,
+    exists (select from chaos.ledger l where l.id = e.id and l.claims = e.claims and l.seq = e.seq + 1) as committed
+  from chaos.effects e group by e.worker, e.id, e.claims, e.seq, e.step
+)
+select
+  (select count(*) from chaos.effects) as effects,
+  (select count(*) from chaos.ledger) as outcomes,
+  (select coalesce(sum(times - committed::int), 0)::int from e) as repeated,
+  (select count(*) from e where not committed and worker = any ($2)) as of_killed,
+  (select coalesce(sum(times - 1), 0)::int from e) as transactions,
+  (select count(*) from chaos.lost where how = 'reaped') as reaped,
+  (select count(*) from chaos.lost where how = 'reaped' and worker like any ($1::text[])) as reaped_of_killed,
+  (select count(*) from chaos.lost where how = 'released') as released
+"""
+
+
+async def judge(
+    connection: asyncpg.Connection[Any], dsn: str, found: Account, kinds: Sequence[str], log: Path
+) -> list[Line]:
+    """All lines that the database can tell."""
+    lines = [await _check(connection, path.name, path.read_text()) for path in _checks()]
+    lines.append(await _rate(connection))
+    lines += _executions(found, kinds)
+    lines.append(await _doctor(dsn))
+    lines.append(_deadlocks(log, int(await connection.fetchval("select sum(deadlocks) from pg_stat_database"))))
+    left = await connection.fetchval(
+        "select count(*) from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
+    )
+    lines.append(Line("connections", "No connection is left behind.", left == 0, f"{left} left"))
+    return lines
+
+
+def _checks() -> list[Any]:
+    directory = files("chaos") / "sql" / "checks"
+    return sorted((path for path in directory.iterdir() if path.name.endswith(".sql")), key=lambda path: path.name)
+
+
+async def _check(connection: asyncpg.Connection[Any], file: str, sql: str) -> Line:
+    # Arguments that a check may use: from the monotonic clock to the wall's in ns, and the slots of the limit.
+    offset = time.time_ns() - time.monotonic_ns()
+    arguments = [value for number, value in ((1, offset), (2, SLOTS)) if f"${number}" in sql]
+    if "$2" in sql:
+        sql, arguments = sql.replace("$2", "$1"), [SLOTS]
+    rows = await connection.fetch(sql, *arguments, timeout=300)
+    name = re.sub(r"^\d+_|\.sql$", "", file).replace("_", " ")
+    meaning = sql.splitlines()[0].removeprefix("-- ")
+    return Line(name, meaning, not rows, _show([f"{row['id']}: {row['problem']}" for row in rows]))
+
+
+def _show(problems: Sequence[str]) -> str:
+    if not problems:
+        return ""
+    rest = f" (and {len(problems) - SHOWN} more)" if len(problems) > SHOWN else ""
+    return f"{len(problems)} found. " + "; ".join(problems[:SHOWN]) + rest
+
+
+async def _rate(connection: asyncpg.Connection[Any]) -> Line:
+    """In no span of time are more granted than the burst and what came in meanwhile.
+
+    A grant is given between the beginning of its transaction and the moment in which it is noted.
+    """
+    rows = await connection.fetch(
+        "select extract(epoch from began)::float8 as began, extract(epoch from at)::float8 as at"
+        " from chaos.grants order by at"
+    )
+    lowest, most = 0.0, 0.0
+    for number, row in enumerate(rows):
+        lowest = min(lowest, number - TOKENS * row["began"]) if number else -TOKENS * row["began"]
+        most = max(most, number - TOKENS * row["at"] - lowest + 1)
+    meaning = f"A limit of rate is never exceeded: {TOKENS} a second, {BURST} at once."
+    return Line("rate", meaning, most <= BURST + 0.001, f"{len(rows)} grants, at most {most:.2f} at once")
+
+
+def _executions(found: Account, kinds: Sequence[str]) -> list[Line]:
+    """What ran again, beside what was done to whom.
+
+    A worker's slots count code that runs. Outcomes that are handed in and not committed yet, and rows that were picked
+    ahead, come on top; while the database does not answer they may be many. So a kill costs at most `slots` only where
+    nothing was done to the database or the way to it; else at most the claims that the killed worker had.
+    """
+    figures = (
+        f"{found.effects:,} executions, {found.outcomes:,} outcomes, {found.repeated:,} run again ({found.share:.2%})"
+    )
+    calm = not set(kinds) - WORKERS
+    held = found.kills * PER_WORKER if calm else found.reaped_of_killed
+    words = f"{found.kills} kills x {PER_WORKER} slots" if calm else f"{held:,} claims of {found.kills} killed workers"
+    bound = held + found.lost + found.transactions
+    words += f" + {found.lost:,} lost leases + {found.transactions:,} lost transactions"
+    lines = [
+        Line(
+            "re-executions",
+            "Steps run again only after a kill, a lost lease or a lost transaction.",
+            found.repeated <= bound,
+            f"{figures}, at most {words} = {bound:,}",
+        )
+    ]
+    if not set(kinds) - {"rolling", "clock"}:
+        lines.append(
+            Line(
+                "clean restarts",
+                "Workers that are drained lose nothing: each execution has its outcome, no lease runs out.",
+                found.repeated == 0 and found.reaped == 0,
+                f"{figures}, {found.reaped} leases ran out, {found.released} claims given back unbegun",
+            )
+        )
+    return lines
+
+
+async def _doctor(dsn: str) -> Line:
+    link = Link(Target(dsn))
+    try:
+        findings = await diagnose(link, Schema())
+    finally:
+        await link.close()
+    bad = [f"{f.check}: {f.count} ({f.first[0].problem})" for f in findings if not f.clean]
+    return Line("doctor", f"All {len(findings)} checks of the doctor are clean.", not bad, _show(bad))
+
+
+def _deadlocks(log: Path, counted: int) -> Line:
+    # The server's own counter goes with a crash; its log does not.
+    logged = log.read_text(errors="replace").count("deadlock detected")
+    return Line("deadlocks", "No deadlock.", logged == counted == 0, f"{logged} in the log, {counted} counted")
+
+
+def errors_in(log: Path) -> dict[str, int]:
+    """What the server complained of, by its words without numbers and names."""
+    words: Counter[str] = Counter()
+    for level, text in re.findall(r" (ERROR|PANIC):  (.*)", log.read_text(errors="replace")):
+        words[f"{level}: {re.sub(r'[0-9]+', 'N', text)[:120]}"] += 1
+    return dict(words.most_common())
+
+
+def told(fleet: Fleet, load: Load) -> list[Line]:
+    """The lines that the harness can tell."""
+    slips = fleet.slips()
+    longest = max(fleet.drains, default=0.0)
+    return [
+        Line("workers", "Workers end only when they are made to.", not fleet.findings, _show(fleet.findings)),
+        Line("logs", "No traceback in the log of a worker.", not slips, _show(slips)),
+        Line("drains", "A worker that is asked to end does so.", True, f"{len(fleet.drains)}, longest {longest:.1f} s"),
+        Line("load", "No call was refused, or failed in an unforeseen way.", not load.findings, _show(load.findings)),
+    ]
