@@ -7,6 +7,7 @@ started is ended in the end, by its process id.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -233,10 +234,14 @@ class Cluster:
             if postmaster is not None:
                 _send([postmaster], signal.SIGQUIT)  # an immediate stop: nothing here is worth a checkpoint
                 with contextlib.suppress(TimeoutError):
-                    until(lambda pid=postmaster: not Path(f"/proc/{pid}").exists(), "Postgres has ended", 20)
+                    until(functools.partial(_gone, postmaster), "Postgres has ended", 20)
         if self._etcd is not None:
             self._etcd.kill()
             self._etcd.wait()
+
+
+def _gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
 
 
 @contextlib.contextmanager
