@@ -15,9 +15,8 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -245,7 +244,7 @@ def _gone(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def running(tools: Tools, home: Path, *, synchronous: bool) -> Iterator[Cluster]:
+def running(tools: Tools, home: Path, *, synchronous: bool) -> Generator[Cluster]:
     """A cluster that runs; stopped in the end, however it ends."""
     cluster = Cluster(tools, home, synchronous=synchronous)
     try:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -59,12 +59,12 @@ class Papers:
 class Ledger:
     """What was acknowledged. Times are of the monotonic clock."""
 
-    inserts: dict[str, int] = field(default_factory=dict)
-    signals: set[str] = field(default_factory=set)
-    drawn: dict[tuple[int, str], str] = field(default_factory=dict)
-    outcomes: dict[tuple[int, str], str] = field(default_factory=dict)
-    results: dict[str, Papers] = field(default_factory=dict)
-    times: list[float] = field(default_factory=list)
+    inserts: dict[str, int] = field(default_factory=dict[str, int])
+    signals: set[str] = field(default_factory=set[str])
+    drawn: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    outcomes: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    results: dict[str, Papers] = field(default_factory=dict[str, Papers])
+    times: list[float] = field(default_factory=list[float])
     unknown: int = 0
     missed: int = 0
 
@@ -170,7 +170,7 @@ class Load:
 
 
 @asynccontextmanager
-async def loaded(dsn: str, schema: str) -> AsyncIterator[Load]:
+async def loaded(dsn: str, schema: str) -> AsyncGenerator[Load]:
     """A load on a schema that is there."""
     ledger = Ledger()
     async with (

@@ -12,7 +12,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 import psycopg
@@ -71,21 +71,21 @@ class Promotion:
 
 
 @contextlib.asynccontextmanager
-async def switched_over(cluster: Cluster, _leader: Node) -> AsyncIterator[None]:
+async def switched_over(cluster: Cluster, _leader: Node) -> AsyncGenerator[None]:
     switching = asyncio.create_task(asyncio.to_thread(cluster.switch_over))
     yield
     await switching
 
 
 @contextlib.asynccontextmanager
-async def killed(cluster: Cluster, leader: Node) -> AsyncIterator[None]:
+async def killed(cluster: Cluster, leader: Node) -> AsyncGenerator[None]:
     cluster.kill(leader)
     yield
     cluster.start_agent(leader)
 
 
 @contextlib.asynccontextmanager
-async def frozen(cluster: Cluster, leader: Node) -> AsyncIterator[None]:
+async def frozen(cluster: Cluster, leader: Node) -> AsyncGenerator[None]:
     pids = leader.processes()
     cluster.freeze(pids)
     yield
@@ -93,7 +93,7 @@ async def frozen(cluster: Cluster, leader: Node) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def agent_frozen(cluster: Cluster, leader: Node) -> AsyncIterator[None]:
+async def agent_frozen(cluster: Cluster, leader: Node) -> AsyncGenerator[None]:
     assert leader.agent is not None
     cluster.freeze([leader.agent.pid])
     yield
