@@ -31,7 +31,7 @@ from gen_durable.errors import (
 from gen_durable.handles import Handle
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.jobs import Cancel, Job, backoff, job
-from gen_durable.journal import Activity, Progress, Transition
+from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.listing import Count, Filters, Page
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Await, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
@@ -46,6 +46,7 @@ __all__ = [
     "Cancel",
     "Cancellation",
     "Cancelled",
+    "Checkpoint",
     "Child",
     "Concurrency",
     "ConfigError",

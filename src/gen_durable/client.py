@@ -22,7 +22,7 @@ from gen_durable.desk import Desk
 from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NotFound
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
-from gen_durable.journal import Activity, Progress, Transition
+from gen_durable.journal import Activity, Checkpoint, Progress, Transition, check_last
 from gen_durable.limits import check_delay, check_name
 from gen_durable.orders import cancellation_of, delivery_of, reason_of, was_delivered
 from gen_durable.outcomes import LIVE, Scope, Start, Startable, StartOptions
@@ -301,13 +301,17 @@ class Durable(Desk):
             raise NotFound(f"{called(target)} is unknown")
         return found
 
-    async def history(self, target: int | str | bytes | Handle[Any]) -> list[Transition]:
-        """The committed outcomes of an instance in their order, as far as its machine keeps them."""
-        return await self.ask.run(self.journal.history(*address(target)), "history", safe=True)
+    async def history(self, target: int | str | bytes | Handle[Any], *, last: int | None = None) -> list[Transition]:
+        """The committed outcomes of an instance in their order, as far as its machine keeps them; or the `last` few."""
+        return await self.ask.run(self.journal.history(*address(target), check_last(last)), "history", safe=True)
 
-    async def activities(self, target: int | str | bytes | Handle[Any]) -> list[Activity]:
-        """The calls of `ctx.run` that have ended, in the order they began, of all steps of an instance."""
-        return await self.ask.run(self.journal.activities(*address(target)), "activities", safe=True)
+    async def activities(self, target: int | str | bytes | Handle[Any], *, last: int | None = None) -> list[Activity]:
+        """The calls of `ctx.run` that have ended, in the order they began, of all steps; or the `last` few."""
+        return await self.ask.run(self.journal.activities(*address(target), check_last(last)), "activities", safe=True)
+
+    async def checkpoint(self, target: int | str | bytes | Handle[Any]) -> Checkpoint | None:
+        """What the step that an instance is in has put by last with `ctx.checkpoint`; None: nothing."""
+        return await self.ask.run(self.journal.checkpoint_of(*address(target)), "checkpoint", safe=True)
 
     async def progress(self, target: int | str | bytes | Handle[Any]) -> list[Progress]:
         """How far each step of an instance has come, by its own last word; the latest comes last."""

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias, get_args
 
 from gen_durable.codec import decode_plain
-from gen_durable.errors import DefinitionError
+from gen_durable.errors import DefinitionError, InputError
 
 History: TypeAlias = Literal["off", "transitions", "states"]
 """What is kept of a machine's committed outcomes: nothing, a light row for each, or the state with it."""
@@ -18,6 +18,13 @@ def check_history(history: History, what: str) -> History:
     if history not in get_args(History):
         raise DefinitionError(f"the history of {what} must be 'off', 'transitions' or 'states', got {history!r}")
     return history
+
+
+def check_last(last: int | None) -> int | None:
+    """How many of the last ones are to be read."""
+    if last is not None and (not isinstance(last, int) or isinstance(last, bool) or not 0 <= last < 2**31):
+        raise InputError(f"last must be a whole number from 0 on, got {last!r}")
+    return last
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,20 @@ class Activity:
     def result(self) -> Any:
         """What it returned, as plain JSON values."""
         return None if self.raw_result is None else decode_plain(self.raw_result)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a step has put by for its next execution; `version` counts those that it has written in this visit."""
+
+    version: int
+    updated_at: datetime
+    raw_value: bytes
+
+    @property
+    def value(self) -> Any:
+        """The value as plain JSON values."""
+        return decode_plain(self.raw_value)
 
 
 @dataclass(frozen=True, slots=True)

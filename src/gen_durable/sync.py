@@ -23,7 +23,7 @@ from gen_durable.desk import SyncDesk
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.handles import Handle, address
 from gen_durable.instances import Cancellation, Ending, Instance
-from gen_durable.journal import Activity, Progress, Transition
+from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.orders import cancellation_of, delivery_of, reason_of, was_delivered
 from gen_durable.outcomes import Start, Startable, StartOptions
 from gen_durable.pg.guests import django_connection
@@ -236,13 +236,17 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         """An instance as it is now; see `Durable.get`."""
         return self._wait(self._app.get(_target(target)))
 
-    def history(self, target: int | str | bytes | SyncHandle[Any]) -> list[Transition]:
+    def history(self, target: int | str | bytes | SyncHandle[Any], *, last: int | None = None) -> list[Transition]:
         """The committed outcomes of an instance; see `Durable.history`."""
-        return self._wait(self._app.history(_target(target)))
+        return self._wait(self._app.history(_target(target), last=last))
 
-    def activities(self, target: int | str | bytes | SyncHandle[Any]) -> list[Activity]:
+    def activities(self, target: int | str | bytes | SyncHandle[Any], *, last: int | None = None) -> list[Activity]:
         """The activity log of an instance; see `Durable.activities`."""
-        return self._wait(self._app.activities(_target(target)))
+        return self._wait(self._app.activities(_target(target), last=last))
+
+    def checkpoint(self, target: int | str | bytes | SyncHandle[Any]) -> Checkpoint | None:
+        """What the step of an instance has put by last; see `Durable.checkpoint`."""
+        return self._wait(self._app.checkpoint(_target(target)))
 
     def progress(self, target: int | str | bytes | SyncHandle[Any]) -> list[Progress]:
         """How far an instance has come; see `Durable.progress`."""

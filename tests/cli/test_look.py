@@ -182,3 +182,79 @@ def test_metadata_index(command: Command) -> None:
         assert "metadata is indexed" in done.stdout
     assert listed(command, "--metadata", "tenant=acme") == [2]
     assert "create index concurrently" in command("migrate", "--sql", "--metadata-index").stdout
+
+
+JOURNAL = """
+update @schema.gen_durable set journal = true, seq = 3, visit = 2 where id = 2;
+insert into @schema.transitions
+  (instance_id, started_at, duration, seq, attempt, step, outcome, next_step, error, state)
+values
+  (2, now(), 0.5, 1, 0, 'a', 'Next', 'b', null, '{"card": "42"}'), (2, now(), 2, 2, 0, 'b', 'Next', 's', null, null),
+  (2, now(), 0.1, 3, 2, 's', 'Await', 's', 'Boom: no' || repeat(' luck', 40), null);
+insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, name, parameters, result, error)
+values (2, now(), 0.2, 2, 1, 0, 'charge', '["4711"]', null, 'ConnectionError: no line'),
+  (2, now(), 0.3, 2, 2, 1, 'charge', '["4711"]', '{"receipt": 17}', null);
+insert into @schema.progress (instance_id, fraction, step, branch, message, detail)
+values (2, 0.4, 's', '', 'parsed 4 of 10', '{"k": "4712"}'), (2, null, 's', 'left', null, null);
+insert into @schema.checkpoints (instance_id, visit, version, format, value) values (2, 2, 3, 1, '"4713"');
+"""
+
+
+@pytest.fixture
+def journal(dsn: str, schema: str, rows: None) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(Schema(schema).render(JOURNAL).encode())
+
+
+def test_show_tells_what_it_has_done(command: Command, journal: None) -> None:
+    """Progress, that there is a checkpoint, the last outcomes and activities; what steps have written is not shown."""
+    shown = command("show", "2").stdout
+    for words in (
+        "s: 40%, parsed 4 of 10 (", "s (left): begun (", "number 3 of this visit (", "Next -> b", "s, attempt 2",
+        "Await -> s", "Boom: no luck", "charge, attempt 1", "finished", "ConnectionError: no line",
+    ):  # fmt: skip
+        assert words in shown, words
+    assert not [secret for secret in ("4711", "4712", "4713", "card", "receipt") if secret in shown]
+    few = command("show", "2", "-n", "1").stdout
+    assert ("Await -> s" in few, "Next -> b" in few, "charge, attempt 1" in few, "no line" in few) == (
+        True, False, True, False,
+    )  # fmt: skip
+    none = command("show", "2", "-n", "0").stdout
+    assert ("Await -> s" in none, "parsed 4 of 10" in none) == (False, True)
+    assert "seq" not in command("show", "3").stdout
+
+
+def test_show_as_json(command: Command, journal: None) -> None:
+    """The same as data; payloads with --state."""
+    done = command("show", "2", "--json", "--last", "2")
+    told = json.loads(done.stdout)
+    assert [(t["seq"], t["outcome"], t["next_step"]) for t in told["history"]] == [(2, "Next", "s"), (3, "Await", "s")]
+    assert [(a["name"], a["attempt"], a["error"]) for a in told["activities"]] == [
+        ("charge", 0, "ConnectionError: no line"), ("charge", 1, None),
+    ]  # fmt: skip
+    assert [(p["branch"], p["fraction"], p["message"]) for p in told["progress"]] == [
+        ("", 0.4, "parsed 4 of 10"), ("left", None, None),
+    ]  # fmt: skip
+    assert told["checkpoint"]["version"] == 3
+    assert not [secret for secret in ("4711", "4712", "4713", "card", "receipt") if secret in done.stdout]
+    whole = json.loads(command("show", "2", "--json", "--state").stdout)
+    assert (whole["checkpoint"]["value"], whole["progress"][0]["detail"]) == ("4713", {"k": "4712"})
+    assert (whole["activities"][1]["parameters"], whole["activities"][1]["result"]) == (["4711"], {"receipt": 17})
+    assert whole["history"][0]["state"] == {"card": "42"}
+    nothing = json.loads(command("show", "3", "--json").stdout)
+    assert (nothing["history"], nothing["activities"], nothing["progress"], nothing["checkpoint"]) == ([], [], [], None)
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_only_the_last_column_is_cut(run: Any, dsn: str, schema: str, journal: None, columns: str) -> None:
+    """On a narrow terminal all facts are whole, and a long error ends where the terminal does."""
+    for name, words in (("show", "s, attempt 2  Await -> s"), ("history", "s, attempt 2  Await -> s")):
+        shown = run(name, "2", "--dsn", dsn, "--schema", schema, COLUMNS=columns).stdout.splitlines()
+        (line,) = [line for line in shown if words in line]
+        assert "Boom: " in line
+        assert line.rstrip().endswith("…")
+        assert max(map(len, shown)) <= int(columns)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"update {schema}.gen_durable set last_error = repeat('no luck ', 40) where id = 1".encode())
+    listed = run("ls", "-s", "failed", "--dsn", dsn, "--schema", schema, COLUMNS=columns).stdout.splitlines()
+    assert listed[0].split() == ["id", "machine", "step", "status", "queue", "inserted", "changed", "note"]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from gen_durable.cli.asking import IdArgument, KeyOption, ask, plain, target
+from gen_durable.cli.asking import IdArgument, KeyOption, ask, target
 from gen_durable.cli.console import plainly, say
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.tables import lines, span
 from gen_durable.client import Durable
 from gen_durable.journal import Transition
+
+WIDE: Final = 100  # columns; below, errors are worth more than the names of workers
 
 
 @plainly
@@ -22,6 +25,7 @@ def history(
     instance: IdArgument = None,
     *,
     key: KeyOption = None,
+    last: int | None = typer.Option(None, "--last", "-n", min=0, show_default=False, help="Only so many of the last."),
     state: bool = typer.Option(False, "--state", help="With --json: the states too; they may hold secrets."),
     as_json: bool = typer.Option(False, "--json", help="Print it as JSON."),
     dsn: DsnOption = None,
@@ -32,40 +36,42 @@ def history(
     Exit code 1: there is no such instance.
     """
     which = target(instance, key)
-    past = asyncio.run(ask(dsn, schema, lambda app: _read(app, which)))
+    past = asyncio.run(ask(dsn, schema, lambda app: _read(app, which, last)))
     if as_json:
-        typer.echo(json.dumps([_plain(one, state=state) for one in past], indent=2))
+        typer.echo(json.dumps([outcome_fields(one, state=state) for one in past], indent=2))
     elif past:
-        Console().print(_table(past))
+        console = Console()
+        console.print(_table(past, workers=console.width >= WIDE))
     else:
         say("nothing is kept of it: it has not run yet, or its machine has history='off'")
 
 
-async def _read(app: Durable, which: int | str) -> list[Transition]:
+async def _read(app: Durable, which: int | str, last: int | None) -> list[Transition]:
     one = await app.get(which)  # tells an unknown instance from one without a history
-    return await app.history(one.id)
+    return await app.history(one.id, last=last)
 
 
-def _table(past: list[Transition]) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    made.add_column("seq", justify="right")
-    for name in ("step", "outcome", "started", "took", "worker"):
-        made.add_column(name, no_wrap=True)
-    made.add_column("error", no_wrap=True, overflow="ellipsis")
-    for one in past:
-        made.add_row(
-            str(one.seq),
-            Text(one.step + (f", attempt {one.attempt}" if one.attempt else "")),
-            Text(one.outcome + (f" -> {one.next_step}" if one.next_step is not None else "")),
-            f"{one.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
-            f"{one.duration * 1000:.1f} ms" if one.duration < 1 else f"{one.duration:.1f} s",
-            Text(plain(one.worker or "")),
-            Text(plain(" ".join((one.error or "").split())), "red"),
-        )
-    return made
+def _table(past: list[Transition], *, workers: bool) -> Table:
+    return lines(
+        ("seq", "step", "outcome", "started", "took", *(("worker",) if workers else ()), "error"),
+        (
+            (
+                str(one.seq),
+                one.step + (f", attempt {one.attempt}" if one.attempt else ""),
+                one.outcome + (f" -> {one.next_step}" if one.next_step is not None else ""),
+                f"{one.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
+                span(one.duration),
+                *((one.worker or "",) if workers else ()),
+                one.error or "",
+            )
+            for one in past
+        ),
+        style="red",
+    )
 
 
-def _plain(one: Transition, *, state: bool) -> dict[str, object]:
+def outcome_fields(one: Transition, *, state: bool) -> dict[str, object]:
+    """An outcome for --json; the state only if it is asked for."""
     told: dict[str, object] = {
         "seq": one.seq,
         "step": one.step,

@@ -179,7 +179,7 @@ def table(instances: tuple[Instance, ...]) -> Table:
         made.add_column(name, no_wrap=True, justify="right" if name == "id" else "left")
     made.add_column("inserted", no_wrap=True, justify="right")
     made.add_column("changed", no_wrap=True, justify="right")
-    made.add_column("note", no_wrap=True, overflow="ellipsis")
+    made.add_column("note")  # as in cli.tables: the one that is cut
     for one in instances:
         made.add_row(
             str(one.id),
@@ -189,6 +189,6 @@ def table(instances: tuple[Instance, ...]) -> Table:
             Text(one.queue),
             since(one.inserted_at, now),
             since(one.updated_at, now),
-            Text(plain(" ".join(note(one).split()))),
+            Text(plain(" ".join(note(one).split())), no_wrap=True, overflow="ellipsis"),
         )
     return made

@@ -20,13 +20,13 @@ from typing import Any, Final, TypeAlias, get_type_hints
 import msgspec
 
 from gen_durable.codec import Codec, codec_for, encode
-from gen_durable.errors import DecodeError, GenDurableError, InputError, LeaseLost
+from gen_durable.errors import GenDurableError, InputError, LeaseLost
 from gen_durable.jobs import Cancel
 from gen_durable.jobs import backoff as jobs_backoff
 from gen_durable.limits import check_name, clean_error
 from gen_durable.outcomes import describe
 from gen_durable.store.calls import Call
-from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalCalls, Noted
+from gen_durable.store.journal import Fence, JournalCalls, Noted, check_format
 
 FIRST_PAUSE: Final = timedelta(milliseconds=100)
 LONGEST_PAUSE: Final = timedelta(seconds=30)
@@ -83,11 +83,7 @@ class Notes:
     def _read(self, brought: Brought) -> None:
         if brought.checkpoint is not None:
             format_, _, value = brought.checkpoint
-            if format_ > CHECKPOINT_FORMAT:
-                raise DecodeError(
-                    f"the checkpoint of instance {self._fence.id} was written by a newer gen_durable "
-                    f"(format {format_}, this one reads up to {CHECKPOINT_FORMAT}): upgrade this worker"
-                )
+            check_format(format_)
             self.checkpoint = bytes(value)
         for number, name, finished, result in brought.activities or ():
             self._next = number + 1

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gen_durable.journal import Activity, Progress, Transition
+from gen_durable.errors import DecodeError
+from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.store.calls import Call, Row
 from gen_durable.store.schema import Schema
 
@@ -60,6 +61,7 @@ class JournalCalls:
         "_activities",
         "_activity",
         "_checkpoint",
+        "_checkpoint_of",
         "_clear",
         "_history",
         "_installation",
@@ -73,8 +75,9 @@ class JournalCalls:
         self._clear = f"select {s}.clear_checkpoint($1,$2,$3)"
         self._activity = f"select {s}.note_activity($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)"
         self._report = f"select locked from {s}.note_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
-        self._history = f"select * from {s}.history_of($1,$2)"  # noqa: S608
-        self._activities = f"select * from {s}.activities_of($1,$2)"  # noqa: S608
+        self._history = f"select * from {s}.history_of($1,$2,$3)"  # noqa: S608
+        self._activities = f"select * from {s}.activities_of($1,$2,$3)"  # noqa: S608
+        self._checkpoint_of = f"select * from {s}.checkpoint_of($1,$2)"  # noqa: S608
         self._progress = f"select * from {s}.progress_of($1,$2)"  # noqa: S608
         self._installation = f"select token from {s}.installation"  # noqa: S608
 
@@ -120,11 +123,14 @@ class JournalCalls:
             lambda rows: {row[0] for row in rows},
         )
 
-    def history(self, instance: int | None, key: bytes | None) -> Call[list[Transition]]:
-        return Call(self._history, (instance, key), lambda rows: [Transition(*_raw(row, 9)) for row in rows])
+    def history(self, instance: int | None, key: bytes | None, last: int | None = None) -> Call[list[Transition]]:
+        return Call(self._history, (instance, key, last), lambda rows: [Transition(*_raw(row, 9)) for row in rows])
 
-    def activities(self, instance: int | None, key: bytes | None) -> Call[list[Activity]]:
-        return Call(self._activities, (instance, key), lambda rows: [Activity(*_raw(row, 6)) for row in rows])
+    def activities(self, instance: int | None, key: bytes | None, last: int | None = None) -> Call[list[Activity]]:
+        return Call(self._activities, (instance, key, last), lambda rows: [Activity(*_raw(row, 6)) for row in rows])
+
+    def checkpoint_of(self, instance: int | None, key: bytes | None) -> Call[Checkpoint | None]:
+        return Call(self._checkpoint_of, (instance, key), _read_checkpoint)
 
     def progress(self, instance: int | None, key: bytes | None) -> Call[list[Progress]]:
         return Call(self._progress, (instance, key), lambda rows: [Progress(*_raw(row, 5)) for row in rows])
@@ -132,6 +138,22 @@ class JournalCalls:
     def installation(self) -> Call[str]:
         """The token that tells this installation from others."""
         return Call(self._installation, (), lambda rows: str(rows[0][0]))
+
+
+def check_format(written: int) -> None:
+    """Refuse a checkpoint that a newer library has written: what it means is not known here."""
+    if written > CHECKPOINT_FORMAT:
+        raise DecodeError(
+            f"a checkpoint was written by a newer gen_durable (format {written}, this one reads up to "
+            f"{CHECKPOINT_FORMAT}): upgrade this one"
+        )
+
+
+def _read_checkpoint(rows: Sequence[Row]) -> Checkpoint | None:
+    if not rows:
+        return None
+    check_format(rows[0][0])
+    return Checkpoint(*_raw(rows[0][1:], 2))
 
 
 def _read_truth(rows: Sequence[Row]) -> bool:

@@ -1,6 +1,7 @@
--- activities_of: the activity log of an instance, in the order they began; by id or, where that is null, by its key.
+-- activities_of: the activity log of an instance, in the order they began; by id or, where that is null, by its key. Of so
+-- many only the last (null: all).
 -- Index: primary key of activities; gen_durable_unique.
-create or replace function @schema.activities_of(instance bigint, key bytea default null)
+create or replace function @schema.activities_of(instance bigint, key bytea default null, last int default null)
 returns table (
   visit int, name text, attempt int, started_at timestamptz, duration float8, error text, parameters jsonb, result jsonb
 )
@@ -9,8 +10,12 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-  select a.visit, a.name, a.attempt, a.started_at, a.duration, a.error, a.parameters, a.result
-  from @schema.activities a
-  where a.instance_id = coalesce(instance, (select g.id from @schema.gen_durable g where g.unique_guard = key))
-  order by a.visit, a.n
+  select l.visit, l.name, l.attempt, l.started_at, l.duration, l.error, l.parameters, l.result
+  from (
+    select a.* from @schema.activities a
+    where a.instance_id = coalesce(instance, (select g.id from @schema.gen_durable g where g.unique_guard = key))
+    order by a.visit desc, a.n desc
+    limit last
+  ) as l
+  order by l.visit, l.n
 $$;

@@ -1,6 +1,7 @@
--- history_of: the committed outcomes of an instance, in their order; by id or, where that is null, by the key it holds.
+-- history_of: the committed outcomes of an instance, in their order; by id or, where that is null, by the key it holds. Of so
+-- many only the last (null: all).
 -- Index: primary key of transitions; gen_durable_unique.
-create or replace function @schema.history_of(instance bigint, key bytea default null)
+create or replace function @schema.history_of(instance bigint, key bytea default null, last int default null)
 returns table (
   seq int, step text, outcome text, next_step text, attempt int, started_at timestamptz, duration float8, worker text,
   error text, state jsonb
@@ -10,8 +11,12 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-  select t.seq, t.step, t.outcome, t.next_step, t.attempt, t.started_at, t.duration, t.worker, t.error, t.state
-  from @schema.transitions t
-  where t.instance_id = coalesce(instance, (select g.id from @schema.gen_durable g where g.unique_guard = key))
-  order by t.seq
+  select h.* from (
+    select t.seq, t.step, t.outcome, t.next_step, t.attempt, t.started_at, t.duration, t.worker, t.error, t.state
+    from @schema.transitions t
+    where t.instance_id = coalesce(instance, (select g.id from @schema.gen_durable g where g.unique_guard = key))
+    order by t.seq desc
+    limit last
+  ) as h
+  order by h.seq
 $$;
