@@ -199,6 +199,14 @@ def test_metadata_index(zoo: Store) -> None:
     assert cut(zoo, 8, 1, 50, metadata={"tenant": "acme"}) == ([7], None)
     assert cut(zoo, None, 5, 50, metadata={"tenant": "acme"}, status="runnable") == ([8], None)
     assert cut(zoo, 100, 5, 4, metadata={"tenant": "many"}) == ([], 6)  # too many to be told at once
+    for filters, expected in (({}, (2, True)), ({"status": "runnable"}, (1, True)), ({"status": "failed"}, (0, True))):
+        what = wanted({"metadata": {"tenant": "acme"}, **filters})
+        ((value, exact),) = zoo.sql("select value, exact from @schema.count($1, 100, 50)", what)
+        assert (value, exact) == expected
+    ((_, exact),) = zoo.sql(
+        "select value, exact from @schema.count($1, 100, 50)", wanted({"metadata": {"tenant": "many"}})
+    )
+    assert not exact
 
 
 def test_metadata_goes_in(store: Store) -> None:

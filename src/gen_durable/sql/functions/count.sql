@@ -3,7 +3,7 @@
 -- In: what is wanted (seek.sql); up to which number to count; at how many rows to look at most; how many pages to sample.
 -- Out: the number, and whether it is exact. It is when looking at so many rows was enough; else it is reckoned from pages
 -- of the table drawn at random or from the planner's statistics, and never less than what was seen.
--- Index: seek.sql; a sample of the table's pages. Locks: none.
+-- Index: seek.sql; gen_durable_metadata, as list.sql; a sample of the table's pages. Locks: none.
 create or replace function @schema.count(wanted jsonb, most int, scan int default 20000, sample int default 500)
 returns table (value bigint, exact boolean)
 language plpgsql  -- not stable: explain is not allowed there
@@ -35,6 +35,18 @@ begin
   )) then
     return query select seen, true;
     return;
+  end if;
+  if wanted ? 'metadata' and @schema.metadata_indexed() then
+    -- As in list.sql: what is rare altogether is told by its index.
+    execute format(
+      'select count(*) filter (where %s), count(*) from (select g.* from @schema.gen_durable g '
+      'where g.metadata @> ($1 -> ''metadata'') and g.metadata is not null limit $2) as g', how.filters
+    ) into value, looked using wanted, scan / 20 + 1;
+    if looked <= scan / 20 then
+      exact := true;
+      return next;
+      return;
+    end if;
   end if;
   percent := least(100, 100.0 * sample / greatest(
     1, pg_relation_size('@schema.gen_durable'::regclass) / current_setting('block_size')::int
