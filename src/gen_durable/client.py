@@ -6,9 +6,6 @@ waits; a `Worker` made from it also runs. There is no global: everything hangs o
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,25 +16,24 @@ from typing_extensions import Unpack
 
 from gen_durable.codec import Codec
 from gen_durable.desk import Desk
-from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NotFound
+from gen_durable.errors import ConfigError, InputError, NotFound
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition, check_last
 from gen_durable.limits import check_delay, check_name
 from gen_durable.orders import cancellation_of, delivery_of, reason_of, was_delivered
 from gen_durable.outcomes import LIVE, Scope, Start, Startable, StartOptions
-from gen_durable.pg.faults import ConnectionLost, SqlError
-from gen_durable.pg.link import Link, Target
-from gen_durable.pg.migrate import check, migrate
-from gen_durable.pg.pool import Pool
+from gen_durable.pg.link import Target
+from gen_durable.pg.pool import DriverPool, Pool
 from gen_durable.policies import LimitNames, LimitState, Policy, check_policy
-from gen_durable.rooms.ask import Ask, refused
+from gen_durable.rooms.ask import Ask
 from gen_durable.rooms.cancel import Cancel
 from gen_durable.rooms.ending import Endings
 from gen_durable.rooms.guest import Guest
 from gen_durable.rooms.insert import Insert, OnConflict
 from gen_durable.rooms.wake import BELL, Listener, Wake
 from gen_durable.signals import Signal
+from gen_durable.site import Site
 from gen_durable.store.calls import Calls
 from gen_durable.store.journal import JournalCalls
 from gen_durable.store.reads import Reads
@@ -45,22 +41,24 @@ from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
 from gen_durable.telemetry import Events
 
 if TYPE_CHECKING:
-    from gen_durable.embedded import EmbeddedServer
     from gen_durable.rooms.pick import Pick
 
-log = logging.getLogger("gen_durable")
 S = TypeVar("S")
 P = TypeVar("P")
 R = TypeVar("R")
 
 
 class Durable(Desk):
-    """One database. `async with Durable(dsn) as app:`; without a DSN, DATABASE_URL, else the embedded server."""
+    """One database. `async with Durable(dsn) as app:`; without a DSN, DATABASE_URL, else the embedded server.
+
+    `Durable(pool=pool)` asks through a pool of yours.
+    """
 
     def __init__(
         self,
         dsn: str | None = None,
         *,
+        pool: DriverPool | None = None,
         schema: str = DEFAULT_SCHEMA,
         pooler: Literal["transaction"] | None = None,
         listen_dsn: str | None = None,
@@ -73,22 +71,21 @@ class Durable(Desk):
         `pooler="transaction"` for a DSN that leads through PgBouncer or the like; then `listen_dsn`, a direct DSN, lets
         workers hear of new work at once (without it they poll). `migrate=True` brings the schema up to date on opening;
         by default only the embedded server's is.
+
+        `pool`, an `asyncpg.Pool` that you have opened and will close, serves the calls of this object. Without a DSN
+        beside it that is all there is: a `Worker` has connections of its own, so that user code cannot hold them.
         """
-        if pooler not in (None, "transaction"):
-            raise ConfigError(f"pooler must be None or 'transaction', got {pooler!r}")
-        if not isinstance(pool_size, int) or pool_size < 1:
-            raise ConfigError(f"pool_size must be 1 or more, got {pool_size!r}")
-        for name, given in (("dsn", dsn), ("listen_dsn", listen_dsn)):
-            if given is not None:
-                _check_dsn(name, given)
-        self._dsn = dsn
         self._schema = Schema(schema)
-        self._pooler = pooler
-        self._listen_dsn = listen_dsn
-        self._pool_size = pool_size
-        self._migrate = migrate
-        self._directory = Path(embedded_directory) if embedded_directory is not None else None
-        self._embedded: EmbeddedServer | None = None
+        self._site = Site(
+            dsn,
+            pool,
+            self._schema,
+            pooler=pooler,
+            listen_dsn=listen_dsn,
+            pool_size=pool_size,
+            migrate=migrate,
+            embedded_directory=embedded_directory,
+        )
         self._listener: Listener | None = None
         self._pickers: list[Pick] = []
         self._open = False
@@ -96,10 +93,12 @@ class Durable(Desk):
         self.journal = JournalCalls(self._schema)
         self.reads = Reads(self._schema)
         self.events = Events()
-        self.ask = Ask(self._opened, self._schema.name)
+        self.ask = Ask(self._asking, self._schema.name)
+        self.own = Ask(self._opened, self._schema.name)
+        """As `ask`, for what a worker asks: never through a pool that user code may hold."""
         self._insert = Insert(self.ask, self.calls, self._ring)
         self.guest = Guest(self.calls)
-        self._cancel = Cancel(self.ask, self.calls, self._ring_all)
+        self._cancel = Cancel(self.ask, self.own, self.calls, self._ring_all)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -121,24 +120,15 @@ class Durable(Desk):
         """Connect, and check that the schema is there."""
         if self._open:
             raise ConfigError("this Durable is open already")
-        try:
-            self.target = Target(await self._find_dsn(), pooled=True if self._pooler is not None else None)
-            await self._prepare()
-        except BaseException:
-            await self._release_embedded()
-            raise
-        if self.target.pooled and self._pooler is None:
-            log.warning(
-                "the DSN leads through a pooler, so statements are not prepared%s; say so with pooler='transaction'",
-                "" if self._listen_dsn is not None else " and workers poll: listen_dsn= takes a direct DSN",
-            )
-        self.pool = Pool(self.target, self._pool_size)
+        await self._site.open()
+        self.pool = self._site.pool
+        self.installation = self._site.installation
         self.wake = Wake(self.pool, self.calls, self._cancel.carry_on)
         self.endings = Endings(self.pool, self.calls)
         self._open = True
 
     async def close(self) -> None:
-        """Close all connections. Workers must be stopped before."""
+        """Close all connections of its own. Workers must be stopped before."""
         if not self._open:
             return
         self._open = False
@@ -148,9 +138,7 @@ class Durable(Desk):
         if self._listener is not None:
             await self._listener.stop()
             self._listener = None
-        await self.pool.close()
-        await asyncio.sleep(0)  # connections that were cut close their sockets in the next turn of the loop
-        await self._release_embedded()
+        await self._site.close()
 
     # The options of `Start`, spelled out where an editor shows them; the other signatures only pass them on.
     @overload
@@ -372,12 +360,18 @@ class Durable(Desk):
         """Every limit as it stands, partition by partition: how full it is, and how many rows wait."""
         return await self.ask.run(self.calls.limits(), "limits", safe=True)
 
+    @property
+    def target(self) -> Target:
+        """Where connections of our own lead. Raises `ConfigError` when there is only a pool."""
+        self._opened()
+        return self._site.target
+
     def join(self, picker: Pick) -> None:
         """A worker of this process begins: its picker is poked from now on, also by other processes' notifications."""
         self._pickers.append(picker)
         self.wake.join(picker)
-        if self._listener is None and (not self.target.pooled or self._listen_dsn is not None):
-            target = Target(self._listen_dsn, pooled=False) if self._listen_dsn is not None else self.target
+        target = self._site.listening
+        if self._listener is None and target is not None:
             self._listener = Listener(target, self._schema.channel, self._heard)
             self._listener.start()
 
@@ -425,41 +419,6 @@ class Durable(Desk):
             raise ConfigError("this Durable is not open: use `async with Durable(...) as app:` or await app.open()")
         return self.pool
 
-    async def _find_dsn(self) -> str:
-        if self._dsn is not None:
-            return self._dsn
-        if dsn := os.environ.get("DATABASE_URL"):
-            return _check_dsn("DATABASE_URL", dsn)
-        from gen_durable.embedded import start
-
-        self._embedded = await asyncio.to_thread(start, self._directory)
-        return self._embedded.dsn
-
-    async def _release_embedded(self) -> None:
-        server, self._embedded = self._embedded, None
-        if server is not None:
-            from gen_durable.embedded import release
-
-            await asyncio.to_thread(release, server)
-
-    async def _prepare(self) -> None:
-        link = Link(self.target)
-        try:
-            if self._migrate or (self._migrate is None and self._embedded is not None):
-                await migrate(link, self._schema)
-            else:
-                await check(link, self._schema)
-            self.installation = await link.run(self.journal.installation())
-            self.target = link.target  # with what was found out about it
-        except ConnectionLost as error:
-            raise DatabaseUnavailable(f"the database is not reachable: {error}") from error
-        except SqlError as error:
-            raise refused(error, "open", self._schema.name) from error
-        finally:
-            await link.close()
-
-
-def _check_dsn(name: str, dsn: str) -> str:
-    if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
-        raise ConfigError(f"{name} must be a str that begins with postgresql://")
-    return dsn
+    def _asking(self) -> Pool:
+        self._opened()
+        return self._site.calls_pool

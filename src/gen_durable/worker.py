@@ -131,6 +131,7 @@ class Worker:
         self._started = True
         try:
             await self._app.ensure_open()
+            self._target = self._app.target  # refused here, when there is only a pool
             for name, policy in self._limits.items():
                 await self._app.declare_limit(name, policy)
         except BaseException:
@@ -158,7 +159,7 @@ class Worker:
         """The rooms, and who tells whom."""
         app, options = self._app, self.options
         self._threads = Threads(options.threads or max(sum(options.slots.values()), 1))
-        self._links = [Link(app.target) for _ in range(4)]
+        self._links = [Link(self._target) for _ in range(4)]
         pick_link, flush_link, side_link, upkeep_link = self._links
         self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, self._woke, worker=self.name)
         self._pick = Pick(
@@ -181,9 +182,9 @@ class Worker:
             on_free=self._pick.freed,
         )
         self._scribe = Scribe(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
-        doors = Doors(app.ask, app.calls, app.wake.ring_all)
+        doors = Doors(app.own, app.calls, app.wake.ring_all)
         run = Run(self.name, self._threads, reader(app.pool, app.calls), doors, self._scribe)
-        self._transact = Transact(run, app.target, app.calls, TRANSACTIONS, self._woke, worker=self.name)
+        self._transact = Transact(run, self._target, app.calls, TRANSACTIONS, self._woke, worker=self.name)
         self._live = Live(
             run,
             self._flush,
@@ -202,7 +203,7 @@ class Worker:
             ask_why=self._ask_why,
         )
         self._keep = Keep(
-            app.target,
+            self._target,
             app.calls,
             self._holdings,
             lease=options.lease_ttl.total_seconds(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+import asyncpg
 import pytest
 from tests.guests.doors import DOORS
 from tests.guests.test_guests import Text, count, echo
@@ -47,6 +48,23 @@ async def test_many_callers_share_few_server_connections(dsn: str, schema: str, 
 
     await asyncio.gather(*(caller(n % 2 == 0) for n in range(8)))
     assert await count(dsn, schema) == 80
+
+
+async def test_a_lent_pool_through_a_pooler(dsn: str, schema: str, pooled: str) -> None:
+    """A client's calls and its caller's transaction side by side, on a pool that prepares nothing."""
+    async with (
+        asyncpg.create_pool(pooled, min_size=0, max_size=4, statement_cache_size=0) as pool,
+        Durable(pool=pool, schema=schema) as app,
+    ):
+
+        async def caller(n: int) -> None:
+            async with pool.acquire() as connection, connection.transaction():
+                await app.insert(echo, Text(str(n)), connection=connection)
+            await app.insert(echo, Text(str(n)))
+            await app.count()
+
+        await asyncio.gather(*(caller(n) for n in range(10)))
+        assert await count(dsn, schema) == 20
 
 
 async def test_transactional_steps_through_a_pooler(dsn: str, schema: str, pooled: str) -> None:

@@ -168,10 +168,10 @@ class Link:
 
 def _is_usable(line: Line) -> bool:
     connection = line.connection
-    return not connection.is_closed() and not _has_news(connection) and not (line.others and _is_read_only(connection))
+    return not connection.is_closed() and not has_news(connection) and not (line.others and _is_read_only(connection))
 
 
-def _has_news(connection: asyncpg.Connection[Any]) -> bool:
+def has_news(connection: asyncpg.Connection[Any]) -> bool:
     """Whether there is something to read on an idle connection: most likely the server's FATAL, so it is not used.
 
     A statement that is sent on it would fail, and leave open whether it was done.

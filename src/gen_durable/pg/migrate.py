@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import asyncpg
 
 from gen_durable.errors import DatabaseUnavailable, SchemaMissing, SchemaTooNew
 from gen_durable.pg.faults import ConnectionLost, sqlstate
 from gen_durable.pg.link import Link
+from gen_durable.pg.pool import Pool
+from gen_durable.store.calls import Call, Row
 from gen_durable.store.schema import Migration, Schema, functions, migrations
 
 log = logging.getLogger("gen_durable.migrate")
@@ -46,15 +49,20 @@ def script(schema: Schema, current: int) -> str:
     return schema.render("\n".join(parts))
 
 
-async def installed_version(link: Link, schema: Schema) -> int:
+async def installed_version(link: Link | Pool, schema: Schema) -> int:
     """The schema version of the database; 0 when there is none."""
-    connection = await link.raw()
-    if await connection.fetchval("select to_regclass($1)", f'"{schema.name}".migrations') is None:
+    there = Call("select to_regclass($1) is not null", (f'"{schema.name}".migrations',), _first)
+    if not await link.run(there):
         return 0
-    return int(await connection.fetchval(schema.render("select coalesce(max(version), 0) from @schema.migrations")))
+    version = schema.render("select coalesce(max(version), 0) from @schema.migrations")
+    return int(await link.run(Call(version, (), _first)))
 
 
-async def check(link: Link, schema: Schema) -> None:
+def _first(rows: Sequence[Row]) -> Any:
+    return rows[0][0]
+
+
+async def check(link: Link | Pool, schema: Schema) -> None:
     """Refuse a database that lacks what this library calls. A newer one is fine: old calls keep working."""
     found, needed = await installed_version(link, schema), library_version(schema)
     if found < needed:

@@ -25,12 +25,13 @@ PATIENCE: Final = 10
 
 
 class Cancel:
-    """Cancels for one `Durable`. `ring_all` takes what the database says is to be rung."""
+    """Cancels for one `Durable`. `own` carries on, in workers too; `ring_all` takes what is to be rung."""
 
-    __slots__ = ("_ask", "_calls", "_ring_all", "_tasks")
+    __slots__ = ("_ask", "_calls", "_own", "_ring_all", "_tasks")
 
-    def __init__(self, ask: Ask, calls: Calls, ring_all: Callable[[Iterable[str]], None]) -> None:
+    def __init__(self, ask: Ask, own: Ask, calls: Calls, ring_all: Callable[[Iterable[str]], None]) -> None:
         self._ask = ask
+        self._own = own
         self._calls = calls
         self._ring_all = ring_all
         self._tasks: dict[int | None, asyncio.Task[None]] = {}
@@ -69,7 +70,7 @@ class Cancel:
         pause, patience = FIRST_PAUSE, PATIENCE
         try:
             while True:
-                done = await self._ask.run(self._calls.cascade(BATCH, origin), "cancel", safe=True)
+                done = await self._own.run(self._calls.cascade(BATCH, origin), "cancel", safe=True)
                 self._ring_all(done.woken)
                 ended, asked = ended + done.ended, asked + done.asked
                 if not done.more:

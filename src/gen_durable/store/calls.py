@@ -17,6 +17,7 @@ from gen_durable.outcomes import Start
 from gen_durable.policies import Concurrency, Limit, LimitState, Policy
 from gen_durable.signals import Received
 from gen_durable.store.rows import (
+    INSTANCE,
     CancelTarget,
     Cascaded,
     Claim,
@@ -32,6 +33,7 @@ from gen_durable.store.rows import (
     Released,
     Stranger,
     Watched,
+    read_instance,
 )
 from gen_durable.store.schema import Schema
 
@@ -86,7 +88,11 @@ class Calls:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         s = f'"{schema.name}"'
-        self._insert = f"select ord, id, inserted from {s}.insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)"  # noqa: S608
+        # In what clients call JSON goes as text: a codec that a caller's pool has for jsonb must not touch it.
+        self._insert = (
+            f"select ord, id, inserted from {s}.insert($1,$2,$3,$4::text[]::jsonb[],$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
+            "$13::text[]::jsonb[],$14,$15::text[]::jsonb[])"
+        )
         self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._flush = (
             f"select stale, already, wake, asked from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
@@ -94,7 +100,10 @@ class Calls:
         self._reserve = f"select {s}.reserve($1,$2,$3,$4)"
         self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
         self._children = f"select {s}.children_page($1,null,$2,$3)"
-        self._signal = f"select ord, target, verdict, woken from {s}.signal($1::bigint[],$2::bytea[],$3,$4,$5)"  # noqa: S608
+        self._signal = (
+            "select ord, target, verdict, woken from "  # noqa: S608
+            f"{s}.signal($1::bigint[],$2::bytea[],$3,$4::text[]::jsonb[],$5)"
+        )
         self._cancel = f"select ord, target, was, verdict, woken from {s}.cancel($1::bigint[],$2::bytea[],$3,$4)"  # noqa: S608
         self._cascade = f"select ended, asked, woken, more from {s}.cascade($1,$2)"  # noqa: S608
         self._asked = f"select id, reason from {s}.asked($1,$2)"  # noqa: S608
@@ -103,11 +112,11 @@ class Calls:
         self._sweep = f"select last, woken from {s}.sweep($1,$2)"  # noqa: S608
         self._release = f"select id, woken from {s}.release($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select {s}.gc($1,$2,$3,$4)"
-        self._watch = f"select id, status, result, last_error from {s}.watch($1)"  # noqa: S608
-        self._get = f"select * from {s}.get($1,$2)"  # noqa: S608
+        self._watch = f"select id, status, result::text, last_error from {s}.watch($1)"  # noqa: S608
+        self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
         self._strangers = f"select fsm, fsm_version, step, queue, waiting from {s}.strangers($1,$2)"  # noqa: S608
         self._unlocked = f"select id from {s}.unlocked($1)"  # noqa: S608
-        self._set_limit = f"select changed, woken from {s}.set_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608
+        self._set_limit = f"select changed, woken from {s}.set_limit($1,$2,$3,$4,$5,$6::text::jsonb)"  # noqa: S608
         self._remove_limit = f"select removed, woken from {s}.remove_limit($1)"  # noqa: S608
         self._limits = f"select * from {s}.limits_now()"  # noqa: S608
         self._enter = f"select may, seconds, held, lost from {s}.enter($1,$2,$3,$4,$5,$6)"  # noqa: S608
@@ -387,13 +396,3 @@ def _read_cascaded(rows: Sequence[Row]) -> Cascaded:
 def _read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelTarget], list[str]]:
     targets = [CancelTarget(row[1], None if row[2] is None else Status(row[2]), row[3]) for row in rows]
     return targets, rows[0][4] or []
-
-
-def read_instance(row: Row) -> Instance:
-    """A row of look.sql."""
-    values = list(row)
-    values[4] = Status(values[4])
-    values[9] = tuple(values[9] or ())
-    for n in (23, 24, 25):  # state, result, metadata
-        values[n] = None if values[n] is None else values[n].encode()
-    return Instance(*values)

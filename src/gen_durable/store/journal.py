@@ -75,10 +75,19 @@ class JournalCalls:
         self._clear = f"select {s}.clear_checkpoint($1,$2,$3)"
         self._activity = f"select {s}.note_activity($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)"
         self._report = f"select locked from {s}.note_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
-        self._history = f"select * from {s}.history_of($1,$2,$3)"  # noqa: S608
-        self._activities = f"select * from {s}.activities_of($1,$2,$3)"  # noqa: S608
-        self._checkpoint_of = f"select * from {s}.checkpoint_of($1,$2)"  # noqa: S608
-        self._progress = f"select * from {s}.progress_of($1,$2)"  # noqa: S608
+        self._history = (
+            "select seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state::text "  # noqa: S608
+            f"from {s}.history_of($1,$2,$3)"
+        )
+        self._activities = (
+            "select visit, name, attempt, started_at, duration, error, parameters::text, result::text "  # noqa: S608
+            f"from {s}.activities_of($1,$2,$3)"
+        )
+        self._checkpoint_of = f"select format, version, updated_at, value::text from {s}.checkpoint_of($1,$2)"  # noqa: S608
+        self._progress = (
+            "select step, branch, fraction, message, updated_at, detail::text "  # noqa: S608
+            f"from {s}.progress_of($1,$2)"
+        )
         self._installation = f"select token from {s}.installation"  # noqa: S608
 
     def checkpoint(self, fence: Fence, value: str) -> Call[bool]:

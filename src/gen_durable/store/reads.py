@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gen_durable.instances import Instance, Status
 from gen_durable.listing import MAX_COUNT, Count, Page, cursor_of
-from gen_durable.store.calls import Call, Row, read_instance
+from gen_durable.store.calls import Call, Row
+from gen_durable.store.rows import INSTANCE, read_instance
 from gen_durable.store.schema import Schema
 
 
@@ -38,10 +39,10 @@ class Reads:
     def __init__(self, schema: Schema) -> None:
         s = f'"{schema.name}"'
         self._list = (
-            f"select l.rest, i.* from {s}.list($1,$2,$3) as l "  # noqa: S608
+            f"select l.rest, {INSTANCE} from {s}.list($1::text::jsonb,$2,$3) as l "  # noqa: S608
             f"left join lateral {s}.look(l.ids,$4) as i on true order by i.id desc"
         )
-        self._count = f"select value, exact from {s}.count($1,$2)"  # noqa: S608
+        self._count = f"select value, exact from {s}.count($1::text::jsonb,$2)"  # noqa: S608
         self._remove = f"select id, was, deleted, waiting from {s}.remove($1,$2)"  # noqa: S608
         self._retry = f"select id, was, woken from {s}.retry($1,$2)"  # noqa: S608
 

@@ -80,3 +80,11 @@ def working(app: Durable) -> list[Worker]:
         Worker(app, machines=[Checkout(Stripe())], lease_ttl=15),  # E
         Worker(app, machines=[Checkout(Stripe())], lease=timedelta(seconds=15)),  # E
     ]
+
+
+def opening(dsn: str) -> list[Durable]:
+    return [Durable(pool=dsn)]  # E
+
+
+def opening_from_a_script() -> SyncDurable:
+    return SyncDurable(pool=None)  # E

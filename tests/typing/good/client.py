@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
+import asyncpg
 from good.checkout import Checkout, Order, Pack, Paid, Parcel, Stripe, payment, refusal
 
 from gen_durable import (
@@ -54,6 +55,13 @@ async def jobs(app: Durable) -> str:
     ending = await later.wait()
     instance: Instance = await app.get(handle if skipped is None else skipped)
     return ending.result if isinstance(ending, Finished) else instance.step
+
+
+async def with_a_pool(pool: asyncpg.Pool[asyncpg.Record], connection: asyncpg.Connection[asyncpg.Record]) -> bool:
+    async with Durable(pool=pool) as app:
+        handle = await app.insert(greet, "ada", connection=connection)
+        done = await app.cancel("order:42", reason="withdrawn", connection=connection)
+        return await handle.signal(payment, Paid(1), connection=connection) or done.ended > 0
 
 
 async def many(app: Durable) -> list[float]:
