@@ -15,6 +15,7 @@ from rich.console import Console
 from chaos.faults import GROUPS, KINDS, chosen
 from chaos.run import Options, run
 from chaos.screen import show_verdict
+from chaos.verdict import CLEAN
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -32,13 +33,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="the plan of faults and the load come from it; else it is drawn")
     parser.add_argument("--faults", default="all", help="which, as in sigkill,proxy (all); `none` for none")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of 8 slots (4)")
-    parser.add_argument("--lease", type=float, default=2.5, help="seconds (2.5)")
+    parser.add_argument("--lease", type=float, help="seconds (2.5; 15 where none should be lost)")
     parser.add_argument("--pace", type=float, default=5.5, help="seconds from one fault to the next, on average (5.5)")
     parser.add_argument("--pg", help="the version of an installed Postgres, as in 15, instead of the wheel's")
     parser.add_argument(
         "--sabotage", choices=("fence",), help="take a guard out of the engine: the verdict must be bad"
     )
-    parser.add_argument("--json", type=Path, help="where the figures go (chaos/results/SEED.json)")
+    parser.add_argument("--no-mount", action="store_true", help="no tmpfs: data on the disk, which is never full then")
+    parser.add_argument("--json", type=Path, help="where the figures go (chaos/results/SEED-FAULTS.json)")
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run: logs and effects")
     return parser.parse_args()
 
@@ -52,15 +54,26 @@ def main() -> int:
     except ValueError as error:
         console.print(f"[red]{error}[/]")
         return 2
+    # A machine that others use may stand still for seconds: where no lease may run out, that must not count.
+    lease = given.lease or (15.0 if CLEAN.issuperset(kinds) else 2.5)
     options = Options(
-        seed, given.minutes, kinds, given.workers, given.lease, given.pace, given.pg, given.sabotage, given.keep
+        seed,
+        given.minutes,
+        kinds,
+        given.workers,
+        lease,
+        given.pace,
+        given.pg,
+        given.sabotage,
+        not given.no_mount,
+        given.keep,
     )
     again = f"SEED={seed} MINUTES={given.minutes:g} FAULTS={given.faults}"
     console.print(f"seed {seed}; the same plan again: make chaos {again}")
     logging.getLogger("gen_durable").addHandler(logging.NullHandler())  # the load's own client, which is being broken
     report = asyncio.run(run(options, console))
     show_verdict(console, report.lines)
-    path = given.json or RESULTS / f"{seed}.json"
+    path = given.json or RESULTS / f"{seed}-{given.faults.replace(',', '+')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report.figures, indent=2) + "\n")
     figures = report.figures

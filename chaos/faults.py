@@ -10,11 +10,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-import asyncpg
-
 from chaos.fleet import Berth, Fleet, faketime
 from chaos.proxy import Proxy
-from chaos.server import Server
+from chaos.server import TROUBLE, Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ async def _replace(world: World, rng: random.Random, skew: str | None) -> None:
 async def terminate(world: World, rng: random.Random) -> None:
     """A storm of pg_terminate_backend: half of all connections, again and again for a second."""
     async with world.server.turn:
-        with suppress(asyncpg.PostgresError, OSError, TimeoutError):
+        with suppress(*TROUBLE):
             connection = await world.server.connect()
             try:
                 for _ in range(10):
@@ -101,7 +99,7 @@ async def terminate(world: World, rng: random.Random) -> None:
 async def backend(world: World, rng: random.Random) -> None:
     """SIGKILL one backend, as the OOM killer does: the server resets all of them and recovers."""
     async with world.server.turn:
-        with suppress(asyncpg.PostgresError, OSError, TimeoutError):
+        with suppress(*TROUBLE):
             connection = await world.server.connect()
             try:
                 pid = await connection.fetchval(
@@ -223,7 +221,7 @@ async def locks(world: World, rng: random.Random) -> None:
         ")) order by id for update"
     )
     table = "lock table gen_durable.gen_durable in access exclusive mode"
-    with suppress(asyncpg.PostgresError, OSError, TimeoutError):
+    with suppress(*TROUBLE):
         connection = await world.server.connect()
         try:
             await connection.execute("begin; set local lock_timeout = '5s'")
@@ -259,7 +257,6 @@ GROUPS = {
     "postgres": ("terminate", "backend", "fast", "immediate", "postmaster", "freeze", "outage"),
     "workers": ("sigkill", "sigstop", "rolling", "clock"),
 }
-STOLEN = frozenset(KINDS) - {"rolling", "clock"}  # kinds in which a claim may be lost, or a transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +280,7 @@ def impossible(server: Server) -> dict[str, str]:
     """Faults that this machine does not permit, and why."""
     why: dict[str, str] = {}
     if not server.mounted:
-        why["diskfull"] = "a tmpfs cannot be mounted here (it needs root)"
+        why["diskfull"] = "a tmpfs cannot be mounted (that needs root, and no --no-mount)"
     if faketime() is None:
         why["clock"] = "libfaketime is not installed (apt-get install faketime)"
     return why

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import asyncpg
-
 from chaos.machines import (
     Book,
     Box,
@@ -39,7 +37,7 @@ from chaos.machines import (
     bye,
     ping,
 )
-from chaos.server import Server
+from chaos.server import TROUBLE, Server
 from gen_durable import Durable, Start
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, NoTarget
 from gen_durable.outcomes import LIVE, Scope
@@ -214,7 +212,7 @@ class Load:
                         await asyncio.sleep(0.25)
                 finally:
                     connection.terminate()
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            except TROUBLE:
                 await asyncio.sleep(0.25)
 
     async def _lane(self, kind: str, make: Callable[[str, random.Random], Item], most: int) -> None:

@@ -25,7 +25,7 @@ from chaos.load import Load
 from chaos.machines import PER_WORKER
 from chaos.proxy import Proxy
 from chaos.screen import Figures, Screen, percentile
-from chaos.server import Server
+from chaos.server import TROUBLE, Server
 from chaos.verdict import Line, account, errors_in, fill, judge, told
 from gen_durable import Durable
 
@@ -44,6 +44,7 @@ class Options:
     pace: float
     postgres: str | None
     sabotage: str | None
+    mount: bool
     keep: bool
 
 
@@ -71,7 +72,7 @@ class Run:
 
     async def go(self) -> Report:
         options, server = self._options, self._server
-        await asyncio.to_thread(server.create, mount="diskfull" in options.kinds)
+        await asyncio.to_thread(server.create, mount=options.mount)
         try:
             await server.start()
             kinds = self._possible()
@@ -154,7 +155,7 @@ class Run:
             while True:
                 fresh = await asyncio.to_thread(reader.read)
                 self._figures.take(fresh, fleet.killed)
-                with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                with suppress(*TROUBLE):
                     connection = await self._server.connect(timeout=2)
                     try:
                         self._figures.outcomes = await connection.fetchval(

@@ -38,6 +38,8 @@ SETTINGS = {
     "unix_socket_directories": "",
     "wal_recycle": "off",  # a new segment needs new space: a full disk is met by the log too
 }
+# What a connection of ours may meet while things are being broken.
+TROUBLE = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 ROOM = 8 * 2**30  # of the tmpfs while its disk is not full; only what is written is taken from memory
 INSTALLED = Path("/usr/lib/postgresql")
 
@@ -136,7 +138,7 @@ class Server:
                 self._process = self._popen(self.binaries.postgres, "-c", f"port={self.port}", *settings)
             try:
                 connection = await self.connect(timeout=3)
-            except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+            except TROUBLE as error:
                 if asyncio.get_running_loop().time() > deadline:
                     raise TimeoutError(f"the server does not come up ({error}); see {self.log}") from error
                 await asyncio.sleep(0.05)

@@ -23,7 +23,8 @@ from gen_durable.pg.link import Link, Target
 from gen_durable.store.schema import Schema
 
 SHOWN = 3
-WORKERS = frozenset({"sigkill", "sigstop", "rolling", "clock"})
+CLEAN = frozenset({"rolling", "clock"})  # faults that cost nothing: no step runs again
+WORKERS = CLEAN | {"sigkill", "sigstop"}  # and those that leave the database alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def _executions(found: Account, kinds: Sequence[str]) -> list[Line]:
     figures = (
         f"{found.effects:,} executions, {found.outcomes:,} outcomes, {found.repeated:,} run again ({found.share:.2%})"
     )
-    calm = not set(kinds) - WORKERS
+    calm = WORKERS.issuperset(kinds)
     held = found.kills * PER_WORKER if calm else found.reaped_of_killed
     words = f"{found.kills} kills x {PER_WORKER} slots" if calm else f"{held:,} claims of {found.kills} killed workers"
     bound = held + found.lost + found.transactions
@@ -186,7 +187,7 @@ def _executions(found: Account, kinds: Sequence[str]) -> list[Line]:
             f"{figures}, at most {words} = {bound:,}",
         )
     ]
-    if not set(kinds) - {"rolling", "clock"}:
+    if CLEAN.issuperset(kinds):
         lines.append(
             Line(
                 "clean restarts",
