@@ -143,7 +143,7 @@ def doomed(key: str, rng: random.Random) -> Item:
 
 # How many of each kind are under way at once, at most.
 LANES: dict[str, tuple[Callable[[str, random.Random], Item], int]] = {
-    "Chain": (chain, 60),
+    "Chain": (chain, 100),
     "Mailbox": (mailbox, 25),
     "Parent": (parent, 8),
     "Turn": (turn, 20),

@@ -109,6 +109,20 @@ async def test_a_stale_outcome_is_told_apart_in_a_batch(dsn: str, schema: str) -
         assert answers == [Verdict.COMMITTED, Verdict.STALE, Verdict.COMMITTED]
 
 
+async def test_outcomes_of_one_instance_by_two_claims_go_apart(dsn: str, schema: str) -> None:
+    """A worker has lost a claim, won the row back, and hands in both outcomes: each is answered, nothing is refused."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
+        several = await claims(app, 3)
+        former = several[1]
+        await app.pool.run(app.calls.release([(former.id, former.claim, None, None)]))
+        (again,) = (await app.pool.run(app.calls.pick("w", {"default": 1}, ["noop/1/run"], 60))).claims
+        handed_in = [several[0], former, again, several[2]]
+        commits = [Commit(c.id, c.claim, c.seq, "done", value="1", origin="run") for c in handed_in]
+        answers = await asyncio.gather(*(flush.submit(commit) for commit in commits))
+        assert answers == [Verdict.COMMITTED, Verdict.STALE, Verdict.COMMITTED, Verdict.COMMITTED]
+        assert sizes == [3, 1]  # together they would have been refused, and halved
+
+
 @pytest.mark.parametrize("kill_first", [False, True])
 async def test_a_killed_backend_is_not_noticed(dsn: str, schema: str, kill_first: bool) -> None:
     """The flusher's backend is terminated before or between flushes: the outcome is committed all the same."""

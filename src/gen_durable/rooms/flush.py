@@ -139,6 +139,9 @@ class Flush:
             while self._pending:
                 batch, self._pending = self._pending[: self._batch], self._pending[self._batch :]
                 batch.sort(key=lambda entry: entry[0].id)
+                if len({commit.id for commit, _ in batch}) < len(batch):
+                    batch, later = _once_each(batch)
+                    self._pending = later + self._pending
                 self._under_way = len(batch)
                 await self._write(batch, self._link)
                 self._under_way = 0
@@ -222,6 +225,18 @@ class Flush:
         task = self._loop.create_task(self._write([entry], self._side_link))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
+
+
+def _once_each(batch: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
+    """Those that go now, and those that wait: outcomes of one instance, by a lost claim and by the next, go apart.
+
+    What an outcome causes is found by its instance (flush.sql): one that is stale must not stand beside one that is not.
+    """
+    now: list[_Entry] = []
+    later: list[_Entry] = []
+    for entry in batch:
+        (later if now and now[-1][0].id == entry[0].id else now).append(entry)
+    return now, later
 
 
 def describe_fault(error: Exception) -> str:

@@ -1,6 +1,6 @@
 -- flush: commit a batch of outcomes.
 --
--- In: one array per column, in the order of ids; a column that is null for all may be shorter. Per outcome:
+-- In: one array per column, in the order of ids, which differ; a column that is null for all may be shorter. Per outcome:
 --   id, claim, seq    the fence: the row as the worker was given it
 --   kind              hold (next step, same claim), next, replay, await, children, done, stop, cancel
 --   step              the step to go on with; null: the same
