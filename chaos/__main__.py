@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sabotage", choices=("fence",), help="take a guard out of the engine: the verdict must be bad"
     )
+    parser.add_argument("--prove", action="store_true", help="then harm the tables and see that each check finds it")
     parser.add_argument("--no-mount", action="store_true", help="no tmpfs: data on the disk, which is never full then")
     parser.add_argument("--json", type=Path, help="where the figures go (chaos/results/SEED-FAULTS.json)")
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run: logs and effects")
@@ -57,16 +58,17 @@ def main() -> int:
     # A machine that others use may stand still for seconds: where no lease may run out, that must not count.
     lease = given.lease or (15.0 if CLEAN.issuperset(kinds) else 2.5)
     options = Options(
-        seed,
-        given.minutes,
-        kinds,
-        given.workers,
-        lease,
-        given.pace,
-        given.pg,
-        given.sabotage,
-        not given.no_mount,
-        given.keep,
+        seed=seed,
+        minutes=given.minutes,
+        kinds=kinds,
+        workers=given.workers,
+        lease=lease,
+        pace=given.pace,
+        postgres=given.pg,
+        sabotage=given.sabotage,
+        prove=given.prove,
+        mount=not given.no_mount,
+        keep=given.keep,
     )
     again = f"SEED={seed} MINUTES={given.minutes:g} FAULTS={given.faults}"
     console.print(f"seed {seed}; the same plan again: make chaos {again}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from chaos.faults import KINDS, Planned, World, impossible, plan
 from chaos.fleet import Berth, Fleet
 from chaos.load import Load
 from chaos.machines import PER_WORKER
+from chaos.prove import prove
 from chaos.proxy import Proxy
 from chaos.screen import Figures, Screen, percentile
 from chaos.server import TROUBLE, Server
@@ -44,6 +46,7 @@ class Options:
     pace: float
     postgres: str | None
     sabotage: str | None
+    prove: bool
     mount: bool
     keep: bool
 
@@ -201,6 +204,8 @@ class Run:
             await fill(connection, load, fleet, reader.executions)
             found = await account(connection, fleet)
             lines = await judge(connection, self._server.dsn(), found, kinds, self._server.log)
+            if self._options.prove and all(line.good for line in lines):
+                lines += await prove(connection)
         finally:
             await connection.close()
         lines += told(fleet, load)
@@ -254,6 +259,9 @@ async def run(options: Options, console: Console) -> Report:
     # Under /tmp, whatever TMPDIR says: the server's user must reach it.
     home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="gd-chaos-", dir="/tmp"))  # noqa: S108  # a fresh name
     keep = True
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that nothing is left behind
     try:
         report = await Run(options, console, home).go()
         keep = options.keep or not report.good

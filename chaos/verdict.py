@@ -111,8 +111,7 @@ async def judge(
     connection: asyncpg.Connection[Any], dsn: str, found: Account, kinds: Sequence[str], log: Path
 ) -> list[Line]:
     """All lines that the database can tell."""
-    lines = [await _check(connection, path.name, path.read_text()) for path in _checks()]
-    lines.append(await _rate(connection))
+    lines = await judge_tables(connection)
     lines += _executions(found, kinds)
     lines.append(await _doctor(dsn))
     lines.append(_deadlocks(log, int(await connection.fetchval("select sum(deadlocks) from pg_stat_database"))))
@@ -121,6 +120,12 @@ async def judge(
     )
     lines.append(Line("connections", "No connection is left behind.", left == 0, f"{left} left"))
     return lines
+
+
+async def judge_tables(connection: asyncpg.Connection[Any]) -> list[Line]:
+    """The lines that come of tables alone."""
+    lines = [await _check(connection, path.name, path.read_text()) for path in _checks()]
+    return [*lines, await _rate(connection)]
 
 
 def _checks() -> list[Any]:

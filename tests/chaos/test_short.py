@@ -44,11 +44,15 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_clean_rolling_restart_runs_nothing_again(tmp_path: Path) -> None:
-    """Workers are replaced one after the other under load: each execution has its outcome, no attempt is burned."""
+    """Workers are replaced one after the other under load: each execution has its outcome, no attempt is burned.
+
+    Then every check of the verdict is shown some harm, and finds it.
+    """
     status, said, figures = chaos(
-        tmp_path, "--minutes", "0.2", "--pace", "2", "--seed", "2", "--workers", "2", "--faults", "rolling"
+        tmp_path, "--minutes", "0.2", "--pace", "2", "--seed", "2", "--workers", "2", "--faults", "rolling", "--prove"
     )
     assert status == 0, said
+    assert "proof" in said
     assert figures["repeated"] == 0
     assert figures["reaped"] == 0
     assert figures["faults"] == {"rolling": figures["faults_total"]}

@@ -230,7 +230,7 @@ class Flush:
 def _once_each(batch: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
     """Those that go now, and those that wait: outcomes of one instance, by a lost claim and by the next, go apart.
 
-    What an outcome causes is found by its instance (flush.sql): one that is stale must not stand beside one that is not.
+    What an outcome causes is found by its instance (flush.sql): a stale one must not stand beside one that is not.
     """
     now: list[_Entry] = []
     later: list[_Entry] = []
