@@ -229,6 +229,7 @@ class Run:
             "faults_total": self._figures.faults.total(),
             **asdict(found),
             "repeated_share": round(found.share, 5),
+            "bound": found.bound,
             "takeovers": {
                 "count": len(takeovers),
                 "p50": round(percentile(takeovers, 0.5), 3),

@@ -20,7 +20,7 @@ create table chaos.lost (
   id       bigint not null,
   claims   int not null,
   worker   text not null,
-  how      text not null,               -- reaped: its lease ran out; released: it was given back
+  how      text not null,               -- reaped: its lease ran out; ended: it was to be cancelled, and so it was; released: given back
   at       timestamptz not null default clock_timestamp()
 );
 
@@ -47,7 +47,9 @@ begin
   if new.claims <> old.claims then
     if old.status = 'executing' then
       insert into chaos.lost (id, claims, worker, how)
-      values (old.id, old.claims, old.locked_by, case when new.attempt > old.attempt then 'reaped' else 'released' end);
+      values (old.id, old.claims, old.locked_by, case
+        when new.status = 'cancelled' then 'ended' when new.attempt > old.attempt then 'reaped' else 'released'
+      end);
     elsif new.status = 'executing' and new.rate_key is not null then
       insert into chaos.grants (id, claims, rate_key) values (new.id, new.claims, new.rate_key);
     end if;
@@ -68,4 +70,4 @@ create unlogged table chaos.expected (
   key text not null, id bigint not null, kind text not null, result jsonb, partition_key text
 );
 create unlogged table chaos.sent (id bigint not null, letter int not null, acked boolean not null);
-create unlogged table chaos.workers (name text not null, pid int not null);
+create unlogged table chaos.workers (name text not null, pid int not null, killed_at timestamptz);

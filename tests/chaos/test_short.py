@@ -54,5 +54,5 @@ def test_a_clean_rolling_restart_runs_nothing_again(tmp_path: Path) -> None:
     assert status == 0, said
     assert "proof" in said
     assert figures["repeated"] == 0
-    assert figures["reaped"] == 0
+    assert figures["leases"] == 0
     assert figures["faults"] == {"rolling": figures["faults_total"]}

@@ -17,6 +17,6 @@ union all
 select l.id, format('outcome %s of %s was committed %s ms before its execution had ended', l.seq, l.step, round(1000 * (e.ended - l.moment)))
 from (select l.*, extract(epoch from l.at) as moment from chaos.ledger l) as l
 join (
-  select e.id, e.claims, e.seq, (max(coalesce(e.ended, 9e18)) + $1::bigint) / 1e9 as ended from chaos.effects e group by e.id, e.claims, e.seq
+  select e.id, e.claims, e.seq, (max(coalesce(e.ended, 9e18)) + @offset) / 1e9 as ended from chaos.effects e group by e.id, e.claims, e.seq
 ) as e on e.id = l.id and e.claims = l.claims and e.seq = l.seq - 1
-where e.ended > l.moment + 0.1 and l.status <> 'cancelled'
+where e.ended > l.moment + @slack and l.status <> 'cancelled'

@@ -7,4 +7,4 @@ from (
   cross join lateral (values (e.id, e.began, 1), (e.id, e.ended, -1)) as v (id, at, change)
   where e.step = 'Narrow.squeeze'
 ) as t
-where t.running > $2::int group by t.running
+where t.running > @slots group by t.running
