@@ -48,6 +48,13 @@ def _pooler() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
 
 
+@pytest.fixture(autouse=True)
+def _direct(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that are marked `direct` go past the pooler."""
+    if request.node.get_closest_marker("direct") is not None:
+        monkeypatch.delenv("GEN_DURABLE_TEST_POOLED", raising=False)
+
+
 @pytest.fixture(scope="session")
 def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The server under test."""

@@ -16,7 +16,6 @@ from chaos.failover.cluster import running
 from chaos.failover.scenarios import SCENARIOS, Report, play
 from chaos.failover.tools import gather
 
-RESUME = 2.0
 MODES = {"sync": "synchronous replication", "async": "asynchronous replication"}
 COLUMNS = (
     f"{'':28}{'acknowledged':>13}{'lost':>6}{'unknown':>9}{'open':>6}{'doctor':>8}"
@@ -41,7 +40,7 @@ def faults(report: Report) -> list[str]:
         lost: said.lost,
         f"{said.open} instances have not ended": said.open,
         f"the doctor found {said.broken} broken rows": said.broken,
-        f"the first commit came {report.first_commit:.1f} s after the promotion": report.first_commit > RESUME,
+        f"the first commit came {report.first_commit:.1f} s after the promotion": report.first_commit > report.resume,
         "nothing was acknowledged": report.acknowledged == 0,
     }
     return [f"{report.name}: {words}" for words, wrong in found.items() if wrong]

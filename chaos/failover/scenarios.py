@@ -37,6 +37,7 @@ class Report:
     gap: float
     promoted: float
     first_commit: float
+    resume: float
 
 
 class Promotion:
@@ -101,12 +102,14 @@ async def agent_frozen(cluster: Cluster, leader: Node) -> AsyncGenerator[None]:
 
 
 Fault = Callable[[Cluster, Node], contextlib.AbstractAsyncContextManager[None]]
-SCENARIOS: dict[str, Fault] = {
-    "planned switchover": switched_over,
-    "leader killed": killed,
-    "leader frozen": frozen,
-    "agent frozen, two leaders": agent_frozen,
+SCENARIOS: dict[str, tuple[Fault, float]] = {
+    "planned switchover": (switched_over, 2.0),
+    "leader killed": (killed, 2.0),
+    "leader frozen": (frozen, 2.0),
+    # The old leader speaks, and waits for a standby that has left it. That takes `pg.silence.PATIENCE` to be suspected.
+    "agent frozen, two leaders": (agent_frozen, 10.0),
 }
+"""What happens, and how long after the promotion the first commit may come."""
 
 
 async def play(cluster: Cluster, name: str, tell: Callable[[str], None]) -> Report:
@@ -121,7 +124,8 @@ async def play(cluster: Cluster, name: str, tell: Callable[[str], None]) -> Repo
             await asyncio.sleep(WARM_UP)
             began = time.monotonic()
             tell(f"{name}: {leader.name} goes, {standby.name} is to take over")
-            async with SCENARIOS[name](cluster, leader):
+            fault, resume = SCENARIOS[name]
+            async with fault(cluster, leader):
                 promoted = await promotion.wait()
                 tell(f"{name}: {standby.name} leads after {promoted - began:.1f} s")
                 await _go_on(load, promoted)
@@ -143,6 +147,7 @@ async def play(cluster: Cluster, name: str, tell: Callable[[str], None]) -> Repo
         gap=max((late - early for early, late in itertools.pairwise(around)), default=0.0),
         promoted=promoted - began,
         first_commit=next((moment - promoted for moment in times if moment >= promoted), float("inf")),
+        resume=resume,
     )
 
 

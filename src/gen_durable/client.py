@@ -317,7 +317,10 @@ class Durable(Desk):
         """Wait for an instance to end; `Handle.wait` is the way in."""
         seconds = check_delay(timeout, "timeout") if timeout is not None else None
         self._opened()
-        watched = await self.endings.of(instance, seconds)
+        try:
+            watched = await self.endings.of(instance, seconds)
+        except ConnectionLost as error:
+            raise DatabaseUnavailable(f"wait: the database is not reachable ({error})") from error
         if watched is None:
             return Pending(instance)
         match watched.status:

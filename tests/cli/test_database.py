@@ -16,6 +16,7 @@ from gen_durable.cli.database import shown
         ("postgresql://me:sesame@db/shop?sslmode=require", "db/shop"),
         ("postgresql://me:sesame@/shop?host=/run/postgresql", "/run/postgresql/shop"),
         ("postgresql://me:ses/ame@db/shop", "the database"),
+        ("postgresql://me:sesame@one:1,two:2/shop", "one:1,two:2/shop"),
     ],
 )
 def test_a_dsn_is_shown_without_user_and_password(dsn: str, words: str) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from tests.client.conftest import Opening, Spawning
+from tests.flows.conftest import open_proxy
 from tests.worker.support import program_job, seconds, soon
 
 from gen_durable import (
     Cancel,
+    DatabaseUnavailable,
     DecodeError,
+    Durable,
     Failed,
     Finished,
     GenDurableError,
@@ -173,3 +176,14 @@ async def test_closing_ends_waits(engine: Opening) -> None:
     waiting.cancel()
     assert done, "the wait hangs"
     assert isinstance(waiting.exception(), GenDurableError)
+
+
+async def test_a_wait_without_a_database(dsn: str, schema: str) -> None:
+    """When the time is over and the database cannot be asked, that is said in a word of ours."""
+    async with open_proxy(dsn) as proxy:
+        app = Durable(proxy.dsn, schema=schema)
+        await app.open()
+        handle = await app.insert(total, 1)
+    with pytest.raises(DatabaseUnavailable, match="wait: the database is not reachable"):
+        await soon(handle.wait(seconds(0.1)))
+    await app.close()

@@ -30,7 +30,7 @@ async def test_a_killed_workers_step_runs_elsewhere_within_lease_and_reap(
     async with Durable(dsn, schema=schema) as app:
         first = spawn("steps")
         await first.until("ready")
-        handle = await app.insert(steps.Slow.work, steps.Work(0.8))
+        handle = await app.insert(steps.Slow.work, steps.Work(3.0))
         await first.until(f"work {handle.id} attempt 0")
         second = spawn("steps")
         await second.until("ready")

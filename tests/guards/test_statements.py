@@ -87,6 +87,7 @@ async def counted(dsn: str) -> AsyncIterator[Counted]:
         await admin.close()
 
 
+@pytest.mark.direct(reason="counts calls when all sessions have ended; a pooler keeps its own")
 async def test_a_job_in_a_drain_costs_a_fiftieth_of_a_statement(dsn: str) -> None:
     """2,000 jobs at concurrency 100: pick and flush together take at most 1/50 of a statement per job."""
     async with counted(dsn) as database:
@@ -139,6 +140,7 @@ async def _chains(dsn: str) -> tuple[int, float]:
         return spent, hot / updates
 
 
+@pytest.mark.direct(reason="counts calls when all sessions have ended; a pooler keeps its own")
 async def test_an_idle_worker_with_ten_queues_asks_less_than_once_a_second(dsn: str) -> None:
     """Ten queues and nothing to do: at most one statement a second, all rooms together."""
     async with counted(dsn) as database:

@@ -72,17 +72,17 @@ class Standby:
         return place_of(self.dsn)
 
     def set_read_only(self, on: bool) -> None:
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute(f"alter system set default_transaction_read_only = {'on' if on else 'off'}")
-            connection.execute("select pg_reload_conf()")
-        self._until(on)
+        self.configure("default_transaction_read_only", "on" if on else "off")
 
-    def _until(self, on: bool) -> None:
+    def configure(self, name: str, value: str) -> None:
+        """Set a parameter of the server; done when new sessions have it."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(f"alter system set {name} = '{value}'")
+            connection.execute("select pg_reload_conf()")
         while True:
             with psycopg.connect(self.dsn, autocommit=True) as connection:
-                (now,) = connection.execute("show default_transaction_read_only").fetchone() or ("",)
-            if now == ("on" if on else "off"):
-                return
+                if connection.execute("select current_setting(%s, true)", [name]).fetchone() == (value,):
+                    return
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from gen_durable.pg.faults import ConnectionLost
 from gen_durable.pg.link import Link, Target
 from gen_durable.store.calls import Call
 
-SLEEP = Call("select pg_sleep($1)", (1.0,), len)
+SLEEP = Call("select pg_sleep($1)", (1.5,), len)
+WHERE = Call("select pg_postmaster_start_time()::text", (), lambda rows: str(rows[0][0]))
 PID = Call("select pg_backend_pid()", (), lambda rows: int(rows[0][0]))
 
 
@@ -201,3 +202,26 @@ async def test_a_slow_statement_is_left_alone(dsn: str, gated: Gating, impatient
         assert gate.opened > opened, "nobody asked whether the server lives"
         assert await link.run(PID) == before
         await link.close()
+
+
+@pytest.mark.parametrize("newer", [True, False])
+async def test_a_leader_that_was_replaced(
+    dsn: str, standby: Standby, impatient: None, monkeypatch: pytest.MonkeyPatch, newer: bool
+) -> None:
+    """A server that lives and does not answer is left when another host is of a newer timeline, and only then.
+
+    The timelines are settings here; `make chaos-failover` has real ones.
+    """
+    monkeypatch.setattr(silence, "_TIMELINE", "select coalesce(current_setting('test.timeline', true), '00000002')")
+    hosts = several(dsn, place_of(dsn), standby.place)
+    standby.configure("test.timeline", "00000003" if newer else "00000002")
+    link = Link(Target(hosts))
+    before = await link.run(WHERE)
+    if newer:
+        with pytest.raises(ConnectionLost):
+            await link.run(SLEEP)
+        assert await link.run(WHERE) != before, "the host that was left is the last to be asked"
+    else:
+        assert await link.run(SLEEP) == 1
+        assert await link.run(WHERE) == before
+    await link.close()

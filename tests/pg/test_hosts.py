@@ -48,3 +48,10 @@ def test_no_password_is_shown() -> None:
     hosts = hosts_of("postgresql://u:hush@one,two/db")
     assert "hush" not in repr(hosts)
     assert [host.name for host in hosts.each] == ["one", "two"]
+
+
+@pytest.mark.parametrize("password", ["hu,sh/x", "hu,sh?x", "hu,sh#x", "12,3/x"])
+def test_a_password_that_is_not_encoded(password: str) -> None:
+    """Its pieces are not taken for hosts, which are named in messages."""
+    (host,) = hosts_of(f"postgresql://me:{password}@one/db").each
+    assert host.name == "the host"

@@ -13,6 +13,7 @@ import pytest
 from gen_durable import Context, Durable, Finished, Start, Worker, job
 from gen_durable.pg.link import Link, Target
 from gen_durable.store.calls import Call
+from gen_durable.testing import throw_away_schema
 
 ANSWERS = [Call(f"select $1::int + {n}", (1,), lambda rows: int(rows[0][0])) for n in range(40)]
 
@@ -84,6 +85,15 @@ def test_a_command(pooled: str, schema: str) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_a_schema_made_for_a_test(pooled: str) -> None:
+    """What makes throw-away schemas quicker is not left behind for the next client of a server connection."""
+    async with throw_away_schema(pooled):
+        link = Link(Target(pooled, pooled=True))
+        for _ in range(10):
+            assert await link.run(Call("show synchronous_commit", (), lambda rows: rows[0][0])) == "on"
+        await link.close()
 
 
 async def test_settings_of_a_step_do_not_reach_the_next(pooled: str, schema: str) -> None:

@@ -2,7 +2,7 @@
 
 A `Durable` on the server under test is made as one behind PgBouncer is (`pooler="transaction"`, LISTEN by the direct
 DSN); with POOLER=poll it is told nothing, and finds the pooler by itself. What tests ask past the engine goes to the
-server directly, and so does every DSN of another role or server.
+server directly, and so does every DSN of another role or server, and tests that are marked `direct`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 DIRECT = os.environ.get("GEN_DURABLE_TEST_DSN", "")
-POOLED = os.environ.get("GEN_DURABLE_TEST_POOLED", "")
 ASIDE = "keep_direct"
 
 
@@ -27,9 +26,10 @@ def place(dsn: str) -> tuple[object, ...]:
 
 def redirected(dsn: str) -> str:
     """The same database through the pooler, if it is on the server under test."""
-    if ASIDE in dsn or place(dsn) != place(DIRECT):
+    pooled = os.environ.get("GEN_DURABLE_TEST_POOLED")
+    if not pooled or ASIDE in dsn or place(dsn) != place(DIRECT):
         return dsn
-    there = urlsplit(POOLED)
+    there = urlsplit(pooled)
     return urlunsplit(there._replace(path=urlsplit(dsn).path or there.path))
 
 
@@ -59,6 +59,6 @@ def install() -> None:
     client.Durable.__init__ = make
 
 
-if POOLED:
+if os.environ.get("GEN_DURABLE_TEST_POOLED"):
     with contextlib.suppress(ImportError):  # a Python without the library
         install()

@@ -13,12 +13,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import typer
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.pg.faults import ConnectionLost, SqlError
+from gen_durable.pg.hosts import hosts_of
 from gen_durable.pg.link import Link, Target
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
@@ -92,16 +93,19 @@ def checked(dsn: str) -> str:
 
 
 def shown(dsn: str) -> str:
-    """Host and database of a DSN, without user and password."""
+    """Host and database of a DSN, without user and password; of several hosts, all."""
     try:
-        parts = urlsplit(dsn)
-        host = parts.hostname or parse_qs(parts.query).get("host", ["localhost"])[0]
-        port = f":{parts.port}" if parts.port is not None else ""
+        hosts = [_host(urlsplit(host.dsn)) for host in hosts_of(dsn).each]
     except ValueError:
         return (
             "the database"  # a password with a / or a # makes other parts unreadable, and them a part of the password
         )
-    return f"{host}{port}{parts.path}"
+    return f"{','.join(hosts)}{urlsplit(dsn).path}"
+
+
+def _host(parts: SplitResult) -> str:
+    host = parts.hostname or parse_qs(parts.query).get("host", ["localhost"])[0]
+    return f"{host}:{parts.port}" if parts.port is not None else host
 
 
 def _reason(cause: BaseException) -> str:

@@ -40,6 +40,9 @@ def hosts_of(dsn: str) -> Hosts:
     said = dict(parse_qsl(parts.query, keep_blank_values=True))
     timeout = _seconds(said.pop("connect_timeout", ""))
     user, at, places = parts.netloc.rpartition("@")
+    if "@" in parts.path + parts.fragment or not all(_is_place(place) for place in places.split(",")):
+        # A password that is not percent-encoded: what looks like a host may be a piece of it. The driver refuses it.
+        return Hosts((Host("the host", dsn),), None)
     if places:
         named = [(place, parts._replace(netloc=f"{user}{at}{place}"), said) for place in places.split(",")]
     else:
@@ -52,6 +55,11 @@ def hosts_of(dsn: str) -> Hosts:
     if len(named) > 1:
         named = [(name, place, dict([DEFAULT_ATTRS]) | query) for name, place, query in named]
     return Hosts(tuple(Host(name, _joined(place, query)) for name, place, query in named), timeout)
+
+
+def _is_place(place: str) -> bool:
+    port = place.rpartition("]")[2].partition(":")[2]
+    return port == "" or port.isdecimal()
 
 
 def _joined(parts: SplitResult, query: dict[str, str]) -> str:
