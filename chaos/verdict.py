@@ -55,7 +55,7 @@ class Account:
 
     @property
     def bound(self) -> int:
-        """What re-executions are held to: a kill costs what runs, and as much again that is handed in, not committed."""
+        """What re-executions are held to: a kill costs what runs, and as much again that is not committed."""
         return self.kills * 2 * PER_WORKER + self.leases + self.ended + self.transactions
 
     @property

@@ -16,13 +16,14 @@ from typing_extensions import Unpack
 
 from gen_durable.codec import Codec
 from gen_durable.desk import Desk
-from gen_durable.errors import ConfigError, InputError, NotFound
+from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NotFound
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition, check_last
 from gen_durable.limits import check_delay, check_name
 from gen_durable.orders import cancellation_of, delivery_of, reason_of, was_delivered
 from gen_durable.outcomes import LIVE, Scope, Start, Startable, StartOptions
+from gen_durable.pg.faults import ConnectionLost
 from gen_durable.pg.link import Target
 from gen_durable.pg.pool import DriverPool, Pool
 from gen_durable.policies import LimitNames, LimitState, Policy, check_policy
