@@ -161,36 +161,33 @@ async def sqlalchemy_async_session(dsn: str, schema: str) -> AsyncIterator[Door]
 
 @asynccontextmanager
 async def django_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
-    with _in_django(dsn) as (alias, connection, atomic):
-        from django.db import connection as default  # a proxy of the default's
-
-        yield Door(SyncDurable(dsn, schema=schema), default if alias == "default" else connection, atomic)
+    with _in_django(dsn) as (connection, atomic):
+        yield Door(SyncDurable(dsn, schema=schema), connection, atomic)
 
 
 @asynccontextmanager
 async def django_alias(dsn: str, schema: str) -> AsyncIterator[Door]:
-    with _in_django(dsn) as (alias, connection, atomic):
-        yield Door(SyncDurable(dsn, schema=schema), connection, atomic, using=alias)
+    with _in_django(dsn) as (connection, atomic):
+        yield Door(SyncDurable(dsn, schema=schema), connection, atomic, using="default")
 
 
 @contextmanager
-def _in_django(dsn: str) -> Iterator[tuple[str, Any, Callable[[], AbstractContextManager[Any]]]]:
-    from django.db import connections, transaction
+def _in_django(dsn: str) -> Iterator[tuple[Any, Callable[[], AbstractContextManager[Any]]]]:
+    from django.db import connection, connections, transaction
 
     parts = conninfo_to_dict(dsn)
-    alias = "default" if parts["dbname"] != "pooled" else "pooled"
     place = {name.upper(): str(parts.get(name, "")) for name in ("host", "port", "user", "password")}
     own = {"ENGINE": "django.db.backends.postgresql", "NAME": parts["dbname"], **place}
     if not settings.configured:
         settings.configure(DATABASES={"default": own}, USE_TZ=True)
         django.setup()
-    connections.settings[alias] = connections.settings["default"] | own | {"DISABLE_SERVER_SIDE_CURSORS": True}
+    connections.settings["default"] |= own | {"DISABLE_SERVER_SIDE_CURSORS": True}
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"  # the test awaits around it; nothing else uses the connection
     try:
-        yield alias, connections[alias], lambda: transaction.atomic(using=alias)
+        yield connection, transaction.atomic
     finally:
-        connections[alias].close()
-        del connections[alias]  # the next may lead elsewhere
+        connection.close()
+        del connections["default"]  # the next may lead elsewhere
         del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
 
 

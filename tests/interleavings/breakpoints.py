@@ -21,8 +21,8 @@ _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re
 # Reads that only steer the walk, and the sequence, which no transaction waits for: a stop there would multiply the
 # schedules and show nothing new.
 _STEERING = re.compile(
-    r"\binto (prio|due|ids|head|crowded|hits, denied|hits, more_denied|gate|old|policy)\b"
-    r"|\binto (wanted|live, states|asked, woken|marked)\b|^(above|hidden) := array|'!', null"
+    r"\binto (prio|due|ids|head|crowded|hits, denied|hits, more_denied|gate|gates|old|policy)\b"
+    r"|\binto (wanted|live, states|asked, woken|marked)\b|^(above|hidden|later) := array|'!', null"
     r"|^(gates := array|lost :=|woken := woken \|\| \S+hand_over_slots)|^perform \S+limit_keys"
 )
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}

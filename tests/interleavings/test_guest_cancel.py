@@ -16,8 +16,8 @@ from gen_durable.store.calls import Call, Calls
 from gen_durable.store.guests import GuestCalls
 from gen_durable.store.rows import Commit
 
-QUIET = ("cancel_rows", "join_up", "hand_over_keys")
-"""What happens in them happens under locks that their callers hold."""
+QUIET = ("cancel_rows", "cascade", "join_up", "hand_over_keys")
+"""What happens in them happens under locks that were taken before, or that nobody else asks for."""
 
 
 def guest_cancel(calls: Calls, target: int) -> list[Call[Any]]:

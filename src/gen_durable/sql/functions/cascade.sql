@@ -30,6 +30,7 @@ declare
   reasons text[];
   origins bigint[];
   gates text[];
+  later text[];  -- the queues of rows that were let back
   outcome record;
 begin
   select array_agg(l.id) into taken
@@ -82,11 +83,11 @@ begin
   );
   gates := gates || outcome.freed;
   if gates is not null then
-    outcome.woken := outcome.woken || @schema.hand_over(gates, true);
+    later := @schema.hand_over(gates, true);
   end if;
   return query
     select
-      coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.asked), 0), outcome.woken,
+      coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.asked), 0), outcome.woken || later,
       exists (select from @schema.gen_durable_cascades l where of_origin is null or l.origin = of_origin);
 end
 $$;
