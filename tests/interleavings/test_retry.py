@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from tests.interleavings.breakpoints import Cure
 from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import ended, executing, instance, parent
 from tests.interleavings.test_cancel import CHILD
-from tests.interleavings.test_claim_claim import KNOWN
 
-from gen_durable.store.calls import Call, Calls
+from gen_durable.store.calls import Calls
 from gen_durable.store.reads import Reads
 from gen_durable.store.rows import Commit
 
@@ -82,23 +80,27 @@ async def test_retry_gc(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-CANCELLED = (
-    ended(1, status="cancelled", round=1, ago=1)
-    + instance(2, parent_id=1, parent_round=1, queue="b")
+LISTED = (
+    instance(2, parent_id=1, parent_round=1, queue="b")
     + instance(3, parent_id=1, parent_round=1, queue="b")
     + "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)"
     " values (1, 0, 1, 1, 'why');"
 )
-QUIET = ("retry", "pick", "admit", "ration", "hand_over", "children_of", "join_up", "spawn", "flush", "cancel_rows")
+QUIET = ("hand_over", "join_up", "spawn", "cancel_rows")
+SPREAD = Commit(1, 3, 1, "children", step="t", extra=json.dumps({"children": [CHILD]}))
 
 
-def again(calls: Calls) -> list[Call[Any]]:
-    """The parent is tried again, claimed, and starts a child."""
-    return [
-        Reads(calls.schema).retry(1, None),
-        calls.pick("w", {"default": 1}, KNOWN, 60),
-        calls.flush([Commit(1, 3, 1, "children", step="t", extra=json.dumps({"children": [CHILD]}))]),
-    ]
+async def test_retry_cascade(exploring: Exploring, calls: Calls) -> None:
+    """A parent is tried again while its children are cancelled: it goes on, and they end."""
+
+    def both(end: End) -> None:
+        assert [end.rows[i]["status"] for i in (1, 2, 3)] == ["runnable", "cancelled", "cancelled"]
+
+    given = ended(1, status="cancelled", round=1, ago=1) + LISTED
+    retry = Reads(calls.schema).retry(1, None)
+    async with exploring(quiet=QUIET) as explorer:
+        report = await explorer.explore(given, [retry], [calls.cascade(9, None)], both)
+    assert report.faults == []
 
 
 def apart(end: End) -> None:
@@ -106,11 +108,12 @@ def apart(end: End) -> None:
     assert (end.rows[101]["status"], end.rows[101]["parent_round"]) == ("runnable", 2)
 
 
-async def test_retry_cascade(exploring: Exploring, calls: Calls) -> None:
-    """A parent goes on, and into a new round, while its old children are cancelled: those are, and no others."""
+async def test_spawn_cascade(exploring: Exploring, calls: Calls) -> None:
+    """It starts children of its next round while those of the last are cancelled: those are, and no others."""
+    given = executing(1, claims=3, seq=1, round=1) + LISTED
     async with exploring(quiet=QUIET) as explorer:
         report = await explorer.explore(
-            CANCELLED, again(calls), [calls.cascade(2, None)], apart, then="select @schema.cascade(9, null)"
+            given, [calls.flush([SPREAD])], [calls.cascade(2, None)], apart, then="select @schema.cascade(9, null)"
         )
     assert report.faults == []
     assert report.schedules > 20
@@ -118,7 +121,10 @@ async def test_retry_cascade(exploring: Exploring, calls: Calls) -> None:
 
 async def test_a_cascade_that_is_bound_to_no_round_cancels_the_next(exploring: Exploring, calls: Calls) -> None:
     """The children of the new round are cancelled for what was done to the old one."""
+    given = executing(1, claims=3, seq=1, round=1) + LISTED
     cure = Cure("cascade", "c.parent_round between l.first_round and l.last_round", "c.parent_round >= l.first_round")
     async with exploring(cure, quiet=QUIET) as explorer:
-        report = await explorer.explore(CANCELLED, again(calls), [calls.cascade(9, None)], apart, first_fault=True)
+        report = await explorer.explore(
+            given, [calls.flush([SPREAD])], [calls.cascade(9, None)], apart, first_fault=True
+        )
     assert len(report.faults) == 1

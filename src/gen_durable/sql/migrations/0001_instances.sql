@@ -138,7 +138,7 @@ create table @schema.gen_durable_cascades (
   id           bigint generated always as identity primary key,
   parent_id    bigint,                    -- null: there are only gates to be handed over
   first_round  int,                       -- of which rounds. A parent that is tried again begins a round that is none of
-  last_round   int,                       -- these: its children are left alone (tests/interleavings: retry_cascade)
+  last_round   int,                       -- these: its children are left alone (tests/interleavings: spawn_cascade)
   after        bigint not null default 0, -- children up to this id are dealt with
   origin       bigint not null,           -- the instance that somebody has cancelled, or whose barrier it is
   reason       text not null,
