@@ -30,10 +30,8 @@ endif
 
 ifeq ($(POOLER),)
 WITH_POOLER :=
-else ifneq ($(filter 1 poll,$(POOLER)),)
-WITH_POOLER := env POOLER=$(POOLER) $(BIN)/python scripts/pgbouncer --
 else
-WITH_POOLER = $(error POOLER=$(POOLER) is not known: say POOLER=1, or POOLER=poll for a pooler without a direct DSN)
+WITH_POOLER := $(BIN)/python scripts/pgbouncer --
 endif
 
 .PHONY: help
@@ -58,8 +56,7 @@ help:
 	@echo '  PYTHON=python3.12       the interpreter of the environment, 3.11 or later (now: $(PYTHON))'
 	@echo '  VENV=.venv312           where the environment lives (now: $(VENV))'
 	@echo '  PG=15                   test on a throw-away cluster of postgresql-15 (root installs it)'
-	@echo '  POOLER=1                test through PgBouncer in transaction mode (root installs it); POOLER=poll: and'
-	@echo '                          without a direct DSN to LISTEN by'
+	@echo '  POOLER=1                test through PgBouncer in transaction mode (root installs it)'
 	@echo '  ARGS="-k signal -x"     passed on to pytest, to the demo, or to the benchmark (--size small, --help)'
 	@echo '  MINUTES=30 SEED=7       chaos: how long; the seed that plan and load come from (it is printed)'
 	@echo '  FAULTS=sigkill,proxy    chaos: only these; `python -m chaos --help` names them'

@@ -169,8 +169,8 @@ async def open_proxy(dsn: str) -> AsyncIterator[Proxy]:
 
 @pytest.fixture
 def proxied(dsn: str) -> Callable[[], contextlib.AbstractAsyncContextManager[Proxy]]:
-    """`async with proxied() as proxy:` gives a way to the server that can be cut."""
-    return lambda: open_proxy(dsn)
+    """`async with proxied() as proxy:` gives a way to the server, or to the pooler before it, that can be cut."""
+    return lambda: open_proxy(os.environ.get("GEN_DURABLE_TEST_POOLED", dsn))
 
 
 @pytest.fixture

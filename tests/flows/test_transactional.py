@@ -36,7 +36,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.rooms import transact
-from gen_durable.telemetry import Event, StaleOutcome
+from gen_durable.telemetry import Event, LeaseWasLost, StaleOutcome
 
 Spawn = Callable[..., Any]
 Proxied = Callable[[], AbstractAsyncContextManager[Any]]
@@ -238,7 +238,8 @@ async def test_a_stolen_claim_leaves_no_row(dsn: str, schema: str) -> None:
     """The claim goes while the step runs: its writes are rolled back, those of the new owner are there."""
     stale = asyncio.Event()
     async with books(dsn, schema) as look, Durable(dsn, schema=schema) as app:
-        app.events.subscribe(lambda event: stale.set() if isinstance(event, StaleOutcome) else None)
+        # Its outcome finds out, or a heartbeat before it.
+        app.events.subscribe(lambda event: stale.set() if isinstance(event, StaleOutcome | LeaseWasLost) else None)
         async with Worker(app, machines=[Book(schema)]):
             handle = await app.insert(Book.stolen, "done")
             await held.wait()

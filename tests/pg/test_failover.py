@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
@@ -190,6 +191,17 @@ async def test_a_worker_outlives_a_frozen_server(dsn: str, schema: str, gated: G
         gate.freeze()
         go.set()
         assert await direct.handle(handle.id, held).wait(timedelta(seconds=10)) == Finished(handle.id, 8)
+
+
+async def test_a_link_that_is_gone_is_noticed_by_its_socket(dsn: str, gated: Gating) -> None:
+    """The driver sets none of this: a link that was cut would be waited on for ever."""
+    async with gated() as gate:
+        link = Link(Target(several(dsn, gate.place)))
+        sock = (await link.raw())._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        assert [sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [5, 2, 3, 10_000]
+        await link.close()
 
 
 async def test_a_slow_statement_is_left_alone(dsn: str, gated: Gating, impatient: None) -> None:

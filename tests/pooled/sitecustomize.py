@@ -1,7 +1,7 @@
 """What the engine sends goes through the pooler, in every process of `make test POOLER=1` (tests/conftest.py).
 
 A `Durable` on the server under test is made as one behind PgBouncer is (`pooler="transaction"`, LISTEN by the direct
-DSN); with POOLER=poll it is told nothing, and finds the pooler by itself. What tests ask past the engine goes to the
+DSN); commands and links are told nothing, and find the pooler by themselves. What tests ask past the engine goes to the
 server directly, and so does every DSN of another role or server, and tests that are marked `direct`.
 """
 
@@ -49,7 +49,7 @@ def install() -> None:
         return await dialled(replace(target, dsn=redirected(target.dsn)), *last)
 
     def make(self: client.Durable, dsn: str | None = None, **options: Any) -> None:
-        if isinstance(dsn, str) and redirected(dsn) != dsn and os.environ.get("POOLER") != "poll":
+        if isinstance(dsn, str) and redirected(dsn) != dsn:
             options = {"pooler": "transaction", "listen_dsn": dsn} | options
         if isinstance(options.get("listen_dsn"), str):
             options["listen_dsn"] = aside(options["listen_dsn"])

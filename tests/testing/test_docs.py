@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "testing.md"
 RUNS_ASYNC_TESTS = """
 import asyncio, inspect, pytest
@@ -35,6 +37,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.direct(reason="starts pytest, which is to import the plugin by itself")
 def test_the_page_is_true(tmp_path: Path, gen_durable_dsn: str) -> None:
     (tmp_path / "conftest.py").write_text(RUNS_ASYNC_TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")

@@ -13,6 +13,8 @@ import pytest
 
 from gen_durable.testing import HarnessFactory
 
+pytestmark = pytest.mark.direct(reason="starts pytest, which is to import the plugin by itself")
+
 
 def run_pytest(directory: Path, source: str, *arguments: str, **environment: str | None) -> str:
     """Run a test module; returns what pytest printed. Neither our ini file nor our conftest is seen."""
