@@ -72,13 +72,16 @@ class Node:
         return [*agent, *postmaster, *(child for parent in (*agent, *postmaster) for child in _children(parent))]
 
 
-def _children(parent: int) -> list[int]:
-    found: list[int] = []
+def _children(ancestor: int) -> list[int]:
+    """All descendants of a process, parents first."""
+    parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(stat.parent.name))
-    return [*found, *(grandchild for child in found for grandchild in _children(child))]
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found = [ancestor]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
 
 
 class Cluster:
