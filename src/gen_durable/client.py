@@ -69,9 +69,9 @@ class Durable(Desk):
     ) -> None:
         """Say where the database is; nothing is connected until `open` or `async with`.
 
-        `pooler="transaction"` for a DSN that leads through PgBouncer or the like; then `listen_dsn`, a direct DSN, lets
-        workers hear of new work at once (without it they poll). `migrate=True` brings the schema up to date on opening;
-        by default only the embedded server's is.
+        A DSN may name several hosts; the one that can be written to is used. `pooler="transaction"` if it leads through
+        PgBouncer or the like; then `listen_dsn`, a direct DSN, lets workers hear of new work at once (without it they
+        poll). `migrate=True` brings the schema up to date on opening; by default only the embedded server's is.
 
         `pool`, an `asyncpg.Pool` that you have opened and will close, serves the calls of this object. Without a DSN
         beside it that is all there is: a `Worker` has connections of its own, so that user code cannot hold them.
