@@ -8,6 +8,7 @@ POOLER ?=
 MINUTES ?= 10
 SEED   ?=
 FAULTS ?= all
+MODEL_EXAMPLES ?= 1000
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -41,6 +42,8 @@ help:
 	@echo '  make demo     see it work: starts an embedded Postgres and runs a machine in front of you'
 	@echo '  make test     run the tests on the embedded Postgres'
 	@echo '  make limits-long   the tests of limits for minutes instead of seconds, held to the numbers that are promised'
+	@echo '  make model    random histories beside a model of the database (MODEL_EXAMPLES=2000)'
+	@echo '  make mutants  take out every guard of the SQL, one at a time: a test must fail for each (about 20 minutes)'
 	@echo '  make check    lint, format, import directions and types (ruff, lint-imports, mypy, pyright)'
 	@echo '  make bench    measure the engine beside its bare ceiling; tables here, JSON and plots in bench/results/'
 	@echo '  make bench-scale   what each call costs with 10 k to 3 M rows, and under a long reader (ARGS=--quick)'
@@ -60,6 +63,7 @@ help:
 	@echo '  ARGS="-k signal -x"     passed on to pytest, to the demo, or to the benchmark (--size small, --help)'
 	@echo '  MINUTES=30 SEED=7       chaos: how long; the seed that plan and load come from (it is printed)'
 	@echo '  FAULTS=sigkill,proxy    chaos: only these; `python -m chaos --help` names them'
+	@echo '  ARGS="flush reap/3"     mutants: only those of these files, or these; ARGS=--check runs nothing'
 	@echo '  PEERS=1 BIG=1           bench: the same work on other libraries; a worker beside a million parked instances'
 	@echo
 	@echo 'Start with `make demo`; before a commit run `make check test`.'
@@ -75,6 +79,14 @@ test: $(READY)
 .PHONY: limits-long
 limits-long: $(READY)
 	$(WITH_PG) env LIMITS_LONG=1 $(BIN)/pytest -s tests/flows/test_limit_*.py $(ARGS)
+
+.PHONY: model
+model: $(READY)
+	$(WITH_PG) env MODEL_EXAMPLES=$(MODEL_EXAMPLES) $(BIN)/pytest -q -s tests/model $(ARGS)
+
+.PHONY: mutants
+mutants: $(READY)
+	$(WITH_PG) $(BIN)/python -m mutants $(ARGS)
 
 .PHONY: check
 check: export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -121,7 +133,7 @@ fmt: $(READY)
 .PHONY: clean
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests docs examples scripts bench chaos -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests docs examples scripts bench chaos mutants -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 .PHONY: venv $(VENV)
 venv $(VENV): $(READY)

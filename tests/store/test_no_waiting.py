@@ -1,0 +1,253 @@
+"""Who must not wait for a row that somebody else holds: they pass over it, and deal with the rest.
+
+Each is run while another session holds a row that it would like to have, and with so little patience that waiting for
+it is an error. Those that do wait, wait for a while only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import pytest
+from tests.interleavings.given import ended, executing, instance, parent, parked, seconds
+from tests.store.conftest import Store
+from tests.store.machine import KNOWN, M, child, fan_out
+
+from gen_durable.outcomes import Start
+from gen_durable.store.journal import JournalCalls, Report
+from gen_durable.store.rows import Commit
+
+ROW = "select from @schema.gen_durable where id = {} for update"
+SLOTS = "insert into @schema.gen_durable_limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
+RATE = "insert into @schema.gen_durable_limits (name, kind, period, burst) values ('r', 'rate', 3600, 1);\n"
+EXPIRED = {"lease_expires_at": seconds(-1)}
+CASCADE = "insert into @schema.gen_durable_cascades (id, parent_id, origin, reason) overriding system value values "
+TICKET = "insert into @schema.gen_durable_slots (ticket, slot_key, instance_id, claim) values "
+
+
+@pytest.fixture
+def other(store: Store, dsn: str) -> Iterator[Store]:
+    """Another session, in a transaction."""
+    made = Store(dsn, store.schema.name)
+    made.given("begin")
+    yield made
+    made.given("rollback")
+    made.close()
+
+
+def many(first: int, last: int, **columns: object) -> str:
+    return "".join(instance(i, eligible_at=seconds(i - 90), **columns) for i in range(first, last + 1))
+
+
+def pick(store: Store, demand: int, **fair: str) -> list[int]:
+    turns = json.dumps({"default": [fair["kind"], None]}) if fair else None
+    picked = store.run(store.calls.pick("w", {"default": demand}, KNOWN, 60, turns=turns))
+    return [claim.id for claim in picked.claims]
+
+
+def column(store: Store, name: str, table: str) -> list[Any]:
+    return [row[name] for row in store.sql(f"select * from @schema.{table}")]
+
+
+def blocked(store: Store) -> set[int]:
+    return {row["id"] for row in store.rows() if row["blocked_on"] is not None}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows, what the other holds, what is done, and what must come of it."""
+
+    given: str
+    held: str
+    call: Callable[[Store], Any]
+    answer: Any
+
+
+def end_of(id: int) -> Callable[[Store], Any]:  # noqa: A002
+    """Row 1 ends, and its gate is handed over; which of the others still wait."""
+
+    def call(store: Store) -> set[int]:
+        store.flush(Commit(id, 1, 0, "done", value="1"))
+        return blocked(store)
+
+    return call
+
+
+CASES = {
+    "pick": Case(many(1, 3), ROW.format(2), lambda s: pick(s, 3), [1, 3]),
+    "pick of a group": Case(
+        many(1, 3, group_key="t/a"), ROW.format(2), lambda s: sorted(pick(s, 3, kind="t")), [1, 3]
+    ),
+    "pick of those without a group": Case(many(1, 3), ROW.format(2), lambda s: sorted(pick(s, 3, kind="t")), [1, 3]),
+    "crowd of a key": Case(
+        executing(50, partition_key="k") + many(1, 14, partition_key="k"),
+        ROW.format(12),
+        lambda s: (pick(s, 10), blocked(s)),
+        ([], {*range(1, 15)} - {12}),
+    ),
+    "crowd of a slot": Case(
+        SLOTS + executing(50, slot_key="l") + many(1, 14, slot_key="l"),
+        ROW.format(12),
+        lambda s: (pick(s, 10), blocked(s)),
+        ([], {*range(1, 15)} - {12}),
+    ),
+    "crowd of a rate": Case(
+        RATE
+        + "insert into @schema.gen_durable_buckets values ('r', now() + interval '2 hours');\n"
+        + many(1, 14, rate_key="r"),
+        ROW.format(12),
+        # The first of them is told when its token comes.
+        lambda s: (pick(s, 10), blocked(s)),
+        ([], {*range(2, 15)} - {12}),
+    ),
+    "head that comes instead": Case(
+        instance(1, partition_key="k", blocked_on="partition/k", eligible_at=seconds(-99))
+        + many(2, 3, partition_key="k"),
+        ROW.format(1),
+        lambda s: (pick(s, 3), blocked(s)),
+        ([], {1, 2, 3}),
+    ),
+    "hand-over of a key": Case(
+        executing(1, partition_key="k") + many(2, 3, partition_key="k", blocked_on="partition/k"),
+        ROW.format(2),
+        end_of(1),
+        {2, 3},
+    ),
+    "hand-over of a slot": Case(
+        SLOTS + executing(1, slot_key="l") + many(2, 3, slot_key="l", blocked_on="slot/l"),
+        ROW.format(2),
+        end_of(1),
+        {2},
+    ),
+    "hand-over of a token": Case(
+        RATE + many(2, 3, rate_key="r", blocked_on="rate/r"),
+        ROW.format(2),
+        lambda s: (s.run(s.calls.sweep(None, 10)), blocked(s))[1],
+        {2},
+    ),
+    "beat": Case(
+        executing(1, **EXPIRED) + executing(2, **EXPIRED),
+        ROW.format(1),
+        lambda s: (s.run(s.calls.heartbeat([(1, 1), (2, 1)], 60)), [s.row(i)["lease_in"] > 0 for i in (1, 2)]),
+        ([], [False, True]),
+    ),
+    "reap": Case(
+        executing(1, **EXPIRED) + executing(2, **EXPIRED),
+        ROW.format(1),
+        lambda s: [claim.id for claim in s.run(s.calls.reap(10, None)).claims],
+        [2],
+    ),
+    "reap of a child whose parent is held": Case(
+        parent(1, pending=1) + executing(2, parent_id=1, parent_round=1, **EXPIRED),
+        ROW.format(1),
+        lambda s: [claim.id for claim in s.run(s.calls.reap(10, 1)).claims],
+        [],
+    ),
+    "gc": Case(
+        ended(1) + ended(2),
+        ROW.format(1),
+        lambda s: (s.run(s.calls.gc(1, 1, 1, 10)), [row["id"] for row in s.rows()]),
+        (1, [1]),
+    ),
+    "cascade of a list": Case(
+        ended(1) + ended(2) + CASCADE + "(1, 1, 1, 'a'), (2, 2, 2, 'b');\n",
+        "select from @schema.gen_durable_cascades where id = 1 for update",
+        lambda s: (s.run(s.calls.cascade(10, None)).more, len(s.sql("select from @schema.gen_durable_cascades"))),
+        (True, 1),
+    ),
+    "cascade of a child": Case(
+        ended(1)
+        + parked(2, parent_id=1, parent_round=1)
+        + parked(3, parent_id=1, parent_round=1)
+        + "update @schema.gen_durable set round = 1 where id = 1;"
+        + CASCADE
+        + "(1, 1, 1, 'a');\n",
+        ROW.format(2),
+        lambda s: (s.run(s.calls.cascade(10, None)).ended, s.row(3)["status"]),
+        (1, "cancelled"),
+    ),
+    "sweep of dead tickets": Case(
+        executing(1, claims=2) + TICKET + "(7, 'l', 1, 1), (8, 'l', 1, 1);\n",
+        "select from @schema.gen_durable_slots where ticket = 7 for update",
+        lambda s: (s.run(s.calls.sweep(None, 10)), column(s, "ticket", "gen_durable_slots"))[1],
+        [7],
+    ),
+    "buckets": Case(
+        "insert into @schema.gen_durable_buckets select k, now() - interval '2 hours' from unnest('{a,b}'::text[]) k",
+        "select from @schema.gen_durable_buckets where key = 'a' for update",
+        lambda s: (s.run(s.calls.forget_buckets()), column(s, "key", "gen_durable_buckets")),
+        (1, ["a"]),
+    ),
+    "report": Case(
+        executing(1, journal=True) + executing(2, journal=True),
+        ROW.format(1),
+        lambda s: s.run(JournalCalls(s.schema).report([Report(i, 1, "s", "", 0.5, None, None) for i in (1, 2)])),
+        {1},
+    ),
+    "unlocked": Case(
+        instance(1) + instance(2), ROW.format(1), lambda s: s.run(s.calls.unlocked([1, 2])), {2}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.dirty  # what is passed over is left to the next turn, so a row may be stranded until then
+def test_what_is_held_is_passed_over(store: Store, other: Store, name: str) -> None:
+    case = CASES[name]
+    store.given(case.given)
+    other.given(case.held)
+    store.given("set lock_timeout = '200ms'")
+    assert case.call(store) == case.answer
+
+
+PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
+    "flush": (ROW.format(1), lambda s: s.calls.flush([Commit(1, 1, 0, "done", value="1")])),
+    "reserve": (ROW.format(1), lambda s: s.calls.reserve(Commit(1, 1, 0, "children"), 2)),
+    "spawn": (
+        instance(90, unique_key=b"taken", unique_scope="{runnable}"),
+        lambda s: s.calls.spawn(Commit(1, 1, 0, "children"), json.dumps([child("taken", id=91)])),
+    ),
+    "retry": (ROW.format(2), lambda s: s.reads.retry(2, None)),
+    "remove": (ROW.format(2), lambda s: s.reads.remove(2, None)),
+}
+
+
+@pytest.mark.parametrize("name", PATIENT)
+def test_who_waits_gives_up_in_the_end(store: Store, other: Store, dsn: str, name: str) -> None:
+    """Not for ever: the caller has others to serve, and tries again."""
+    store.given(executing(1) + instance(2, status="failed", finished_at=seconds(-1)))
+    held, make = PATIENT[name]
+    other.given(held)
+    call = make(store)
+
+    async def waits() -> None:
+        connection = await asyncpg.connect(dsn)
+        try:
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await asyncio.wait_for(connection.fetch(call.text, *call.args), 12)
+        finally:
+            connection.terminate()
+
+    asyncio.run(waits())
+
+
+def test_a_reserved_parent_stays_locked(store: Store, other: Store) -> None:
+    """Until its children and its outcome are committed nobody takes its claim."""
+    store.given(executing(1))
+    assert other.run(other.calls.reserve(Commit(1, 1, 0, "children"), 2)) == [101, 102]
+    assert store.run(store.calls.unlocked([1])) == set()
+    for stale in (Commit(1, 2, 0, "children"), Commit(1, 1, 1, "children")):
+        assert other.run(other.calls.reserve(stale, 2)) is None
+
+
+def test_a_row_that_is_being_inserted_under_a_key_is_waited_for(store: Store) -> None:
+    """And its key is then taken: no second child is made."""
+    store.insert(Start(M.s, {}, unique_key="taken"))
+    store.given(executing(1))
+    store.flush(fan_out(1, child("taken"), child("free")))
+    assert store.row(1)["children_pending"] == 1
