@@ -52,6 +52,6 @@ def test_the_page_is_true(tmp_path: Path, gen_durable_dsn: str) -> None:
     assert tests > 10
     assert f" {tests} passed" in done.stdout, done.stdout + done.stderr
     printed = blocks("text")
-    assert len(printed) == 2
+    assert len(printed) == 3
     for text in printed:
         assert text in done.stdout

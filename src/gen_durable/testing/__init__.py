@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gen_durable.testing.assertions import ANYTHING, Anything, Target
 from gen_durable.testing.contexts import child_done, child_failed, make_context, round_trip, sent
+from gen_durable.testing.explorer import Sends, Starts, explore, sends, starts
 from gen_durable.testing.harness import Harness, HarnessFactory
 from gen_durable.testing.schema import throw_away_schema
 from gen_durable.testing.snapshot import Snapshot
@@ -16,13 +17,18 @@ __all__ = [
     "Harness",
     "HarnessFactory",
     "Runaway",
+    "Sends",
     "Snapshot",
+    "Starts",
     "Tally",
     "Target",
     "child_done",
     "child_failed",
+    "explore",
     "make_context",
     "round_trip",
+    "sends",
     "sent",
+    "starts",
     "throw_away_schema",
 ]

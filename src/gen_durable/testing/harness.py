@@ -97,6 +97,14 @@ class Harness(Assertions):
         __tracebackhide__ = True
         return await self._working.execute(await self._claim(target))
 
+    async def try_one(self, *, crash: Literal["start", "end"] | None = None) -> Execution | None:
+        """Run the step that a drain would run next, or crash in it; None: no step can run now."""
+        stepper = self._working
+        claim = await self._next()
+        if claim is None or crash is None:
+            return None if claim is None else await stepper.execute(claim)
+        return await stepper.abandon(claim, run=crash == "end")
+
     async def crash(self, target: Target | None = None, *, at: Literal["start", "end"] = "end") -> Execution:
         """Be a worker that dies in a step: that of this instance, or the one that a drain would run next.
 
@@ -118,6 +126,12 @@ class Harness(Assertions):
         if not isinstance(by, timedelta) or by < timedelta(0):
             raise InputError(f"advance takes a timedelta of zero or more, got {by!r}: time does not go backwards")
         await self._working.shift(by)
+
+    async def begin_anew(self, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
+        """Forget every instance in the schema, and go on with these machines and jobs; the next id is 1 again."""
+        registry = Registry(machines, jobs)
+        await self._working.begin_anew(registry)
+        self._registry = registry
 
     async def fire_timeouts(self, target: Target | None = None) -> int:
         """Let the deadlines of waiting instances, or of this one, be now; the next drain wakes them.
@@ -148,17 +162,25 @@ class Harness(Assertions):
             self._opened = False
             await self.app.close()
 
-    async def _claim(self, target: Target | None) -> Claim:
-        __tracebackhide__ = True
+    async def _next(self) -> Claim | None:
+        """Claim what a drain would run next."""
         stepper = self._working
         await stepper.reap()
+        for _ in range(2):  # as in drain
+            for queue in await stepper.due_queues():
+                if (claim := await stepper.claim(queue)) is not None:
+                    return claim
+        return None
+
+    async def _claim(self, target: Target | None) -> Claim:
+        __tracebackhide__ = True
         if target is None:
-            for _ in range(2):  # as in drain
-                for queue in await stepper.due_queues():
-                    if (claim := await stepper.claim(queue)) is not None:
-                        return claim
+            if (claim := await self._next()) is not None:
+                return claim
             tally = await self._tally(())
             raise AssertionError("\n".join(["no step can run now", *listed(tally.waiting, tally.strangers)]))
+        stepper = self._working
+        await stepper.reap()
         found = await self.look(target)
         claim = await stepper.claim_one(found.id, found.queue)
         if claim is None:

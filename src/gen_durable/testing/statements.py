@@ -17,7 +17,7 @@ _SQL = files("gen_durable.testing").joinpath("sql")
 class Statements:
     """All statements, for one schema."""
 
-    __slots__ = ("_due_queues", "_expire", "_fire_timeouts", "_look", "_schema", "_shifts", "lock_others")
+    __slots__ = ("_due_queues", "_expire", "_fire_timeouts", "_look", "_schema", "_shifts", "empty", "lock_others")
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -26,6 +26,7 @@ class Statements:
         self._shifts = _text(schema, "shifts")
         self._fire_timeouts = _text(schema, "fire_timeouts")
         self._expire = _text(schema, "expire")
+        self.empty = _text(schema, "empty")
         self.lock_others = _text(schema, "lock_others")
 
     def look(

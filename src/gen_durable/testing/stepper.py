@@ -181,6 +181,12 @@ class Stepper:
             for statement in statements:
                 await connection.execute(statement, by)
 
+    async def begin_anew(self, registry: Registry) -> None:
+        """Forget every instance, and run other machines and jobs from now on."""
+        await self._link.script(self._statements.empty)
+        self._registry = registry
+        self._errors.clear()
+
     def _entry(self, claim: Claim) -> Entry:
         entry = self._registry.find(claim.machine, claim.version, claim.step)
         assert entry is not None, "pick returns only names that it was given"

@@ -1,0 +1,266 @@
+"""Random histories of one instance: signals, crashes, passing time and cancellation, in any order.
+
+In: how to make the machine, how its instances start, the signals that may come, and what must hold all the time. Out:
+nothing, or an `AssertionError` with the shortest history found in which something does not hold.
+
+Hypothesis thinks up the histories and makes them shorter; it comes with the extra `testing`. Each is played by a
+`Harness`, so every step goes through the real SQL, and nothing happens but what the history says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
+
+from gen_durable.errors import ConfigError, InputError, NoTarget
+from gen_durable.handles import Handle
+from gen_durable.jobs import Job
+from gen_durable.machines import Machine
+from gen_durable.outcomes import Start, Startable, StartOptions
+from gen_durable.signals import Signal
+from gen_durable.testing.harness import Harness, HarnessFactory
+from gen_durable.testing.snapshot import Snapshot
+from gen_durable.testing.tally import Execution
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+    from typing_extensions import Unpack
+
+M = TypeVar("M", bound=Machine)
+P = TypeVar("P")
+Invariant: TypeAlias = "Callable[[M, Snapshot], object]"
+"""Looks at the machine (and the services that it was given) and at the instance, and asserts what must hold."""
+
+JUMPS: Final = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1), timedelta(days=30))
+ENDLESS: Final = 100
+"""So many steps one history may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """How an instance starts; made by `starts`."""
+
+    step: Startable[Any, Any]
+    states: SearchStrategy[Any]
+    options: StartOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """A signal that may come; made by `sends`."""
+
+    signal: Signal[Any]
+    payloads: SearchStrategy[Any] | None
+
+
+def starts(step: Startable[P, Any], states: SearchStrategy[P], **options: Unpack[StartOptions]) -> Starts:
+    """An instance starts at this step, with any of these states; the options are those of `Start`."""
+    return Starts(step, states, options)
+
+
+def sends(signal: Signal[P], payloads: SearchStrategy[P] | None = None) -> Sends:
+    """This signal may come, with any of these payloads, at any time and any number of times."""
+    return Sends(signal, payloads)
+
+
+def explore(
+    harnesses: HarnessFactory,
+    machine: Callable[[], M],
+    start: Starts,
+    *,
+    signals: Sequence[Sends] = (),
+    invariants: Sequence[Invariant[M]],
+    jobs: Iterable[Job[Any, Any]] = (),
+    raises: tuple[type[Exception], ...] = (),
+    jumps: Sequence[timedelta] = JUMPS,
+    crashes: bool = True,
+    cancels: bool = False,
+    moves: int = 12,
+    examples: int = 100,
+    seed: int | None = None,
+) -> None:
+    """Play `examples` random histories of up to `moves` moves each, and check the invariants after every move.
+
+    `machine` makes a fresh one for each history, with fresh services. A move runs the next step, delivers a signal,
+    crashes in the next step (after its last line or before its first), lets time pass by one of `jumps`, or cancels.
+    In the end all that is due runs. A step that raises is a finding too, unless it is one of `raises`.
+    With a `seed` the histories are the same in every run. Call it from a plain `def` test: it has a loop of its own.
+    """
+    if not invariants:
+        raise InputError("explore needs invariants: functions of the machine and the instance that assert something")
+    script, decorate = _hypothesis(signals, jumps, moves, examples, seed, crashes=crashes, cancels=cancels)
+    kept = tuple(jobs)
+    with asyncio.Runner() as runner:
+        harness = runner.run(harnesses().__aenter__())
+
+        def history(state: Any, script: Sequence[_Move]) -> None:
+            __tracebackhide__ = True
+            told = _Told(machine(), invariants, raises)
+            told.say(f"an instance starts with {state!r}")
+            one = Start(start.step, state, **start.options)
+            runner.run(_play(harness, one, script, told, kept))
+
+        try:
+            decorate(start.states, script)(history)()
+        finally:
+            runner.run(harness.__aexit__(None, None, None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One thing that happens."""
+
+    kind: Literal["run", "signal", "crash", "wait", "cancel"]
+    signal: Signal[Any] | None = None
+    payload: Any = None
+    at: Literal["start", "end"] = "end"
+    by: timedelta = timedelta(0)
+
+
+@dataclass(slots=True)
+class _Told(Generic[M]):
+    """What has happened so far, in words, and what must hold of it."""
+
+    machine: M
+    invariants: Sequence[Invariant[M]]
+    raises: tuple[type[Exception], ...]
+    lines: list[str] = field(default_factory=list[str])
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def ran(self, ran: Execution, *, crash: bool = False) -> None:
+        """A step has run to its last line."""
+        __tracebackhide__ = True
+        attempt = f" (attempt {ran.attempt})" if ran.attempt else ""
+        outcome = "its worker dies before the commit" if crash else ran.outcome
+        raised = f" after {ran.error!r}" if ran.error is not None else ""
+        self.say(f"instance {ran.id} runs {ran.label}{attempt}: {outcome}{raised}")
+        if ran.error is not None and not isinstance(ran.error, self.raises):
+            raise AssertionError(f"{ran.label} raises {ran.error!r}\n{self.script}") from ran.error
+
+    def check(self, found: Snapshot) -> None:
+        __tracebackhide__ = True
+        for invariant in self.invariants:
+            try:
+                invariant(self.machine, found)
+            except Exception as error:
+                name = getattr(invariant, "__name__", repr(invariant))
+                said = "".join(f": {line}" for line in str(error).splitlines()[:1])  # the cause has the rest
+                text = f"{name} does not hold{said}\n{self.script}\nnow {found}\n{found.details}"
+                raise AssertionError(text) from error
+
+    @property
+    def script(self) -> str:
+        return "\n".join(f"  {number}. {line}" for number, line in enumerate(self.lines, 1))
+
+
+async def _play(
+    harness: Harness, start: Start[Any], script: Sequence[_Move], told: _Told[Any], jobs: Sequence[Job[Any, Any]]
+) -> None:
+    __tracebackhide__ = True
+    await harness.begin_anew(machines=[told.machine], jobs=jobs)
+    (handle,) = await harness.app.insert_many([start])
+    told.check(await harness.look(handle))
+    for move in script:
+        if await _move(harness, handle, move, told):
+            told.check(await harness.look(handle))
+    for _ in range(ENDLESS):
+        if (ran := await harness.try_one()) is None:
+            return
+        told.ran(ran)
+        told.check(await harness.look(handle))
+    raise AssertionError("\n".join([f"more than {ENDLESS} steps ran, and there are more to run", *told.lines[-20:]]))
+
+
+async def _move(harness: Harness, handle: Handle[Any], move: _Move, told: _Told[Any]) -> bool:
+    """Let it happen; False: it cannot happen now."""
+    match move.kind:
+        case "run":
+            if (ran := await harness.try_one()) is None:
+                return False
+            told.ran(ran)
+        case "crash":
+            if (ran := await harness.try_one(crash=move.at)) is None:
+                return False
+            if move.at == "end":
+                told.ran(ran, crash=True)
+            else:
+                told.say(f"instance {ran.id} is to run {ran.label}: its worker dies before that")
+        case "signal":
+            assert move.signal is not None
+            try:
+                await harness.app.signal(handle, move.signal, move.payload)
+            except NoTarget:
+                return False
+            told.say(f"signal {move.signal.name!r} comes{'' if move.payload is None else f' with {move.payload!r}'}")
+        case "wait":
+            await harness.advance(move.by)
+            told.say(f"{move.by} pass")
+        case "cancel":
+            await harness.app.cancel(handle)
+            told.say("it is cancelled")
+    return True
+
+
+def _hypothesis(
+    signals: Sequence[Sends],
+    jumps: Sequence[timedelta],
+    moves: int,
+    examples: int,
+    seed: int | None,
+    *,
+    crashes: bool,
+    cancels: bool,
+) -> tuple[SearchStrategy[list[_Move]], Callable[..., Callable[[Callable[..., None]], Callable[[], None]]]]:
+    """A strategy for scripts, and what makes a function of one example try out many."""
+    try:
+        import hypothesis
+        from hypothesis import strategies as st
+    except ModuleNotFoundError as error:
+        raise ConfigError("explore needs hypothesis: pip install 'gen-durable[testing]'") from error
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise ConfigError("explore has an event loop of its own: call it from a plain `def` test")
+    kinds: list[SearchStrategy[_Move]] = [st.just(_Move("run"))]
+    for one in signals:
+        payloads: SearchStrategy[Any] = st.none() if one.payloads is None else one.payloads
+        kinds.append(st.builds(_Move, st.just("signal"), st.just(one.signal), payloads))
+    if crashes:
+        kinds += [st.just(_Move("crash")), st.just(_Move("crash", at="start"))]
+    if jumps:
+        kinds.append(st.sampled_from(list(jumps)).map(lambda by: _Move("wait", by=by)))
+    if cancels:
+        kinds.append(st.just(_Move("cancel")))
+    health = hypothesis.HealthCheck
+    configured = hypothesis.settings(
+        max_examples=examples,
+        deadline=None,  # a database under load takes its time
+        database=None,  # what failed is shown in full; two explorations would mix their examples
+        print_blob=False,
+        report_multiple_bugs=False,
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        suppress_health_check=(health.too_slow, health.data_too_large, health.filter_too_much),
+    )
+
+    # Some kinds are left out of each history: what comes seldom has room where what comes often is missing.
+    without = st.lists(st.booleans(), min_size=len(kinds) - 1, max_size=len(kinds) - 1)
+
+    def scripts(left_out: list[bool]) -> SearchStrategy[list[_Move]]:
+        left = [kind for kind, out in zip(kinds, [False, *left_out], strict=True) if not out]
+        return st.lists(st.one_of(*left, kinds[0]), max_size=moves)
+
+    def decorate(*strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:
+        def decorated(history: Callable[..., None]) -> Callable[[], None]:
+            tried = configured(hypothesis.given(*strategies)(history))
+            return tried if seed is None else hypothesis.seed(seed)(tried)
+
+        return decorated
+
+    return without.flatmap(scripts), decorate
