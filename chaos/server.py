@@ -185,14 +185,17 @@ class Server:
 
     def fill(self, left: int) -> None:
         """Leave so many bytes on its disk."""
-        for _ in range(50):
+        for tries_left in reversed(range(50)):
             stat = os.statvfs(self.data)
             used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
-            # Refused if somebody has written meanwhile: it is never made smaller than what is in it.
-            with suppress(OSError):
+            try:
                 self._resize(used + left)
+            except OSError:
+                # Somebody has written meanwhile: it is never made smaller than what is in it.
+                if not tries_left:
+                    raise
+            else:
                 return
-        self._resize(used + left)
 
     def empty(self) -> None:
         """Make room on its disk again."""
