@@ -21,7 +21,7 @@ KINDS = {
     "advisory lock": r"\bpg_(?:try_)?advisory_xact_lock(?:_shared)?\b",
     "lock timeout": r"\bset lock_timeout\b",
     "order": r"\border by\b",  # with its keys, where it orders locks or picks
-    "fence": r"\b(?:claims|seq) = (?:g\.\w+ \+ 1)?",
+    "fence": r"\b(?:claims|seq) = (?:g\.\w+ \+ 1|\S)",
     "lease": r"\blease_expires_at (?:is (?:not )?null|<)",
     "end": r"\bfinished_at is (?:not )?null",
     "mark": r"\bcancel_reason is (?:not )?null",

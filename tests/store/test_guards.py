@@ -14,7 +14,7 @@ from gen_durable.policies import Concurrency
 from gen_durable.store.journal import JournalCalls, Report
 from gen_durable.store.rows import Commit
 
-CASCADE = "insert into @schema.gen_durable_cascades (parent_id, origin, reason) "
+CASCADE = "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason) "
 
 
 def test_only_claims_that_live_and_are_marked_are_asked(store: Store) -> None:
@@ -34,7 +34,7 @@ def test_what_ends_at_once_is_not_marked(store: Store) -> None:
 def test_the_oldest_of_the_list_come_first(store: Store) -> None:
     """A turn takes fifty: the fifty-first waits, however many come after it."""
     store.given("".join(ended(i) for i in range(1, 53)))
-    store.given(CASCADE + "select i, i, 'why' from generate_series(1, 52) as i order by i")
+    store.given(CASCADE + "select i, 0, 1, i, 'why' from generate_series(1, 52) as i order by i")
     store.run(store.calls.cascade(1000, None))
     assert [row["parent_id"] for row in store.sql("select * from @schema.gen_durable_cascades")] == [51, 52]
 
@@ -45,7 +45,7 @@ def test_a_marked_child_is_not_asked_again(store: Store) -> None:
         + executing(2, parent_id=1, parent_round=1, cancel_reason="before")
         + executing(3, parent_id=1, parent_round=1)
         + CASCADE
-        + "values (1, 1, 'why')"
+        + "values (1, 0, 1, 1, 'why')"
     )
     cascaded = store.run(store.calls.cascade(10, None))
     assert (cascaded.ended, cascaded.asked) == (0, 1)
@@ -55,7 +55,7 @@ def test_a_marked_child_is_not_asked_again(store: Store) -> None:
 @pytest.mark.dirty  # a cascade that nobody carries out
 def test_the_reaper_rings_for_the_oldest_cascade(store: Store) -> None:
     """One that has just been written down does not hide it."""
-    store.given(ended(1) + ended(2) + CASCADE + "values (1, 1, 'why'), (2, 2, 'why')")
+    store.given(ended(1) + ended(2) + CASCADE + "values (1, 0, 1, 1, 'why'), (2, 0, 1, 2, 'why')")
     store.sql("update @schema.gen_durable_cascades set inserted_at = now() - interval '9 seconds' where parent_id = 1")
     assert "!" in store.run(store.calls.reap(10, None)).released
 
@@ -246,3 +246,40 @@ def test_the_first_that_waits_for_a_key_comes_instead_of_a_later_one(store: Stor
     )
     assert pick(store, 5) == []
     assert [row["id"] for row in store.rows() if row["blocked_on"] is None] == [1]
+
+
+def test_who_waits_behind_a_child_that_is_cancelled_is_let_go(store: Store) -> None:
+    store.given(
+        ended(1, round=1)
+        + instance(2, parent_id=1, parent_round=1, partition_key="k", eligible_at=seconds(-9))
+        + instance(3, partition_key="k", blocked_on="partition/k")
+        + CASCADE
+        + "values (1, 0, 1, 1, 'why')"
+    )
+    store.run(store.calls.cascade(10, None))
+    assert (store.row(2)["status"], store.row(3)["blocked_on"]) == ("cancelled", None)
+
+
+@pytest.mark.parametrize(
+    ("row", "history", "told"),
+    [
+        pytest.param({"seq": 0}, [], ["Crashed"], id="never-had-an-outcome"),
+        pytest.param({"seq": 0, "fsm": "quiet"}, [], [], id="never-had-one-and-keeps-no-history"),
+        pytest.param({"seq": 0, "cancel_reason": "why"}, [], ["Cancel"], id="cancelled"),
+        pytest.param({"seq": 2}, [2], ["Next", "Crashed"], id="its-last-outcome-is-told"),
+        pytest.param({"seq": 2}, [1], ["Next"], id="history-was-turned-off"),
+    ],
+)
+def test_the_reaper_tells_of_an_end_where_there_is_a_history(
+    store: Store, row: dict[str, object], history: list[int], told: list[str]
+) -> None:
+    store.given(executing(1, lease_expires_at=seconds(-1), **row))
+    for seq in history:
+        store.sql(
+            "insert into @schema.transitions (instance_id, seq, step, outcome, attempt, started_at, duration)"
+            " values (1, $1, 's', 'Next', 0, now(), 0)",
+            seq,
+        )
+    store.sql("select * from @schema.reap(10, 1, '{quiet}')")
+    assert [r["outcome"] for r in store.sql("select * from @schema.transitions order by seq")] == told
+    assert store.row(1)["seq"] == row["seq"] + 1  # type: ignore[operator]

@@ -26,7 +26,10 @@ ROW = "select from @schema.gen_durable where id = {} for update"
 SLOTS = "insert into @schema.gen_durable_limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
 RATE = "insert into @schema.gen_durable_limits (name, kind, period, burst) values ('r', 'rate', 3600, 1);\n"
 EXPIRED = {"lease_expires_at": seconds(-1)}
-CASCADE = "insert into @schema.gen_durable_cascades (id, parent_id, origin, reason) overriding system value values "
+CASCADE = (
+    "insert into @schema.gen_durable_cascades (id, parent_id, first_round, last_round, origin, reason)"
+    " overriding system value values "
+)
 TICKET = "insert into @schema.gen_durable_slots (ticket, slot_key, instance_id, claim) values "
 
 
@@ -155,7 +158,7 @@ CASES = {
         (1, [1]),
     ),
     "cascade of a list": Case(
-        ended(1) + ended(2) + CASCADE + "(1, 1, 1, 'a'), (2, 2, 2, 'b');\n",
+        ended(1) + ended(2) + CASCADE + "(1, 1, 0, 1, 1, 'a'), (2, 2, 0, 1, 2, 'b');\n",
         "select from @schema.gen_durable_cascades where id = 1 for update",
         lambda s: (s.run(s.calls.cascade(10, None)).more, len(s.sql("select from @schema.gen_durable_cascades"))),
         (True, 1),
@@ -166,7 +169,7 @@ CASES = {
         + parked(3, parent_id=1, parent_round=1)
         + "update @schema.gen_durable set round = 1 where id = 1;"
         + CASCADE
-        + "(1, 1, 1, 'a');\n",
+        + "(1, 1, 0, 1, 1, 'a');\n",
         ROW.format(2),
         lambda s: (s.run(s.calls.cascade(10, None)).ended, s.row(3)["status"]),
         (1, "cancelled"),
