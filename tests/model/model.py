@@ -197,6 +197,7 @@ class Model:
         ends = {r.id: status for status, rows in groups.items() for r in rows}
         parents: dict[tuple[int, int | None], list[Row]] = defaultdict(list)
         for row in doomed:
+            row.seq += 1
             parent, row.parent = row.parent, None
             self.end([row], ends[row.id])
             row.parent = parent
