@@ -36,6 +36,7 @@ from gen_durable.listing import Count, Filters, Page
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Await, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
 from gen_durable.policies import Concurrency, Limit, LimitState, Rate
+from gen_durable.sealing import PayloadCodec, PayloadContext
 from gen_durable.signals import Received, Signal
 from gen_durable.sync import SyncDurable, SyncHandle
 from gen_durable.worker import Worker
@@ -81,6 +82,8 @@ __all__ = [
     "Outcome",
     "OutcomeRejected",
     "Page",
+    "PayloadCodec",
+    "PayloadContext",
     "Pending",
     "Progress",
     "Queue",

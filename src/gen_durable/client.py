@@ -29,15 +29,18 @@ from gen_durable.pg.pool import DriverPool, Pool
 from gen_durable.policies import LimitNames, LimitState, Policy, check_policy
 from gen_durable.rooms.ask import Ask
 from gen_durable.rooms.cancel import Cancel
+from gen_durable.rooms.deliver import Deliver
 from gen_durable.rooms.ending import Endings
 from gen_durable.rooms.guest import Guest
 from gen_durable.rooms.insert import Insert, OnConflict
 from gen_durable.rooms.wake import BELL, Listener, Wake
+from gen_durable.sealing import ERROR, RESULT, PayloadCodec, Seal
 from gen_durable.signals import Signal
 from gen_durable.site import Site
 from gen_durable.store.calls import Calls
 from gen_durable.store.journal import JournalCalls
 from gen_durable.store.reads import Reads
+from gen_durable.store.rows import Watched
 from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
 from gen_durable.telemetry import Events
 
@@ -65,16 +68,23 @@ class Durable(Desk):
         listen_dsn: str | None = None,
         pool_size: int = 10,
         migrate: bool | None = None,
+        roles: str | None = None,
         embedded_directory: str | Path | None = None,
+        codec: PayloadCodec | None = None,
+        read_unsealed: bool = False,
     ) -> None:
         """Say where the database is; nothing is connected until `open` or `async with`.
 
         A DSN may name several hosts; the one that can be written to is used. `pooler="transaction"` if it leads through
         PgBouncer or the like; then `listen_dsn`, a direct DSN, lets workers hear of new work at once (without it they
         poll). `migrate=True` brings the schema up to date on opening; by default only the embedded server's is.
+        `roles`, a prefix, has it make roles with few rights each as well (docs/howto/roles.md).
 
         `pool`, an `asyncpg.Pool` that you have opened and will close, serves the calls of this object. Without a DSN
         beside it that is all there is: a `Worker` has connections of its own, so that user code cannot hold them.
+
+        `codec` encrypts what states, results, signals, errors and the journal hold; workers have it from here. What is
+        stored in clear is refused then, unless `read_unsealed=True` (docs/howto/encrypt.md).
         """
         self._schema = Schema(schema)
         self._site = Site(
@@ -85,6 +95,7 @@ class Durable(Desk):
             listen_dsn=listen_dsn,
             pool_size=pool_size,
             migrate=migrate,
+            roles=roles,
             embedded_directory=embedded_directory,
         )
         self._listener: Listener | None = None
@@ -94,11 +105,13 @@ class Durable(Desk):
         self.journal = JournalCalls(self._schema)
         self.reads = Reads(self._schema)
         self.events = Events()
+        self.seal = None if codec is None else Seal(codec, schema, read_unsealed=read_unsealed)
         self.ask = Ask(self._asking, self._schema.name)
         self.own = Ask(self._opened, self._schema.name)
         """As `ask`, for what a worker asks: never through a pool that user code may hold."""
-        self._insert = Insert(self.ask, self.calls, self._ring)
-        self.guest = Guest(self.calls)
+        self._insert = Insert(self.ask, self.calls, self._ring, self.seal)
+        self._deliver = Deliver(self.ask, self.calls, self.seal)
+        self.guest = Guest(self.calls, self.seal)
         self._cancel = Cancel(self.ask, self.own, self.calls, self._ring_all)
 
     async def __aenter__(self) -> Self:
@@ -248,9 +261,7 @@ class Durable(Desk):
         delivery = delivery_of(target, signal, payload, dedup_key)
         if connection is not None:
             return was_delivered(await self.guest.signal(connection, delivery), target, signal)
-        call = self.calls.signal([delivery])
-        # With a dedup key a second try after a lost answer is recognised; without one it might deliver twice.
-        ((_, verdict, woken),) = await self.ask.run(call, "signal", safe=dedup_key is not None)
+        verdict, woken = await self._deliver.one(delivery)
         delivered = was_delivered(verdict, target, signal)
         if woken is not None:
             self.wake.ring(woken)
@@ -288,23 +299,43 @@ class Durable(Desk):
         found = await self.ask.run(self.calls.get(instance, key), "get", safe=True)
         if found is None:
             raise NotFound(f"{called(target)} is unknown")
-        return found
+        return found if self.seal is None else self.seal.instance(found)
 
     async def history(self, target: int | str | bytes | Handle[Any], *, last: int | None = None) -> list[Transition]:
         """The committed outcomes of an instance in their order, as far as its machine keeps them; or the `last` few."""
-        return await self.ask.run(self.journal.history(*address(target), check_last(last)), "history", safe=True)
+        instance, key = await self._named(target)
+        found = await self.ask.run(self.journal.history(instance, key, check_last(last)), "history", safe=True)
+        seal = self.seal
+        return found if seal is None or instance is None else [seal.transition(one, instance) for one in found]
 
     async def activities(self, target: int | str | bytes | Handle[Any], *, last: int | None = None) -> list[Activity]:
         """The calls of `ctx.run` that have ended, in the order they began, of all steps; or the `last` few."""
-        return await self.ask.run(self.journal.activities(*address(target), check_last(last)), "activities", safe=True)
+        instance, key = await self._named(target)
+        found = await self.ask.run(self.journal.activities(instance, key, check_last(last)), "activities", safe=True)
+        seal = self.seal
+        return found if seal is None or instance is None else [seal.activity(one, instance) for one in found]
 
     async def checkpoint(self, target: int | str | bytes | Handle[Any]) -> Checkpoint | None:
         """What the step that an instance is in has put by last with `ctx.checkpoint`; None: nothing."""
-        return await self.ask.run(self.journal.checkpoint_of(*address(target)), "checkpoint", safe=True)
+        instance, key = await self._named(target)
+        found = await self.ask.run(self.journal.checkpoint_of(instance, key), "checkpoint", safe=True)
+        if found is None or self.seal is None or instance is None:
+            return found
+        return self.seal.checkpoint(found, instance)
 
     async def progress(self, target: int | str | bytes | Handle[Any]) -> list[Progress]:
         """How far each step of an instance has come, by its own last word; the latest comes last."""
-        return await self.ask.run(self.journal.progress(*address(target)), "progress", safe=True)
+        instance, key = await self._named(target)
+        found = await self.ask.run(self.journal.progress(instance, key), "progress", safe=True)
+        seal = self.seal
+        return found if seal is None or instance is None else [seal.progress(one, instance) for one in found]
+
+    async def _named(self, target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:
+        """An instance by id or key; with a codec by its id, which its payloads are sealed to."""
+        instance, key = address(target)
+        if self.seal is not None and key is not None:
+            instance = await self.ask.run(self.calls.holder(key), "get", safe=True)
+        return instance, key
 
     def handle(self, instance: int, step: Startable[Any, R]) -> Handle[R]:
         """A handle on an instance known by its id; `step` is where it was started and tells the result's type."""
@@ -326,13 +357,23 @@ class Durable(Desk):
             return Pending(instance)
         match watched.status:
             case Status.DONE:
-                return Finished(instance, codec.decode(watched.result if watched.result is not None else "null"))
+                return Finished(instance, codec.decode(self._result(watched)))
             case Status.FAILED:
-                return Failed(instance, watched.last_error or "")
+                return Failed(instance, self._error(watched))
             case Status.CANCELLED:
-                return Cancelled(instance, watched.last_error or "")
+                return Cancelled(instance, self._error(watched))
             case _:
                 raise NotFound(f"instance {instance} is unknown; ended instances are deleted after their retention")
+
+    def _result(self, watched: Watched) -> str:
+        if watched.result is None:
+            return "null"
+        return watched.result if self.seal is None else self.seal.open(watched.result, watched.id, RESULT)
+
+    def _error(self, watched: Watched) -> str:
+        if self.seal is None:
+            return watched.last_error or ""
+        return self.seal.look_text(watched.last_error, watched.id, ERROR) or ""
 
     async def set_limit(self, name: str, policy: Policy) -> bool:
         """Make or change a limit, for all workers, from now on. Tells whether that changed anything.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Generic, Protocol, TypeVar, cast, get_args, get_origin, is_typeddict, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar, cast, get_args, get_origin, is_typeddict, runtime_checkable
 
 import msgspec
 
@@ -22,6 +22,8 @@ from gen_durable.limits import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
 
 T = TypeVar("T")
 JSON_NULL = b"null"
+SEALED: Final = "sealed:1:"
+"""How a payload begins that went through the user's codec (gen_durable.sealing): in JSON it is a string."""
 
 
 @runtime_checkable
@@ -35,7 +37,7 @@ class _PydanticModel(Protocol):
 class Codec(Generic[T]):
     """Stores values of one type as JSON and reads them back."""
 
-    __slots__ = ("_decoder", "_model", "_plain_class", "_type", "_what")
+    __slots__ = ("_decoder", "_model", "_plain_class", "_takes_text", "_type", "_what")
 
     def __init__(self, type_: object, what: str) -> None:
         self._type = type_
@@ -52,6 +54,15 @@ class Codec(Generic[T]):
                 f"{what}: the type {type_name(type_)} cannot be stored as JSON: "
                 "use a dataclass, a msgspec.Struct, a pydantic model, a TypedDict or a dict"
             )
+        self._takes_text = False
+        self._takes_text = self._reads(f'"{SEALED}AAAA"')
+
+    def _reads(self, raw: str) -> bool:
+        try:
+            self.decode(raw)
+        except DecodeError:
+            return False
+        return True
 
     def check(self, value: object) -> None:
         """Refuse a value that is plainly not of this type, as far as a cheap look can tell."""
@@ -62,7 +73,10 @@ class Codec(Generic[T]):
 
     def encode(self, value: T) -> bytes:
         self.check(value)
-        return encode(value, self._what)
+        raw = encode(value, self._what)
+        if self._takes_text and is_sealed(raw):
+            raise EncodeError(f"{self._what} begins with {SEALED!r}, which marks what is encrypted")
+        return raw
 
     def store(self, value: T) -> tuple[str, T]:
         """A value as JSON text, and as it will be read again: one that does not read back is refused here."""
@@ -74,10 +88,15 @@ class Codec(Generic[T]):
 
     def decode(self, raw: bytes | str) -> T:
         try:
+            # Most types refuse an envelope by themselves. One that takes any text must not be handed a sealed one.
+            if self._takes_text and is_sealed(raw):
+                raise ValueError
             if self._model is not None:
                 return cast(T, self._model.model_validate_json(raw, by_name=True))
             return cast(T, self._decoder.decode(raw))
         except Exception as error:
+            if is_sealed(raw):
+                raise DecodeError(f"{self._what}: {NO_CODEC}") from None
             raise DecodeError(
                 f"{self._what}: stored JSON does not fit {type_name(self._type)}: {_reason(error, self._type)}"
             ) from None
@@ -130,6 +149,26 @@ def decode_plain(raw: bytes | str) -> Any:
     return msgspec.json.decode(raw)
 
 
+def decode_payload(raw: bytes | str) -> Any:
+    """As `decode_plain`, of a payload: one that is still sealed is refused."""
+    if isinstance(raw, Unread):
+        raise DecodeError(raw.why)
+    if is_sealed(raw):
+        raise DecodeError(f"the payload cannot be read: {NO_CODEC}")
+    return msgspec.json.decode(raw)
+
+
+class Unread(bytes):
+    """A payload that could not be opened, as it is stored; `why` is told to whoever asks for it."""
+
+    why: str = ""
+
+
+def is_sealed(raw: bytes | str) -> bool:
+    """Whether JSON is an envelope."""
+    return raw.startswith(_SEALED_TEXT) if isinstance(raw, str) else raw.startswith(_SEALED_BYTES)
+
+
 def type_name(type_: object) -> str:
     """How to call a type in a message."""
     if type_ is None or type_ is type(None):
@@ -157,6 +196,9 @@ def _decode_hook(type_: type[object], value: object) -> object:
     raise DecodeError(f"objects of type {type_name(type_)} cannot be read")
 
 
+NO_CODEC: Final = "it is encrypted, and no codec was given that reads it: pass Durable(codec=...)"
+_SEALED_TEXT: Final = f'"{SEALED}'
+_SEALED_BYTES: Final = _SEALED_TEXT.encode()
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_hook)
 
 

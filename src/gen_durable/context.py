@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast, overload
 
 import msgspec
 
-from gen_durable.codec import codec_for, decode_plain
+from gen_durable.codec import codec_for, decode_payload
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.instances import Status
 from gen_durable.policies import Limit
@@ -51,12 +51,12 @@ class Child:
     @property
     def state(self) -> Any:
         """The last state as plain JSON values."""
-        return decode_plain(self.raw_state)
+        return decode_payload(self.raw_state)
 
     @property
     def result(self) -> Any:
         """The result as plain JSON values; `Context.results` gives it typed."""
-        return None if self.raw_result is None else decode_plain(self.raw_result)
+        return None if self.raw_result is None else decode_payload(self.raw_result)
 
     def __repr__(self) -> str:
         return f"Child(id={self.id}, machine={self.machine!r}, status={self.status.value!r})"
@@ -173,7 +173,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     def last_checkpoint(self) -> Any:
         """The newest checkpoint of this visit as plain JSON values; None when there is none."""
         raw = self._notes.checkpoint
-        return None if raw is None else decode_plain(raw)
+        return None if raw is None else decode_payload(raw)
 
     def checkpoint_as(self, type_: type[T]) -> T | None:
         """The newest checkpoint of this visit, typed; None when there is none."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gen_durable.instances import Instance
     from gen_durable.rooms.ask import Ask
     from gen_durable.rooms.wake import Wake
+    from gen_durable.sealing import Seal
     from gen_durable.store.reads import Reads
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class Desk:
 
     ask: Ask
     reads: Reads
+    seal: Seal | None
     wake: Wake
 
     async def list(
@@ -43,7 +45,8 @@ class Desk:
         without their states and results unless `payloads=True`.
         """
         call = self.reads.list(wanted(filters), place_of(after), check_limit(limit), payloads=payloads)
-        return await self.ask.run(call, "list", safe=True)
+        page = await self.ask.run(call, "list", safe=True)
+        return page if self.seal is None else Page(tuple(map(self.seal.instance, page)), page.cursor)
 
     async def list_all(self, *, payloads: bool = False, **filters: Unpack[Filters]) -> AsyncIterator[Instance]:
         """All instances that fit, newest first, page by page."""

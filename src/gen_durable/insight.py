@@ -6,12 +6,13 @@ statement at a time: each answer is of one snapshot.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gen_durable.instances import Status
-from gen_durable.pg.link import Link
+from gen_durable.pg.link import Ask, Link
 from gen_durable.store.calls import Call, Row
 from gen_durable.store.schema import Schema, checks
 
@@ -53,7 +54,7 @@ async def diagnose(link: Link, schema: Schema, *, show: int = 20) -> list[Findin
     """Run every check of the doctor. An invariant holds when its check returns no row; a busy database is no excuse."""
     findings: list[Finding] = []
     for name, sql in checks(schema):
-        rows = await link.run(Call(_FIRST.replace("@check", sql), (show,), _as_they_are))
+        rows = await link.transact(functools.partial(_asked, call=Call(_FIRST.replace("@check", sql), (show,), _rows)))
         first = tuple(Violation(row[0], row[1]) for row in rows)
         findings.append(Finding(name, _leading_comment(sql), rows[0][2] if rows else 0, first))
     return findings
@@ -66,7 +67,13 @@ async def census(link: Link, schema: Schema) -> list[Tally]:
     )
 
 
-def _as_they_are(rows: Sequence[Row]) -> Sequence[Row]:
+async def _asked(ask: Ask, *, call: Call[Sequence[Row]]) -> Sequence[Row]:
+    # Checks say now() and mean Postgres' own, wherever the caller's search_path leads.
+    await ask(Call("set local search_path = pg_catalog, pg_temp", (), _rows))
+    return await ask(call)
+
+
+def _rows(rows: Sequence[Row]) -> Sequence[Row]:
     return rows
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from gen_durable.codec import decode_plain
+from gen_durable.codec import decode_payload, decode_plain
 from gen_durable.errors import InputError
 
 R_co = TypeVar("R_co", covariant=True)
@@ -68,12 +68,12 @@ class Instance:
         """The state as plain JSON values. Listed without payloads it has none."""
         if self.raw_state is None:
             raise InputError(f"instance {self.id} was listed without its state: list(payloads=True), or get({self.id})")
-        return decode_plain(self.raw_state)
+        return decode_payload(self.raw_state)
 
     @property
     def result(self) -> Any:
         """The result as plain JSON values; None unless done."""
-        return None if self.raw_result is None else decode_plain(self.raw_result)
+        return None if self.raw_result is None else decode_payload(self.raw_result)
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, get_args
 
-from gen_durable.codec import decode_plain
+from gen_durable.codec import decode_payload
 from gen_durable.errors import DefinitionError, InputError
 
 History: TypeAlias = Literal["off", "transitions", "states"]
@@ -43,13 +43,13 @@ class Transition:
     started_at: datetime
     duration: float
     worker: str | None
-    error: str | None
-    raw_state: bytes | None
+    error: str | None = field(repr=False)
+    raw_state: bytes | None = field(repr=False)
 
     @property
     def state(self) -> Any:
         """The state after the outcome as plain JSON values; None unless the machine keeps states."""
-        return None if self.raw_state is None else decode_plain(self.raw_state)
+        return None if self.raw_state is None else decode_payload(self.raw_state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Activity:
     attempt: int
     started_at: datetime
     duration: float
-    error: str | None
-    raw_parameters: bytes
-    raw_result: bytes | None
+    error: str | None = field(repr=False)
+    raw_parameters: bytes = field(repr=False)
+    raw_result: bytes | None = field(repr=False)
 
     @property
     def ok(self) -> bool:
@@ -77,12 +77,12 @@ class Activity:
     @property
     def parameters(self) -> list[Any]:
         """What it was called with, as plain JSON values."""
-        return list(decode_plain(self.raw_parameters))
+        return list(decode_payload(self.raw_parameters))
 
     @property
     def result(self) -> Any:
         """What it returned, as plain JSON values."""
-        return None if self.raw_result is None else decode_plain(self.raw_result)
+        return None if self.raw_result is None else decode_payload(self.raw_result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,12 @@ class Checkpoint:
 
     version: int
     updated_at: datetime
-    raw_value: bytes
+    raw_value: bytes = field(repr=False)
 
     @property
     def value(self) -> Any:
         """The value as plain JSON values."""
-        return decode_plain(self.raw_value)
+        return decode_payload(self.raw_value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ class Progress:
     step: str
     branch: str
     fraction: float | None
-    message: str | None
+    message: str | None = field(repr=False)
     updated_at: datetime
-    raw_detail: bytes | None
+    raw_detail: bytes | None = field(repr=False)
 
     @property
     def detail(self) -> Any:
         """The detail as plain JSON values."""
-        return None if self.raw_detail is None else decode_plain(self.raw_detail)
+        return None if self.raw_detail is None else decode_payload(self.raw_detail)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gen_durable.errors import InputError, NoTarget, NotFound
+from gen_durable.errors import InputError, NoTarget, NotFound, TooLarge
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancellation
-from gen_durable.limits import check_text_key, clean_error
+from gen_durable.limits import MAX_INBOX, check_text_key, clean_error
 from gen_durable.signals import Signal
 from gen_durable.store.rows import CancelTarget, Delivery
 
@@ -31,6 +31,11 @@ def was_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal:
     """Whether a signal was delivered now."""
     if verdict == "no_target":
         raise NoTarget(f"signal {signal.name!r}: {called(target)} is unknown or has ended")
+    if verdict == "full":
+        raise TooLarge(
+            f"signal {signal.name!r}: {called(target)} has {MAX_INBOX:,} signals that it has not consumed, "
+            "and takes no more until it has"
+        )
     return verdict == "delivered"
 
 

@@ -20,6 +20,7 @@ from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.link import Link, Target
 from gen_durable.pg.migrate import check, migrate
 from gen_durable.pg.pool import DriverPool, LentPool, OwnPool, Pool
+from gen_durable.pg.tls import weakness
 from gen_durable.rooms.ask import refused
 from gen_durable.store.journal import JournalCalls
 from gen_durable.store.schema import Schema
@@ -41,6 +42,7 @@ class Site:
         "_listen_dsn",
         "_migrate",
         "_pooler",
+        "_roles",
         "_size",
         "_target",
         "calls_pool",
@@ -59,12 +61,15 @@ class Site:
         listen_dsn: str | None,
         pool_size: int,
         migrate: bool | None,
+        roles: str | None,
         embedded_directory: str | Path | None,
     ) -> None:
         if pooler not in (None, "transaction"):
             raise ConfigError(f"pooler must be None or 'transaction', got {pooler!r}")
         if not isinstance(pool_size, int) or pool_size < 1:
             raise ConfigError(f"pool_size must be 1 or more, got {pool_size!r}")
+        if roles is not None and not migrate:
+            raise ConfigError("roles are made by a migration: pass migrate=True with roles=")
         for name, given in (("dsn", dsn), ("listen_dsn", listen_dsn)):
             if given is not None:
                 _check_dsn(name, given)
@@ -84,6 +89,7 @@ class Site:
         self._listen_dsn = listen_dsn
         self._size = pool_size
         self._migrate = migrate
+        self._roles = roles
         self._directory = Path(embedded_directory) if embedded_directory is not None else None
         self._embedded: EmbeddedServer | None = None
         self._target: Target | None = None
@@ -110,6 +116,9 @@ class Site:
         try:
             if self._lent is None or self._dsn is not None:
                 found = Target(await self._find_dsn(), pooled=True if self._pooler is not None else None)
+                for dsn in (found.dsn, self._listen_dsn):
+                    if dsn is not None and (weak := weakness(dsn, os.environ)) is not None:
+                        log.warning("%s", weak)
                 self._target = await self._prepare(found)
                 self.pool: Pool = OwnPool(self._target, self._size)
             if self._lent is not None:
@@ -117,7 +126,7 @@ class Site:
             self.calls_pool: Pool = self._lent or self.pool
         except SqlError as error:
             await self._release_embedded()
-            raise refused(error, "open", self.schema.name) from error
+            raise refused(error, "open", self.schema.name) from None
         except ConnectionLost as error:
             await self._release_embedded()
             raise DatabaseUnavailable(f"the database is not reachable: {error}") from error
@@ -136,7 +145,7 @@ class Site:
         link = Link(target)
         try:
             if self._migrate or (self._migrate is None and self._embedded is not None):
-                await migrate(link, self.schema)
+                await migrate(link, self.schema, roles=self._roles)
             else:
                 await check(link, self.schema)
             self.installation = await link.run(JournalCalls(self.schema).installation())

@@ -29,6 +29,7 @@ from gen_durable.outcomes import Start, Startable, StartOptions
 from gen_durable.pg.guests import django_connection
 from gen_durable.policies import LimitState, Policy
 from gen_durable.rooms.insert import OnConflict
+from gen_durable.sealing import PayloadCodec
 from gen_durable.signals import Signal
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
@@ -50,6 +51,8 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         pool_size: int = 10,
         migrate: bool | None = None,
         embedded_directory: str | Path | None = None,
+        codec: PayloadCodec | None = None,
+        read_unsealed: bool = False,
     ) -> None:
         self._app = Durable(
             dsn,
@@ -58,6 +61,8 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
             pool_size=pool_size,
             migrate=migrate,
             embedded_directory=embedded_directory,
+            codec=codec,
+            read_unsealed=read_unsealed,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -47,6 +47,7 @@ from gen_durable.rooms.maintain import Gc, Reap
 from gen_durable.rooms.pick import Pick
 from gen_durable.rooms.run import Run
 from gen_durable.rooms.scribe import Scribe
+from gen_durable.rooms.sealer import Sealer
 from gen_durable.rooms.threads import Threads
 from gen_durable.rooms.transact import Transact
 from gen_durable.rooms.wake import BELL
@@ -181,9 +182,12 @@ class Worker:
             give_back=self._give_back,
             on_free=self._pick.freed,
         )
-        self._scribe = Scribe(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
+        self._scribe = Scribe(
+            app.pool, app.calls.schema.name, app.journal, self._threads, app.installation, seal=app.seal
+        )
         doors = Doors(app.own, app.calls, app.wake.ring_all)
-        run = Run(self.name, self._threads, reader(app.pool, app.calls), doors, self._scribe)
+        sealer = None if app.seal is None else Sealer(app.seal, app.pool, app.calls)
+        run = Run(self.name, self._threads, reader(app.pool, app.calls, app.seal), doors, self._scribe, sealer=sealer)
         self._transact = Transact(run, self._target, app.calls, TRANSACTIONS, self._woke, worker=self.name)
         self._live = Live(
             run,
@@ -213,7 +217,7 @@ class Worker:
             on_lag=self._lagged,
         )
         hook = options.on_dead_letter
-        self._letters = None if hook is None else Letters(hook, app.pool, app.calls, self._threads)
+        self._letters = None if hook is None else Letters(hook, app.pool, app.calls, self._threads, app.seal)
         self._upkeep: list[Loop] = []
         if options.reap_interval is not None:
             self._upkeep.append(

@@ -175,7 +175,7 @@ async def test_a_brood_is_bounded(dsn: str, schema: str, monkeypatch: pytest.Mon
         assert "at most 100,000 are allowed at once" in ending.error
         monkeypatch.setattr("gen_durable.rooms.encode.MAX_CHILDREN_BYTES", 100_000)
         ending = await ended(await app.insert(Tree.spread, 5000))
-        assert "TooLarge: the children of one outcome are over 100,000 bytes" in ending.error
+        assert "TooLarge: the instances that one outcome starts are over 100,000 bytes" in ending.error
         assert await count_of(dsn, schema) == 0
 
 

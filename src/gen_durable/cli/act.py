@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from gen_durable.cli.asking import IdArgument, KeyOption, ask, target
+from gen_durable.cli.asking import CodecOption, IdArgument, KeyOption, ask, target
 from gen_durable.cli.console import fail, plainly, say
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.signals import Signal
@@ -23,6 +23,7 @@ def signal(
     *,
     key: KeyOption = None,
     dedup_key: str | None = typer.Option(None, "--dedup-key", help="Deliver it once, however often this is run."),
+    codec: CodecOption = None,
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
 ) -> None:
@@ -44,7 +45,9 @@ def signal(
     payload = _payload(words[1]) if len(words) == 2 else None
     sent = Signal[Any](words[0], cast(Any, Any))
     which = target(instance, key)
-    delivered = asyncio.run(ask(dsn, schema, lambda app: app.signal(which, sent, payload, dedup_key=dedup_key)))
+    delivered = asyncio.run(
+        ask(dsn, schema, lambda app: app.signal(which, sent, payload, dedup_key=dedup_key), codec=codec)
+    )
     say(f"signal {words[0]}: {'delivered' if delivered else 'was delivered before under this dedup key'}")
 
 

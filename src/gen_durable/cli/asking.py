@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, cast
 
 import typer
 
 from gen_durable.cli.console import fail
 from gen_durable.cli.database import reach
+from gen_durable.cli.load import load
 from gen_durable.client import Durable
-from gen_durable.errors import NoTarget, NotFound, WrongStatus
+from gen_durable.codec import SEALED, decode_payload
+from gen_durable.errors import DecodeError, NoTarget, NotFound, WrongStatus
 from gen_durable.instances import Instance
+from gen_durable.sealing import PayloadCodec
+from gen_durable.store.schema import Schema
 
 T = TypeVar("T")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
@@ -25,9 +30,25 @@ KeyOption = Annotated[
 ]
 
 
-async def ask(dsn: str | None, schema: str, question: Callable[[Durable], Awaitable[T]]) -> T:
+CodecOption = Annotated[
+    str | None,
+    typer.Option(
+        "--codec",
+        envvar="GEN_DURABLE_CODEC",
+        metavar="MODULE:NAME",
+        show_default=False,
+        help="The codec that payloads are encrypted with, as your Durable(codec=...) has it.",
+    ),
+]
+
+
+async def ask(
+    dsn: str | None, schema: str, question: Callable[[Durable], Awaitable[T]], *, codec: str | None = None
+) -> T:
     """Ask one thing of the database. What is not there, or not in a status for it, ends the command with 1."""
-    async with reach(dsn) as database, Durable(database.dsn, schema=schema, pool_size=1) as app:
+    Schema(schema)  # refuses a bad name before anything is connected
+    given = None if codec is None else cast(PayloadCodec, load(codec))
+    async with reach(dsn) as database, Durable(database.dsn, schema=schema, pool_size=1, codec=given) as app:
         try:
             return await question(app)
         except (NotFound, NoTarget, WrongStatus) as error:
@@ -67,6 +88,24 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
 
 
+def words(text: str | None) -> str:
+    """An error's text, or that it cannot be read."""
+    return "(encrypted: --codec reads it)" if text is not None and text.startswith(SEALED) else text or ""
+
+
+def payload(raw: bytes) -> str:
+    """A payload for people: indented, or why it cannot be read."""
+    try:
+        return json.dumps(decode_payload(raw), indent=2, ensure_ascii=False)
+    except DecodeError as error:
+        return f"({error})"
+
+
+def stored(raw: bytes | None) -> object:
+    """A payload for --json; one that is encrypted is told as it is stored."""
+    return None if raw is None else json.loads(raw)
+
+
 def note(one: Instance) -> str:
     """In a few words, what an instance waits for or why it has ended."""
     if one.blocked_on is not None:
@@ -79,7 +118,7 @@ def note(one: Instance) -> str:
         case "executing":
             return f"on {one.locked_by}"
         case _:
-            return one.last_error or ""
+            return words(one.last_error)
 
 
 def fields(one: Instance, *, payloads: bool) -> dict[str, object]:
@@ -110,4 +149,6 @@ def fields(one: Instance, *, payloads: bool) -> dict[str, object]:
         value = getattr(one, name)
         told[name] = None if value is None else value.isoformat()
     told["metadata"] = one.metadata
-    return told | ({"state": one.state, "result": one.result} if payloads else {})
+    if not payloads:
+        return told
+    return told | {"state": stored(one.raw_state), "result": stored(one.raw_result)}

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gen_durable.cli.asking import IdArgument, KeyOption, ask, target
+from gen_durable.cli.asking import CodecOption, IdArgument, KeyOption, ask, target, words
 from gen_durable.cli.console import plainly, say
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.tables import lines, span
@@ -28,6 +28,7 @@ def history(
     last: int | None = typer.Option(None, "--last", "-n", min=0, show_default=False, help="Only so many of the last."),
     state: bool = typer.Option(False, "--state", help="With --json: the states too; they may hold secrets."),
     as_json: bool = typer.Option(False, "--json", help="Print it as JSON."),
+    codec: CodecOption = None,
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
 ) -> None:
@@ -36,7 +37,7 @@ def history(
     Exit code 1: there is no such instance.
     """
     which = target(instance, key)
-    past = asyncio.run(ask(dsn, schema, lambda app: _read(app, which, last)))
+    past = asyncio.run(ask(dsn, schema, lambda app: _read(app, which, last), codec=codec))
     if as_json:
         typer.echo(json.dumps([outcome_fields(one, state=state) for one in past], indent=2))
     elif past:
@@ -62,7 +63,7 @@ def _table(past: list[Transition], *, workers: bool) -> Table:
                 f"{one.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
                 span(one.duration),
                 *((one.worker or "",) if workers else ()),
-                one.error or "",
+                words(one.error),
             )
             for one in past
         ),
@@ -83,4 +84,6 @@ def outcome_fields(one: Transition, *, state: bool) -> dict[str, object]:
         "worker": one.worker,
         "error": one.error,
     }
-    return told | ({"state": one.state} if state else {})
+    if not state:
+        return told
+    return told | {"state": None if one.raw_state is None else json.loads(one.raw_state)}

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gen_durable.cli.asking import ask
 from gen_durable.cli.console import fail, plainly, say
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, reach
-from gen_durable.client import Durable
+from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.policies import Concurrency, LimitState, Policy, Rate
 
-T = TypeVar("T")
 SHOWN = 50
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -41,7 +39,7 @@ def show(
     """Show every limit: its policy, how much of it is taken, how many rows wait, and when the next token is there."""
     if context.invoked_subcommand is not None:
         return
-    states = asyncio.run(_with(dsn, schema, lambda app: app.limits()))
+    states = asyncio.run(ask(dsn, schema, lambda app: app.limits()))
     if as_json:
         typer.echo(json.dumps([asdict(state) for state in states], indent=2))
     elif not states:
@@ -71,7 +69,7 @@ def set_limit(
     if (concurrency is None) == (rate is None):
         fail("give either --concurrency or --rate")
     policy: Policy = Concurrency(concurrency) if concurrency is not None else _rate(rate or "", burst)
-    changed = asyncio.run(_with(dsn, schema, lambda app: app.set_limit(name, policy)))
+    changed = asyncio.run(ask(dsn, schema, lambda app: app.set_limit(name, policy)))
     say(f"limit {name}: {'set' if changed else 'was so already'}")
 
 
@@ -79,14 +77,9 @@ def set_limit(
 @plainly
 def remove(name: NameArgument, *, dsn: DsnOption = None, schema: SchemaOption = SCHEMA) -> None:
     """Remove a limit: rows that name it run freely, new ones that name it are refused."""
-    if not asyncio.run(_with(dsn, schema, lambda app: app.remove_limit(name))):
+    if not asyncio.run(ask(dsn, schema, lambda app: app.remove_limit(name))):
         fail(f"there is no limit called {name}", 1)
     say(f"limit {name}: removed")
-
-
-async def _with(dsn: str | None, schema: str, ask: Callable[[Durable], Awaitable[T]]) -> T:
-    async with reach(dsn) as database, Durable(database.dsn, schema=schema, pool_size=1) as app:
-        return await ask(app)
 
 
 def _rate(text: str, burst: int) -> Rate:

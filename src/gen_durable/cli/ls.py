@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.asking import ask, fields, moment, note, plain, since
+from gen_durable.cli.asking import CodecOption, ask, fields, moment, note, plain, since
 from gen_durable.cli.console import fail, plainly, say
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.client import Durable
@@ -63,6 +63,7 @@ def ls(
     limit: int = typer.Option(PAGE, "--limit", "-n", min=1, max=100_000, help="At most so many."),
     after: str | None = typer.Option(None, "--after", metavar="CURSOR", help="Go on where a former list ended."),
     as_json: bool = typer.Option(False, "--json", help="Print them as JSON, with the cursor to go on with."),
+    codec: CodecOption = None,
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
 ) -> None:
@@ -74,7 +75,7 @@ def ls(
     States and results are not shown: `gen-durable show ID --state` does.
     """
     filters = _filters(locals())
-    page = asyncio.run(ask(dsn, schema, lambda app: _gather(app, filters, limit, after)))
+    page = asyncio.run(ask(dsn, schema, lambda app: _gather(app, filters, limit, after), codec=codec))
     if as_json:
         told = [fields(one, payloads=False) for one in page]
         typer.echo(json.dumps({"instances": told, "cursor": page.cursor}, indent=2))

@@ -9,7 +9,7 @@ import typer
 from gen_durable.cli.console import plainly, say
 from gen_durable.cli.database import SCHEMA, Database, DsnOption, SchemaOption, reach
 from gen_durable.errors import DatabaseUnavailable, SchemaTooNew
-from gen_durable.pg.migrate import installed_version, library_version, script
+from gen_durable.pg.migrate import SETTINGS, installed_version, library_version, script
 from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import Schema
 
@@ -20,6 +20,12 @@ def migrate(
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
     sql: bool = typer.Option(False, "--sql", help="Print the SQL and change nothing."),
+    roles: bool = typer.Option(
+        False, "--roles", help="Also make roles with few rights each: owner, worker, client, viewer, admin."
+    ),
+    role_prefix: str | None = typer.Option(
+        None, "--role-prefix", metavar="NAME", help="They are called NAME_worker and so on.", show_default="the schema"
+    ),
     metadata_index: bool = typer.Option(
         False, "--metadata-index", help="Also make the index of metadata, while others go on writing."
     ),
@@ -27,27 +33,32 @@ def migrate(
     """Make or update the schema. Applies only what is missing; safe to run from many places at once.
 
     With --sql it prints what it would run, for whoever may change your database: what is missing if the database can be
-    reached, else everything.
+    reached, else everything. --roles is done once: later migrations see to the roles by themselves.
     """
     make = Schema(schema)
-    asyncio.run(_print(dsn, make, index=metadata_index) if sql else _apply(dsn, make, index=metadata_index))
+    prefix = (role_prefix or schema) if roles or role_prefix is not None else None
+    done = _print if sql else _apply
+    asyncio.run(done(dsn, make, index=metadata_index, roles=prefix))
 
 
-async def _apply(dsn: str | None, schema: Schema, *, index: bool) -> None:
+async def _apply(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
     async with reach(dsn) as database:
-        applied = await apply(database.link, schema)
+        applied = await apply(database.link, schema, roles=roles)
         newest = library_version(schema)
         if applied:
             versions = ", ".join(map(str, applied))
             typer.echo(f"schema {schema.name}: applied version {versions}, now at version {newest} ({database.where})")
         else:
             typer.echo(f"schema {schema.name}: nothing to do, at version {newest} ({database.where})")
+        if roles is not None:
+            names = ", ".join(f"{roles}_{role}" for role in ("worker", "client", "viewer", "admin"))
+            typer.echo(f"schema {schema.name}: grant {names} to the logins that need them")
         if index:
             await database.link.script(schema.metadata_index)
             typer.echo(f"schema {schema.name}: metadata is indexed")
 
 
-async def _print(dsn: str | None, schema: Schema, *, index: bool) -> None:
+async def _print(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
     found = await _found(dsn, schema)
     newest = library_version(schema)
     text = script(schema, found)
@@ -55,7 +66,9 @@ async def _print(dsn: str | None, schema: Schema, *, index: bool) -> None:
         say(f"schema {schema.name} is at version {found}: there is nothing to run")
     else:
         typer.echo(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
-        typer.echo(f"begin;\nset local lock_timeout = '5s';\n\n{text}\ncommit;")
+        typer.echo(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
+    if roles is not None:
+        typer.echo(f"begin;\n{SETTINGS};\n\n{schema.roles(roles)}\ncommit;")
     if index:
         typer.echo(f"{schema.metadata_index.rstrip()};")
 

@@ -12,7 +12,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.asking import IdArgument, KeyOption, ask, fields, note, plain, since, target
+from gen_durable.cli.asking import (
+    CodecOption,
+    IdArgument,
+    KeyOption,
+    ask,
+    fields,
+    note,
+    payload,
+    plain,
+    since,
+    stored,
+    target,
+    words,
+)
 from gen_durable.cli.console import plainly
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.history import outcome_fields
@@ -48,6 +61,7 @@ def show(
         "and returned. They may hold secrets.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print it as JSON."),
+    codec: CodecOption = None,
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
 ) -> None:
@@ -59,7 +73,7 @@ def show(
 
     Exit code 1: there is no such instance.
     """
-    known = asyncio.run(ask(dsn, schema, lambda app: _look(app, target(instance, key), last)))
+    known = asyncio.run(ask(dsn, schema, lambda app: _look(app, target(instance, key), last), codec=codec))
     if as_json:
         typer.echo(json.dumps(_told(known, state=state), indent=2))
         return
@@ -89,7 +103,7 @@ def _told(known: Known, *, state: bool) -> dict[str, object]:
     checkpoint: dict[str, object] | None = None
     if kept is not None:
         checkpoint = {"version": kept.version, "updated_at": kept.updated_at.isoformat()}
-        checkpoint |= {"value": kept.value} if state else {}
+        checkpoint |= {"value": stored(kept.raw_value)} if state else {}
     return fields(known.one, payloads=state) | {
         "children": {"value": known.children.value, "exact": known.children.exact},
         "progress": [
@@ -100,7 +114,7 @@ def _told(known: Known, *, state: bool) -> dict[str, object]:
                 "message": p.message,
                 "updated_at": p.updated_at.isoformat(),
             }
-            | ({"detail": p.detail} if state else {})
+            | ({"detail": stored(p.raw_detail)} if state else {})
             for p in known.progress
         ],
         "checkpoint": checkpoint,
@@ -114,7 +128,7 @@ def _told(known: Known, *, state: bool) -> dict[str, object]:
                 "duration": a.duration,
                 "error": a.error,
             }
-            | ({"parameters": a.parameters, "result": a.result} if state else {})
+            | ({"parameters": stored(a.raw_parameters), "result": stored(a.raw_result)} if state else {})
             for a in known.activities
         ],
     }
@@ -129,9 +143,9 @@ def _facts(known: Known, now: datetime, *, state: bool) -> Table:
         if value:
             made.add_row(name, Text(plain(value)))
     if state:
-        made.add_row("state", Text(plain(json.dumps(one.state, indent=2, ensure_ascii=False))))
-        if one.raw_result is not None:
-            made.add_row("result", Text(plain(json.dumps(one.result, indent=2, ensure_ascii=False))))
+        for name, raw in (("state", one.raw_state), ("result", one.raw_result)):
+            if raw is not None:
+                made.add_row(name, Text(plain(payload(raw))))
     elif one.raw_result is not None:
         made.add_row("state, result", Text("there are; --state shows them", "dim"))
     else:
@@ -141,7 +155,7 @@ def _facts(known: Known, now: datetime, *, state: bool) -> Table:
 
 def _lines(known: Known, now: datetime) -> list[tuple[str, str]]:
     one, children = known.one, known.children
-    waits = "" if one.status.terminal else note(one) if note(one) != one.last_error else ""
+    waits = "" if one.status.terminal else note(one) if note(one) != words(one.last_error) else ""
     numbers = {"attempt": one.attempt, "crashes": one.crashes}
     return [
         ("id", str(one.id)),
@@ -149,7 +163,7 @@ def _lines(known: Known, now: datetime) -> list[tuple[str, str]]:
         ("step", one.step),
         ("status", one.status.value + (f", {waits}" if waits else "")),
         ("", ", ".join(f"{name} {n}" for name, n in numbers.items() if n)),
-        ("error", one.last_error or ""),
+        ("error", words(one.last_error)),
         ("progress", "\n".join(_how_far(p, now) for p in known.progress)),
         ("checkpoint", _kept(known.checkpoint, now)),
         ("queue", one.queue + (f", priority {one.priority}" if one.priority else "")),
@@ -168,7 +182,7 @@ def _lines(known: Known, now: datetime) -> list[tuple[str, str]]:
 
 def _how_far(one: Progress, now: datetime) -> str:
     where = f"{one.step} ({one.branch})" if one.branch else one.step
-    told = ([] if one.fraction is None else [f"{one.fraction:.0%}"]) + ([one.message] if one.message else [])
+    told = ([] if one.fraction is None else [f"{one.fraction:.0%}"]) + ([words(one.message)] if one.message else [])
     return f"{where}: {', '.join(told) or 'begun'} ({since(one.updated_at, now)})"
 
 
@@ -186,7 +200,7 @@ def _outcomes(past: list[Transition], now: datetime) -> Table:
                 t.outcome + (f" -> {t.next_step}" if t.next_step is not None else ""),
                 since(t.started_at, now),
                 span(t.duration),
-                t.error or "",
+                words(t.error),
             )
             for t in past
         ),
@@ -204,7 +218,7 @@ def _calls(several: list[Activity], now: datetime) -> Table:
                 "finished" if a.ok else "failed",
                 since(a.started_at, now),
                 span(a.duration),
-                a.error or "",
+                words(a.error),
             )
             for a in several
         ),

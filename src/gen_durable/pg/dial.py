@@ -156,7 +156,9 @@ def _terminate(connecting: asyncio.Future[asyncpg.Connection[Any]]) -> None:
 
 async def _is_pooled(connection: asyncpg.Connection[Any]) -> bool:
     # Without parameters, so without a prepared statement; the number of rows comes back in the command's tag.
-    tag = await connection.execute(f"select 1 where pg_backend_pid() <> {connection.get_server_pid()}")
+    tag = await connection.execute(
+        f"select 1 where pg_catalog.pg_backend_pid() operator(pg_catalog.<>) {connection.get_server_pid()}"
+    )
     return tag != "SELECT 0"
 
 

@@ -25,7 +25,10 @@ class ConnectionLost(Exception):
     """The connection broke, or could not be made. If `sent`, whether the statement committed is unknown."""
 
     def __init__(self, cause: BaseException, *, sent: bool) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
+        # The words about a DSN that cannot be read may hold a piece of the password; the driver's own errors do not.
+        unread = isinstance(cause, ValueError) and not isinstance(cause, asyncpg.InterfaceError)
+        words = "the DSN cannot be read (percent-encode special characters in its password)" if unread else str(cause)
+        super().__init__(f"{type(cause).__name__}: {words}")
         self.cause = cause
         self.sent = sent
 
@@ -65,6 +68,12 @@ def sqlstate(error: BaseException) -> str | None:
     """The SQLSTATE of a server error, of asyncpg or of psycopg."""
     code = getattr(error, "sqlstate", None)
     return code if isinstance(code, str) else None
+
+
+def kind_of(error: BaseException) -> str:
+    """An error for a log, without its words, which may quote a payload."""
+    code = sqlstate(error)
+    return type(error).__name__ if code is None else f"{type(error).__name__}, SQLSTATE {code}"
 
 
 def detail_of(error: BaseException) -> tuple[str | None, str | None]:

@@ -155,6 +155,8 @@ class Link:
         self.drop()
         try:
             line = await connect(self.target, self._left)
+        except ValueError as error:
+            raise ConnectionLost(error, sent=False) from None
         except Exception as error:
             raise ConnectionLost(error, sent=False) from error
         if self.closed:  # meanwhile

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from gen_durable.errors import DatabaseUnavailable, SchemaMissing, SchemaTooNew
+from gen_durable.errors import ConfigError, DatabaseUnavailable, SchemaMissing, SchemaTooNew
 from gen_durable.pg.faults import ConnectionLost, sqlstate
 from gen_durable.pg.link import Link
 from gen_durable.pg.pool import Pool
@@ -23,7 +23,12 @@ from gen_durable.store.schema import Migration, Schema, functions, migrations
 
 log = logging.getLogger("gen_durable.migrate")
 LOCK_TRIES: Final = 10
-_RETRIED: Final = frozenset({"55P03", "40P01", "40001", "23505", "42P06"})
+SETTINGS: Final = (
+    "set local lock_timeout = '5s'; set local check_function_bodies = off; "  # functions may call later ones
+    "set local search_path = pg_catalog, pg_temp"
+)
+"""What a migration runs with: a name that is not qualified means Postgres' own, whatever the caller's search_path."""
+_RETRIED: Final = frozenset({"55P03", "40P01", "40001", "23505", "42P06", "42710"})
 
 
 def plan(schema: Schema, current: int) -> list[Migration]:
@@ -51,10 +56,10 @@ def script(schema: Schema, current: int) -> str:
 
 async def installed_version(link: Link | Pool, schema: Schema) -> int:
     """The schema version of the database; 0 when there is none."""
-    there = Call("select to_regclass($1) is not null", (f'"{schema.name}".migrations',), _first)
+    there = Call("select pg_catalog.to_regclass($1) is not null", (f'"{schema.name}".migrations',), _first)
     if not await link.run(there):
         return 0
-    version = schema.render("select coalesce(max(version), 0) from @schema.migrations")
+    version = schema.render("select coalesce(pg_catalog.max(version), 0) from @schema.migrations")
     return int(await link.run(Call(version, (), _first)))
 
 
@@ -74,11 +79,14 @@ async def check(link: Link | Pool, schema: Schema) -> None:
         )
 
 
-async def migrate(link: Link, schema: Schema) -> list[int]:
-    """Apply what is missing. Returns the versions applied, oldest first."""
+async def migrate(link: Link, schema: Schema, *, roles: str | None = None) -> list[int]:
+    """Apply what is missing. Returns the versions applied, oldest first.
+
+    With `roles`, a prefix, roles are made too; once there are some, every migration sees to them.
+    """
     for attempt in range(LOCK_TRIES):
         try:
-            return await _migrate(link, schema)
+            return await _migrate(link, schema, roles)
         except asyncpg.PostgresError as error:
             if sqlstate(error) not in _RETRIED or attempt == LOCK_TRIES - 1:
                 raise
@@ -89,10 +97,10 @@ async def migrate(link: Link, schema: Schema) -> list[int]:
     raise AssertionError("unreachable")
 
 
-async def _migrate(link: Link, schema: Schema) -> list[int]:
+async def _migrate(link: Link, schema: Schema, roles: str | None) -> list[int]:
     connection = await link.raw()
     async with connection.transaction():
-        await connection.execute("set local lock_timeout = '5s'")
+        await connection.execute(SETTINGS)
         await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 0))", f"gen_durable/{schema.name}")
         found, newest = await installed_version(link, schema), library_version(schema)
         if found > newest:
@@ -103,6 +111,12 @@ async def _migrate(link: Link, schema: Schema) -> list[int]:
         sql = script(schema, found)
         if sql:
             await connection.execute(sql)
+        present = await connection.fetchval(schema.render("select roles from @schema.installation"))
+        if present is not None and roles not in (None, present):
+            raise ConfigError(f"schema {schema.name!r} has roles with the prefix {present!r} already, not {roles!r}")
+        prefix = roles if roles is not None else present if sql else None
+        if prefix is not None:
+            await connection.execute(schema.roles(prefix))
     return [m.version for m in plan(schema, found)]
 
 

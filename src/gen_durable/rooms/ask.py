@@ -3,7 +3,7 @@
 In: a call, its name for messages, and whether it may run twice. Out: its answer, or an error of our tree.
 
 This room owns the invariant that a call which must not run twice is only repeated when nothing of it was done. What the
-server says is told without its DETAIL, which may quote a payload.
+server says is told without its words, which may quote a payload; nor does a traceback show them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Ask:
             except SqlError as error:
                 # A deadlock or a full disk: nothing was done, so the same may be tried again.
                 if tries_left == 0 or classify(error) is Fault.REFUSED:
-                    raise refused(error, what, self._schema) from error
+                    raise refused(error, what, self._schema) from None
             await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError("unreachable")
@@ -69,7 +69,10 @@ def refused(error: BaseException, what: str, schema: str) -> GenDurableError:
     if code in ("GD003", "GD004", "GD005"):  # limit_keys.sql, set_limit.sql: words of ours
         return InputError(f"{what}: {message_of(error)}")
     if code == "42501":
-        return DatabaseRefused(f"{what}: permission denied: this role may not use schema {schema!r}")
+        return DatabaseRefused(
+            f"{what}: permission denied: this login may not do that in schema {schema!r}; if it should, grant it the "
+            "role that may (gen-durable migrate --roles)"
+        )
     return DatabaseRefused(f"{what}: the database refused the call ({type(error).__name__}, SQLSTATE {code})")
 
 

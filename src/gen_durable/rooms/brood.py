@@ -15,6 +15,7 @@ from typing import Final
 from gen_durable.context import Child
 from gen_durable.pg.link import Ask
 from gen_durable.pg.pool import Pool
+from gen_durable.sealing import Seal
 from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Commit, Flushed
 
@@ -31,19 +32,20 @@ async def commit_by(ask: Ask, *, calls: Calls, commit: Commit, worker: str | Non
     if brood is None:
         return await ask(calls.flush([commit], worker, time.perf_counter()))
     woken: set[str] = set()
-    ids = await ask(calls.reserve(commit, len(brood.encoded)))
+    ids = await ask(calls.reserve(commit, 0 if brood.ids is not None else len(brood.encoded)))
     if ids is not None:  # else the flush tells whether it came too late or is there already
-        for part in brood.parts(ids, PART):
+        for part in brood.parts(brood.ids or ids, PART):
             queues = await ask(calls.spawn(commit, part))
             woken.update(queues)
     flushed = await ask(calls.flush([commit], worker, time.perf_counter()))
     return dataclasses.replace(flushed, wake=flushed.wake | woken)
 
 
-def reader(pool: Pool, calls: Calls) -> ReadChildren:
+def reader(pool: Pool, calls: Calls, seal: Seal | None = None) -> ReadChildren:
     """How a step reads children that are too many to come along with its claim."""
 
     async def read(parent: int, after: int) -> list[Child]:
-        return await pool.run_safely(calls.children(parent, after, PAGE))
+        children = await pool.run_safely(calls.children(parent, after, PAGE))
+        return children if seal is None else list(seal.children(children))
 
     return read

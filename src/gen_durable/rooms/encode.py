@@ -5,11 +5,12 @@ In: the claim, the step, and whatever the step returned. Out: a `Ran`, or an err
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
-from typing import Any, Final, assert_never
+from typing import Any, Final, assert_never, cast
 
 import msgspec
+from typing_extensions import Buffer
 
 from gen_durable.codec import encode
 from gen_durable.context import Context
@@ -52,6 +53,7 @@ class Ran(msgspec.Struct, eq=False, gc=False):
     queue: str | None = None
     state: object = None
     rest: Iterator[Start[Any]] | None = None
+    plain: str | None = None  # the state before it was sealed
 
     def draw(self) -> bool:
         """Encode some more of the children; tells whether there may be others."""
@@ -61,11 +63,7 @@ class Ran(msgspec.Struct, eq=False, gc=False):
         some = [_child(child) for child in islice(rest, CHUNK)]
         _add(brood, some)
         check_child_count(len(brood.encoded))
-        if brood.size > MAX_CHILDREN_BYTES:
-            raise TooLarge(
-                f"the children of one outcome are over {MAX_CHILDREN_BYTES:,} bytes of JSON: "
-                "keep large data elsewhere and pass where it is"
-            )
+        _check_size(brood.size)
         return len(some) == CHUNK
 
 
@@ -117,7 +115,7 @@ def encode_outcome(
             commit.value = encode(outcome.result, f"the result of {spec.label}").decode()
             commit.parent = claim.parent_id
             if outcome.then:
-                extra["spawn"] = [_child(start) for start in outcome.then]
+                extra["spawn"] = _several(outcome.then)
         case Stop():
             commit.kind = "stop"
             commit.error = clean_error(outcome.reason)
@@ -175,7 +173,7 @@ def _next(
         if claim.partition_key is not None:
             extra["left"] = [f"partition/{claim.partition_key}"]
     if outcome.spawn:
-        extra["spawn"] = [_child(start) for start in outcome.spawn]
+        extra["spawn"] = _several(outcome.spawn)
     limits = outcome.limits
     if limits is None:
         limits = outcome.step.limits_for(outcome.state) if outcome.step.limit is not None else ()
@@ -232,13 +230,33 @@ def _children(
     rest = iter(outcome.children)
     # A generator that was made in a thread is drawn there.
     here = spec.is_async or isinstance(outcome.children, Sized)
-    first = [_child(child) for child in islice(rest, CHUNK + 1)] if here else []
+    first = _several(islice(rest, CHUNK + 1)) if here else []
     if here and len(first) <= CHUNK:
         extra["children"] = first
         return None
     commit.brood = Brood.empty()
     _add(commit.brood, first)
     return rest
+
+
+def _several(starts: Iterable[Start[Any]]) -> list[dict[str, object]]:
+    """Instances to be started, as long as all of them together are not too large."""
+    encoded: list[dict[str, object]] = []
+    size = 0
+    for start in starts:
+        one = _child(start)
+        size += len(memoryview(cast(Buffer, one["state"])))
+        _check_size(size)
+        encoded.append(one)
+    return encoded
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_CHILDREN_BYTES:
+        raise TooLarge(
+            f"the instances that one outcome starts are over {MAX_CHILDREN_BYTES:,} bytes of JSON: "
+            "keep large data elsewhere and pass where it is"
+        )
 
 
 def _add(brood: Brood, several: list[dict[str, object]]) -> None:
@@ -277,7 +295,7 @@ def advance(claim: Claim, ran: Ran) -> None:
     if commit.step is not None:
         claim.step = commit.step
     if commit.value is not None:
-        claim.state = commit.value
+        claim.state = commit.value if ran.plain is None else ran.plain
     claim.attempt = 0
     claim.seq += 1
     claim.visit = claim.seq

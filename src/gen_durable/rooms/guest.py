@@ -8,8 +8,8 @@ Nothing is tried again here: the transaction is the caller's, and only the calle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar, cast
 
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError
 from gen_durable.outcomes import Start
@@ -17,85 +17,115 @@ from gen_durable.pg.faults import server_error, sqlstate
 from gen_durable.pg.guests import run_awaiting, run_blocking
 from gen_durable.rooms.ask import refused
 from gen_durable.rooms.insert import OnConflict, check_starts
+from gen_durable.rooms.sealer import sealed_delivery, sealed_insert
+from gen_durable.sealing import Seal
 from gen_durable.store.calls import Call, Calls
 from gen_durable.store.guests import GuestCalls
-from gen_durable.store.rows import CancelTarget, Delivery
+from gen_durable.store.rows import CancelTarget, Delivery, Inserted
 
 T = TypeVar("T")
+
+
+Steps = Generator[Call[Any], Any, T]
+"""What is to be asked, call by call; each is sent the answer to the one before."""
 
 
 class Guest:
     """Runs calls of one `Durable` on connections that are not its own. It need not be open for that."""
 
-    __slots__ = ("_calls", "_schema")
+    __slots__ = ("_calls", "_schema", "_seal")
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, seal: Seal | None) -> None:
         self._calls = GuestCalls(calls)
         self._schema = calls.schema.name
+        self._seal = seal
 
     async def insert(
         self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict
     ) -> list[int | None]:
         """Insert them all; the answers are in the order of `starts`."""
         check_starts(starts, on_conflict)
-        if not starts:
-            return []
-        rows = await self._run(connection, self._calls.insert(starts, on_conflict), "insert")
-        return [row.id for row in rows]
+        return await self._run(connection, self._insert(starts, on_conflict), "insert")
 
     def insert_blocking(
         self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict
     ) -> list[int | None]:
         """As `insert`, on a connection that blocks."""
         check_starts(starts, on_conflict)
-        if not starts:
-            return []
-        rows = self._run_blocking(connection, self._calls.insert(starts, on_conflict), "insert")
-        return [row.id for row in rows]
+        return self._run_blocking(connection, self._insert(starts, on_conflict), "insert")
 
     async def signal(self, connection: object, delivery: Delivery) -> str:
         """Deliver a signal; tells what became of it."""
-        ((_, verdict, _),) = await self._run(connection, self._calls.signal(delivery), "signal")
-        return verdict
+        return await self._run(connection, self._signal(delivery), "signal")
 
     def signal_blocking(self, connection: object, delivery: Delivery) -> str:
         """As `signal`, on a connection that blocks."""
-        ((_, verdict, _),) = self._run_blocking(connection, self._calls.signal(delivery), "signal")
-        return verdict
+        return self._run_blocking(connection, self._signal(delivery), "signal")
 
     async def cancel(
         self, connection: object, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
     ) -> CancelTarget:
         """Cancel an instance; tells what became of it. Its descendants follow after the commit, by the workers."""
-        call = self._calls.cancel(instance, key, reason, cascade=cascade)
-        (target,), _ = await self._run(connection, call, "cancel")
-        return target
+        return await self._run(connection, self._cancel(instance, key, reason, cascade=cascade), "cancel")
 
     def cancel_blocking(
         self, connection: object, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
     ) -> CancelTarget:
         """As `cancel`, on a connection that blocks."""
-        call = self._calls.cancel(instance, key, reason, cascade=cascade)
-        (target,), _ = self._run_blocking(connection, call, "cancel")
-        return target
+        return self._run_blocking(connection, self._cancel(instance, key, reason, cascade=cascade), "cancel")
 
-    async def _run(self, connection: object, call: Call[T], what: str) -> T:
-        try:
-            rows = await run_awaiting(connection, call)
-        except GenDurableError:
-            raise
-        except Exception as error:
-            raise self._told(error, what) from error
-        return call.read(rows)
+    def _insert(self, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> Steps[list[int | None]]:
+        if not starts:
+            return []
+        call = self._calls.calls.insert(starts, on_conflict)
+        if self._seal is not None:
+            ids = yield self._calls.draw(len(starts))
+            call = sealed_insert(self._calls.calls, call, ids, self._seal)
+        rows: list[Inserted] = yield self._calls.insert(call)
+        return [row.id for row in rows]
 
-    def _run_blocking(self, connection: object, call: Call[T], what: str) -> T:
-        try:
-            rows = run_blocking(connection, call)
-        except GenDurableError:
-            raise
-        except Exception as error:
-            raise self._told(error, what) from error
-        return call.read(rows)
+    def _cancel(self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool) -> Steps[CancelTarget]:
+        (target,), _ = yield self._calls.cancel(instance, key, reason, cascade=cascade)
+        return cast(CancelTarget, target)
+
+    def _signal(self, delivery: Delivery) -> Steps[str]:
+        if self._seal is not None:
+            holder = delivery.target
+            if holder is None and delivery.key is not None:
+                holder = yield self._calls.holder(delivery.key)
+            if holder is None:
+                return "no_target"
+            delivery = sealed_delivery(delivery, holder, self._seal)
+        ((_, verdict, _),) = yield self._calls.signal(delivery)
+        return str(verdict)
+
+    async def _run(self, connection: object, steps: Steps[T], what: str) -> T:
+        answer: Any = None
+        while True:
+            try:
+                call = steps.send(answer)
+            except StopIteration as end:
+                return cast(T, end.value)
+            try:
+                answer = call.read(await run_awaiting(connection, call))
+            except GenDurableError:
+                raise
+            except Exception as error:
+                raise self._told(error, what) from None
+
+    def _run_blocking(self, connection: object, steps: Steps[T], what: str) -> T:
+        answer: Any = None
+        while True:
+            try:
+                call = steps.send(answer)
+            except StopIteration as end:
+                return cast(T, end.value)
+            try:
+                answer = call.read(run_blocking(connection, call))
+            except GenDurableError:
+                raise
+            except Exception as error:
+                raise self._told(error, what) from None
 
     def _told(self, error: Exception, what: str) -> GenDurableError:
         # The text of a wrapped error is not told: SQLAlchemy puts the statement and its parameters into it.

@@ -13,6 +13,8 @@ from gen_durable.errors import InputError, TooLarge
 from gen_durable.limits import MAX_BATCH
 from gen_durable.outcomes import Start
 from gen_durable.rooms.ask import Ask
+from gen_durable.rooms.sealer import sealed_insert
+from gen_durable.sealing import Seal
 from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Inserted
 
@@ -22,12 +24,13 @@ OnConflict: TypeAlias = Literal["raise", "skip", "existing"]
 class Insert:
     """Inserts for one `Durable`."""
 
-    __slots__ = ("_ask", "_calls", "_ring")
+    __slots__ = ("_ask", "_calls", "_ring", "_seal")
 
-    def __init__(self, ask: Ask, calls: Calls, ring: Callable[[str, int], None]) -> None:
+    def __init__(self, ask: Ask, calls: Calls, ring: Callable[[str, int], None], seal: Seal | None) -> None:
         self._ask = ask
         self._calls = calls
         self._ring = ring
+        self._seal = seal
 
     async def starts(self, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> list[int | None]:
         """Insert them all; the answers are in the order of `starts`."""
@@ -35,6 +38,9 @@ class Insert:
         if not starts:
             return []
         call = self._calls.insert(starts, on_conflict)
+        if self._seal is not None:
+            ids = await self._ask.run(self._calls.draw(len(starts)), "insert", safe=True)
+            call = sealed_insert(self._calls, call, ids, self._seal)
         keyed = all(start.unique_key is not None for start in starts)
         # A second try after a lost answer finds the first one's rows by their keys; without keys it might insert twice.
         rows = await self._ask.run(call, "insert", safe=keyed and on_conflict == "existing")

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from gen_durable.outcomes import describe
+from gen_durable.pg.faults import kind_of
 from gen_durable.rooms.hold import Held
 
 log = logging.getLogger("gen_durable.worker")
@@ -169,8 +170,10 @@ class Lanes:
         else:
             lane.lent -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("instance %d: %s", held.claim.id, describe(error), exc_info=error)
-            self._give_back(held, describe(error))
+            # Where it happened, and its kind: its words may quote a payload, in the log as in last_error.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error("instance %d: %s\n%s", held.claim.id, kind_of(error), frames)
+            self._give_back(held, f"an error of the engine: {kind_of(error)}")
         self._fill(lane)
         self._on_free()
 

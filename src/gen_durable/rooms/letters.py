@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import traceback
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from gen_durable.config import OnDeadLetter
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.rooms.threads import Threads
+from gen_durable.sealing import Seal
 from gen_durable.store.calls import Calls
 
 if TYPE_CHECKING:
@@ -29,9 +31,10 @@ log = logging.getLogger("gen_durable.worker")
 class Letters:
     """Calls the host's function, beside the reaper: a slow one does not hold it up."""
 
-    __slots__ = ("_calls", "_pool", "_task", "_tell", "_threads", "_waiting")
+    __slots__ = ("_calls", "_pool", "_seal", "_task", "_tell", "_threads", "_waiting")
 
-    def __init__(self, tell: OnDeadLetter, pool: Pool, calls: Calls, threads: Threads) -> None:
+    def __init__(self, tell: OnDeadLetter, pool: Pool, calls: Calls, threads: Threads, seal: Seal | None) -> None:
+        self._seal = seal
         self._tell = tell
         self._pool = pool
         self._calls = calls
@@ -67,9 +70,11 @@ class Letters:
                 log.error("on_dead_letter: instance %d was deleted before it could be told of", number)
                 continue
             try:
-                await self._call(found)
-            except Exception:
-                log.exception("on_dead_letter raised for instance %d", number)
+                await self._call(found if self._seal is None else self._seal.instance(found))
+            except Exception as error:
+                # Where, and its kind: its words may quote a payload, for it was handed one.
+                frames = "".join(traceback.format_tb(error.__traceback__))
+                log.error("on_dead_letter raised %s for instance %d\n%s", type(error).__name__, number, frames)
 
     async def _call(self, one: Instance) -> None:
         """A coroutine on the loop, a plain function in a thread, as with steps."""

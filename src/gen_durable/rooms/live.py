@@ -22,7 +22,7 @@ from gen_durable.config import WorkerOptions
 from gen_durable.errors import LeaseLost, OutcomeRejected
 from gen_durable.instances import Status
 from gen_durable.registry import Registry
-from gen_durable.rooms.encode import Ran, advance, encode_cancel
+from gen_durable.rooms.encode import Ran, advance
 from gen_durable.rooms.ending import Endings
 from gen_durable.rooms.flush import ASKED, STALE, Flush, Settled, Verdict
 from gen_durable.rooms.hold import Held, Holdings
@@ -145,7 +145,7 @@ class Live:
         held.reason = reason
         if began:
             reason = await self._run.cancelled(claim, held.entry, reason, self._cancel_timeout)
-        ran = encode_cancel(claim, held.entry.spec, reason)
+        ran = self._run.ended(claim, held.entry, reason)
         ran.commit.began, ran.commit.took = time.perf_counter() - took, took
         self._flush.hand_in(ran.commit, functools.partial(self._settled, held, ran, took))
 

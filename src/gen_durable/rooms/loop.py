@@ -11,7 +11,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 
-from gen_durable.pg.faults import ConnectionLost
+from gen_durable.pg.faults import ConnectionLost, kind_of
 
 log = logging.getLogger("gen_durable.worker")
 MAX_REST = 1.0  # an outage that ends is noticed within a second
@@ -60,5 +60,6 @@ class Loop(ABC):
             if isinstance(error, ConnectionLost):
                 log.warning("%s: the database is not reachable (%s); trying again", self._name, error)
             else:
-                log.warning("%s failed (%s: %s); trying again", self._name, type(error).__name__, error)
+                # Its kind alone: the words of a server's error may quote a row.
+                log.warning("%s failed (%s); trying again", self._name, kind_of(error))
         return min(0.05 * 2.0 ** min(self._failures, 12), MAX_REST) * random.uniform(0.5, 1.0)

@@ -9,6 +9,7 @@ written as moves, without I/O: an `async def` step makes them on the loop, a `de
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import time
@@ -25,6 +26,7 @@ from gen_durable.jobs import Cancel
 from gen_durable.jobs import backoff as jobs_backoff
 from gen_durable.limits import check_name, clean_error
 from gen_durable.outcomes import describe
+from gen_durable.sealing import Seal, of_activity
 from gen_durable.store.calls import Call
 from gen_durable.store.journal import Fence, JournalCalls, Noted, check_format
 
@@ -65,10 +67,20 @@ _BROUGHT: Final = msgspec.json.Decoder(Brought)
 class Notes:
     """The notes of one execution of a step."""
 
-    __slots__ = ("_calls", "_fence", "_finished", "_next", "_tried", "_used", "checkpoint")
+    __slots__ = ("_calls", "_fence", "_finished", "_next", "_seal", "_tried", "_used", "_visit", "checkpoint")
 
-    def __init__(self, calls: JournalCalls, fence: Fence, brought: str | None = None) -> None:
+    def __init__(
+        self,
+        calls: JournalCalls,
+        fence: Fence,
+        brought: str | None = None,
+        *,
+        visit: int = 0,
+        seal: Seal | None = None,
+    ) -> None:
         """`brought` is the journal of the visit, as the claim brought it; one from a newer library is refused."""
+        self._visit = visit
+        self._seal = seal
         self._calls = calls
         self._fence = fence
         self._used: set[str] = set()
@@ -84,17 +96,23 @@ class Notes:
         if brought.checkpoint is not None:
             format_, _, value = brought.checkpoint
             check_format(format_)
-            self.checkpoint = bytes(value)
+            self.checkpoint = self._open(bytes(value), "checkpoint")
         for number, name, finished, result in brought.activities or ():
             self._next = number + 1
             self._tried[name] = self._tried.get(name, 0) + 1
             if finished:
-                self._finished[name] = bytes(result)
+                self._finished[name] = self._open(bytes(result), of_activity(self._visit, name, "result"))
+
+    def _open(self, raw: bytes, field: str) -> bytes:
+        return raw if self._seal is None else self._seal.open(raw, self._fence.id, field).encode()
 
     def save(self, value: object) -> Moves:
         """Write a checkpoint."""
         raw = encode(value, "a checkpoint")
-        yield self._calls.checkpoint(self._fence, raw.decode())
+        text = raw.decode()
+        if self._seal is not None:
+            text = self._seal.close(text, self._fence.id, "checkpoint")
+        yield self._calls.checkpoint(self._fence, text)
         self.checkpoint = raw
 
     def clear(self) -> Moves:
@@ -163,6 +181,8 @@ class Notes:
             took = time.perf_counter() - began
             told = None if failure is None else clean_error(describe(failure))
             noted = Noted(number, name, parameters, result, told, took, took, attempt)
+            if self._seal is not None:
+                noted = self._sealed(noted, self._seal)
             yield self._calls.activity(self._fence, noted)
             if failure is None:
                 self._finished[name] = (result or "null").encode()
@@ -171,6 +191,18 @@ class Notes:
                 raise failure
             yield Pause(backoff(retries - left).total_seconds())
         raise AssertionError("unreachable")
+
+    def _sealed(self, noted: Noted, seal: Seal) -> Noted:
+        def field(part: str) -> str:
+            return of_activity(self._visit, noted.name, part)
+
+        instance, result, error = self._fence.id, noted.result, noted.error
+        return dataclasses.replace(
+            noted,
+            parameters=seal.close(noted.parameters, instance, field("parameters")),
+            result=None if result is None else seal.close(result, instance, field("result")),
+            error=None if error is None else seal.close_text(error, instance, field("error")),
+        )
 
 
 def _backoff(attempt: int) -> timedelta:

@@ -25,7 +25,8 @@ from gen_durable.machines import Machine, StepSpec
 from gen_durable.outcomes import Done, Outcome, Replay, ScheduleChildren, Stop, describe
 from gen_durable.registry import Entry
 from gen_durable.rooms.brood import ReadChildren
-from gen_durable.rooms.encode import SAME_STATE, Ran, encode_outcome
+from gen_durable.rooms.encode import SAME_STATE, Ran, encode_cancel, encode_outcome
+from gen_durable.rooms.sealer import Sealer
 from gen_durable.rooms.threads import Threads
 from gen_durable.services import Journal, LimitDoors, StepConnection
 from gen_durable.signals import Received
@@ -49,16 +50,24 @@ class StepRaised(Exception):
 class Run:
     """Runs steps. `hold` says whether a `Next` may keep its claim and run ahead."""
 
-    __slots__ = ("_doors", "_journal", "_read_children", "_threads", "_worker")
+    __slots__ = ("_doors", "_journal", "_read_children", "_sealer", "_threads", "_worker")
 
     def __init__(
-        self, worker: str, threads: Threads, read_children: ReadChildren, doors: LimitDoors, journal: Journal
+        self,
+        worker: str,
+        threads: Threads,
+        read_children: ReadChildren,
+        doors: LimitDoors,
+        journal: Journal,
+        *,
+        sealer: Sealer | None = None,
     ) -> None:
         self._worker = worker
         self._threads = threads
         self._read_children = read_children
         self._doors = doors
         self._journal = journal
+        self._sealer = sealer
 
     async def step(
         self,
@@ -80,6 +89,8 @@ class Run:
             state = after.state
         else:
             try:
+                if self._sealer is not None:
+                    self._sealer.open(claim)
                 if claim.journal is not None:
                     self._journal.notes(claim, claim.seq)
                 state = entry.spec.state_codec.decode(claim.state)
@@ -98,7 +109,7 @@ class Run:
             ran = encode_outcome(claim, entry.spec, ctx, returned, hold=hold)
             if ran.rest is not None:
                 await _in_time(self._draw(ran, entry.spec), entry.spec)
-            return ran
+            return ran if self._sealer is None else await _sealed(ran, self._sealer)
         except asyncio.CancelledError:
             if claim.abandoned:
                 raise
@@ -120,8 +131,18 @@ class Run:
 
     async def given_up(self, claim: Claim, entry: Entry, error: Exception) -> Ran:
         """The database refused `on_error`'s answer too: the instance fails, with a reason that surely can be stored."""
-        ctx = self._context(claim, entry.spec)
-        return encode_outcome(claim, entry.spec, ctx, Stop(clean_error(describe(error))), hold=False)
+        return await self._stop(claim, entry, self._context(claim, entry.spec), describe(error))
+
+    def ended(self, claim: Claim, entry: Entry, reason: str) -> Ran:
+        """The end of an instance that was cancelled while it was ours."""
+        ran = encode_cancel(claim, entry.spec, reason)
+        if self._sealer is not None:
+            self._sealer.close_text(ran.commit)
+        return ran
+
+    async def _stop(self, claim: Claim, entry: Entry, ctx: Context, reason: str) -> Ran:
+        ran = encode_outcome(claim, entry.spec, ctx, Stop(clean_error(reason)), hold=False)
+        return ran if self._sealer is None else await _sealed(ran, self._sealer)
 
     async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> Ran:
         """Let whoever answers for the step decide what its error means."""
@@ -131,7 +152,8 @@ class Run:
         )
         try:
             if isinstance(entry.owner, Job):
-                return encode_outcome(claim, entry.spec, ctx, _retry(entry.owner, ctx, error), hold=hold, error=error)
+                ran = encode_outcome(claim, entry.spec, ctx, _retry(entry.owner, ctx, error), hold=hold, error=error)
+                return ran if self._sealer is None else await _sealed(ran, self._sealer)
             # The state of the row, not what the failed execution may have made of its own copy.
             state = entry.spec.state_codec.decode(claim.state)
             answer = cast(Any, entry.owner).on_error(state, ctx, error)
@@ -140,7 +162,7 @@ class Run:
             ran = encode_outcome(claim, entry.spec, ctx, answer, hold=hold, error=error)
             if ran.rest is not None:
                 await self._draw(ran, entry.spec)
-            return ran
+            return ran if self._sealer is None else await _sealed(ran, self._sealer)
         except asyncio.CancelledError:
             if claim.abandoned:
                 raise
@@ -150,7 +172,7 @@ class Run:
         except BaseException as raised:
             second = raised
         reason = f"{describe(error)} (and then on_error raised {describe(second)})"
-        return encode_outcome(claim, entry.spec, ctx, Stop(clean_error(reason)), hold=False)
+        return await self._stop(claim, entry, ctx, reason)
 
     async def cancelled(self, claim: Claim, entry: Entry, reason: str, timeout: float) -> str:
         """Let the machine clean up after a step that was stopped. Returns the reason, with what went wrong, if any."""
@@ -159,6 +181,8 @@ class Run:
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
+                if self._sealer is not None:
+                    self._sealer.open(claim)
                 state = entry.spec.state_codec.decode(claim.state)
                 cleaning: object = entry.owner.on_cancel(state, self._context(claim, entry.spec), reason)
                 if inspect.isawaitable(cleaning):
@@ -226,6 +250,12 @@ class Run:
         await begun  # a timeout bounds the execution, not the wait for a free thread
         result = await _in_time(done, entry.spec)
         return await result if inspect.isawaitable(result) else result
+
+
+async def _sealed(ran: Ran, sealer: Sealer) -> Ran:
+    ran.plain = ran.commit.value
+    await sealer.close(ran.commit)
+    return ran
 
 
 def _listed(call: Callable[[], Any]) -> object:

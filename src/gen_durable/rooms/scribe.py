@@ -27,6 +27,7 @@ from gen_durable.pg.pool import Pool
 from gen_durable.rooms.ask import refused
 from gen_durable.rooms.notes import Invoke, Move, Moves, Notes, Pause
 from gen_durable.rooms.threads import Threads
+from gen_durable.sealing import Seal
 from gen_durable.store.calls import Call
 from gen_durable.store.journal import Fence, JournalCalls, Report
 from gen_durable.store.rows import Claim
@@ -50,17 +51,28 @@ class Scribe:
         "_pool",
         "_reports",
         "_schema",
+        "_seal",
         "_thread",
         "_threads",
         "_writer",
         "installation",
     )
 
-    def __init__(self, pool: Pool, schema: str, calls: JournalCalls, threads: Threads, installation: str) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        schema: str,
+        calls: JournalCalls,
+        threads: Threads,
+        installation: str,
+        *,
+        seal: Seal | None = None,
+    ) -> None:
         self.installation = installation
         self._pool = pool
         self._schema = schema
         self._calls = calls
+        self._seal = seal
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -74,7 +86,8 @@ class Scribe:
             raise LeaseLost(f"instance {claim.id}: the step that writes this has been left")
         notes = claim.notes
         if not isinstance(notes, Notes):
-            claim.notes = notes = Notes(self._calls, Fence(claim.id, claim.claim, seq), claim.journal)
+            fence = Fence(claim.id, claim.claim, seq)
+            claim.notes = notes = Notes(self._calls, fence, claim.journal, visit=claim.visit, seal=self._seal)
         return notes
 
     async def make(self, moves: Moves) -> Any:
@@ -145,7 +158,7 @@ class Scribe:
                 told: Exception = error
             except SqlError as error:
                 if classify(error) is Fault.REFUSED:
-                    raise refused(error, "the journal", self._schema) from error
+                    raise refused(error, "the journal", self._schema) from None
                 told = error
             log.debug("the journal of instance %s cannot be written now (%s)", call.args[0], type(told).__name__)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -175,6 +188,9 @@ class Scribe:
             raw = None if detail is None else encode(detail, "the detail of a progress").decode()
             share = None if fraction is None else float(fraction)
             words = None if message is None else clean_error(str(message))
+            if self._seal is not None:
+                raw = None if raw is None else self._seal.close(raw, instance, "progress/detail")
+                words = None if words is None else self._seal.close_text(words, instance, "progress/message")
             self._reports[instance, claim, step, str(branch)] = Report(
                 instance, claim, step, clean_error(str(branch)), share, words, raw
             )

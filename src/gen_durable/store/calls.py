@@ -60,13 +60,16 @@ class Calls:
         "_cancel",
         "_cascade",
         "_children",
+        "_draw",
         "_enter",
         "_flush",
         "_forget_buckets",
         "_gc",
         "_get",
         "_heartbeat",
+        "_holder",
         "_insert",
+        "_insert_as",
         "_leave",
         "_limits",
         "_notify",
@@ -89,10 +92,14 @@ class Calls:
         self.schema = schema
         s = f'"{schema.name}"'
         # In what clients call JSON goes as text: a codec that a caller's pool has for jsonb must not touch it.
+        json = "::pg_catalog.text[]::pg_catalog.jsonb[]"
         self._insert = (
-            f"select ord, id, inserted from {s}.insert($1,$2,$3,$4::text[]::jsonb[],$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
-            "$13::text[]::jsonb[],$14,$15::text[]::jsonb[])"
+            f"select ord, id, inserted from {s}.insert($1,$2,$3,$4{json},$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
+            f"$13{json},$14,$15{json})"
         )
+        self._insert_as = self._insert[:-1] + ",$16)"
+        self._draw = f"select {s}.draw($1)"
+        self._holder = f"select {s}.holder($1)"
         self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._flush = (
             f"select stale, already, wake, asked from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
@@ -102,9 +109,11 @@ class Calls:
         self._children = f"select {s}.children_page($1,null,$2,$3)"
         self._signal = (
             "select ord, target, verdict, woken from "  # noqa: S608
-            f"{s}.signal($1::bigint[],$2::bytea[],$3,$4::text[]::jsonb[],$5)"
+            f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{json},$5)"
         )
-        self._cancel = f"select ord, target, was, verdict, woken from {s}.cancel($1::bigint[],$2::bytea[],$3,$4)"  # noqa: S608
+        self._cancel = (
+            f"select ord, target, was, verdict, woken from {s}.cancel($1::bigint[],$2::pg_catalog.bytea[],$3,$4)"  # noqa: S608
+        )
         self._cascade = f"select ended, asked, woken, more from {s}.cascade($1,$2)"  # noqa: S608
         self._asked = f"select id, reason from {s}.asked($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
@@ -123,7 +132,8 @@ class Calls:
         self._leave = f"select {s}.leave($1)"
         self._forget_buckets = f"select {s}.forget_buckets()"
         self._notify = (
-            "select pg_notify($1, q) from unnest($2::text[]) as q, set_config('synchronous_commit', 'off', true)"
+            "select pg_catalog.pg_notify($1, q) from pg_catalog.unnest($2::pg_catalog.text[]) as q, "
+            "pg_catalog.set_config('synchronous_commit', 'off', true)"
         )
 
     def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Call[list[Inserted]]:
@@ -148,6 +158,18 @@ class Calls:
             ),
             lambda rows: [Inserted(row[1], row[2]) for row in rows],
         )
+
+    def insert_as(self, call: Call[list[Inserted]], ids: list[int], states: list[str]) -> Call[list[Inserted]]:
+        """An `insert` whose ids were drawn before, with the states that were sealed for them."""
+        return Call(self._insert_as, (*call.args[:3], states, *call.args[4:], ids), call.read)
+
+    def draw(self, count: int) -> Call[list[int]]:
+        """Ids for instances that are to be inserted."""
+        return Call(self._draw, (count,), lambda rows: list(rows[0][0]))
+
+    def holder(self, key: bytes) -> Call[int | None]:
+        """The instance that holds a unique key."""
+        return Call(self._holder, (key,), lambda rows: rows[0][0])
 
     def pick(
         self,

@@ -13,40 +13,54 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-from gen_durable.outcomes import Start
 from gen_durable.store.calls import Call, Calls
 from gen_durable.store.rows import CancelTarget, Delivery, Inserted
 
 INSERT: Final = (
-    *("text[]", "int[]", "text[]", "jsonb[]", "text[]", "smallint[]", "text[]", "float8[]", "timestamptz[]"),
-    *("bytea[]", "text[]", "text", "jsonb[]", "text[]", "jsonb[]", "text"),
+    *("text[]", "int4[]", "text[]", "jsonb[]", "text[]", "int2[]", "text[]", "float8[]", "timestamptz[]"),
+    *("bytea[]", "text[]", "text", "jsonb[]", "text[]", "jsonb[]"),
 )
-SIGNAL: Final = ("bigint[]", "bytea[]", "text[]", "jsonb[]", "text[]", "text")
-CANCEL: Final = ("bigint[]", "bytea[]", "text", "boolean", "text")
+IDS: Final = "int8[]"
+SIGNAL: Final = ("int8[]", "bytea[]", "text[]", "jsonb[]", "text[]", "text")
+CANCEL: Final = ("int8[]", "bytea[]", "text", "bool", "text")
 _PARAMETER: Final = re.compile(r"\$(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class GuestCalls:
-    """`insert`, `signal` and `cancel` for a caller's connection."""
+    """The calls of `insert`, `signal` and `cancel` for a caller's connection."""
 
     calls: Calls
 
-    def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Call[list[Inserted]]:
-        call = self.calls.insert(starts, on_conflict)
+    def insert(self, call: Call[list[Inserted]]) -> Call[list[Inserted]]:
+        """`call` is an `insert` or an `insert_as`."""
+        types = (*INSERT, IDS)[: len(call.args)]
+        columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
         # Once for a queue: more would be the same news.
         text = (
-            "select m.ord, m.id, m.inserted, case when m.inserted and m.first then pg_notify($16, m.queue) end from "  # noqa: S608
-            "(select i.*, q.queue, row_number() over (partition by q.queue, i.inserted order by i.ord) = 1 as first "
-            f'from "{self.calls.schema.name}".insert($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15) as i, '
+            "select m.ord, m.id, m.inserted, "  # noqa: S608
+            f"case when m.inserted and m.first then pg_catalog.pg_notify(${len(types) + 1}, m.queue) end from "
+            "(select i.*, q.queue, pg_catalog.row_number() over (partition by q.queue, i.inserted order by i.ord) "
+            "operator(pg_catalog.=) 1 as first "
+            f'from "{self.calls.schema.name}".insert({columns}) as i, '
             "lateral (select ($5)[i.ord] as queue) as q) as m order by m.ord"
         )
-        return _with_texts(Call(text, (*call.args, self.calls.schema.channel), call.read), INSERT)
+        return _with_texts(Call(text, (*call.args, self.calls.schema.channel), call.read), (*types, "text"))
+
+    def draw(self, count: int) -> Call[list[int]]:
+        """Arrays come back as text: each driver has its own idea of them."""
+        call = self.calls.draw(count)
+        text = call.text.replace("draw($1)", "draw($1)::pg_catalog.text")
+        return _with_texts(Call(text, call.args, lambda rows: [int(n) for n in rows[0][0][1:-1].split(",")]), ("int4",))
+
+    def holder(self, key: bytes) -> Call[int | None]:
+        return _with_texts(self.calls.holder(key), ("bytea",))
 
     def signal(self, delivery: Delivery) -> Call[list[tuple[int | None, str, str | None]]]:
         call = self.calls.signal([delivery])
         text = (
-            "select s.ord, s.target, s.verdict, s.woken, case when s.woken is not null then pg_notify($6, s.woken) end "  # noqa: S608
+            "select s.ord, s.target, s.verdict, s.woken, "  # noqa: S608
+            "case when s.woken is not null then pg_catalog.pg_notify($6, s.woken) end "
             f'from "{self.calls.schema.name}".signal($1,$2,$3,$4,$5) as s'
         )
         return _with_texts(Call(text, (*call.args, self.calls.schema.channel), call.read), SIGNAL)
@@ -58,7 +72,8 @@ class GuestCalls:
         call = self.calls.cancel([(instance, key)], reason, cascade=cascade)
         text = (
             "select c.ord, c.target, c.was, c.verdict, null, "  # noqa: S608
-            "(select count(*) from (select pg_notify($5, w.bell) from unnest(c.woken) as w (bell)) as n) "
+            "(select pg_catalog.count(*) from (select pg_catalog.pg_notify($5, w.bell) "
+            "from pg_catalog.unnest(c.woken) as w (bell)) as n) "
             f'from "{self.calls.schema.name}".cancel($1,$2,$3,$4,true) as c'
         )
         return _with_texts(Call(text, (*call.args, self.calls.schema.channel), call.read), CANCEL)
@@ -66,7 +81,8 @@ class GuestCalls:
 
 def _with_texts(call: Call[Any], types: Sequence[str]) -> Call[Any]:
     def typed(parameter: re.Match[str]) -> str:
-        return f"cast({parameter[0]} as text)::{types[int(parameter[1]) - 1]}"
+        # By their full names: the caller's search_path may lead anywhere.
+        return f"cast({parameter[0]} as pg_catalog.text)::pg_catalog.{types[int(parameter[1]) - 1]}"
 
     return Call(_PARAMETER.sub(typed, call.text), tuple(_text(value) for value in call.args), call.read)
 

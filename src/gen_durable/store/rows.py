@@ -43,6 +43,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     visit: int = 0
     journal: str | None = None  # what former executions of this visit have left, as JSON
     notes: object = None  # of this execution, once it has written any (rooms.scribe)
+    opened: bool = False  # by the codec, if there is one (rooms.sealer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,15 @@ class Picked:
 
 @dataclass(slots=True)
 class Brood:
-    """The children of an outcome that starts too many for one statement: each encoded, and the unique keys of all."""
+    """The children of an outcome that starts too many for one statement: each encoded, and the unique keys of all.
+
+    `ids` are those that were drawn before, for states that are sealed to them.
+    """
 
     encoded: list[bytes]
     keys: list[bytes | None]
     size: int = 0
+    ids: list[int] | None = None
 
     @classmethod
     def empty(cls) -> Brood:

@@ -16,6 +16,7 @@ from gen_durable.errors import ConfigError
 DEFAULT_SCHEMA: Final = "gen_durable"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 _MARK = re.compile(r"@schema\b")
+_ROLE = re.compile(r"@(owner|worker|client|viewer|admin)\b")
 _SQL = files("gen_durable.sql")
 
 
@@ -40,6 +41,16 @@ class Schema:
     def metadata_index(self) -> str:
         """The statement that makes the index of metadata; to be run outside a transaction."""
         return self.render(_SQL.joinpath("metadata_index.sql").read_text("utf-8"))
+
+    def roles(self, prefix: str) -> str:
+        """The statement that makes PREFIX_owner, _worker, _client, _viewer and _admin, and grants them their rights."""
+        if _NAME.fullmatch(prefix) is None or prefix.startswith("pg_"):
+            raise ConfigError(
+                f"the prefix of roles must be 1 to 48 characters out of a-z 0-9 _, not begin with a digit or pg_, "
+                f"got {prefix!r}"
+            )
+        sql = _SQL.joinpath("roles.sql").read_text("utf-8").replace("@prefix", prefix)
+        return self.render(_ROLE.sub(lambda role: f"{prefix}_{role[1]}", sql))
 
     def render(self, sql: str) -> str:
         """SQL with `@schema` replaced by the quoted name."""
@@ -69,7 +80,7 @@ def functions(schema: Schema) -> str:
     """Every function, to be installed (again) with each migration: `create or replace`, callers first or last alike."""
     texts = [
         file.read_text("utf-8")
-        for file in sorted(_SQL.joinpath("functions").iterdir(), key=lambda f: f.name)
+        for file in sorted(_SQL.joinpath("functions").iterdir(), key=lambda f: (f.name != "entitled.sql", f.name))
         if file.name.endswith(".sql")
     ]
     return schema.render("\n".join(texts))

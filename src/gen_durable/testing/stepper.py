@@ -23,10 +23,11 @@ from gen_durable.pg.link import Link
 from gen_durable.registry import Entry, Registry
 from gen_durable.rooms.brood import ReadChildren, reader
 from gen_durable.rooms.doors import Doors
-from gen_durable.rooms.encode import Ran, encode_cancel
+from gen_durable.rooms.encode import Ran
 from gen_durable.rooms.flush import Flush, Verdict
 from gen_durable.rooms.run import Run, StepRaised, Undecodable
 from gen_durable.rooms.scribe import Scribe
+from gen_durable.rooms.sealer import Sealer
 from gen_durable.rooms.threads import Threads
 from gen_durable.rooms.transact import Transact
 from gen_durable.rooms.wake import BELL
@@ -69,8 +70,13 @@ class Stepper:
         self._errors = errors
         self._cascade = False
         doors = Doors(app.ask, app.calls, _nobody)
-        self._scribe = Scribe(app.pool, app.calls.schema.name, app.journal, self._threads, app.installation)
-        self._run = _Run(self._threads, reader(app.pool, app.calls), doors, self._scribe, errors)
+        self._scribe = Scribe(
+            app.pool, app.calls.schema.name, app.journal, self._threads, app.installation, seal=app.seal
+        )
+        sealer = None if app.seal is None else Sealer(app.seal, app.pool, app.calls)
+        self._run = _Run(
+            self._threads, reader(app.pool, app.calls, app.seal), doors, self._scribe, errors, sealer=sealer
+        )
         self._flush = Flush(self._link, self._side_link, app.calls, 1, self._woke, worker=WORKER)
         self._transact = Transact(self._run, app.target, app.calls, 1, self._woke, worker=WORKER)
 
@@ -242,7 +248,7 @@ class Stepper:
         """The instance was cancelled while its step ran, by the step itself or by the test."""
         asked = await self._link.run(self._app.calls.asked([(claim.id, claim.claim)]))
         reason = await self._run.cancelled(claim, entry, asked.get(claim.id, "cancelled"), CANCEL_TIMEOUT)
-        ran = encode_cancel(claim, entry.spec, reason)
+        ran = self._run.ended(claim, entry, reason)
         ran.commit.began = time.perf_counter()
         return LOST if await self._flush.submit(ran.commit) is Verdict.STALE else ran.outcome
 
@@ -258,9 +264,16 @@ class _Run(Run):
     __slots__ = ("_errors",)
 
     def __init__(
-        self, threads: Threads, read_children: ReadChildren, doors: Doors, desk: Scribe, errors: dict[int, Exception]
+        self,
+        threads: Threads,
+        read_children: ReadChildren,
+        doors: Doors,
+        desk: Scribe,
+        errors: dict[int, Exception],
+        *,
+        sealer: Sealer | None,
     ) -> None:
-        super().__init__(WORKER, threads, read_children, doors, desk)
+        super().__init__(WORKER, threads, read_children, doors, desk, sealer=sealer)
         self._errors = errors
 
     async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> Ran:

@@ -1,5 +1,5 @@
 -- activities_of: the activity log of an instance, in the order they began; by id or, where that is null, by its key. Of so
--- many only the last (null: all).
+-- many only the last (null: all). Whoever may not see payloads (entitled.sql) is told of an error that there was one.
 -- Index: primary key of activities; gen_durable_unique.
 create or replace function @schema.activities_of(instance bigint, key bytea default null, last int default null)
 returns table (
@@ -10,8 +10,11 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-  select l.visit, l.name, l.attempt, l.started_at, l.duration, l.error, l.parameters, l.result
-  from (
+  select l.visit, l.name, l.attempt, l.started_at, l.duration,
+    case when s.sees then l.error when l.error is not null then '(not shown)' end,
+    case when s.sees then l.parameters else '[]' end, case when s.sees then l.result end
+  from (select @schema.entitled('state') offset 0) as s (sees)
+  cross join (
     select a.* from @schema.activities a
     where a.instance_id = coalesce(instance, (select g.id from @schema.gen_durable g where g.unique_guard = key))
     order by a.visit desc, a.n desc

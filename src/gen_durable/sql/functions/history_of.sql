@@ -1,5 +1,5 @@
 -- history_of: the committed outcomes of an instance, in their order; by id or, where that is null, by the key it holds. Of so
--- many only the last (null: all).
+-- many only the last (null: all). Errors and states only for whoever may see them (entitled.sql).
 -- Index: primary key of transitions; gen_durable_unique.
 create or replace function @schema.history_of(instance bigint, key bytea default null, last int default null)
 returns table (
@@ -12,7 +12,9 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
   select h.* from (
-    select t.seq, t.step, t.outcome, t.next_step, t.attempt, t.started_at, t.duration, t.worker, t.error, t.state
+    select t.seq, t.step, t.outcome, t.next_step, t.attempt, t.started_at, t.duration, t.worker,
+      case when (select @schema.entitled('state')) then t.error end as error,
+      case when (select @schema.entitled('state')) then t.state end as state
     from @schema.transitions t
     where t.instance_id = coalesce(instance, (select g.id from @schema.gen_durable g where g.unique_guard = key))
     order by t.seq desc

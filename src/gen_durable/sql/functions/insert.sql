@@ -3,6 +3,7 @@
 -- In: one array per column; one that is null for all may be shorter. delays are seconds from now (null: none); a
 -- schedule_at wins over its delay; a unique_scope is the text of an array of statuses; a priority of null is 0.
 -- limits as limit_keys.sql takes them; groups: 'KIND/GROUP'; metadatas: objects, or null.
+-- drawn: the ids of the rows, if the caller had to know them before (draw.sql); others than drawn ones are refused.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (id null), 'existing' (the holder's id).
 -- Out: one row per input row, in input order.
 -- Index: gen_durable_unique. Locks: rows go in by the order of their keys, so that two calls with the same keys wait
@@ -22,7 +23,8 @@ create or replace function @schema.insert(
   on_conflict text default 'raise',
   limits jsonb[] default '{}',
   groups text[] default '{}',
-  metadatas jsonb[] default '{}'
+  metadatas jsonb[] default '{}',
+  drawn bigint[] default '{}'
 )
 returns table (ord int, id bigint, inserted boolean)
 language plpgsql
@@ -40,13 +42,25 @@ declare
   slot_keys text[];
   rate_keys text[];
   weights int[];
+  -- Asked only where it can matter: with roles, who calls is not who runs this.
+  starter constant text := case when session_user <> current_user and not @schema.entitled('state') then session_user end;
 begin
   if on_conflict is null or on_conflict not in ('raise', 'skip', 'existing') then
     raise exception 'on_conflict must be raise, skip or existing, not %', on_conflict using errcode = '22023';
   end if;
 
   -- Ids in input order, so that equal priorities run in the order in which they were handed in.
-  select array_agg(nextval('@schema.gen_durable_id_seq'::regclass)) into ids from generate_series(1, total);
+  if cardinality(drawn) = 0 then
+    select array_agg(nextval('@schema.gen_durable_id_seq'::regclass)) into ids from generate_series(1, total);
+  else
+    -- An id that the sequence has not come to yet would be in the way of somebody else's row later on.
+    if cardinality(drawn) <> total
+      or exists (select from unnest(drawn) as d (id) where d.id is null or d.id < 1 or d.id > (select last_value from @schema.gen_durable_id_seq))
+    then
+      raise exception 'drawn must hold an id of draw() for each row' using errcode = '22023';
+    end if;
+    ids := drawn;
+  end if;
 
   if cardinality(limits) > 0 then
     select k.slot_keys, k.rate_keys, k.weights into slot_keys, rate_keys, weights from @schema.limit_keys(limits) as k;
@@ -64,12 +78,12 @@ begin
     with added as (
       insert into @schema.gen_durable
         (id, fsm, fsm_version, step, state, queue, priority, partition_key, blocked_on, eligible_at, unique_key,
-         unique_scope, slot_key, rate_key, weight, group_key, metadata)
+         unique_scope, slot_key, rate_key, weight, group_key, metadata, inserted_by)
       overriding system value
       select o.id, o.fsm, o.version, o.step, o.state, o.queue, coalesce(o.priority, 0::smallint), o.partition_key,
              o.blocked_on, coalesce(o.schedule_at, now() + make_interval(secs => coalesce(o.delay, 0))),
              o.unique_key, coalesce(o.unique_scope, '{}')::@schema.durable_status[], o.slot_key, o.rate_key, o.weight,
-             o.group_key, o.metadata
+             o.group_key, o.metadata, starter
       from unnest(ids, fsms, versions, steps, states, queues, priorities, partition_keys, delays, schedule_ats,
                   unique_keys, unique_scopes, holders, blocked, slot_keys, rate_keys, weights, groups, metadatas)
         with ordinality as o (id, fsm, version, step, state, queue, priority, partition_key, delay, schedule_at,

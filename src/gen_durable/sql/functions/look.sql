@@ -1,7 +1,7 @@
 -- look: instances by their ids, newest first.
 --
 -- In: ids; whether states and results come along, which may be large. Out: one row per instance that exists.
--- Index: primary key. Locks: none.
+-- Whoever may see no other instances sees those that he has started (entitled.sql). Index: primary key. Locks: none.
 create or replace function @schema.look(ids bigint[], payloads boolean)
 returns table (
   id bigint, fsm text, fsm_version int, step text, status text, queue text, priority smallint, partition_key text,
@@ -17,10 +17,12 @@ set enable_seqscan = off
 as $$
   select
     g.id, g.fsm, g.fsm_version, g.step, g.status::text, g.queue, g.priority, g.partition_key, g.unique_key, g.awaits,
-    g.attempt, g.crashes, g.claims, g.seq, g.last_error, g.locked_by, g.parent_id, g.children_pending, g.eligible_at,
-    g.await_deadline, g.inserted_at, g.updated_at, g.finished_at, case when payloads then g.state end,
-    case when payloads then g.result end, g.metadata, g.blocked_on, g.due_at
+    g.attempt, g.crashes, g.claims, g.seq, case when p.seen then g.last_error end, g.locked_by, g.parent_id,
+    g.children_pending, g.eligible_at, g.await_deadline, g.inserted_at, g.updated_at, g.finished_at,
+    case when payloads and p.seen then g.state end, case when payloads and p.seen then g.result end, g.metadata,
+    g.blocked_on, g.due_at
   from @schema.gen_durable g
-  where g.id = any (ids)
+  cross join lateral (select (select @schema.entitled('state')) or coalesce(g.inserted_by = session_user, false)) as p (seen)
+  where g.id = any (ids) and ((select @schema.entitled('id')) or g.inserted_by = session_user)
   order by g.id desc
 $$;

@@ -2,7 +2,7 @@
 --
 -- In: one array per column, all of one length. A target is given by id or, where that is null, by unique key.
 -- Out: one row per input row, in input order: the target's id, what became of it ('delivered', 'duplicate',
--- 'no_target'), and the queue to be looked at: of a row that was woken, and of one that was due already, for the lock
+-- 'no_target', 'full': 10,000 are in its inbox and not consumed), and the queue to be looked at: of a row that was woken, and of one that was due already, for the lock
 -- taken here may have hidden it from a picker that had just been told of it (tests/flows/test_signals.py).
 -- Index: primary key, gen_durable_unique, signals_dedup.
 -- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock taken only
@@ -36,17 +36,20 @@ begin
   -- From here on the rows are found by their place, which cannot change under the lock: one look by key for each.
   return query
     with rows as materialized (
-      select g.ctid as place, g.id, g.queue, g.status, g.awaits, g.inbox, g.unique_guard, g.due_at <= now() as due
+      select g.ctid as place, g.id, g.queue, g.status, g.awaits, g.inbox, g.unique_guard, g.due_at <= now() as due,
+             g.inbox and exists (
+               select from @schema.signals s where s.target_id = g.id and not s.consumed order by s.id offset 9999
+             ) as full
       from @schema.gen_durable g where g.ctid = any (locked) and g.finished_at is null
     ),
     o as (
-      select o.*, r.queue, r.id as live_id, r.due
+      select o.*, r.queue, r.id as live_id, r.due, r.full
       from unnest(resolved, keys, names, payloads, dedup_keys) with ordinality as o (id, key, name, payload, dedup_key, n)
       left join rows r on r.id = o.id and (o.key is null or r.unique_guard = o.key)
     ),
     delivered as (
       insert into @schema.signals as s (target_id, name, payload, dedup_key)
-      select o.id, o.name, o.payload, o.dedup_key from o where o.live_id is not null order by o.n
+      select o.id, o.name, o.payload, o.dedup_key from o where o.live_id is not null and not o.full order by o.n
       on conflict (target_id, dedup_key) where dedup_key is not null do nothing
       returning s.target_id, s.name, s.dedup_key
     ),
@@ -73,6 +76,9 @@ begin
       o.live_id,
       case
         when o.live_id is null then 'no_target'
+        when o.full and not exists (
+          select from @schema.signals s where s.target_id = o.id and s.dedup_key = o.dedup_key
+        ) then 'full'
         when o.dedup_key is null then 'delivered'
         when exists (select from delivered d where d.target_id = o.id and d.dedup_key = o.dedup_key)
           and o.n = min(o.n) over (partition by o.id, o.dedup_key) then 'delivered'

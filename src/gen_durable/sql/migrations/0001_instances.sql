@@ -56,6 +56,7 @@ create table @schema.gen_durable (
   cancel_rest       boolean,              -- children that it stops waiting for are to be cancelled
   awaits            text[],               -- the names waited for; kept until the woken step progresses
   seen              bigint[],             -- the signals that the parking step had been shown already
+  inserted_by       text,                 -- the login that started it, if that may read no others (roles.sql)
   state             jsonb not null default '{}',
   result            jsonb,
   unique_key        bytea check (unique_key <> ''),

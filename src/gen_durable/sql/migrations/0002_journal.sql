@@ -78,6 +78,7 @@ with (
   autovacuum_vacuum_cost_delay = 0
 );
 
--- Which installation this is: ids begin at 1 in each, and idempotency keys must not be the same in two of them.
-create table @schema.installation (token text not null);
+-- Which installation this is: ids begin at 1 in each, and idempotency keys must not be the same in two of them. And the
+-- prefix of its roles, null if it has none (roles.sql).
+create table @schema.installation (token text not null, roles text);
 insert into @schema.installation (token) values (left(replace(gen_random_uuid()::text, '-', ''), 12));

@@ -1,0 +1,78 @@
+-- roles: who may do what. Run by migrate, once roles were asked for, after everything else; does no harm when run again.
+--
+-- All that there is belongs to @owner, who cannot log in. The functions run with the rights of their owner, and nobody
+-- but those who are granted one can call it. Tables are written by functions alone.
+do $roles$
+declare
+  one record;
+  role text;
+  -- What the codec seals, and what viewers do not see.
+  payloads constant text[] := array[
+    'gen_durable.state', 'gen_durable.result', 'gen_durable.last_error', 'signals.payload', 'transitions.error',
+    'transitions.state', 'checkpoints.value', 'activities.parameters', 'activities.result', 'activities.error',
+    'progress.message', 'progress.detail'
+  ];
+  -- Start, tell, stop; and see what became of what one has started oneself.
+  client constant text[] := array[
+    'insert', 'draw', 'holder', 'signal', 'cancel', 'cascade', 'watch', 'get', 'progress_of'
+  ];
+  viewer constant text[] := array['get', 'look', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
+    'progress_of', 'limits_now', 'slots_taken'];
+  worker constant text[] := client || array[
+    'pick', 'flush', 'reserve', 'spawn', 'children_page', 'asked', 'heartbeat', 'reap', 'sweep', 'release', 'gc',
+    'strangers', 'unlocked', 'set_limit', 'limits_now', 'enter', 'leave', 'forget_buckets', 'note_checkpoint',
+    'clear_checkpoint', 'note_activity', 'note_progress', 'history_of', 'activities_of', 'checkpoint_of', 'look', 'list', 'count',
+    'slots_taken'
+  ];
+  admin constant text[] := client || viewer || array[
+    'retry', 'remove', 'set_limit', 'remove_limit'
+  ];
+begin
+  foreach role in array array['@owner', '@worker', '@client', '@viewer', '@admin'] loop
+    if not exists (select from pg_catalog.pg_roles r where r.rolname = role) then
+      execute format('create role %I nologin', role);
+    end if;
+  end loop;
+  if not pg_catalog.pg_has_role(current_user, '@owner', 'usage') then
+    grant @owner to current_user;
+  end if;
+
+  alter schema @schema owner to @owner;
+  for one in
+    select c.oid::regclass as name from pg_catalog.pg_class c
+    where c.relnamespace = '@schema'::regnamespace and c.relkind = 'r'
+  loop
+    execute format('alter table %s owner to @owner', one.name);
+    execute format('revoke all on %s from public, @worker, @client, @viewer, @admin', one.name);
+    execute format('grant select on %s to @worker, @admin', one.name);
+  end loop;
+  alter type @schema.durable_status owner to @owner;
+  revoke all on schema @schema from public, @worker, @client, @viewer, @admin;
+  grant usage on schema @schema to @worker, @client, @viewer, @admin;
+  grant select on @schema.migrations, @schema.installation to @client;
+  for one in
+    select c.oid::regclass as name, string_agg(quote_ident(a.attname), ', ') as columns
+    from pg_catalog.pg_class c
+    join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+    where c.relnamespace = '@schema'::regnamespace and c.relkind = 'r'
+      and c.relname || '.' || a.attname <> all (payloads)
+    group by c.oid
+  loop
+    execute format('grant select (%s) on %s to @viewer', one.columns, one.name);
+  end loop;
+
+  for one in
+    select p.oid::regprocedure as name, p.proname::text as word from pg_catalog.pg_proc p
+    where p.pronamespace = '@schema'::regnamespace
+  loop
+    execute format('alter function %s owner to @owner', one.name);
+    execute format('alter function %s security definer', one.name);
+    execute format('revoke all on function %s from public, @worker, @client, @viewer, @admin', one.name);
+    if one.word = any (worker) then execute format('grant execute on function %s to @worker', one.name); end if;
+    if one.word = any (client) then execute format('grant execute on function %s to @client', one.name); end if;
+    if one.word = any (viewer) then execute format('grant execute on function %s to @viewer', one.name); end if;
+    if one.word = any (admin) then execute format('grant execute on function %s to @admin', one.name); end if;
+  end loop;
+  update @schema.installation set roles = '@prefix';
+end
+$roles$;

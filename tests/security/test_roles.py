@@ -1,0 +1,458 @@
+"""Roles: each may do what it is for, and nothing else; and a whole engine runs with no more rights than that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+from tests.security.roles import GROUPS, logins, make_roles
+from tests.security.support import CANARY, Crowd, Patient, Secret, Vault, Waiter, burn, echo, leaf, told
+from tests.worker.support import BRIEF, Engine, Rows, opened, seconds
+from typer.testing import CliRunner
+
+from gen_durable import (
+    Cancelled,
+    Concurrency,
+    ConfigError,
+    Context,
+    DatabaseRefused,
+    Done,
+    Durable,
+    Finished,
+    InputError,
+    Machine,
+    Next,
+    NotFound,
+    Outcome,
+    Rate,
+    Retention,
+    SyncDurable,
+    job,
+    step,
+)
+from gen_durable.cli.app import app as cli
+from gen_durable.contrib.aes import AesGcm
+from gen_durable.pg.link import Link, Target
+from gen_durable.pg.migrate import migrate
+from gen_durable.store.schema import Schema
+
+CLIENT = {"insert", "draw", "holder", "signal", "cancel", "cascade", "watch", "get", "progress_of"}
+VIEWER = {"get", "look", "list", "count", "history_of", "activities_of", "checkpoint_of", "progress_of"} | {
+    "limits_now",
+    "slots_taken",
+}
+WORKER = CLIENT | {
+    *("pick", "flush", "reserve", "spawn", "children_page", "asked", "heartbeat", "reap", "sweep", "release", "gc"),
+    *("strangers", "unlocked", "set_limit", "limits_now", "enter", "leave", "forget_buckets", "note_checkpoint"),
+    *(
+        "clear_checkpoint",
+        "note_activity",
+        "note_progress",
+        "history_of",
+        "activities_of",
+        "checkpoint_of",
+        "look",
+        "list",
+        "count",
+    ),
+    "slots_taken",
+}
+ADMIN = CLIENT | VIEWER | {"retry", "remove", "set_limit", "remove_limit"}
+MAY_CALL: dict[str, set[str]] = {
+    "worker": WORKER,
+    "client": CLIENT,
+    "viewer": VIEWER,
+    "admin": ADMIN,
+    "stranger": set(),
+}
+PAYLOADS = {
+    "gen_durable": {"state", "result", "last_error"},
+    "signals": {"payload"},
+    "transitions": {"error", "state"},
+    "checkpoints": {"value"},
+    "activities": {"parameters", "result", "error"},
+    "progress": {"message", "detail"},
+}
+
+
+@pytest.fixture
+def dsns(dsn: str, schema: str) -> Iterator[dict[str, str]]:
+    with logins(dsn, schema) as found:
+        yield found
+
+
+def allowed(connection: psycopg.Connection[Any], statement: str) -> bool:
+    """Whether a statement is allowed: anything but 42501. What it does is rolled back."""
+    try:
+        connection.execute(statement)
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    except psycopg.Error:
+        return True  # its arguments are no good, but it ran
+    finally:
+        connection.rollback()
+    return True
+
+
+FUNCTIONS = """
+select p.proname, p.oid::regprocedure::text, array(
+  select format('null::%%s', format_type(t, null)) from unnest(p.proargtypes) as t
+) from pg_proc p where p.pronamespace = %s::regnamespace order by 1, 2
+"""
+
+
+def test_every_role_and_every_function(dsn: str, schema: str, dsns: dict[str, str]) -> None:
+    """Each function is called by each role: it runs, or the answer is 42501."""
+    with psycopg.connect(dsn) as owner:
+        functions = owner.execute(FUNCTIONS, [f'"{schema}"']).fetchall()
+    assert len(functions) > 60
+    wrong: list[str] = []
+    for login, may in MAY_CALL.items():
+        assert may <= {name for name, _, _ in functions}
+        with psycopg.connect(dsns[login]) as connection:
+            connection.execute("set statement_timeout = '2s'")
+            connection.commit()
+            for name, signature, nulls in functions:
+                call = f'select "{schema}".{name}({", ".join(nulls)})'
+                if allowed(connection, call) is not (name in may):
+                    wrong.append(f"{login}: {signature} should be {'allowed' if name in may else 'refused'}")
+    assert wrong == []
+
+
+def test_every_role_and_every_table(dsn: str, schema: str, dsns: dict[str, str]) -> None:
+    """Nobody writes a table but by functions; viewers read all but payloads, clients and strangers nothing."""
+    with psycopg.connect(dsn) as owner:
+        columns = owner.execute(
+            "select table_name, column_name, is_generated = 'ALWAYS' or is_identity = 'YES' "
+            "from information_schema.columns where table_schema = %s",
+            [schema],
+        ).fetchall()
+    wrong: list[str] = []
+
+    def expect(connection: psycopg.Connection[Any], statement: str, may: bool) -> None:
+        if allowed(connection, statement) is not may:
+            wrong.append(f"{login}: {statement} should be {'allowed' if may else 'refused'}")
+
+    for login in MAY_CALL:
+        with psycopg.connect(dsns[login]) as connection:
+            for table, column, made in columns:
+                place = f'"{schema}".{table}'
+                told_to_all = login == "client" and table in ("migrations", "installation")
+                sees = login in ("worker", "admin") or told_to_all
+                hidden = column in PAYLOADS.get(table, set())
+                expect(connection, f"select {column} from {place}", sees or (login == "viewer" and not hidden))
+                if not made:
+                    expect(connection, f"update {place} set {column} = {column}", False)
+            for table in {table for table, _, _ in columns}:
+                place = f'"{schema}".{table}'
+                for write in ("insert into {} default values", "delete from {}", "truncate {}", "drop table {}"):
+                    expect(connection, write.format(place), False)
+                expect(connection, f"select * from {place} for update", False)
+            expect(connection, f'create table "{schema}".mine (n int)', False)
+            expect(connection, f'create function "{schema}".now() returns int language sql as $$ select 1 $$', False)
+            expect(connection, f"select nextval('\"{schema}\".gen_durable_id_seq')", False)
+            expect(connection, f"set role {schema}_owner", False)
+            expect(connection, f'alter schema "{schema}" rename to other', False)
+    assert wrong == []
+
+
+def test_the_roles_themselves(dsn: str, schema: str, dsns: dict[str, str]) -> None:
+    """No role of ours can log in or has any power beside its grants; all functions are the owner's, and pinned."""
+    with psycopg.connect(dsn) as connection:
+        powers = connection.execute(
+            "select rolname from pg_roles where rolname = any (%s) and (rolcanlogin or rolsuper or rolcreaterole or "
+            "rolcreatedb or rolreplication or rolbypassrls)",
+            [[f"{schema}_{group}" for group in GROUPS]],
+        ).fetchall()
+        assert powers == []
+        loose = connection.execute(
+            "select p.oid::regprocedure::text from pg_proc p where p.pronamespace = %s::regnamespace and not ("
+            "prosecdef and proowner = %s::regrole and 'search_path=pg_catalog, pg_temp' = any (proconfig) and "
+            "not has_function_privilege('public', p.oid, 'execute'))",
+            [f'"{schema}"', f"{schema}_owner"],
+        ).fetchall()
+        assert loose == []
+
+
+class Errand(Machine):
+    """What the other machines leave out: limits, transactions, partitions."""
+
+    @step(limit="slots")
+    async def start(self, secret: Secret, ctx: Context) -> Outcome[str]:
+        async with ctx.limit("rate"):
+            return Next(self.write, secret)
+
+    @step(transactional=True)
+    async def write(self, secret: Secret, ctx: Context) -> Outcome[str]:
+        user = await ctx.connection.fetchval("select session_user || '/' || current_user")
+        return Done(user)
+
+
+@job
+def blocking(text: str) -> str:
+    return text
+
+
+async def test_a_worker_with_the_rights_of_a_worker_runs_everything(dsns: dict[str, str], schema: str) -> None:
+    """Chains, signals, children in thousands, limits, the journal, transactions, cancels, reaping and retention."""
+    limits = {"slots": Concurrency(2), "rate": Rate(1000, per=timedelta(seconds=1))}
+    async with role(dsns, schema, "worker") as e, role(dsns, schema, "client") as client:
+        e.app.events.subscribe(e.seen)
+        machines = (Vault(), Crowd(), Patient(), Errand(), echo, burn, leaf, blocking)
+        retention = Retention(done=seconds(0), failed=None, cancelled=None)
+        async with e.worker(*machines, limits=limits, queues={"default": 50}, gc_interval=seconds(60), **BRIEF):
+            vault = await client.app.insert(Vault.start, Secret(CANARY), unique_key="vault")
+            await e.rows.until(vault, status="awaiting_signal")
+            assert await client.app.signal("vault", told, Secret(CANARY, 7), dedup_key="once")
+            assert await client.end(vault) == Finished(vault.id, Secret(CANARY, 99))
+            crowd = await client.app.insert(Crowd.spread, 1200)
+            errand = await client.app.insert(Errand.start, Secret("x"), partition_key="p")
+            user = f"{schema}_l_worker"
+            assert await client.end(errand) == Finished(errand.id, f"{user}/{user}")
+            assert await client.end(await client.app.insert(blocking, "x")) is not None
+            patient = await client.app.insert(Patient.wait, Secret("p"))
+            await e.rows.until(patient, status="executing")
+            assert await client.app.cancel(patient.id, reason="enough")
+            assert isinstance(await client.end(patient), Cancelled)
+            async with asyncio.timeout(60):
+                assert await crowd.wait() == Finished(crowd.id, 1200)
+            history = await e.app.history(vault.id)
+            assert [t for t in history if t.error and CANARY in t.error]
+            assert (await e.app.get(vault.id)).result == {"text": CANARY, "count": 99}
+        async with e.worker(echo, gc_interval=seconds(0.05), gc_retention=retention, **BRIEF):
+            await e.rows.when(lambda: gone(e.rows))
+
+
+async def gone(rows: Rows) -> bool:
+    return await rows.count("status = 'done'") == 0
+
+
+class role:
+    """An engine that is logged in as one of the roles; its rows are read with the rights of a worker."""
+
+    def __init__(self, dsns: dict[str, str], schema: str, login: str, **options: Any) -> None:
+        self._opening = opened(dsns[login], schema, **options)
+        self._rows = dsns["worker"]
+        self._schema = schema
+
+    async def __aenter__(self) -> Engine:
+        engine = await self._opening.__aenter__()
+        self._connection = await asyncpg.connect(self._rows)
+        engine.rows = Rows(self._connection, self._schema)
+        return engine
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._connection.close()
+        await self._opening.__aexit__(*error)
+
+
+async def test_a_client_sees_its_own_and_nothing_of_others(dsns: dict[str, str], schema: str) -> None:
+    """Results, errors, states and progress of instances that another login has started do not exist for a client."""
+    async with (
+        role(dsns, schema, "worker") as e,
+        role(dsns, schema, "client") as mine,
+        role(dsns, schema, "client2") as other,
+    ):
+        async with e.worker(echo, Waiter(), Vault(), burn):
+            one = await mine.app.insert(echo, Secret(CANARY))
+            assert await mine.end(one) == Finished(one.id, Secret(CANARY))
+            assert (await one.get()).state == {"text": CANARY, "count": 0}
+            with pytest.raises(NotFound):
+                await other.app.get(one.id)
+            with pytest.raises(NotFound):
+                await other.app.handle(one.id, echo).wait(seconds(1))
+            vault = await mine.app.insert(Vault.start, Secret(CANARY), unique_key="vault")
+            await e.rows.until(vault, status="awaiting_signal")
+            assert [p.message for p in await mine.app.progress(vault.id)] == [f"half of {CANARY}"]
+            assert await other.app.progress(vault.id) == []
+            assert await other.app.progress("vault") == []
+            # By design a client may tell and stop what it can name, and learns whether a key is held.
+            same = await other.app.insert(Vault.start, Secret("x"), unique_key="vault", on_conflict="existing")
+            assert same.id == vault.id
+            with pytest.raises(NotFound):
+                await other.app.get("vault")
+            assert await other.app.signal("vault", told, Secret(CANARY, 7))
+            assert await mine.end(vault) == Finished(vault.id, Secret(CANARY, 99))
+            # What a worker has started, as a child or in a step, is nobody's.
+            (child, *_) = await e.rows.fetch("select id from @.gen_durable where parent_id = $1", vault.id)
+            with pytest.raises(NotFound):
+                await mine.app.get(child[0])
+            by_worker = await e.app.insert(echo, Secret(CANARY))
+            assert await e.end(by_worker) == Finished(by_worker.id, Secret(CANARY))
+            with pytest.raises(NotFound):
+                await mine.app.get(by_worker.id)
+        for refused in (
+            mine.app.list(),
+            mine.app.count(),
+            mine.app.history(one.id),
+            mine.app.activities(one.id),
+            mine.app.retry(one.id),
+            mine.app.delete(one.id),
+            mine.app.limits(),
+            mine.app.set_limit("x", Concurrency(1)),
+        ):
+            with pytest.raises(DatabaseRefused, match=r"permission denied.*grant it the role"):
+                await refused
+
+
+async def test_clients_with_a_codec_and_with_connections_of_their_own(dsns: dict[str, str], schema: str) -> None:
+    """Drawing ids, finding holders, and inserting in a caller's transaction need no more rights."""
+    codec = AesGcm({"k": bytes(32)})
+    async with role(dsns, schema, "worker", codec=codec) as e, role(dsns, schema, "client", codec=codec) as client:
+        connection = await asyncpg.connect(dsns["client"])
+        async with connection.transaction():
+            one = await client.app.insert(Waiter.wait, Secret("s"), unique_key="k", connection=connection)
+        await connection.close()
+        await client.app.signal("k", told, Secret("t"))
+        async with e.worker(Waiter()):
+            assert await client.end(one) == Finished(one.id, "t/s")
+
+
+def test_a_client_that_blocks(dsns: dict[str, str], schema: str) -> None:
+    with SyncDurable(dsns["client"], schema=schema) as app:
+        handle = app.insert(echo, Secret("s"))
+        assert app.cancel(handle.id)
+        assert isinstance(handle.wait(seconds(1)), Cancelled)
+
+
+async def test_admins_repair(dsns: dict[str, str], schema: str) -> None:
+    """What `gen-durable retry`, `rm`, `limits set` and `show --state` do."""
+    async with role(dsns, schema, "worker") as e, role(dsns, schema, "admin") as admin:
+        async with e.worker(burn, echo):
+            one = await e.app.insert(burn, Secret(CANARY))
+            await e.end(one)
+            assert CANARY in ((await admin.app.get(one.id)).last_error or "")
+            await admin.app.retry(one.id)
+            await e.rows.until(one, status="failed")
+        assert await admin.app.set_limit("x", Concurrency(1))
+        assert [limit.name for limit in await admin.app.limits()] == ["x"]
+        assert await admin.app.remove_limit("x")
+        await admin.app.delete(one.id)
+
+
+def test_viewers_look(dsn: str, schema: str, dsns: dict[str, str]) -> None:
+    """`ls`, `count`, `show`, `history`, `limits` and `doctor` run, and show no payload."""
+
+    async def given() -> int:
+        async with opened(dsns["worker"], schema) as e:
+            e.rows = Rows(await asyncpg.connect(dsn), schema)
+            async with e.worker(burn):
+                handle = await e.app.insert(burn, Secret(CANARY))
+                await e.end(handle)
+            await e.rows.connection.close()
+            return handle.id
+
+    instance = str(asyncio.run(given()))
+    commands = (["ls"], ["count"], ["show", instance], ["show", instance, "--state"], ["history", instance])
+    for words in (*commands, ["limits"], ["doctor"]):
+        found = CliRunner().invoke(cli, [*words, "--dsn", dsns["viewer"], "--schema", schema])
+        assert found.exit_code == 0, (words, found.output)
+        assert CANARY not in found.output
+    for words in (["retry", instance], ["cancel", instance], ["signal", instance, "x"], ["rm", instance]):
+        found = CliRunner().invoke(cli, [*words, "--dsn", dsns["viewer"], "--schema", schema])
+        assert found.exit_code == 2
+        assert "permission denied: this login may not do that" in found.output
+
+
+async def test_viewers_get_no_payloads(dsns: dict[str, str], schema: str) -> None:
+    async with role(dsns, schema, "worker") as e, role(dsns, schema, "viewer") as viewer:
+        one = await e.app.insert(echo, Secret(CANARY))
+        listed = [i async for i in viewer.app.list_all(payloads=True)]
+        assert [i.id for i in listed] == [one.id]
+        with pytest.raises(InputError):
+            _ = listed[0].state
+
+        vault = await e.app.insert(Vault.start, Secret(CANARY))
+        async with e.worker(Vault()):
+            await e.rows.until(vault, status="awaiting_signal")
+        seen = [*await viewer.app.activities(vault.id), *await viewer.app.history(vault.id)]
+        assert [activity.error for activity in await viewer.app.activities(vault.id)][1] == "(not shown)"
+        assert len(seen) > 4
+        assert CANARY not in "".join(str(getattr(part, name)) for part in seen for name in part.__dataclass_fields__)
+        assert await viewer.app.progress(vault.id) == []
+
+
+async def test_a_stranger_is_told_so(dsns: dict[str, str], schema: str) -> None:
+    with pytest.raises(DatabaseRefused, match="permission denied"):
+        await Durable(dsns["stranger"], schema=schema).open()
+
+
+async def test_again_and_later(dsn: str, schema: str, dsns: dict[str, str]) -> None:
+    """Made again it changes nothing; another prefix is refused; a migration of the schema keeps the rights."""
+    await make_roles(dsn, schema, schema)
+    with pytest.raises(ConfigError, match="has roles with the prefix"):
+        await make_roles(dsn, schema, "others")
+    connection = await asyncpg.connect(dsn)
+    # As an upgrade does: the newest version is missing, and all functions are installed anew.
+    await connection.execute(f'delete from "{schema}".migrations where version = 3')
+    link = Link(Target(dsn))
+    assert await migrate(link, Schema(schema)) == [3]
+    await link.close()
+    left = await connection.fetch(
+        "select p.oid::regprocedure from pg_proc p where p.pronamespace = $1::text::regnamespace and not prosecdef",
+        f'"{schema}"',
+    )
+    assert left == []
+    await connection.close()
+    async with Durable(dsns["client"], schema=schema) as app:
+        await app.insert(echo, Secret("x"))
+
+
+async def test_by_somebody_who_is_no_superuser(dsn: str, bare_schema: str) -> None:
+    """Whoever may make roles and schemas can do it all, and upgrade it later."""
+    name = bare_schema
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(f"create role {name}_dba login createrole password 'of-a-test'")
+    database = await connection.fetchval("select current_database()")
+    await connection.execute(f'grant create on database "{database}" to {name}_dba')
+    from tests.security.roles import login_dsn
+
+    own = login_dsn(dsn, f"{name}_dba")
+    try:
+        async with Durable(own, schema=name, migrate=True, roles=name) as app:
+            await app.insert(echo, Secret("x"))
+        owner = await connection.fetchval("select nspowner::regrole::text from pg_namespace where nspname = $1", name)
+        assert owner == f"{name}_owner"
+        await connection.execute(f'delete from "{name}".migrations where version = 3')
+        async with Durable(own, schema=name, migrate=True):
+            pass
+    finally:
+        await connection.execute(f'drop schema if exists "{name}" cascade')
+        for role_ in ("dba", *GROUPS):
+            await connection.execute(f"drop owned by {name}_{role_}")
+            await connection.execute(f"drop role {name}_{role_}")
+        await connection.close()
+
+
+@pytest.mark.parametrize("prefix", ['x"; drop schema public; --', "Ä", "", "pg_x", "1a", "a" * 49, "x y", "x'"])
+def test_hostile_prefixes(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="prefix of roles"):
+        Schema("s").roles(prefix)
+
+
+def test_roles_are_made_by_migrations() -> None:
+    with pytest.raises(ConfigError, match="migrate=True"):
+        Durable("postgresql://", roles="x")
+
+
+def test_the_command(dsn: str, bare_schema: str) -> None:
+    """`gen-durable migrate --roles`, and what `--sql` prints does the same."""
+    base = ["migrate", "--dsn", dsn, "--schema", bare_schema]
+    printed = CliRunner().invoke(cli, [*base, "--roles", "--sql"])
+    assert printed.exit_code == 0
+    assert "create role %I nologin" in printed.stdout
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        try:
+            connection.execute(printed.stdout.encode())
+            done = CliRunner().invoke(cli, [*base, "--roles"])
+            assert done.exit_code == 0, done.output
+            assert f"grant {bare_schema}_worker, {bare_schema}_client" in done.output
+        finally:
+            connection.execute(f'drop schema if exists "{bare_schema}" cascade')
+            for group in GROUPS:
+                connection.execute(f"drop role if exists {bare_schema}_{group}")
