@@ -193,6 +193,15 @@ async def test_a_worker_outlives_a_frozen_server(dsn: str, schema: str, gated: G
         assert await direct.handle(handle.id, held).wait(timedelta(seconds=10)) == Finished(handle.id, 8)
 
 
+async def test_a_close_that_is_not_answered_is_no_error(dsn: str, gated: Gating) -> None:
+    """Whoever closes is done with it: a server that freezes just then breaks nothing, least of all an opening."""
+    async with gated() as gate, within(10):
+        link = Link(Target(several(dsn, gate.place)))
+        await link.run(PID)
+        gate.freeze()
+        await link.close()
+
+
 async def test_a_link_that_is_gone_is_noticed_by_its_socket(dsn: str, gated: Gating) -> None:
     """The driver sets none of this: a link that was cut would be waited on for ever."""
     async with gated() as gate:

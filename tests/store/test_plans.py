@@ -167,13 +167,13 @@ WORKS = {
     "stale": Work(lambda s: s.calls.flush([Commit(i, 9, 0, "done") for i in HELD]), frozenset({PKEY}), 4),
     "signal by id": Work(
         lambda s: s.calls.signal([send(i, dedup="d") for i in parked_ids(s)]),
-        frozenset({PKEY, DEDUP, UNIQUE}),
+        frozenset({PKEY, DEDUP, INBOX, UNIQUE}),
         10,
         hashes=True,
     ),
     "signal by key": Work(
         lambda s: s.calls.signal([send(None, key=f"p{n}".encode()) for n in range(1, BATCH)]),
-        frozenset({PKEY, UNIQUE, DEDUP}),
+        frozenset({PKEY, DEDUP, INBOX, UNIQUE}),
         10,
         hashes=True,
     ),

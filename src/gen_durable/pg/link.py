@@ -125,9 +125,12 @@ class Link:
             return
         try:
             await asyncio.shield(line.connection.close(timeout=2))
-        except (Exception, asyncio.CancelledError):
+        except asyncio.CancelledError:
             line.connection.terminate()
             raise
+        except Exception as error:
+            log.debug("a connection did not end politely: %s", type(error).__name__)
+            line.connection.terminate()
 
     def close_soon(self) -> None:
         """Close without waiting: the server is told, its answer is not heard."""
