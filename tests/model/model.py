@@ -51,6 +51,7 @@ class Row:
     needed: int | None = None
     wakes: bool = False
     cancel_rest: bool = False
+    joined: bool = False
     expired: bool = False
     marked: bool = False
     finished: Time | None = None
@@ -97,11 +98,13 @@ class Model:
                     heads[row.partition] = row
         return free | {r.id for r in heads.values()}
 
-    def claim(self, row: Row) -> None:
-        if row.status == "awaiting_children" and row.cancel_rest:
-            self.cascade(row.id, row.round)
+    def claim(self, row: Row) -> bool:
+        """Claim it; whether its children are to be cancelled, once the pick is over."""
+        row.joined = row.joined or row.status == "awaiting_children"
+        gave_up = row.joined and row.cancel_rest
         row.status, row.claims, row.deadline, row.seen = "executing", row.claims + 1, None, frozenset()
         row.pending, row.expired = 0, False
+        return gave_up
 
     # Outcomes.
 
@@ -116,6 +119,8 @@ class Model:
 
     def commit(self, row: Row, kind: str, *, step: str | None, delay: float | None, consumed: Iterable[int]) -> None:
         row.seq, row.crashes, row.step = row.seq + 1, 0, step or row.step
+        if kind != "replay" and (kind != "await" or step is not None):
+            row.joined = False
         if kind == "replay":
             row.attempt += 1
         elif kind not in ENDS and (kind != "await" or step is not None):
@@ -150,6 +155,7 @@ class Model:
             self.wake(row)
 
     def wake(self, row: Row) -> None:
+        row.joined = row.status == "awaiting_children"
         row.status, row.at, row.deadline, row.pending = "runnable", self.now(), None, 0
 
     def end(self, rows: list[Row], status: str) -> None:
