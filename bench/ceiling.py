@@ -33,7 +33,7 @@ AFTER = dict(pairwise(CHAIN))
 
 async def asker(app: Durable) -> Ask:
     """One connection, as a function that runs a call on it."""
-    connection = await connect(app.target)
+    connection = (await connect(app.target)).connection
 
     async def ask(call: Call[T]) -> T:
         return call.read(await connection.fetch(call.text, *call.args))
