@@ -23,7 +23,7 @@ from gen_durable.store.rows import Claim, Commit, Delivery
 from gen_durable.store.schema import checks
 from gen_durable.testing.statements import Statements
 
-EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "300"))
 STEPS = int(os.environ.get("MODEL_STEPS", "20"))
 LEASE = 1e7  # no lease runs out by itself: a crash is a rule
 MAX_CRASHES = 2
