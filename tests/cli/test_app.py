@@ -9,49 +9,18 @@ from typing import Any
 
 import pytest
 
+COMMANDS = "demo migrate worker ls count show history signal cancel retry rm doctor limits graph".split()
+
 
 def test_help_names_every_command_and_says_what_to_do_first(run: Any) -> None:
     shown = run("--help")
     assert shown.returncode == 0
-    for command in (
-        "demo",
-        "migrate",
-        "worker",
-        "ls",
-        "count",
-        "show",
-        "history",
-        "signal",
-        "cancel",
-        "retry",
-        "rm",
-        "doctor",
-        "limits",
-        "graph",
-    ):
+    for command in COMMANDS:
         assert f"gen-durable {command}" in shown.stdout
     assert shown.stdout.index("gen-durable demo") < shown.stdout.index("gen-durable migrate")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "demo",
-        "migrate",
-        "worker",
-        "ls",
-        "count",
-        "show",
-        "history",
-        "signal",
-        "cancel",
-        "retry",
-        "rm",
-        "doctor",
-        "limits",
-        "graph",
-    ],
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_help_of_its_own(run: Any, command: str) -> None:
     shown = run(command, "--help")
     assert shown.returncode == 0

