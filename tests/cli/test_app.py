@@ -9,7 +9,22 @@ from typing import Any
 
 import pytest
 
-COMMANDS = "demo migrate worker ls count show history signal cancel retry rm doctor limits graph".split()
+COMMANDS = [
+    "demo",
+    "migrate",
+    "worker",
+    "ls",
+    "count",
+    "show",
+    "history",
+    "signal",
+    "cancel",
+    "retry",
+    "rm",
+    "doctor",
+    "limits",
+    "graph",
+]
 
 
 def test_help_names_every_command_and_says_what_to_do_first(run: Any) -> None:
