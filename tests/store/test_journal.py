@@ -100,7 +100,7 @@ def test_history_off_writes_nothing_and_sends_nothing(store: Store) -> None:
     """Outcomes without an origin are committed as before, beside others that have one."""
     store.given(executing(2) + executing(3))
     call = store.calls.flush([Commit(2, 1, 0, "hold"), Commit(3, 1, 0, "hold")], "w", 10.0)
-    assert call.args[11:] == ([], [], [])
+    assert call.args[11:] == ("", [], [])
     store.run(call)
     assert everything(store)[0] == []
     store.flush(Commit(2, 1, 1, "hold"), told(Commit(3, 1, 1, "hold")))

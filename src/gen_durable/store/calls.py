@@ -102,7 +102,8 @@ class Calls:
         self._holder = f"select {s}.holder($1)"
         self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._flush = (
-            f"select stale, already, wake, asked from {s}.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"  # noqa: S608
+            f"select stale, already, wake, asked from {s}.flush($1,$2,$3,{_words(4)},{_words(5)},$6,$7,$8,$9,$10,$11,"  # noqa: S608
+            f"{_words(12)},$13,$14)"
         )
         self._reserve = f"select {s}.reserve($1,$2,$3,$4)"
         self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
@@ -187,7 +188,7 @@ class Calls:
 
     def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Call[Flushed]:
         """`commits` in the order of their ids: rows are locked in that order. `now`: by the clock of `Commit.began`."""
-        origins = _sparse([c.origin for c in commits])
+        origins = _joined([c.origin for c in commits])
         told = commits if origins else ()
         return Call(
             self._flush,
@@ -195,8 +196,8 @@ class Calls:
                 [c.id for c in commits],
                 [c.claim for c in commits],
                 [c.seq for c in commits],
-                [c.kind for c in commits],
-                _sparse([c.step for c in commits]),
+                " ".join([c.kind for c in commits]),
+                _joined([c.step for c in commits]),
                 [c.value for c in commits],
                 _sparse([c.delay for c in commits]),
                 _sparse([c.error for c in commits]),
@@ -332,7 +333,17 @@ def encode_limits(limits: Sequence[Limit]) -> str:
 
 def _sparse(column: list[T | None]) -> list[T | None]:
     """A column, or nothing for one that is all null: the driver looks at every element, and SQL fills up with nulls."""
-    return column if any(value is not None for value in column) else []
+    return column if column.count(None) < len(column) else []
+
+
+def _words(n: int) -> str:
+    """A parameter of names as an array: names hold no space, and the driver takes one text faster than many."""
+    return f"pg_catalog.string_to_array(${n}, ' ', '')"
+
+
+def _joined(names: list[str | None]) -> str:
+    """Names for `_words`; nothing if all are null."""
+    return " ".join([name or "" for name in names]) if names.count(None) < len(names) else ""
 
 
 def _read_picked(rows: Sequence[Row]) -> Picked:

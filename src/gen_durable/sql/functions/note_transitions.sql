@@ -2,7 +2,8 @@
 --
 -- In: the columns of flush.sql; per outcome the step that ran (null: no history is kept), how many seconds ago it began and
 -- how long it took; in extra attempt, if it was not 0, and keep: the state after the outcome is kept too; the ids that were
--- written, null for all. A statement of its own: with history off a flush has nothing more to do.
+-- written, null for all. A statement of its own: with history off a flush has nothing more to do. The arrays are taken apart
+-- in the select list: as a function in FROM each of them would first be copied into a store of its own.
 -- Index: primary key, for states. Locks: none that flush has not.
 create or replace function @schema.note_transitions(
   ids bigint[], seqs int[], kinds text[], steps text[], errors text[], extras jsonb[], worker text, origins text[],
@@ -15,6 +16,9 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_column
 begin
+  if written is not null then
+    origins := array(select case when o.id = any (written) then o.origin end from unnest(ids, origins) as o (id, origin));
+  end if;
   insert into @schema.transitions (
     instance_id, seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state
   )
@@ -25,10 +29,12 @@ begin
       when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'stop' then 'Stop' when 'cancel' then 'Cancel'
     end,
     case when o.kind not in ('done', 'stop', 'cancel') then coalesce(o.step, o.origin) end,
-    coalesce((o.extra ->> 'attempt')::int, 0), now() - make_interval(secs => o.ago), o.duration, worker, o.error,
+    coalesce((o.extra ->> 'attempt')::int, 0), now() - o.ago * interval '1 second', o.duration, worker, o.error,
     case when o.extra ? 'keep' then (select g.state from @schema.gen_durable g where g.id = o.id) end
-  from unnest(ids, seqs, kinds, steps, errors, extras, origins, agos, durations)
-    as o (id, seq, kind, step, error, extra, origin, ago, duration)
-  where o.origin is not null and (written is null or o.id = any (written));
+  from (
+    select unnest(ids) as id, unnest(seqs) as seq, unnest(kinds) as kind, unnest(steps) as step, unnest(errors) as error,
+      unnest(extras) as extra, unnest(origins) as origin, unnest(agos) as ago, unnest(durations) as duration
+  ) as o
+  where o.origin is not null;
 end
 $$;
