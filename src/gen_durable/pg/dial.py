@@ -25,6 +25,7 @@ log = logging.getLogger("gen_durable.pg")
 STAGGER: Final = 0.5
 AGAIN: Final = 0.2
 HOST_TIMEOUT: Final = 3.0
+GRACE: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,9 @@ async def dial(host: Host, target: Target, timeout: float) -> asyncpg.Connection
     except BaseException:
         # Cancelled in the very moment in which it succeeds, a connection would belong to nobody.
         connecting.add_done_callback(_terminate)
-        connecting.cancel()
+        # Cancelled in the turn of the loop in which its socket connects, the driver leaves a future that complains in the
+        # log. A timeout and a socket that are ready in the same turn are what a process finds that was frozen.
+        asyncio.get_running_loop().call_later(GRACE, connecting.cancel)
         raise
 
 
