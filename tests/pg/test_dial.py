@@ -6,9 +6,10 @@ import asyncio
 import gc
 from typing import Any
 
+from tests.pg.conftest import Place
+
 from gen_durable.pg.dial import Target, dial
 from gen_durable.pg.hosts import hosts_of
-from tests.pg.conftest import Place
 
 TURNS = 20
 """So many turns of the loop it takes at most until the driver waits for the host's first word."""
@@ -29,8 +30,9 @@ async def test_given_up_at_any_moment(silent: Place) -> None:
         return dialling.cancelled()
 
     assert all([await give_up(turns) for turns in range(TURNS)])
-    async with asyncio.timeout(5):
-        while len(asyncio.all_tasks()) > 1:  # what was given up ends soon, too
-            await asyncio.sleep(0.05)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:
+        await asyncio.wait(left, timeout=5)  # what was given up ends soon, too
+    assert all(task.done() for task in left)
     gc.collect()
     assert complaints == []

@@ -146,8 +146,8 @@ async def dial(host: Host, target: Target, timeout: float) -> asyncpg.Connection
     except BaseException:
         # Cancelled in the very moment in which it succeeds, a connection would belong to nobody.
         connecting.add_done_callback(_terminate)
-        # Cancelled in the turn of the loop in which its socket connects, the driver leaves a future that complains in the
-        # log. A timeout and a socket that are ready in the same turn are what a process finds that was frozen.
+        # Cancelled in the turn of the loop in which its socket connects, the driver leaves a future that complains in
+        # the log. A timeout and a socket that are ready in the same turn are what a frozen process finds as it thaws.
         asyncio.get_running_loop().call_later(GRACE, connecting.cancel)
         raise
 
