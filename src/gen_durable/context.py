@@ -5,7 +5,8 @@ In: the claim as the database gave it. Out: typed signals and children, read-onl
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast, overload
@@ -62,6 +63,41 @@ class Child:
         return f"Child(id={self.id}, machine={self.machine!r}, status={self.status.value!r})"
 
 
+class Lent:
+    """The transaction of a step. What is written down beside it would outlive its rollback: that comes before it."""
+
+    __slots__ = ("_connection", "_noting", "_taken")
+
+    def __init__(self, connection: StepConnection) -> None:
+        self._connection = connection
+        self._taken = False
+        self._noting = 0
+
+    def take(self) -> StepConnection:
+        """The connection, to write with: the journal is closed from now on."""
+        if self._noting:
+            raise InputError(
+                "ctx.connection is not for an activity, nor for the time of one: what an activity has done is kept "
+                "when the step's own writes are rolled back. Await ctx.run and ctx.checkpoint first, then write"
+            )
+        self._taken = True
+        return self._connection
+
+    @contextmanager
+    def not_yet(self, what: str) -> Generator[None]:
+        """Something is written down meanwhile."""
+        if self._taken:
+            raise InputError(
+                f"{what} comes too late: it would stay when what the step has written with ctx.connection is rolled "
+                "back. Do it before the first use of ctx.connection"
+            )
+        self._noting += 1
+        try:
+            yield
+        finally:
+            self._noting -= 1
+
+
 class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     """Handed to every step beside its state."""
 
@@ -87,14 +123,17 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     visit: int = 0
     _journal: Journal | None = None
     _claim: object = None
-    _connection: StepConnection | None = None
+    _lent: Lent | None = None
 
     @property
     def connection(self) -> StepConnection:
-        """The open transaction of a step that is `transactional`: what is written there commits with the outcome."""
-        if self._connection is None:
+        """The open transaction of a step that is `transactional`: what is written there commits with the outcome.
+
+        Activities and checkpoints of the step come before its first use.
+        """
+        if self._lent is None:
             raise InputError("ctx.connection is for steps with @step(transactional=True), and not for on_error")
-        return self._connection
+        return self._lent.take()
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -183,14 +222,14 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     async def checkpoint(self, value: object) -> None:
         """Keep a value for the next execution of this step, should this one not come to its end.
 
-        It is forgotten when the step is left. Raises `LeaseLost` when another worker has the claim: let it pass. Not
-        for a transactional step, whose writes it would outlive.
+        It is forgotten when the step is left. Raises `LeaseLost` when another worker has the claim: let it pass. In
+        a transactional step it comes before the first use of `ctx.connection`, whose writes it would outlive.
         """
-        await self._scribe.make(self._pen("ctx.checkpoint").save(value))
+        await self._note("ctx.checkpoint", self._notes.save(value))
 
     async def clear_checkpoint(self) -> None:
         """Forget the checkpoint."""
-        await self._scribe.make(self._pen("ctx.clear_checkpoint").clear())
+        await self._note("ctx.clear_checkpoint", self._notes.clear())
 
     @overload
     async def run(
@@ -225,10 +264,10 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
         A `def` function runs in a thread. The answer is what was stored, read by the function's return annotation. A
         name stands for one call: in a loop write `f"charge:{n}"`. After an error `fn` is called again up to `retries`
-        times, after `backoff(n)`; then the error is raised. Every call is in `app.activities(id)`. Not for a
-        transactional step: what it has written down would outlive a rollback.
+        times, after `backoff(n)`; then the error is raised. Every call is in `app.activities(id)`. In a
+        transactional step it comes before the first use of `ctx.connection`, whose writes it would outlive.
         """
-        return await self._scribe.make(self._pen("ctx.run").run(name, fn, args, retries, backoff))
+        return await self._note("ctx.run", self._notes.run(name, fn, args, retries, backoff))
 
     def progress(
         self, fraction: float | None = None, message: str | None = None, *, detail: object = None, branch: str = ""
@@ -246,7 +285,9 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     @property
     def sync(self) -> SyncContext:
         """Checkpoints and activities for `def` steps, which do not await."""
-        return SyncContext(self._scribe, self._pen("ctx.sync"))
+        if self._lent is not None:
+            raise InputError("ctx.sync is for `def` steps: a transactional one awaits ctx.run and ctx.checkpoint")
+        return SyncContext(self._scribe, self._notes)
 
     @property
     def _scribe(self) -> Journal:
@@ -258,14 +299,10 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     def _notes(self) -> Notes:
         return self._scribe.notes(self._claim, self.seq)
 
-    def _pen(self, what: str) -> Notes:
-        """The notes, to write in them. They are written outside of any transaction, and would outlive a rollback."""
-        if self._connection is not None:
-            raise InputError(
-                f"{what} is not for a transactional step: it would stay when the step's own writes are rolled back. "
-                "Do it in a step before this one; what is to be kept here, write with ctx.connection"
-            )
-        return self._notes
+    async def _note(self, what: str, moves: Generator[Any, Any, Any]) -> Any:
+        """Write in the notes: outside of any transaction."""
+        with nullcontext() if self._lent is None else self._lent.not_yet(what):
+            return await self._scribe.make(moves)
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"

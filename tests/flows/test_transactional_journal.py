@@ -1,4 +1,4 @@
-"""What a transactional step may write beside its transaction, and what it may not."""
+"""What a transactional step may write beside its transaction, and when."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
+import asyncpg
 import pytest
 
 from gen_durable import (
@@ -41,13 +42,12 @@ WRITES: dict[str, Callable[[Context], Awaitable[object]]] = {
     "ctx.checkpoint": lambda ctx: ctx.checkpoint(1),
     "ctx.clear_checkpoint": lambda ctx: ctx.clear_checkpoint(),
     "ctx.run": lambda ctx: ctx.run("charge", charge),
-    "ctx.sync": lambda ctx: asyncio.to_thread(lambda: ctx.sync.checkpoint(1)),
 }
 
 
 @pytest.mark.parametrize("what", WRITES)
-async def test_the_journal_is_refused(dsn: str, schema: str, what: str) -> None:
-    """It would stay when the step's writes are rolled back; and wait for ever for a row that the step itself holds."""
+async def test_the_journal_comes_first(dsn: str, schema: str, what: str) -> None:
+    """Later it would stay when the step's writes are rolled back, and wait for a row that the step itself holds."""
     async with Durable(dsn, schema=schema) as app:
 
         @job(transactional=True, max_attempts=1)
@@ -59,8 +59,93 @@ async def test_the_journal_is_refused(dsn: str, schema: str, what: str) -> None:
             handle = await app.insert(writes, 1)
             ending = await handle.wait(SOON)
         assert isinstance(ending, Failed)
-        assert "is not for a transactional step" in ending.error
+        assert f"{what} comes too late" in ending.error
         assert await app.activities(handle.id) == []
+
+
+async def test_an_activity_has_no_share_in_the_transaction(dsn: str, schema: str) -> None:
+    """It would be kept as finished while its writes are rolled back."""
+    async with Durable(dsn, schema=schema) as app:
+
+        @job(transactional=True, max_attempts=1)
+        async def mixes(n: int, ctx: Context) -> None:
+            async def write() -> None:
+                await ctx.connection.execute("select 1")
+
+            await ctx.run("write", write)
+
+        async with Worker(app, jobs=[mixes]):
+            handle = await app.insert(mixes, 1)
+            ending = await handle.wait(SOON)
+        assert isinstance(ending, Failed)
+        assert "ctx.connection is not for an activity" in ending.error
+        assert [(a.name, a.ok) for a in await app.activities(handle.id)] == [("write", False)]
+
+
+async def test_nothing_is_written_beside_a_note(dsn: str, schema: str) -> None:
+    """While a note is under way the connection is kept back: its locks would hold the note up, which is waited for."""
+    async with Durable(dsn, schema=schema) as app:
+
+        @job(transactional=True, max_attempts=1)
+        async def hurries(n: int, ctx: Context) -> None:
+            noting = asyncio.ensure_future(ctx.checkpoint(1))
+            await asyncio.sleep(0)
+            await app.signal(ctx.id, go, connection=ctx.connection)
+            await noting
+
+        async with Worker(app, jobs=[hurries]):
+            handle = await app.insert(hurries, 1)
+            ending = await handle.wait(SOON)
+        assert isinstance(ending, Failed)
+        assert "ctx.connection is not for an activity" in ending.error
+
+
+async def test_ctx_sync_is_for_def_steps(dsn: str, schema: str) -> None:
+    async with Durable(dsn, schema=schema) as app:
+
+        @job(transactional=True, max_attempts=1)
+        async def threaded(n: int, ctx: Context) -> None:
+            await asyncio.to_thread(lambda: ctx.sync.checkpoint(1))
+
+        async with Worker(app, jobs=[threaded]):
+            ending = await (await app.insert(threaded, 1)).wait(SOON)
+        assert isinstance(ending, Failed)
+        assert "ctx.sync is for `def` steps" in ending.error
+
+
+async def test_what_came_first_stays_after_a_rollback(dsn: str, schema: str) -> None:
+    """The next execution has the activity's answer and the checkpoint, and does all the writing again."""
+    async with Durable(dsn, schema=schema) as app:
+        calls: list[int] = []
+
+        async def charged() -> int:
+            calls.append(1)
+            return 7
+
+        class Booking(Machine):
+            @step(transactional=True)
+            async def book(self, state: None, ctx: Context) -> Outcome[list[int]]:
+                charge_id = await ctx.run("charge", charged)
+                before = ctx.checkpoint_as(int) or 0
+                await ctx.checkpoint(before + 1)
+                await ctx.connection.execute(f'insert into "{schema}".book values ($1)', charge_id)
+                if before == 0:
+                    raise ValueError("no")
+                return Done([charge_id, before])
+
+            async def on_error(self, state: None, ctx: Context, error: Exception) -> Outcome[list[int]]:
+                return Replay(state) if isinstance(error, ValueError) else Stop(error)
+
+        connection = await asyncpg.connect(dsn)
+        try:
+            async with Worker(app, machines=[Booking()]):
+                await connection.execute(f'create table "{schema}".book (charge int)')
+                handle = await app.insert(Booking.book, None)
+                assert await handle.wait(SOON) == Finished(handle.id, [7, 1])
+            assert [row[0] for row in await connection.fetch(f'select charge from "{schema}".book')] == [7]
+        finally:
+            await connection.close()
+        assert calls == [1]
 
 
 class Kept(Machine):

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sized
 from itertools import islice
 from typing import Any, cast
 
-from gen_durable.context import Context
+from gen_durable.context import Context, Lent
 from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
 from gen_durable.jobs import Cancel, Job
 from gen_durable.limits import MAX_CHILDREN, clean_error
@@ -226,7 +226,7 @@ class Run:
             claim.visit,
             self._journal,
             claim,
-            connection,
+            None if connection is None else Lent(connection),
         )
 
     async def _draw(self, ran: Ran, spec: StepSpec) -> None:

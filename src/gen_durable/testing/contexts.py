@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar, cast, overload
 
 from gen_durable.codec import JSON_NULL
-from gen_durable.context import Child, Context
+from gen_durable.context import Child, Context, Lent
 from gen_durable.instances import Status
 from gen_durable.limits import check_key
 from gen_durable.outcomes import Startable, step_of
@@ -73,7 +73,7 @@ def make_context(
         inbox=tuple(came),
         awaited=tuple(came[: len(waited_for)]),
         _brought=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
-        _connection=connection,
+        _lent=None if connection is None else Lent(connection),
         _journal=PaperJournal(checkpoint, finished or {}),
     )
 

@@ -31,25 +31,24 @@ async def mail(number: int) -> int:
 
 
 class Order(Machine):
-    """Does its work bit by bit in one step, and writes a row of the user's in the next.
+    """Two activities, a checkpoint and a row of the user's in one step, and another step after it.
 
-    Each commit has a word of its own, to be stopped at: act-one, mark-one, act-two, go-book, COMMIT.
+    Each statement has a word of its own, to be stopped at: act-one, mark-one, act-two, go-close, COMMIT, all-done.
     """
 
-    @step
-    async def pay(self, number: int, ctx: Context) -> Outcome[int]:
+    @step(transactional=True)
+    async def pay(self, number: int, ctx: Context) -> Outcome[str]:
         await ctx.run("act-one", charge, number)
         effect(f"found {ctx.last_checkpoint}")
         await ctx.checkpoint("mark-one")
         await ctx.run("act-two", mail, number)
-        return Next(self.book, {"word": "go-book", "number": number})
+        await ctx.connection.execute(f"insert into {os.environ['SCHEMA']}.book (text) values ($1)", str(number))
+        return Next(self.close, "go-close")
 
-    @step(transactional=True)
-    async def book(self, state: dict[str, Any], ctx: Context) -> Outcome[int]:
-        await ctx.connection.execute(
-            f"insert into {os.environ['SCHEMA']}.book (text) values ($1)", str(state["number"])
-        )
-        return Done(state["number"])
+    @step
+    async def close(self, state: str, ctx: Context) -> Outcome[str]:
+        effect("closed")
+        return Done("all-done")
 
 
 async def main() -> None:
