@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -229,13 +230,27 @@ class Timer(Writing):
             return Done(Sum(3, 0 if ctx.first(never) is None else 1))
 
 
+async def draw(nap: float) -> str:
+    """An activity: its answer is another each time that it is called."""
+    await asyncio.sleep(nap)
+    return secrets.token_hex(8)
+
+
 class Book(Writing):
-    """Writes a row of its own in the transaction of each outcome."""
+    """Draws a receipt, marks that it has, and writes it in a row of its own in the transaction of each outcome."""
 
     @step(transactional=True)
     async def write(self, work: Work, ctx: Context) -> Outcome[Sum]:
         with self.effects.of(ctx):
-            await ctx.connection.execute("insert into chaos.book (id, seq) values ($1, $2)", ctx.id, ctx.seq)
+            marked = ctx.last_checkpoint
+            receipt = await ctx.run("receipt", draw, work.nap)
+            if marked not in {None, receipt}:
+                raise AssertionError(f"marked {marked}, drawn {receipt}")
+            await ctx.checkpoint(receipt)
+            row = (ctx.id, ctx.seq, ctx.visit, receipt)
+            await ctx.connection.execute(
+                "insert into chaos.book (id, seq, visit, receipt) values ($1, $2, $3, $4)", *row
+            )
             await asyncio.sleep(work.nap)
             after = work.further()
             if after.done == work.steps:

@@ -49,6 +49,11 @@ HARM: Final = {
         update gen_durable.gen_durable set state = jsonb_set(state, '{delay}', '500')
         where id = (select min(id) from chaos.expected where kind = 'Timer')""",
     "book": "insert into chaos.book select * from chaos.book limit 1",
+    "activities": """
+        insert into gen_durable.activities
+          (instance_id, started_at, duration, visit, n, attempt, name, parameters, result)
+        select instance_id, started_at, duration, visit, n + 100, attempt + 1, name, parameters, result
+        from gen_durable.activities where error is null limit 1""",
     "rate": "insert into chaos.grants (id, claims) select 1, n from generate_series(1, 20) as n",
 }
 

@@ -34,7 +34,7 @@ create table chaos.grants (
 );
 
 -- The users' own rows, written by transactional steps. Nothing forbids a second one: it would be seen.
-create table chaos.book (id bigint not null, seq int not null);
+create table chaos.book (id bigint not null, seq int not null, visit int not null, receipt text not null);
 
 create function chaos.note() returns trigger language plpgsql as $$
 begin

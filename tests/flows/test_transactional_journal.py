@@ -148,6 +148,31 @@ async def test_what_came_first_stays_after_a_rollback(dsn: str, schema: str) -> 
         assert calls == [1]
 
 
+async def test_an_execution_whose_connection_breaks_has_its_activities_still(dsn: str, schema: str) -> None:
+    """The step runs again by the same claim; what was finished is answered, not refused and not called again."""
+    async with Durable(dsn, schema=schema) as app:
+        calls: list[str] = []
+
+        async def charged() -> str:
+            calls.append("charged")
+            return "paid"
+
+        @job(transactional=True, max_attempts=1)
+        async def breaks(n: int, ctx: Context) -> list[str]:
+            found = ctx.checkpoint_as(str) or "nothing"
+            paid = await ctx.run("charge", charged)
+            await ctx.checkpoint("charged")
+            calls.append(found)
+            if len(calls) == 2:
+                await ctx.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+            return [paid, found]
+
+        async with Worker(app, jobs=[breaks]):
+            handle = await app.insert(breaks, 1)
+            assert await handle.wait(SOON) == Finished(handle.id, ["paid", "charged"])
+        assert calls == ["charged", "nothing", "charged"]
+
+
 class Kept(Machine):
     """Its `on_error` has no transaction, and may leave a checkpoint for the next execution."""
 

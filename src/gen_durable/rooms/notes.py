@@ -106,6 +106,10 @@ class Notes:
     def _open(self, raw: bytes, field: str) -> bytes:
         return raw if self._seal is None else self._seal.open(raw, self._fence.id, field).encode()
 
+    def begin_again(self) -> None:
+        """The step runs again by the same claim: what was finished is there to be asked for once more."""
+        self._used.clear()
+
     def save(self, value: object) -> Moves:
         """Write a checkpoint."""
         raw = encode(value, "a checkpoint")

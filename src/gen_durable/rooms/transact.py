@@ -26,6 +26,7 @@ from gen_durable.rooms.brood import commit_by
 from gen_durable.rooms.encode import Ran
 from gen_durable.rooms.flush import ASKED, COMMITTED, STALE, OnWake, Verdict, describe_fault
 from gen_durable.rooms.hold import Held
+from gen_durable.rooms.notes import Notes
 from gen_durable.rooms.run import Run, StepRaised
 from gen_durable.store.calls import Calls
 from gen_durable.store.rows import Claim, Commit, Flushed
@@ -81,6 +82,8 @@ class Transact:
                         if done is not None:
                             return done
                         log.warning("instance %d: its transaction was lost, its step runs again", claim.id)
+                    if isinstance(claim.notes, Notes):
+                        claim.notes.begin_again()
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, MAX_PAUSE)
             finally:
