@@ -64,14 +64,17 @@ class Child:
 
 
 class Lent:
-    """The transaction of a step. What is written down beside it would outlive its rollback: that comes before it."""
+    """The transaction of a step, for as long as it runs.
 
-    __slots__ = ("_connection", "_noting", "_taken")
+    What is written down beside it would outlive its rollback: that comes before the first use of its connection.
+    """
+
+    __slots__ = ("_connection", "_noting", "taken")
 
     def __init__(self, connection: StepConnection) -> None:
-        self._connection = connection
-        self._taken = False
+        self._connection: StepConnection | None = connection
         self._noting = 0
+        self.taken = False
 
     def take(self) -> StepConnection:
         """The connection, to write with: the journal is closed from now on."""
@@ -80,13 +83,25 @@ class Lent:
                 "ctx.connection is not for an activity, nor for the time of one: what an activity has done is kept "
                 "when the step's own writes are rolled back. Await ctx.run and ctx.checkpoint first, then write"
             )
-        self._taken = True
+        self.taken = True
+        return cast(StepConnection, Borrowed(self))
+
+    def look(self) -> StepConnection:
+        """What is lent, unless the step has ended: the transaction of another may be there by now."""
+        if self._connection is None:
+            raise InputError(
+                "ctx.connection was used after its step had ended: await all that writes before it returns"
+            )
         return self._connection
+
+    def end(self) -> None:
+        """The step has ended; whatever it has left running writes no more."""
+        self._connection = None
 
     @contextmanager
     def not_yet(self, what: str) -> Generator[None]:
         """Something is written down meanwhile."""
-        if self._taken:
+        if self.taken:
             raise InputError(
                 f"{what} comes too late: it would stay when what the step has written with ctx.connection is rolled "
                 "back. Do it before the first use of ctx.connection"
@@ -96,6 +111,18 @@ class Lent:
             yield
         finally:
             self._noting -= 1
+
+
+class Borrowed:
+    """The driver's connection as a step has it."""
+
+    __slots__ = ("_lent",)
+
+    def __init__(self, lent: Lent) -> None:
+        self._lent = lent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lent.look(), name)
 
 
 class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):

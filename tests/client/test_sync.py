@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -210,3 +212,13 @@ def test_closing_ends_waits(dsn: str, schema: str) -> None:
     thread.join(3)
     assert not thread.is_alive(), "the thread hangs"
     assert isinstance(caught[0], GenDurableError)
+
+
+def test_a_server_that_does_not_answer_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """Its connection is given up in the background; the loop does not end before that has."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dsn = f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db?connect_timeout=1"
+        with pytest.raises(DatabaseUnavailable):
+            SyncDurable(dsn).open()
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

@@ -29,6 +29,8 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.errors import InputError
+from gen_durable.services import StepConnection
 
 SOON = timedelta(seconds=20)
 go = Signal("go", None)
@@ -171,6 +173,104 @@ async def test_an_execution_whose_connection_breaks_has_its_activities_still(dsn
             handle = await app.insert(breaks, 1)
             assert await handle.wait(SOON) == Finished(handle.id, ["paid", "charged"])
         assert calls == ["charged", "nothing", "charged"]
+
+
+async def test_an_activity_that_fails_is_not_called_for_a_broken_connection(dsn: str, schema: str) -> None:
+    """The step has not touched its connection, which breaks meanwhile: the error is the activity's, and counts."""
+    async with Durable(dsn, schema=schema) as app:
+        calls: list[str] = []
+
+        async def declined() -> None:
+            calls.append("declined")
+            other = await asyncpg.connect(dsn)
+            try:
+                await other.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity"
+                    " where state = 'idle in transaction' and datname = current_database()"
+                )
+            finally:
+                await other.close()
+            raise ValueError("declined")
+
+        @job(transactional=True, max_attempts=1)
+        async def pays(n: int, ctx: Context) -> None:
+            await ctx.run("charge", declined)
+
+        async with Worker(app, jobs=[pays]):
+            ending = await (await app.insert(pays, 1)).wait(SOON)
+        assert isinstance(ending, Failed)
+        assert "declined" in ending.error
+        assert calls == ["declined"]
+
+
+async def test_what_a_step_has_left_running_writes_no_more(dsn: str, schema: str) -> None:
+    """Its connection serves the next step by then: the write would be a part of that one's transaction."""
+    async with Durable(dsn, schema=schema) as app:
+        said: list[str] = []
+        over = asyncio.Event()
+
+        async def write_late(connection: StepConnection) -> None:
+            await over.wait()
+            try:
+                await connection.execute(f'insert into "{schema}".book values (1)')
+            except InputError as error:
+                said.append(str(error))
+
+        @job(transactional=True, max_attempts=1)
+        async def leaves(n: int, ctx: Context) -> None:
+            late.append(asyncio.ensure_future(write_late(ctx.connection)))
+            await asyncio.sleep(0)
+            raise ValueError("no")
+
+        @job(transactional=True)
+        async def comes_next(n: int, ctx: Context) -> None:
+            over.set()
+            await asyncio.wait(late)
+            await ctx.connection.execute(f'insert into "{schema}".book values (2)')
+
+        late: list[asyncio.Future[None]] = []
+        connection = await asyncpg.connect(dsn)
+        try:
+            async with Worker(app, jobs=[leaves, comes_next]):
+                await connection.execute(f'create table "{schema}".book (number int)')
+                assert isinstance(await (await app.insert(leaves, 1)).wait(SOON), Failed)
+                handle = await app.insert(comes_next, 1)
+                assert await handle.wait(SOON) == Finished(handle.id, None)
+            assert [row[0] for row in await connection.fetch(f'select number from "{schema}".book')] == [2]
+        finally:
+            await connection.close()
+        assert "after its step had ended" in said[0]
+
+
+class Slow(Machine):
+    """Works for a while, and then waits."""
+
+    @step(transactional=True)
+    async def work(self, state: None, ctx: Context) -> Outcome[None]:
+        await asyncio.sleep(0.6)
+        return Next(self.later, None, delay=timedelta(seconds=0.5))
+
+    @step(transactional=True)
+    async def later(self, state: None, ctx: Context) -> Outcome[None]:
+        await asyncio.sleep(0.6)
+        return Await(go, then=self.end, state=None, timeout=timedelta(seconds=0.5))
+
+    @step
+    async def end(self, state: None, ctx: Context) -> Outcome[None]:
+        return Done()
+
+
+async def test_times_count_from_the_outcome(dsn: str, schema: str) -> None:
+    """Not from the beginning of the transaction, which is that of the step: delay, timeout and history."""
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Slow()]):
+        handle = await app.insert(Slow.work, None)
+        inserted = (await app.get(handle.id)).inserted_at
+        assert await handle.wait(SOON) == Finished(handle.id, None)
+        work, later, end = await app.history(handle.id)
+        assert inserted <= work.started_at
+        for before, after in ((work, later), (later, end)):
+            ended = before.started_at + timedelta(seconds=before.duration)
+            assert after.started_at - ended >= timedelta(seconds=0.49)
 
 
 class Kept(Machine):

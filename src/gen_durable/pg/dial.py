@@ -141,8 +141,10 @@ async def dial(host: Host, target: Target, timeout: float) -> asyncpg.Connection
         )
     )
     try:
-        async with asyncio.timeout(timeout):
-            return await asyncio.shield(connecting)
+        done, _ = await asyncio.wait({connecting}, timeout=timeout)
+        if not done:
+            raise TimeoutError(f"no connection within {timeout:g} s")
+        return connecting.result()
     except BaseException:
         # Cancelled in the very moment in which it succeeds, a connection would belong to nobody.
         connecting.add_done_callback(_terminate)

@@ -34,6 +34,7 @@ class Kind(enum.Enum):
 _KINDS: Final = {
     ("asyncpg", "Connection"): Kind.ASYNCPG,
     ("asyncpg", "PoolConnectionProxy"): Kind.ASYNCPG,
+    ("gen_durable", "Borrowed"): Kind.ASYNCPG,  # ctx.connection
     ("psycopg", "Connection"): Kind.PSYCOPG,
     ("psycopg", "AsyncConnection"): Kind.PSYCOPG_ASYNC,
     ("sqlalchemy", "Connection"): Kind.SQLALCHEMY,

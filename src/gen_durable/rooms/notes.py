@@ -65,7 +65,7 @@ _BROUGHT: Final = msgspec.json.Decoder(Brought)
 
 
 class Notes:
-    """The notes of one execution of a step."""
+    """The notes of the executions of a step by one claim: but for a transaction that was lost, that is one."""
 
     __slots__ = ("_calls", "_fence", "_finished", "_next", "_seal", "_tried", "_used", "_visit", "checkpoint")
 

@@ -28,7 +28,7 @@ from gen_durable.rooms.brood import ReadChildren
 from gen_durable.rooms.encode import SAME_STATE, Ran, encode_cancel, encode_outcome
 from gen_durable.rooms.sealer import Sealer
 from gen_durable.rooms.threads import Threads
-from gen_durable.services import Journal, LimitDoors, StepConnection
+from gen_durable.services import Journal, LimitDoors
 from gen_durable.signals import Received
 from gen_durable.store.rows import Claim
 
@@ -77,13 +77,13 @@ class Run:
         hold: bool,
         after: Ran | None = None,
         task: asyncio.Task[Any] | None = None,
-        connection: StepConnection | None = None,
+        lent: Lent | None = None,
     ) -> Ran:
         """Execute a step and encode what it decided. Raises only `Undecodable`, `LeaseLost` and cancellation.
 
         `after` is the outcome that led here by the same claim: its state was decoded from what was committed already.
-        `task` is the one that this runs in, where it is known. With a `connection` the step is transactional, and its
-        error is raised as `StepRaised`.
+        `task` is the one that this runs in, where it is known. With a transaction `lent` to it, the step's error
+        is raised as `StepRaised`.
         """
         if after is not None:
             state = after.state
@@ -96,7 +96,7 @@ class Run:
                 state = entry.spec.state_codec.decode(claim.state)
             except Exception as unread:
                 raise Undecodable(describe(unread)) from unread
-        ctx = self._context(claim, entry.spec, connection)
+        ctx = self._context(claim, entry.spec, lent)
         try:
             if entry.plain:
                 returned = await (entry.call(state, ctx) if entry.wants_context else entry.call(state))
@@ -121,7 +121,7 @@ class Run:
             error = raised
         except BaseException as raised:
             error = StepCancelled(f"step {entry.spec.label} raised {describe(raised)}, which does not end a worker")
-        if connection is not None:
+        if lent is not None:
             raise StepRaised(error) from error
         return await self.failed(claim, entry, ctx, error, hold=hold)
 
@@ -201,7 +201,7 @@ class Run:
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(wrong).__name__)
         return clean_error(f"{reason} (and then on_cancel raised {describe(wrong)})")
 
-    def _context(self, claim: Claim, spec: StepSpec, connection: StepConnection | None = None) -> Context:
+    def _context(self, claim: Claim, spec: StepSpec, lent: Lent | None = None) -> Context:
         # By position: names would cost half a microsecond a step.
         return Context(
             claim.id,
@@ -226,7 +226,7 @@ class Run:
             claim.visit,
             self._journal,
             claim,
-            None if connection is None else Lent(connection),
+            lent,
         )
 
     async def _draw(self, ran: Ran, spec: StepSpec) -> None:

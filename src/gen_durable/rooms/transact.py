@@ -17,6 +17,7 @@ import logging
 import time
 from typing import Final
 
+from gen_durable.context import Lent
 from gen_durable.errors import InvalidOutcome, OutcomeRejected
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sqlstate
 from gen_durable.pg.link import Link, Target
@@ -95,9 +96,11 @@ class Transact:
             link = self._free.pop()
             try:
                 transaction = await Transaction.begin(link)
+                lent = Lent(transaction.connection)
                 try:
-                    await self._run.step(claim, entry, hold=False, connection=transaction.connection)
+                    await self._run.step(claim, entry, hold=False, lent=lent)
                 finally:
+                    lent.end()
                     transaction.drop()
             finally:
                 self._free.append(link)
@@ -112,12 +115,16 @@ class Transact:
     async def _once(self, link: Link, claim: Claim, entry: Entry, held: Held | None) -> tuple[Ran, Verdict] | None:
         """One execution in one transaction; None: it was lost, and nothing of it is committed."""
         transaction = await Transaction.begin(link)
+        lent = Lent(transaction.connection)
         try:
             started = time.perf_counter()
             if held is not None:
                 held.in_step = True
             task = None if held is None else held.task
-            ran = await self._run.step(claim, entry, hold=False, task=task, connection=transaction.connection)
+            try:
+                ran = await self._run.step(claim, entry, hold=False, task=task, lent=lent)
+            finally:
+                lent.end()
             if held is not None:
                 held.in_step = False
             ran.commit.began, ran.commit.took = started, time.perf_counter() - started
@@ -126,7 +133,8 @@ class Transact:
         except Exception as error:
             if held is not None:
                 held.in_step = False
-            if not await transaction.undo() and isinstance(error, StepRaised):
+            # A step that has not touched the connection did not raise because of it.
+            if not await transaction.undo() and isinstance(error, StepRaised) and lent.taken:
                 raise _Broken(error) from error
             raise
         except BaseException:
