@@ -18,8 +18,11 @@ ASIDE = "keep_direct"
 
 
 def place(dsn: str) -> tuple[object, ...]:
-    """Server and role of a DSN."""
-    parts = urlsplit(dsn)
+    """Server and role of a DSN; nothing of one that cannot be read."""
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        return ()
     query = parse_qs(parts.query)
     return parts.netloc, query.get("host"), query.get("user")
 
