@@ -92,11 +92,27 @@ async def test_reap_reap(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
+# A lease that was extended is remembered, also when the claim is taken back afterwards.
+WITNESS = """
+create or replace function @schema.witness() returns trigger language plpgsql as $$
+begin
+  if new.lease_expires_at > old.lease_expires_at then
+    new.metadata := '{"extended": true}';
+  end if;
+  return new;
+end
+$$;
+create or replace trigger witness before update on @schema.gen_durable
+for each row execute function @schema.witness();
+"""
+
+
 def kept_or_taken(end: End) -> None:
     """A beat that comes first keeps the claim; one that comes later changes nothing and may say that it is lost."""
     row, reaped, lost = end.rows[1], end.left[0].claims, end.right[0]
     if reaped:
         assert (row["status"], row["claims"], row["lease_expires_at"]) == ("runnable", 2, None)
+        assert row["metadata"] is None
     else:
         assert (row["status"], row["claims"], lost) == ("executing", 1, [])
 
@@ -105,7 +121,7 @@ async def test_reap_heartbeat(exploring: Exploring, calls: Calls) -> None:
     """A late beat meets the reaper: the claim is kept or taken back, never half of each."""
     async with exploring() as explorer:
         report = await explorer.explore(
-            EXPIRED, [calls.reap(10, None)], [calls.heartbeat([(1, 1)], 60)], kept_or_taken, begin=True
+            WITNESS + EXPIRED, [calls.reap(10, None)], [calls.heartbeat([(1, 1)], 60)], kept_or_taken, begin=True
         )
     assert report.faults == []
     assert len(report.ends) == 2
