@@ -19,7 +19,6 @@
 --
 -- The fence is id + claims + seq and needs no status: every way out of executing that is not the owner's own outcome
 -- bumps claims, the owner's own bumps seq. All that an outcome causes hangs on the rows the guarded update returned.
--- Times count from the statement: a transactional step's transaction began before its work did.
 -- Index: the primary key throughout; nested loops are forced, for a generic plan that guesses the number of executing
 -- rows wrong turns a flush of 500 from 9 into 100 ms.
 -- Locks: own rows and parents in id order before anything else (tests/interleavings: join_join, park_deliver).
@@ -96,8 +95,8 @@ begin
         else g.seq + 1
       end,
       crashes = 0,
-      eligible_at = case when o.kind in ('next', 'replay') then statement_timestamp() + make_interval(secs => coalesce(o.delay, 0)) else g.eligible_at end,
-      await_deadline = case when o.kind in ('await', 'children') then statement_timestamp() + make_interval(secs => o.delay) end,
+      eligible_at = case when o.kind in ('next', 'replay') then now() + make_interval(secs => coalesce(o.delay, 0)) else g.eligible_at end,
+      await_deadline = case when o.kind in ('await', 'children') then now() + make_interval(secs => o.delay) end,
       awaits = case o.kind
         when 'await' then array(select jsonb_array_elements_text(o.extra -> 'awaits'))
         when 'replay' then g.awaits
@@ -118,9 +117,9 @@ begin
       last_error = case when o.kind in ('replay', 'stop', 'cancel') then coalesce(o.error, g.last_error) end,
       locked_by = case when o.kind = 'hold' then g.locked_by end,
       lease_expires_at = case when o.kind = 'hold' then g.lease_expires_at end,
-      finished_at = case when o.kind in ('done', 'stop', 'cancel') then statement_timestamp() end,
+      finished_at = case when o.kind in ('done', 'stop', 'cancel') then now() end,
       unique_scope = case when o.status = any (g.unique_scope) then g.unique_scope else '{}' end,
-      updated_at = statement_timestamp()
+      updated_at = now()
     from o
     where g.id = o.id and g.claims = o.claim and g.seq = o.seq
       and (g.cancel_reason is null or o.kind in ('done', 'stop', 'cancel'))
@@ -185,7 +184,7 @@ begin
     with u as (
       update @schema.gen_durable g set
         status = 'runnable',
-        eligible_at = statement_timestamp(),
+        eligible_at = now(),
         await_deadline = null,
         children_pending = 0,
         joined = true,
