@@ -38,6 +38,15 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
             NAME, "5-step chain, history on", "steps/s", runs["history"], bare, per=STEPS, note="a row more per step"
         ),
         rates(
+            NAME,
+            "history on, against off",
+            "steps/s",
+            runs["history"],
+            ahead,
+            per=STEPS,
+            note="in the place of bare: off",
+        ),
+        rates(
             NAME, "5-step chain, default settings", "steps/s", runs["defaults"], bare, per=STEPS, note="concurrency 10"
         ),
         rates(NAME, "5-step chain, no run-ahead", "steps/s", apart, bare_apart, per=STEPS, note="a claim per step"),
