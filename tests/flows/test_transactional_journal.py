@@ -273,6 +273,31 @@ async def test_times_count_from_the_outcome(dsn: str, schema: str) -> None:
             assert after.started_at - ended >= timedelta(seconds=0.49)
 
 
+class Starts(Machine):
+    """Works for a while, and then starts two that are to wait: in its transaction, and with its outcome."""
+
+    def __init__(self, app: Durable) -> None:
+        self.app = app
+
+    @step(transactional=True)
+    async def work(self, state: None, ctx: Context) -> Outcome[None]:
+        await asyncio.sleep(0.6)
+        later = timedelta(seconds=100)
+        await self.app.insert(Slow.end, None, delay=later, connection=ctx.connection)
+        return Done(None, then=[Start(Slow.end, None, delay=later)])
+
+
+async def test_delays_of_others_count_from_their_start(dsn: str, schema: str) -> None:
+    """Not from the beginning of the transaction that starts them."""
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Starts(app)]):
+        handle = await app.insert(Starts.work, None)
+        assert await handle.wait(SOON) == Finished(handle.id, None)
+        began = (await app.history(handle.id))[0].started_at
+        rows = [await app.get(handle.id + n) for n in (1, 2)]
+        for row in rows:
+            assert timedelta(seconds=100.5) <= row.eligible_at - began < timedelta(seconds=105)
+
+
 class Kept(Machine):
     """Its `on_error` has no transaction, and may leave a checkpoint for the next execution."""
 

@@ -28,6 +28,8 @@ Handler: TypeAlias = Callable[[Any, State, Context, Exception], Awaitable[Outcom
 
 PATIENCE = 10.0
 HOUR = timedelta(hours=1)
+MOMENT = timedelta(milliseconds=50)
+"""Between the beginning of a transaction and that of the statement in it which brings a delay."""
 BRIEF: dict[str, Any] = {
     "lease_ttl": timedelta(seconds=1.2),
     "heartbeat_interval": timedelta(seconds=0.4),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -29,14 +28,12 @@ UNDO_TIMEOUT: Final = 2.0
 class Transaction:
     """An open transaction. Whoever made it calls `commit` or `undo` in the end."""
 
-    __slots__ = ("_inner", "_link", "begun", "connection")
+    __slots__ = ("_inner", "_link", "connection")
 
-    def __init__(self, link: Link, connection: asyncpg.Connection[Any], inner: DriverTransaction, begun: float) -> None:
+    def __init__(self, link: Link, connection: asyncpg.Connection[Any], inner: DriverTransaction) -> None:
         self._link = link
         self._inner = inner
         self.connection = connection
-        self.begun = begun
-        """By the clock of durations: what `now()` is there, or a moment before."""
 
     @classmethod
     async def begin(cls, link: Link) -> Transaction:
@@ -44,7 +41,6 @@ class Transaction:
         connection = await link.raw()
         # The driver's own transaction: inside it `connection.transaction()` of the user makes a savepoint.
         inner = connection.transaction()
-        begun = time.perf_counter()
         try:
             with link.watched():
                 await inner.start()
@@ -56,7 +52,7 @@ class Transaction:
         except BaseException:
             link.drop()
             raise
-        return cls(link, connection, inner, begun)
+        return cls(link, connection, inner)
 
     @property
     def is_open(self) -> bool:

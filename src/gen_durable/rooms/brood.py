@@ -12,8 +12,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import msgspec
-
 from gen_durable.context import Child
 from gen_durable.pg.link import Ask
 from gen_durable.pg.pool import Pool
@@ -28,27 +26,18 @@ ReadChildren = Callable[[int, int], Awaitable[list[Child]]]
 """A page of the children of an instance: its id, and the id after which the page begins."""
 
 
-async def commit_by(
-    ask: Ask, *, calls: Calls, commit: Commit, worker: str | None = None, begun: float | None = None
-) -> Flushed:
-    """Flush one outcome, with its children if they are many, inside a transaction.
-
-    `begun` is when that began, if it was before the step: `now()` is that moment, and times count from now on.
-    """
+async def commit_by(ask: Ask, *, calls: Calls, commit: Commit, worker: str | None = None) -> Flushed:
+    """Flush one outcome, with its children if they are many, inside a transaction."""
     brood = commit.brood
-    now = time.perf_counter()
-    if begun is not None:
-        commit = msgspec.structs.replace(commit, delay=commit.delay and commit.delay + now - begun)
-        now = begun
     if brood is None:
-        return await ask(calls.flush([commit], worker, now))
+        return await ask(calls.flush([commit], worker, time.perf_counter()))
     woken: set[str] = set()
     ids = await ask(calls.reserve(commit, 0 if brood.ids is not None else len(brood.encoded)))
     if ids is not None:  # else the flush tells whether it came too late or is there already
         for part in brood.parts(brood.ids or ids, PART):
             queues = await ask(calls.spawn(commit, part))
             woken.update(queues)
-    flushed = await ask(calls.flush([commit], worker, now))
+    flushed = await ask(calls.flush([commit], worker, time.perf_counter()))
     return dataclasses.replace(flushed, wake=flushed.wake | woken)
 
 

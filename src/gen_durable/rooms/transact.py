@@ -173,9 +173,7 @@ class Transact:
         return flushed
 
     async def _flush(self, transaction: Transaction, commit: Commit, entry: Entry) -> Flushed:
-        work = functools.partial(
-            commit_by, calls=self._calls, commit=commit, worker=self._worker, begun=transaction.begun
-        )
+        work = functools.partial(commit_by, calls=self._calls, commit=commit, worker=self._worker)
         pause = 0.02
         for tries_left in range(TRIES, -1, -1):
             try:

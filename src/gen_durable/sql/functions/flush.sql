@@ -19,6 +19,8 @@
 --
 -- The fence is id + claims + seq and needs no status: every way out of executing that is not the owner's own outcome
 -- bumps claims, the owner's own bumps seq. All that an outcome causes hangs on the rows the guarded update returned.
+-- A delay counts from the statement that brings it, here and in insert and spawn: a transactional step, or a caller's own
+-- transaction, may have begun long before, and now() is that.
 -- Index: the primary key throughout; nested loops are forced, for a generic plan that guesses the number of executing
 -- rows wrong turns a flush of 500 from 9 into 100 ms.
 -- Locks: own rows and parents in id order before anything else (tests/interleavings: join_join, park_deliver).
@@ -95,8 +97,12 @@ begin
         else g.seq + 1
       end,
       crashes = 0,
-      eligible_at = case when o.kind in ('next', 'replay') then now() + make_interval(secs => coalesce(o.delay, 0)) else g.eligible_at end,
-      await_deadline = case when o.kind in ('await', 'children') then now() + make_interval(secs => o.delay) end,
+      eligible_at = case
+        when o.kind not in ('next', 'replay') then g.eligible_at
+        when o.delay > 0 then statement_timestamp() + make_interval(secs => o.delay)
+        else now()
+      end,
+      await_deadline = case when o.kind in ('await', 'children') then statement_timestamp() + make_interval(secs => o.delay) end,
       awaits = case o.kind
         when 'await' then array(select jsonb_array_elements_text(o.extra -> 'awaits'))
         when 'replay' then g.awaits

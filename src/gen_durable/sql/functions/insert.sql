@@ -81,7 +81,7 @@ begin
          unique_scope, slot_key, rate_key, weight, group_key, metadata, inserted_by)
       overriding system value
       select o.id, o.fsm, o.version, o.step, o.state, o.queue, coalesce(o.priority, 0::smallint), o.partition_key,
-             o.blocked_on, coalesce(o.schedule_at, now() + make_interval(secs => coalesce(o.delay, 0))),
+             o.blocked_on, coalesce(o.schedule_at, case when o.delay > 0 then statement_timestamp() + make_interval(secs => o.delay) else now() end),
              o.unique_key, coalesce(o.unique_scope, '{}')::@schema.durable_status[], o.slot_key, o.rate_key, o.weight,
              o.group_key, o.metadata, starter
       from unnest(ids, fsms, versions, steps, states, queues, priorities, partition_keys, delays, schedule_ats,

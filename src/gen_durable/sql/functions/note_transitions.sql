@@ -29,7 +29,7 @@ begin
       when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'stop' then 'Stop' when 'cancel' then 'Cancel'
     end,
     case when o.kind not in ('done', 'stop', 'cancel') then coalesce(o.step, o.origin) end,
-    coalesce((o.extra ->> 'attempt')::int, 0), now() - o.ago * interval '1 second', o.duration, worker, o.error,
+    coalesce((o.extra ->> 'attempt')::int, 0), statement_timestamp() - o.ago * interval '1 second', o.duration, worker, o.error,
     case when o.extra ? 'keep' then (select g.state from @schema.gen_durable g where g.id = o.id) end
   from (
     select unnest(ids) as id, unnest(seqs) as seq, unnest(kinds) as kind, unnest(steps) as step, unnest(errors) as error,

@@ -51,7 +51,6 @@ begin
        slot_key, rate_key, weight, group_key, parent_id, parent_round, metadata)
     overriding system value
     select s.child_id, s.fsm, s.version, s.step, coalesce(s.state, 'null'), s.queue, s.priority, s.partition_key,
-           -- a delay counts from the outcome: of a transactional step that is later than now()
            coalesce(s.schedule_at, case when s.delay > 0 then statement_timestamp() else now() end + make_interval(secs => s.delay)),
            decode(s.unique_key, 'hex'), coalesce(s.unique_scope, '{}')::@schema.durable_status[],
            l.slot_key, l.rate_key, l.weight, s.group_key, s.parent_id, s.round, s.metadata
