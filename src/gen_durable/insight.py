@@ -13,7 +13,8 @@ from typing import Final
 
 from gen_durable.instances import Status
 from gen_durable.pg.link import Ask, Link
-from gen_durable.store.calls import Call, Row
+from gen_durable.store.calls import Call
+from gen_durable.store.rows import Row
 from gen_durable.store.schema import Schema, checks
 
 

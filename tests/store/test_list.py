@@ -14,8 +14,8 @@ from tests.store.machine import M, child, fan_out
 from gen_durable.instances import Instance
 from gen_durable.listing import Count, Page, place_of, wanted
 from gen_durable.outcomes import Start
+from gen_durable.store.answers import read_instance
 from gen_durable.store.calls import Call
-from gen_durable.store.rows import read_instance
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)

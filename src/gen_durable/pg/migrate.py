@@ -18,7 +18,8 @@ from gen_durable.errors import ConfigError, DatabaseUnavailable, SchemaMissing, 
 from gen_durable.pg.faults import ConnectionLost, sqlstate
 from gen_durable.pg.link import Link
 from gen_durable.pg.pool import Pool
-from gen_durable.store.calls import Call, Row
+from gen_durable.store.calls import Call
+from gen_durable.store.rows import Row
 from gen_durable.store.schema import Migration, Schema, functions, migrations
 
 log = logging.getLogger("gen_durable.migrate")

@@ -7,40 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from gen_durable.codec import decode_plain, encode
+from gen_durable.codec import encode
 from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
 from gen_durable.outcomes import Start
 from gen_durable.policies import Concurrency, Limit, LimitState, Policy
-from gen_durable.signals import Received
-from gen_durable.store.rows import (
+from gen_durable.store.answers import (
     INSTANCE,
+    read_cancelled,
+    read_cascaded,
+    read_children,
+    read_flushed,
+    read_instance,
+    read_picked,
+    read_reaping,
+    read_released,
+)
+from gen_durable.store.rows import (
     CancelTarget,
     Cascaded,
-    Claim,
     Commit,
     Delivery,
     Entering,
     Flushed,
     Inserted,
     Picked,
-    QueueNews,
     Reaping,
-    Reclaimed,
     Released,
+    Row,
     Stranger,
     Watched,
-    read_instance,
 )
 from gen_durable.store.schema import Schema
 
-TOO_MANY: Final = "true"  # children_of.sql
-
 T = TypeVar("T")
-Row = Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class Calls:
     ) -> Call[Picked]:
         """`floors` and `turns` are JSON, as a former pick has told them."""
         args = (worker, list(demands), list(demands.values()), known, lease, floors, turns)
-        return Call(self._pick, args, _read_picked)
+        return Call(self._pick, args, read_picked)
 
     def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Call[Flushed]:
         """`commits` in the order of their ids: rows are locked in that order. `now`: by the clock of `Commit.began`."""
@@ -208,7 +210,7 @@ class Calls:
                 [now - c.began for c in told],
                 [c.took for c in told],
             ),
-            _read_flushed,
+            read_flushed,
         )
 
     def reserve(self, commit: Commit, count: int) -> Call[list[int] | None]:
@@ -223,7 +225,7 @@ class Calls:
 
     def children(self, parent: int, after: int, limit: int) -> Call[list[Child]]:
         """Some children of a parent's present round, in the order of their ids, from the one after `after` on."""
-        return Call(self._children, (parent, after, limit), lambda rows: list(_read_children(rows[0][0] or "[]")))
+        return Call(self._children, (parent, after, limit), lambda rows: list(read_children(rows[0][0] or "[]")))
 
     def signal(self, deliveries: Sequence[Delivery]) -> Call[list[tuple[int | None, str, str | None]]]:
         return Call(
@@ -243,11 +245,11 @@ class Calls:
     ) -> Call[tuple[list[CancelTarget], list[str]]]:
         """`targets` are (id, key), one of them None; the answer also tells what to ring (`rooms.wake`)."""
         args = ([t[0] for t in targets], [t[1] for t in targets], reason, cascade)
-        return Call(self._cancel, args, _read_cancelled)
+        return Call(self._cancel, args, read_cancelled)
 
     def cascade(self, batch: int, origin: int | None) -> Call[Cascaded]:
         """Cancel some children of what was cancelled before; `origin`: of one cancelled tree only."""
-        return Call(self._cascade, (batch, origin), _read_cascaded)
+        return Call(self._cascade, (batch, origin), read_cascaded)
 
     def asked(self, claims: Sequence[tuple[int, int]]) -> Call[dict[int, str]]:
         """Which claims, (id, claim), are to be cancelled, and why."""
@@ -264,7 +266,7 @@ class Calls:
 
     def reap(self, batch: int, max_crashes: int | None, silent: Sequence[str] = ()) -> Call[Reaping]:
         """`silent`: machines that keep no history."""
-        return Call(self._reap, (batch, max_crashes, list(silent)), _read_reaping)
+        return Call(self._reap, (batch, max_crashes, list(silent)), read_reaping)
 
     def sweep(self, after: str | None, batch: int) -> Call[tuple[str | None, list[str]]]:
         """Hand over keys that are free although rows wait for them, a batch at a time: where it ended, and queues."""
@@ -273,7 +275,7 @@ class Calls:
     def release(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Call[Released]:
         """`claims` are (id, claim, delay, reason), in the order of ids."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
-        return Call(self._release, tuple(columns), _read_released)
+        return Call(self._release, tuple(columns), read_released)
 
     def set_limit(self, name: str, policy: Policy, *, declared: bool) -> Call[tuple[bool, list[str]]]:
         """Make or change a policy. `declared`: by code, which does not undo what was changed since it said the same."""
@@ -344,88 +346,3 @@ def _words(n: int) -> str:
 def _joined(names: list[str | None]) -> str:
     """Names for `_words`; nothing if all are null."""
     return " ".join([name or "" for name in names]) if names.count(None) < len(names) else ""
-
-
-def _read_picked(rows: Sequence[Row]) -> Picked:
-    claims: list[Claim] = []
-    news: list[QueueNews] = []
-    heads: dict[str, str] = {}
-    turns: dict[str, str | None] = {}
-    woken: set[str] = set()
-    blocked: dict[str, int] = {}
-    for row in rows:
-        if row[0] is not None:
-            claims.append(_read_claim(row))
-        elif row[8] is None:
-            woken.update(row[13] or ())
-            blocked = decode_plain(row[19])
-        elif row[19] is not None:
-            heads[row[8]] = row[19]
-        elif row[18] is None:
-            turns[row[8]] = row[20]
-        else:
-            news.append(QueueNews(row[8], row[17], row[18]))
-    return Picked(claims, news, heads, turns, frozenset(woken), blocked)
-
-
-def _read_claim(row: Row) -> Claim:
-    claim = Claim(*row[:15])
-    if row[15] is not None:
-        claim.inbox = _read_inbox(row[15])
-    if row[16] is not None:
-        claim.children = None if row[16] == TOO_MANY else _read_children(row[16])
-    claim.visit = row[21]
-    claim.journal = row[22]
-    return claim
-
-
-def _read_inbox(text: str) -> tuple[Received, ...]:
-    return tuple(
-        Received(s["id"], s["name"], (s["payload"] or "null").encode(), datetime.fromtimestamp(s["at"], UTC))
-        for s in decode_plain(text)
-    )
-
-
-def _read_children(text: str) -> tuple[Child, ...]:
-    return tuple(
-        Child(
-            id=c["id"],
-            machine=c["machine"],
-            version=c["version"],
-            step=c["step"],
-            status=Status(c["status"]),
-            last_error=c["last_error"],
-            raw_result=None if c["status"] != "done" else (c["result"] or "null").encode(),
-            raw_state=c["state"].encode(),
-        )
-        for c in decode_plain(text)
-    )
-
-
-def _read_reaping(rows: Sequence[Row]) -> Reaping:
-    claims = [Reclaimed(*row) for row in rows if row[0] is not None]
-    return Reaping(claims, [row[4] for row in rows if row[0] is None])
-
-
-def _read_released(rows: Sequence[Row]) -> Released:
-    return Released([row[0] for row in rows if row[0] is not None], [row[1] for row in rows if row[0] is None])
-
-
-def _read_flushed(rows: Sequence[Row]) -> Flushed:
-    stale, already, wake, asked = rows[0]
-    return Flushed(
-        frozenset(stale or ()),
-        frozenset(already or ()),
-        frozenset(wake or ()),
-        frozenset(asked) if asked else frozenset(),
-    )
-
-
-def _read_cascaded(rows: Sequence[Row]) -> Cascaded:
-    ended, asked, woken, more = rows[0]
-    return Cascaded(ended, asked, woken or [], more)
-
-
-def _read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelTarget], list[str]]:
-    targets = [CancelTarget(row[1], None if row[2] is None else Status(row[2]), row[3]) for row in rows]
-    return targets, rows[0][4] or []

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from gen_durable.errors import DecodeError
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
-from gen_durable.store.calls import Call, Row
+from gen_durable.store.calls import Call
+from gen_durable.store.rows import Row
 from gen_durable.store.schema import Schema
 
 CHECKPOINT_FORMAT: Final = 1

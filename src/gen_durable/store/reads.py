@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from gen_durable.instances import Instance, Status
 from gen_durable.listing import MAX_COUNT, Count, Page, cursor_of
-from gen_durable.store.calls import Call, Row
-from gen_durable.store.rows import INSTANCE, read_instance
+from gen_durable.store.answers import INSTANCE, read_instance
+from gen_durable.store.calls import Call
+from gen_durable.store.rows import Row
 from gen_durable.store.schema import Schema
 
 

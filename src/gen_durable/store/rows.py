@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from gen_durable.context import Child
-from gen_durable.instances import Instance, Status
+from gen_durable.instances import Status
 from gen_durable.signals import Received
+
+Row = Sequence[Any]
+"""A row as the database sends it."""
 
 
 class Claim(msgspec.Struct, eq=False, gc=False):
@@ -238,22 +241,3 @@ class Stranger:
     step: str
     queue: str
     waiting: int
-
-
-INSTANCE: Final = (
-    "i.id, i.fsm, i.fsm_version, i.step, i.status, i.queue, i.priority, i.partition_key, i.unique_key, i.awaits, "
-    "i.attempt, i.crashes, i.claims, i.seq, i.last_error, i.locked_by, i.parent_id, i.children_pending, i.eligible_at, "
-    "i.await_deadline, i.inserted_at, i.updated_at, i.finished_at, i.state::text, i.result::text, i.metadata::text, "
-    "i.blocked_on, i.due_at"
-)
-"""The columns of look.sql, as `read_instance` takes them."""
-
-
-def read_instance(row: Sequence[Any]) -> Instance:
-    """A row of look.sql."""
-    values = list(row)
-    values[4] = Status(values[4])
-    values[9] = tuple(values[9] or ())
-    for n in (23, 24, 25):  # state, result, metadata
-        values[n] = None if values[n] is None else values[n].encode()
-    return Instance(*values)
