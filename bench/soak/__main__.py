@@ -24,6 +24,7 @@ from bench.soak.load import ENDS_PER_HUNDRED
 from bench.soak.sample import Line, Sample, counters, judge, sampled, slope
 from gen_durable import Durable, Status
 from gen_durable.insight import diagnose
+from gen_durable.pg.link import Link, Target
 from gen_durable.store.schema import Schema
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -74,7 +75,7 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
         console.print(f"Peak {peak:,.0f} instances/s; now {rate:,.0f}/s for {seconds / 60:,.1f} minutes")
         async with server.app() as app:
             soaked = await _soak(server, app, plan, console)
-            lines = [*judge(soaked.samples), *await _left(app, soaked)]
+            lines = [*judge(soaked.samples), *await _left(server, app, soaked)]
     samples = soaked.samples
     console.print(_verdict(lines, slope(samples)))
     found = {
@@ -158,10 +159,14 @@ async def _open_reader(server: Server, schema: Schema) -> asyncpg.Connection[Any
     return reader
 
 
-async def _left(app: Durable, soaked: Soaked) -> list[Line]:
+async def _left(server: Server, app: Durable, soaked: Soaked) -> list[Line]:
     """What must be nothing in the end: instances that have not ended, or not well, and findings of the doctor."""
     failed = await app.count(status=[Status.FAILED, Status.CANCELLED])
-    findings = await diagnose(app.pool, app.calls.schema)
+    link = Link(Target(server.dsn))
+    try:
+        findings = await diagnose(link, app.calls.schema)
+    finally:
+        await link.close()
     return [
         Line("inserted, not ended", 0, soaked.inserted - soaked.ended, 0),
         Line("ended badly", 0, failed.value, 0),
