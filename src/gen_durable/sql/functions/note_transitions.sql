@@ -15,6 +15,8 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 #variable_conflict use_column
+declare
+  clock constant float8 := extract(epoch from statement_timestamp());
 begin
   if written is not null then
     origins := array(select case when o.id = any (written) then o.origin end from unnest(ids, origins) as o (id, origin));
@@ -28,8 +30,8 @@ begin
       when 'hold' then 'Next' when 'next' then 'Next' when 'replay' then 'Replay' when 'await' then 'Await'
       when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'stop' then 'Stop' when 'cancel' then 'Cancel'
     end,
-    case when o.kind not in ('done', 'stop', 'cancel') then coalesce(o.step, o.origin) end,
-    coalesce((o.extra ->> 'attempt')::int, 0), statement_timestamp() - o.ago * interval '1 second', o.duration, worker, o.error,
+    coalesce(o.step, case when o.kind not in ('done', 'stop', 'cancel') then o.origin end),
+    coalesce((o.extra ->> 'attempt')::int, 0), to_timestamp(clock - o.ago), o.duration, worker, o.error,
     case when o.extra ? 'keep' then (select g.state from @schema.gen_durable g where g.id = o.id) end
   from (
     select unnest(ids) as id, unnest(seqs) as seq, unnest(kinds) as kind, unnest(steps) as step, unnest(errors) as error,
