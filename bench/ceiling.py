@@ -17,7 +17,8 @@ from bench.role import Line
 from bench.work import CHAIN, Fan, known
 from gen_durable import Context, Durable, ScheduleChildren, Start
 from gen_durable.outcomes import step_of
-from gen_durable.pg.link import Link, connect
+from gen_durable.pg.dial import connect
+from gen_durable.pg.link import Link
 from gen_durable.rooms.brood import commit_by
 from gen_durable.rooms.encode import encode_outcome
 from gen_durable.store.calls import Call

@@ -128,10 +128,11 @@ async def race(server: Server, app: Durable, roles: list[tuple[str, dict[str, ob
         for child in children:
             child.tell("go")
         followers = [asyncio.create_task(follow(number)) for number in range(len(children))]
-        waiting, everyone = asyncio.create_task(full.wait()), asyncio.gather(*followers)
+        waiting = asyncio.create_task(full.wait())
+        everyone: asyncio.Future[Any] = asyncio.gather(*followers)
         try:
             # Whoever fails ends the wait too.
-            await asyncio.wait([waiting, everyone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((waiting, everyone), return_when=asyncio.FIRST_COMPLETED)
             spent = await server.read() - before
             for child in children:
                 child.tell("stop")

@@ -62,6 +62,6 @@ if __name__ == "__main__":
     try:
         from uvloop import new_event_loop
     except ModuleNotFoundError:
-        from asyncio import new_event_loop
+        new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(main())

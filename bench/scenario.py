@@ -59,7 +59,7 @@ async def take_turns(size: Size, stage: Stage, cases: Mapping[str, Callable[[], 
     stage.expect(size.rounds * len(cases))
     found: dict[str, list[T]] = {label: [] for label in cases}
     for number in range(size.rounds):
-        order = list(cases) if number % 2 == 0 else list(reversed(cases))
+        order = list(cases) if number % 2 == 0 else list(cases)[::-1]
         for label in order:
             found[label].append(await cases[label]())
             stage.done(label)

@@ -131,7 +131,7 @@ async def work(line: Line, app: Durable, **options: Any) -> None:
         at = time.monotonic()
 
     # Called once per committed end, and by nobody else here: the cheapest place to count.
-    app.endings.ended = ended  # type: ignore[method-assign]
+    app.endings.ended = ended  # type: ignore[method-assign, assignment]
     await line.go()
     async with worker(app, **options):
         told = 0

@@ -119,8 +119,7 @@ def show_peers(console: Console, rows: list[dict[str, Any]]) -> None:
             cells.append(number(measured["value"]) if measured else "-")
             if work == "latency":
                 cells.append(number(measured["p95"]) if measured else "")
-            against = measured and mine and row is not ours
-            cells.append(f"{mine['value'] / measured['value']:.2f}" if against else "")
+            cells.append(f"{mine['value'] / measured['value']:.2f}" if measured and mine and row is not ours else "")
         table.add_row(*cells)
     console.print(table)
     for row in rows:

@@ -128,7 +128,7 @@ async def _drain(table: Table, tally: _Tally, stop: asyncio.Event) -> None:
             return
         await _run(connection, calls.insert(starts, "raise"))
         sent = floors.of(["default"])
-        pick = calls.pick("w", {"default": 100}, KNOWN, LEASE, sent)
+        pick = calls.pick("w", {"default": 100}, KNOWN, LEASE, floors=sent)
         began = time.perf_counter()
         rows = await connection.fetch(pick.text, *pick.args)
         took = time.perf_counter() - began

@@ -14,7 +14,7 @@ from gen_durable import Start
 NAME = "chain"
 BARE = "bench.ceiling:chain"
 STEPS = len(CHAIN)
-MANY = {"queues": {"default": 200}}
+MANY: dict[str, object] = {"queues": {"default": 200}}
 PAIRS = 4
 """So many more rounds for what history costs: it is little beside the noise of a shared machine."""
 

@@ -14,7 +14,7 @@ from gen_durable import Start
 
 NAME = "drain"
 BARE = "bench.ceiling:drain"
-MANY = {"queues": {"default": 200}}
+MANY: dict[str, object] = {"queues": {"default": 200}}
 LARGE = 500
 
 

@@ -17,12 +17,12 @@ from gen_durable import Durable, Start
 from gen_durable.outcomes import step_of
 
 NAME = "memory"
-MANY = {"queues": {"default": 200}}
+MANY = {"default": 200}
 
 
 async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
     async def idle() -> float:
-        async with server.app() as app, play(app, WORK, **MANY) as child:
+        async with server.app() as app, play(app, WORK, queues=MANY) as child:
             child.tell("go")
             await asyncio.sleep(1)
             now, _ = memory(child.pid)
@@ -44,7 +44,7 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
     stage.expect(1)
     at_rest = await idle()
     stage.done("idle")
-    runs = await take_turns(size, stage, {"bare": busy("bench.ceiling:drain"), "busy": busy(WORK, **MANY)})
+    runs = await take_turns(size, stage, {"bare": busy("bench.ceiling:drain"), "busy": busy(WORK, queues=MANY)})
     peaks, bare = [run.peak for run in runs["busy"]], [run.peak for run in runs["bare"]]
     rows = [
         compare(NAME, "worker at rest", "MB", [at_rest], [statistics.median(bare)], better=Better.LOWER),
@@ -52,7 +52,7 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
     ]
     if size.parked:
         stage.expect(1)
-        beside = await busy(WORK, size.parked, **MANY)()
+        beside = await busy(WORK, size.parked, queues=MANY)()
         stage.done("parked")
         rows.append(
             compare(

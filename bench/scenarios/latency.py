@@ -21,7 +21,7 @@ from bench.scenario import Scenario, Size, Stage, take_turns
 from bench.server import Server
 from bench.work import Patient, go_on, look_at_clock, noop, worker
 from gen_durable import Durable, Finished, Handle, Start, Status
-from gen_durable.pg.link import connect
+from gen_durable.pg.dial import connect
 from gen_durable.store.rows import Commit, Delivery
 
 NAME = "latency"
@@ -72,7 +72,7 @@ async def other_worker(line: Line, app: Durable) -> dict[str, Any]:
     def ended(instance: int, *_: object) -> None:
         ends[instance] = time.monotonic()
 
-    app.endings.ended = ended  # type: ignore[method-assign]
+    app.endings.ended = ended  # type: ignore[method-assign, assignment]
     await line.go()
     async with worker(app):
         await line.stop()

@@ -107,11 +107,12 @@ async def _peak(app: Durable, options: argparse.Namespace, console: Console) -> 
         await asyncio.sleep(options.peak_seconds * 2 / 3)
         last = team.last()
         await team.stop_feeding()
-    return sum(
+    rates: list[float] = [
         (last[pid]["ended"] - said["ended"]) / (last[pid]["at"] - said["at"])
         for pid, said in first.items()
         if last[pid]["at"] > said["at"]
-    )
+    ]
+    return sum(rates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ async def work(line: Line, app: Durable, window: float) -> None:
         nonlocal ended
         ended += 1
 
-    app.endings.ended = count  # type: ignore[method-assign]
+    app.endings.ended = count  # type: ignore[method-assign, assignment]
     worker = Worker(
         app,
         machines=machines(),
