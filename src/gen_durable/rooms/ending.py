@@ -2,13 +2,16 @@
 
 In: ids that somebody waits for. Out: how each ended. A worker in this process tells at once; for the rest one statement
 asks for all ids at a time, more and more rarely while nothing ends. A waiter registers first and then the database is
-read, so an end in between is not missed.
+read, so an end in between is not missed. What was read or run before a waiter came is no answer to it: that may be an
+end which was retried since.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Iterable
 from typing import Final
 
 from gen_durable.errors import ConfigError
@@ -30,14 +33,14 @@ class Endings(Loop):
         super().__init__("watcher")
         self._pool = pool
         self._calls = calls
-        self._waiting: dict[int, list[asyncio.Future[Watched]]] = {}
+        self._waiting: dict[int, dict[asyncio.Future[Watched], float]] = {}  # and since when
         self._new = asyncio.Event()
         self._rest = FIRST_REST
 
     async def of(self, instance: int, timeout: float | None) -> Watched | None:
         """How an instance ended; None when it has not ended in time."""
         future: asyncio.Future[Watched] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(instance, []).append(future)
+        self._waiting.setdefault(instance, {})[future] = time.perf_counter()
         self._rest = FIRST_REST
         self._new.set()
         if self._task is None:
@@ -62,32 +65,40 @@ class Endings(Loop):
                     future.set_exception(ConfigError("this Durable was closed while an instance was waited for"))
         self._waiting.clear()
 
-    def ended(self, instance: int, status: Status, result: str | None, error: str | None) -> None:
-        """A worker of this process has committed an end."""
-        if instance in self._waiting:
-            self._answer(Watched(instance, status, result if status is Status.DONE else None, error))
+    def ended(
+        self, instance: int, status: Status, result: str | None, error: str | None, at: float = float("inf")
+    ) -> None:
+        """A worker of this process has committed an end, of a step that returned at `at`."""
+        if several := self._waiting.get(instance):
+            early = [future for future, since in several.items() if since <= at]
+            _answer(early, Watched(instance, status, result if status is Status.DONE else None, error))
+            if len(early) < len(several):
+                self._rest = FIRST_REST
+                self._new.set()  # the others are to be told by the database, now
 
     async def turn(self) -> float:
         """Ask for all ids; then rest until somebody new waits, or until it is time to ask again."""
         self._new.clear()
-        ids = list(self._waiting)
+        asked = {instance: list(several) for instance, several in self._waiting.items()}
+        ids = list(asked)
         for i in range(0, len(ids), BATCH):
             for watched in await self._pool.run_safely(self._calls.watch(ids[i : i + BATCH])):
-                self._answer(watched)
+                _answer(asked[watched.id], watched)
         rest, self._rest = self._rest, min(self._rest * 1.5, LAST_REST)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(rest if self._waiting else None):
                 await self._new.wait()
         return 0.0
 
-    def _answer(self, watched: Watched) -> None:
-        for future in self._waiting.pop(watched.id, ()):
-            if not future.done():
-                future.set_result(watched)
-
     def _forget(self, instance: int, future: asyncio.Future[Watched]) -> None:
         several = self._waiting.get(instance)
-        if several is not None and future in several:
-            several.remove(future)
+        if several is not None:
+            several.pop(future, None)
             if not several:
                 del self._waiting[instance]
+
+
+def _answer(futures: Iterable[asyncio.Future[Watched]], watched: Watched) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(watched)

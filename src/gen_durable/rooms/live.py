@@ -199,11 +199,11 @@ class Live:
                 self._events.emit(StaleOutcome(claim.id, claim.machine, held.entry.spec.name))
             return
         if commit.kind == "done":
-            self._endings.ended(claim.id, Status.DONE, commit.value, None)
+            self._endings.ended(claim.id, Status.DONE, commit.value, None, commit.began + commit.took)
         elif commit.kind == "stop":
-            self._endings.ended(claim.id, Status.FAILED, None, commit.error)
+            self._endings.ended(claim.id, Status.FAILED, None, commit.error, commit.began + commit.took)
         elif commit.kind == "cancel":
-            self._endings.ended(claim.id, Status.CANCELLED, None, commit.error)
+            self._endings.ended(claim.id, Status.CANCELLED, None, commit.error, commit.began + commit.took)
         elif commit.delay:
             self._on_due(claim.queue if ran.queue is None else ran.queue, commit.delay)
         if claim.partition_key is not None:
