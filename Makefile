@@ -45,7 +45,7 @@ help:
 	@echo '  make model    random histories beside a model of the database (MODEL_EXAMPLES=2000)'
 	@echo '  make mutants  take out every guard of the SQL, one at a time: a test must fail for each (about 20 minutes)'
 	@echo '  make check    lint, format, import directions and types (ruff, lint-imports, mypy, pyright)'
-	@echo '  make bench    measure the engine beside its bare ceiling; tables here, JSON and plots in bench/results/'
+	@echo '  make bench    measure the engine beside its bare ceiling; tables here, JSON and plots in tools/bench/results/'
 	@echo '  make bench-scale   what each call costs with 10 k to 3 M rows, and under a long reader (ARGS=--quick)'
 	@echo '  make soak     half of the peak for an hour (HOURS=0.25): does anything grow that should not?'
 	@echo '  make bench-look    what list and count cost on 3 M rows, by each filter (ARGS="--rows 100k")'
@@ -62,7 +62,7 @@ help:
 	@echo '  POOLER=1                test through PgBouncer in transaction mode (root installs it)'
 	@echo '  ARGS="-k signal -x"     passed on to pytest, to the demo, or to the benchmark (--size small, --help)'
 	@echo '  MINUTES=30 SEED=7       chaos: how long; the seed that plan and load come from (it is printed)'
-	@echo '  FAULTS=sigkill,proxy    chaos: only these; `python -m chaos --help` names them'
+	@echo '  FAULTS=sigkill,proxy    chaos: only these; `python -m tools.chaos --help` names them'
 	@echo '  ARGS="flush reap/3"     mutants: only those of these files, or these; ARGS=--check runs nothing'
 	@echo '  PEERS=1 BIG=1           bench: the same work on other libraries; a worker beside a million parked instances'
 	@echo
@@ -86,7 +86,7 @@ model: $(READY)
 
 .PHONY: mutants
 mutants: $(READY)
-	$(WITH_PG) $(BIN)/python -m mutants $(ARGS)
+	$(WITH_PG) $(BIN)/python -m tools.mutants $(ARGS)
 
 .PHONY: check
 check: export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -99,27 +99,27 @@ check: $(READY)
 
 .PHONY: bench
 bench: $(READY)-bench
-	$(WITH_PG) $(BIN)/python -m bench $(if $(PEERS),--peers) $(if $(BIG),--big) $(ARGS)
+	$(WITH_PG) $(BIN)/python -m tools.bench $(if $(PEERS),--peers) $(if $(BIG),--big) $(ARGS)
 
 .PHONY: bench-scale
 bench-scale: $(READY)-bench
-	$(WITH_PG) $(BIN)/python -m bench.scale $(ARGS)
+	$(WITH_PG) $(BIN)/python -m tools.bench.scale $(ARGS)
 
 .PHONY: soak
 soak: $(READY)-bench
-	$(WITH_PG) $(BIN)/python -m bench.soak --hours $(or $(HOURS),1) $(ARGS)
+	$(WITH_PG) $(BIN)/python -m tools.bench.soak --hours $(or $(HOURS),1) $(ARGS)
 
 .PHONY: bench-look
 bench-look: $(READY)-bench
-	$(WITH_PG) $(BIN)/python -m bench.look --metadata-index $(ARGS)
+	$(WITH_PG) $(BIN)/python -m tools.bench.look --metadata-index $(ARGS)
 
 .PHONY: chaos-failover
 chaos-failover: $(READY)
-	$(BIN)/python -m chaos.failover $(ARGS)
+	$(BIN)/python -m tools.chaos.failover $(ARGS)
 
 .PHONY: chaos
 chaos: $(READY)
-	$(BIN)/python -m chaos --minutes $(MINUTES) --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(PG),--pg $(PG)) $(ARGS)
+	$(BIN)/python -m tools.chaos --minutes $(MINUTES) --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(PG),--pg $(PG)) $(ARGS)
 
 $(READY)-bench: $(READY)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt -e '.[bench]'
@@ -133,7 +133,7 @@ fmt: $(READY)
 .PHONY: clean
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests docs examples scripts bench chaos mutants -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests docs examples scripts tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 .PHONY: venv $(VENV)
 venv $(VENV): $(READY)

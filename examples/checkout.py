@@ -2,7 +2,7 @@ import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 from gen_durable import (
-    Await, Context, Done, Durable, Finished, Machine, Next, Outcome, Replay, ScheduleChildren, Signal, Start, Stop,
+    Await, Context, Done, Durable, Finished, Machine, Next, Outcome, Retry, ScheduleChildren, Signal, Start, Fail,
     Worker, backoff, step,
 )
 
@@ -37,7 +37,7 @@ class Checkout(Machine, queue="checkout"):
     async def collect(self, order: Order, ctx: Context) -> Outcome[int]:
         paid = ctx.first(payment)
         if paid is None:
-            return Stop("payment never came")  # the timeout woke us
+            return Fail("payment never came")  # the timeout woke us
         return Next(self.pack, PaidOrder(order, paid.amount))
 
     @step
@@ -50,7 +50,7 @@ class Checkout(Machine, queue="checkout"):
         return Done(paid.amount)
 
     async def on_error(self, state: object, ctx: Context, error: Exception) -> Outcome[int]:
-        return Replay(state, after=backoff(ctx.attempt)) if ctx.attempt < 5 else Stop(error)
+        return Retry(state, delay=backoff(ctx.attempt)) if ctx.attempt < 5 else Fail(error)
 
 async def main() -> None:
     async with Durable() as app, Worker(app, machines=[Checkout(), Pack()], queues={"default": 10, "checkout": 5}):

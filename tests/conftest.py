@@ -18,7 +18,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from gen_durable.pg.link import Link, Target
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema, checks
 
@@ -120,7 +120,7 @@ async def diagnose(dsn: str, schema: str) -> dict[str, list[tuple[int, str]]]:
 
 
 async def _migrate(dsn: str, schema: str) -> None:
-    link = Link(Target(dsn))
+    link = PersistentConnection(Target(dsn))
     await migrate(link, Schema(schema))
     await link.close()
 

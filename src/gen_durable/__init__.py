@@ -3,6 +3,7 @@
 from gen_durable.client import Durable
 from gen_durable.config import Queue, Retention
 from gen_durable.context import Child, Context
+from gen_durable.encryption import PayloadCodec, PayloadContext
 from gen_durable.errors import (
     ConfigError,
     DatabaseRefused,
@@ -30,21 +31,20 @@ from gen_durable.errors import (
 )
 from gen_durable.handles import Handle
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
-from gen_durable.jobs import Cancel, Job, backoff, job
+from gen_durable.jobs import Abort, Job, backoff, job
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
+from gen_durable.limits import Concurrency, Limit, LimitState, Rate
 from gen_durable.listing import Count, Filters, Page
 from gen_durable.machines import Machine, step
-from gen_durable.outcomes import Await, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
-from gen_durable.policies import Concurrency, Limit, LimitState, Rate
-from gen_durable.sealing import PayloadCodec, PayloadContext
+from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, Retry, ScheduleChildren, Start
 from gen_durable.signals import Received, Signal
 from gen_durable.sync import SyncDurable, SyncHandle
 from gen_durable.worker import Worker
 
 __all__ = [
+    "Abort",
     "Activity",
     "Await",
-    "Cancel",
     "Cancellation",
     "Cancelled",
     "Checkpoint",
@@ -63,6 +63,7 @@ __all__ = [
     "EmbeddedUnavailable",
     "EncodeError",
     "Ending",
+    "Fail",
     "Failed",
     "Filters",
     "Finished",
@@ -89,8 +90,8 @@ __all__ = [
     "Queue",
     "Rate",
     "Received",
-    "Replay",
     "Retention",
+    "Retry",
     "ScheduleChildren",
     "SchemaError",
     "SchemaMissing",
@@ -100,7 +101,6 @@ __all__ = [
     "Status",
     "StepCancelled",
     "StepTimeout",
-    "Stop",
     "SyncDurable",
     "SyncHandle",
     "TooLarge",

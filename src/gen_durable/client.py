@@ -15,37 +15,37 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 from typing_extensions import Unpack
 
 from gen_durable.codec import Codec
-from gen_durable.desk import Desk
+from gen_durable.core.completions import CompletionWatcher
+from gen_durable.core.notifier import BELL, Listener, Notifier
+from gen_durable.core.requests import Requests
+from gen_durable.database import Database
+from gen_durable.encryption import ERROR, RESULT, PayloadCodec, PayloadEncryption
 from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NotFound
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition, check_last
-from gen_durable.limits import check_delay, check_name
+from gen_durable.limits import LimitNames, LimitState, Policy, check_policy
+from gen_durable.operations.admin import Desk
+from gen_durable.operations.cancel import Canceller
+from gen_durable.operations.in_transaction import TransactionCalls
+from gen_durable.operations.insert import Inserter, OnConflict
+from gen_durable.operations.signal import SignalSender
 from gen_durable.orders import cancellation_of, delivery_of, reason_of, was_delivered
 from gen_durable.outcomes import LIVE, Scope, Start, Startable, StartOptions
+from gen_durable.pg.connection import Target
 from gen_durable.pg.faults import ConnectionLost
-from gen_durable.pg.link import Target
 from gen_durable.pg.pool import DriverPool, Pool
-from gen_durable.policies import LimitNames, LimitState, Policy, check_policy
-from gen_durable.rooms.ask import Ask
-from gen_durable.rooms.cancel import Cancel
-from gen_durable.rooms.deliver import Deliver
-from gen_durable.rooms.ending import Endings
-from gen_durable.rooms.guest import Guest
-from gen_durable.rooms.insert import Insert, OnConflict
-from gen_durable.rooms.wake import BELL, Listener, Wake
-from gen_durable.sealing import ERROR, RESULT, PayloadCodec, Seal
 from gen_durable.signals import Signal
-from gen_durable.site import Site
-from gen_durable.store.calls import Calls
+from gen_durable.store.admin import AdminStatements
 from gen_durable.store.journal import JournalCalls
-from gen_durable.store.reads import Reads
-from gen_durable.store.rows import Watched
 from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import FinishedInstance
 from gen_durable.telemetry import Events
+from gen_durable.validation import check_delay, check_name
 
 if TYPE_CHECKING:
-    from gen_durable.rooms.pick import Pick
+    from gen_durable.engine.picker import Picker
 
 S = TypeVar("S")
 P = TypeVar("P")
@@ -87,7 +87,7 @@ class Durable(Desk):
         stored in clear is refused then, unless `read_unsealed=True` (docs/howto/encrypt.md).
         """
         self._schema = Schema(schema)
-        self._site = Site(
+        self._site = Database(
             dsn,
             pool,
             self._schema,
@@ -99,20 +99,20 @@ class Durable(Desk):
             embedded_directory=embedded_directory,
         )
         self._listener: Listener | None = None
-        self._pickers: list[Pick] = []
+        self._pickers: list[Picker] = []
         self._open = False
-        self.calls = Calls(self._schema)
+        self.calls = Statements(self._schema)
         self.journal = JournalCalls(self._schema)
-        self.reads = Reads(self._schema)
+        self.reads = AdminStatements(self._schema)
         self.events = Events()
-        self.seal = None if codec is None else Seal(codec, schema, read_unsealed=read_unsealed)
-        self.ask = Ask(self._asking, self._schema.name)
-        self.own = Ask(self._opened, self._schema.name)
+        self.seal = None if codec is None else PayloadEncryption(codec, schema, read_unsealed=read_unsealed)
+        self.ask = Requests(self._asking, self._schema.name)
+        self.own = Requests(self._opened, self._schema.name)
         """As `ask`, for what a worker asks: never through a pool that user code may hold."""
-        self._insert = Insert(self.ask, self.calls, self._ring, self.seal)
-        self._deliver = Deliver(self.ask, self.calls, self.seal)
-        self.guest = Guest(self.calls, self.seal)
-        self._cancel = Cancel(self.ask, self.own, self.calls, self._ring_all)
+        self._insert = Inserter(self.ask, self.calls, self._ring, self.seal)
+        self._deliver = SignalSender(self.ask, self.calls, self.seal)
+        self.guest = TransactionCalls(self.calls, self.seal)
+        self._cancel = Canceller(self.ask, self.own, self.calls, self._ring_all)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -137,8 +137,8 @@ class Durable(Desk):
         await self._site.open()
         self.pool = self._site.pool
         self.installation = self._site.installation
-        self.wake = Wake(self.pool, self.calls, self._cancel.carry_on)
-        self.endings = Endings(self.pool, self.calls)
+        self.wake = Notifier(self.pool, self.calls, self._cancel.carry_on)
+        self.endings = CompletionWatcher(self.pool, self.calls)
         self._open = True
 
     async def close(self) -> None:
@@ -275,7 +275,7 @@ class Durable(Desk):
         cascade: bool = True,
         connection: object = None,
     ) -> Cancellation:
-        """Cancel an instance by id, or the live holder of a unique key; with `cascade` all its descendants too.
+        """Canceller an instance by id, or the live holder of a unique key; with `cascade` all its descendants too.
 
         What waits ends at once. What executes is stopped by its worker, which runs `on_cancel`; a `def` step cannot be
         stopped, and ends as cancelled when it returns. A step that has ended the instance first wins. Tells what was
@@ -334,7 +334,7 @@ class Durable(Desk):
         """An instance by id or key; with a codec by its id, which its payloads are sealed to."""
         instance, key = address(target)
         if self.seal is not None and key is not None:
-            instance = await self.ask.run(self.calls.holder(key), "get", safe=True)
+            instance = await self.ask.run(self.calls.id_of_key(key), "get", safe=True)
         return instance, key
 
     def handle(self, instance: int, step: Startable[Any, R]) -> Handle[R]:
@@ -365,12 +365,12 @@ class Durable(Desk):
             case _:
                 raise NotFound(f"instance {instance} is unknown; ended instances are deleted after their retention")
 
-    def _result(self, watched: Watched) -> str:
+    def _result(self, watched: FinishedInstance) -> str:
         if watched.result is None:
             return "null"
         return watched.result if self.seal is None else self.seal.open(watched.result, watched.id, RESULT)
 
-    def _error(self, watched: Watched) -> str:
+    def _error(self, watched: FinishedInstance) -> str:
         if self.seal is None:
             return watched.last_error or ""
         return self.seal.look_text(watched.last_error, watched.id, ERROR) or ""
@@ -411,7 +411,7 @@ class Durable(Desk):
         self._opened()
         return self._site.target
 
-    def join(self, picker: Pick) -> None:
+    def join(self, picker: Picker) -> None:
         """A worker of this process begins: its picker is poked from now on, also by other processes' notifications."""
         self._pickers.append(picker)
         self.wake.join(picker)
@@ -420,7 +420,7 @@ class Durable(Desk):
             self._listener = Listener(target, self._schema.channel, self._heard)
             self._listener.start()
 
-    def leave(self, picker: Pick) -> None:
+    def leave(self, picker: Picker) -> None:
         """A worker of this process stops."""
         self._pickers.remove(picker)
         self.wake.leave(picker)

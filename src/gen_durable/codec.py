@@ -18,12 +18,12 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast, get_args, get_o
 import msgspec
 
 from gen_durable.errors import DecodeError, DefinitionError, EncodeError, TooLarge
-from gen_durable.limits import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
+from gen_durable.validation import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
 
 T = TypeVar("T")
 JSON_NULL = b"null"
 SEALED: Final = "sealed:1:"
-"""How a payload begins that went through the user's codec (gen_durable.sealing): in JSON it is a string."""
+"""How a payload begins that went through the user's codec (gen_durable.encryption): in JSON it is a string."""
 
 
 @runtime_checkable

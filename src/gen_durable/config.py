@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, TypedDict
 
 from gen_durable.errors import ConfigError
 from gen_durable.instances import Instance
-from gen_durable.limits import check_name
+from gen_durable.validation import check_name
 
 DAY: Final = timedelta(days=1)
 OnDeadLetter: TypeAlias = Callable[[Instance], Awaitable[None] | None]

@@ -16,8 +16,8 @@ import msgspec
 from gen_durable.codec import codec_for, decode_payload
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.instances import Status
-from gen_durable.policies import Limit
-from gen_durable.services import Journal, LimitDoor, LimitDoors, Notes, StepConnection
+from gen_durable.limits import Limit
+from gen_durable.services import JournalService, LimitContext, LimitService, StepConnection, StepJournalService
 from gen_durable.signals import Received, Signal
 
 if TYPE_CHECKING:
@@ -145,10 +145,10 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     awaited: tuple[Received, ...] = ()
     _brought: tuple[Child, ...] | None = ()
     _read_children: Callable[[int], Awaitable[list[Child]]] | None = None
-    _doors: LimitDoors | None = None
+    _doors: LimitService | None = None
     _slot: str | None = None
     visit: int = 0
-    _journal: Journal | None = None
+    _journal: JournalService | None = None
     _claim: object = None
     _lent: Lent | None = None
 
@@ -215,7 +215,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
             if (raw := _result(child, spec)) is not None:
                 yield cast(R, spec.result_codec.decode(raw))
 
-    def limit(self, name: str, partition: str | None = None, *, weight: int = 1) -> LimitDoor:
+    def limit(self, name: str, partition: str | None = None, *, weight: int = 1) -> LimitContext:
         """Run a part of the step under a limit: `async with ctx.limit("stripe", tenant):` (`with` in a `def` step).
 
         Waits for a slot or a token, which are the same as those of whole steps. The step goes on holding its own slot
@@ -227,7 +227,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every execution of this visit of the step, also after a crash or a `Replay`; no other has it."""
+        """The same for every execution of this visit of the step, also after a crash or a `Retry`; no other has it."""
         return f"{self._scribe.installation}-{self.id}-{self.visit}"
 
     @property
@@ -317,13 +317,13 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         return SyncContext(self._scribe, self._notes)
 
     @property
-    def _scribe(self) -> Journal:
+    def _scribe(self) -> JournalService:
         if self._journal is None:
             raise InputError("the journal needs a worker: this context was made by hand")
         return self._journal
 
     @property
-    def _notes(self) -> Notes:
+    def _notes(self) -> StepJournalService:
         return self._scribe.notes(self._claim, self.seq)
 
     async def _note(self, what: str, moves: Generator[Any, Any, Any]) -> Any:
@@ -339,8 +339,8 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 class SyncContext:
     """`ctx.sync`: the same as in `Context`, in the thread of a `def` step."""
 
-    _journal: Journal
-    _notes: Notes
+    _journal: JournalService
+    _notes: StepJournalService
 
     def checkpoint(self, value: object) -> None:
         """See `Context.checkpoint`."""

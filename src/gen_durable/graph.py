@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from gen_durable.machines import Machine, MachineSpec, StepSpec
-from gen_durable.outcomes import OUTCOMES, Await, Done, Next, Replay, ScheduleChildren, Start, Stop
+from gen_durable.outcomes import OUTCOMES, Await, Done, Fail, Next, Retry, ScheduleChildren, Start
 from gen_durable.signals import Signal
 
-Kind: TypeAlias = Literal["next", "replay", "await", "children", "done", "stop", "error", "unknown"]
+Kind: TypeAlias = Literal["next", "retry", "await", "children", "done", "fail", "error", "unknown"]
 
 EVERY: Final = "*"
 """As a source: every step. As a target of such an edge: the step that it was."""
@@ -128,7 +128,7 @@ def graph(machine: type[Machine] | Machine | MachineSpec) -> Graph:
     edges: list[Edge] = []
     for step in spec.steps.values():
         if _is_job(step):
-            edges += [Edge(step.name, None, "done"), Edge(step.name, step.name, "error", "replay")]
+            edges += [Edge(step.name, None, "done"), Edge(step.name, step.name, "error", "retry")]
         else:
             edges += _Reader(spec, cls, step.name, step.name).read(step.fn)
     if cls is not None:
@@ -178,10 +178,10 @@ class _Reader:
     def _outcome(self, made: type, call: ast.Call, scope: _Scope) -> Iterator[Edge]:
         if made is Done:
             yield Edge(self._source, None, "done")
-        elif made is Stop:
-            yield Edge(self._source, None, "stop")
-        elif made is Replay:
-            yield Edge(self._source, self._itself, "replay")
+        elif made is Fail:
+            yield Edge(self._source, None, "fail")
+        elif made is Retry:
+            yield Edge(self._source, self._itself, "retry")
         elif made is Next:
             for target in self._targets(_argument(call, 0, "step"), scope):
                 yield Edge(self._source, target, "next")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 from gen_durable.codec import Codec
 from gen_durable.errors import InputError
 from gen_durable.instances import Cancellation, Ending, Instance
-from gen_durable.limits import check_key
 from gen_durable.signals import Signal
+from gen_durable.validation import check_key
 
 if TYPE_CHECKING:
     from gen_durable.client import Durable

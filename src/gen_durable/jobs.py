@@ -17,9 +17,9 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.journal import History, check_history
-from gen_durable.limits import check_delay, check_name
+from gen_durable.limits import StepLimit
 from gen_durable.machines import MachineSpec, StepSpec, check_limit, check_transactional, check_version, resolve_hints
-from gen_durable.policies import StepLimit
+from gen_durable.validation import check_delay, check_name
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ Backoff = Callable[[int], timedelta]
 DEFAULT_MAX_ATTEMPTS = 20
 
 
-class Cancel(Exception):
+class Abort(Exception):
     """Raise this inside a job to fail it at once, without further attempts."""
 
     def __init__(self, reason: str) -> None:

@@ -1,110 +1,146 @@
-"""The bounds on names, keys, numbers and sizes, checked before the database is touched.
+"""Limits: how many steps may run at a time, or in a time, whichever worker runs them.
 
-In: a value and what to call it. Out: the value, or an error that names the bound.
+In: what user code declares and names. Out: checked policies, and names of limits as rows ask for them.
+A policy has a name and lives in the database, so every worker agrees; a step names the limits that it runs under.
 """
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
 
-from gen_durable.errors import GenDurableError, InputError, TooLarge
+from gen_durable.errors import ConfigError, GenDurableError, InputError
+from gen_durable.validation import check_name, check_text_key
 
-MAX_PAYLOAD: Final = 1_000_000
-MAX_DEPTH: Final = 64
-MAX_KEY: Final = 512
-MAX_ERROR: Final = 8_000
-MAX_CHILDREN: Final = 100_000
-MAX_OUTBOX: Final = 1000
-MAX_CHILDREN_BYTES: Final = 64_000_000
-MAX_BATCH: Final = 10_000
-MAX_INBOX: Final = 10_000  # signal.sql
-MAX_METADATA: Final = 8_000
-MAX_DELAY: Final = timedelta(days=36_500)
-
-_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+MAX_SLOTS: Final = 1_000_000
+MAX_REFILL: Final = timedelta(days=36_500)
 
 
-def check_name(name: str, what: str, error: type[GenDurableError] = InputError) -> str:
-    """Names of machines, steps, queues and signals: letters, digits and `_ . : -`, at most 200 of them."""
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise error(f"{what} must be 1 to 200 characters out of A-Z a-z 0-9 _ . : - , got {_shown(name)}")
-    return name
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """At most so many steps under this limit run at a time, on all workers together."""
+
+    slots: int
+
+    def __post_init__(self) -> None:
+        _check_count("Concurrency(slots)", self.slots)
 
 
-def check_key(key: str | bytes, what: str) -> bytes:
-    """Unique keys, stored verbatim as bytes; a str is taken as UTF-8."""
-    if isinstance(key, str):
-        try:
-            raw = key.encode()
-        except UnicodeEncodeError:
-            raise InputError(f"{what} holds a lone surrogate and has no UTF-8 form") from None
-    elif isinstance(key, bytes):
-        raw = key
-    else:
-        raise InputError(f"{what} must be str or bytes, got {type(key).__name__}")
-    if not raw:
-        raise InputError(f"{what} must not be empty: leave it out for an instance without one")
-    if len(raw) > MAX_KEY:
-        raise TooLarge(f"{what} is {len(raw)} bytes, at most {MAX_KEY} are allowed: use a hash of it")
-    return raw
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `amount` steps under this limit begin `per` time, evenly; after a rest, up to `burst` of them at once."""
+
+    amount: int
+    per: timedelta
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        _check_count("Rate(amount)", self.amount)
+        _check_count("Rate(burst=)", self.burst)
+        if not isinstance(self.per, timedelta) or self.per <= timedelta(0):
+            raise ConfigError(f"Rate(per=) must be a timedelta above zero, got {self.per!r}")
+        if self.period * self.burst > MAX_REFILL.total_seconds():
+            raise ConfigError(f"{self} would take more than {MAX_REFILL.days} days to get its burst back")
+
+    @property
+    def period(self) -> float:
+        """Seconds from one token to the next."""
+        return self.per.total_seconds() / self.amount
 
 
-def check_text_key(key: str, what: str) -> str:
-    """Partition and dedup keys: text, so without NUL characters."""
-    if not isinstance(key, str):
-        raise InputError(f"{what} must be str, got {type(key).__name__}")
-    check_key(key, what)
-    if "\0" in key:
-        raise InputError(f"{what} holds a NUL character, which Postgres cannot store")
-    return key
+Policy: TypeAlias = Concurrency | Rate
 
 
-def check_group(group: tuple[str, str]) -> str:
-    """A group of a fair queue, as it is stored: of what kind, and which."""
-    if not isinstance(group, tuple) or len(group) != 2:
-        raise InputError(f"group must be a pair such as ('tenant', 'acme'), got {_shown(group)}")
-    return f"{check_name(group[0], 'the kind of a group')}/{check_text_key(group[1], 'a group')}"
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit that a step runs under: its name, which of its partitions, and how many tokens of a rate it takes."""
+
+    name: str
+    partition: str | None = None
+    weight: int = 1
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "the name of a limit")
+        if self.partition is not None:
+            check_text_key(self.partition, f"the partition of limit {self.name!r}")
+        if not isinstance(self.weight, int) or isinstance(self.weight, bool) or not 1 <= self.weight <= MAX_SLOTS:
+            raise InputError(f"the weight of limit {self.name!r} must be a whole number from 1 on, got {self.weight!r}")
+
+    @property
+    def key(self) -> str:
+        """The limit as rows keep it."""
+        return self.name if self.partition is None else f"{self.name}/{self.partition}"
 
 
-def check_priority(priority: int) -> int:
-    """Priorities fit a smallint; lower runs earlier."""
-    if not isinstance(priority, int) or isinstance(priority, bool) or not -32768 <= priority <= 32767:
-        raise InputError(f"priority must be an int from -32768 to 32767 (lower runs earlier), got {priority!r}")
-    return priority
+@dataclass(frozen=True, slots=True)
+class LimitState:
+    """A limit as it stands, or one of its partitions (`key` is "name/partition").
+
+    `taken`: slots taken, or tokens gone from the bucket. `next_token`: seconds until there is a token; 0: now.
+    """
+
+    name: str
+    kind: str
+    slots: int | None
+    period: float | None
+    burst: int | None
+    key: str | None
+    taken: float
+    waiting: int
+    next_token: float | None
 
 
-def check_delay(delay: timedelta, what: str, error: type[GenDurableError] = InputError) -> float:
-    """A delay or timeout as seconds: the database adds it to its own clock."""
-    if not isinstance(delay, timedelta):
-        raise error(f"{what} must be a timedelta, got {type(delay).__name__}: write timedelta(seconds=...)")
-    if delay < timedelta(0):
-        raise error(f"{what} must not be negative, got {delay}")
-    if delay > MAX_DELAY:
-        raise error(f"{what} must be at most {MAX_DELAY.days} days, got {delay}")
-    return delay.total_seconds()
+LimitName: TypeAlias = str | tuple[str, str] | Limit
+"""`"stripe"`, `("stripe", tenant)`, or `Limit("stripe", tenant, weight=3)`."""
+LimitNames: TypeAlias = LimitName | list[LimitName]
+"""One limit, or a list: one of concurrency and one of rate."""
+StepLimit: TypeAlias = LimitNames | Callable[[Any], LimitNames]
+"""The limits of a step, or a function that tells them from its state."""
 
 
-def check_moment(moment: datetime, what: str) -> datetime:
-    """A point in time: aware, for a naive one means a different moment to every reader."""
-    if not isinstance(moment, datetime):
-        raise InputError(f"{what} must be a datetime, got {type(moment).__name__}")
-    if moment.tzinfo is None or moment.utcoffset() is None:
-        raise InputError(f"{what} must be timezone-aware, got the naive {moment}: use datetime.now(UTC)")
+def limits_of(names: LimitNames, where: str, error: type[GenDurableError] = InputError) -> tuple[Limit, ...]:
+    """What was written as `limit=`, as `Limit`s."""
+    several = names if isinstance(names, list) else [names]
+    return tuple(_limit(name, where, error) for name in several)
+
+
+def _limit(name: object, where: str, error: type[GenDurableError]) -> Limit:
     try:
-        moment.astimezone(UTC)
-    except OverflowError:
-        raise InputError(f"{what} is beyond the years 1 to 9999 in UTC, got {moment}") from None
-    return moment
+        match name:
+            case Limit():
+                return name
+            case str():
+                return Limit(name)
+            case (str() as first, str() as partition):
+                return Limit(first, partition)
+            case _:
+                pass
+    except InputError as refused:
+        raise error(f"{where}: {refused}") from None
+    raise error(
+        f"{where} takes a limit's name, a pair (name, partition), a Limit, or a list of these, got {name!r:.80}"
+    )
 
 
-def clean_error(text: str) -> str:
-    """Error text as it can be stored: no NUL, no lone surrogate, at most 8,000 characters."""
-    text = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 14] + " ... [cut off]"
+def check_policies(limits: Mapping[str, Policy]) -> dict[str, Policy]:
+    """What a worker declares as `limits=`."""
+    if not isinstance(limits, Mapping):
+        raise ConfigError(f"limits must map names to Concurrency or Rate, got {type(limits).__name__}")
+    return {
+        check_name(name, "the name of a limit", ConfigError): check_policy(name, policy)
+        for name, policy in limits.items()
+    }
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def check_policy(name: str, policy: object) -> Policy:
+    """One policy."""
+    if not isinstance(policy, Concurrency | Rate):
+        raise ConfigError(f"limit {name!r} must be Concurrency(...) or Rate(...), got {type(policy).__name__}")
+    return policy
+
+
+def _check_count(what: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SLOTS:
+        raise ConfigError(f"{what} must be a whole number from 1 to {MAX_SLOTS:,}, got {value!r}")

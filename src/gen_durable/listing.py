@@ -1,6 +1,6 @@
 """Listing: what to look for among instances, and what is found: a page at a time, or counted.
 
-In: filters as a user writes them. Out: the JSON that `seek.sql` takes, or an error that names the filter. A page
+In: filters as a user writes them. Out: the JSON that `filter_sql.sql` takes, or an error that names the filter. A page
 goes on where its cursor says, in the order of ids, newest first: rows that change meanwhile are never seen twice.
 """
 
@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 from gen_durable.codec import decode_plain, encode, encode_metadata
 from gen_durable.errors import InputError
 from gen_durable.instances import Instance, Status
-from gen_durable.limits import check_key, check_moment, check_name, check_text_key
 from gen_durable.outcomes import Scope
+from gen_durable.validation import check_key, check_moment, check_name, check_text_key
 
 PAGE: Final = 50
 MAX_PAGE: Final = 1000
@@ -76,7 +76,7 @@ class Count:
 
 
 def wanted(filters: Mapping[str, object]) -> str:
-    """Filters as `seek.sql` takes them. One that is None is as good as not given."""
+    """Filters as `filter_sql.sql` takes them. One that is None is as good as not given."""
     found: dict[str, object] = {}
     for name, value in filters.items():
         if name not in Filters.__annotations__:

@@ -19,9 +19,9 @@ from gen_durable.codec import Codec, codec_for
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.journal import History, check_history
-from gen_durable.limits import check_delay, check_name
-from gen_durable.outcomes import Await, Done, Next, Outcome, ScheduleChildren, Stop
-from gen_durable.policies import Limit, StepLimit, limits_of
+from gen_durable.limits import Limit, StepLimit, limits_of
+from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, ScheduleChildren
+from gen_durable.validation import check_delay, check_name
 
 F = TypeVar("F", bound=Callable[[Any, Any, Context], Awaitable[Outcome[Any]] | Outcome[Any]])
 """The function of a step, whose type `@step` keeps as it is."""
@@ -181,9 +181,9 @@ class Machine:
     async def on_error(self, state: Any, ctx: Context, error: Exception) -> Outcome[Any]:
         """Called when a step raised, timed out, or returned something unusable. Default: the instance fails.
 
-        Return any outcome: `Replay(state, after=backoff(ctx.attempt))` to try again, `Stop(error)` to give up.
+        Return any outcome: `Retry(state, delay=backoff(ctx.attempt))` to try again, `Fail(error)` to give up.
         """
-        return Stop(error)
+        return Fail(error)
 
     async def on_cancel(self, state: Any, ctx: Context, reason: str) -> None:
         """Called when the instance is cancelled while one of its steps runs, after that step was stopped.

@@ -10,21 +10,21 @@ from typing import Any
 from gen_durable.errors import InputError, NoTarget, NotFound, TooLarge
 from gen_durable.handles import Handle, address, called
 from gen_durable.instances import Cancellation
-from gen_durable.limits import MAX_INBOX, check_text_key, clean_error
 from gen_durable.signals import Signal
-from gen_durable.store.rows import CancelTarget, Delivery
+from gen_durable.store.types import CancelTarget, OutgoingSignal
+from gen_durable.validation import MAX_INBOX, check_text_key, clean_error
 
 
 def delivery_of(
     target: int | str | bytes | Handle[Any], signal: Signal[Any], payload: object, dedup_key: str | None
-) -> Delivery:
+) -> OutgoingSignal:
     """A signal to be sent, checked and encoded."""
     if not isinstance(signal, Signal):
         raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
     instance, key = address(target)
     if dedup_key is not None:
         check_text_key(dedup_key, "dedup_key")
-    return Delivery(instance, key, signal.name, signal.codec.encode(payload).decode(), dedup_key)
+    return OutgoingSignal(instance, key, signal.name, signal.codec.encode(payload).decode(), dedup_key)
 
 
 def was_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal: Signal[Any]) -> bool:
@@ -53,4 +53,4 @@ def cancellation_of(
     if found.id is None or found.was is None:
         by_key = isinstance(target, (str, bytes))
         raise NotFound(f"cancel: {called(target)} is unknown" + (" or has ended" if by_key else ""))
-    return Cancellation(found.id, found.was, ended + (found.verdict == "ended"), asked + (found.verdict == "asked"))
+    return Cancellation(found.id, found.was, ended + (found.verdict == "ended"), asked + (found.verdict == "requested"))

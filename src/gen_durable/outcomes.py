@@ -16,7 +16,8 @@ from typing_extensions import TypedDict, TypeIs
 
 from gen_durable.codec import encode_metadata
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
-from gen_durable.limits import (
+from gen_durable.limits import Limit, LimitNames, limits_of
+from gen_durable.validation import (
     MAX_CHILDREN,
     MAX_OUTBOX,
     check_delay,
@@ -28,7 +29,6 @@ from gen_durable.limits import (
     check_text_key,
     clean_error,
 )
-from gen_durable.policies import Limit, LimitNames, limits_of
 
 if TYPE_CHECKING:
     from gen_durable.context import Context
@@ -53,18 +53,18 @@ LIVE: Final[tuple[Scope, ...]] = ("runnable", "executing", "awaiting_signal", "a
 
 
 @final
-class Keep:
-    """The type of `KEEP`: leave the row's value as it is."""
+class Unchanged:
+    """The type of `UNCHANGED`: leave the row's value as it is."""
 
     def __repr__(self) -> str:
-        return "KEEP"
+        return "UNCHANGED"
 
 
-KEEP: Final = Keep()
+UNCHANGED: Final = Unchanged()
 
 
 class Outcome(Generic[R_co]):
-    """What a step returns. One of `Next`, `Replay`, `Await`, `ScheduleChildren`, `Done`, `Stop`."""
+    """What a step returns. One of `Next`, `Retry`, `Await`, `ScheduleChildren`, `Done`, `Fail`."""
 
     __slots__ = ()
 
@@ -91,7 +91,7 @@ class Next(Outcome[R_co]):
         delay: timedelta | None = None,
         queue: str | None = None,
         priority: int | None = None,
-        partition_key: str | Keep | None = KEEP,
+        partition_key: str | Unchanged | None = UNCHANGED,
         limit: LimitNames | None = None,
         run_ahead: bool = True,
         spawn: Iterable[Start[Any]] = (),
@@ -110,15 +110,15 @@ class Next(Outcome[R_co]):
 
 
 @final
-class Replay(Outcome[Never]):
-    """Run the same step again, now or `after` a while; the attempt counter goes up by one."""
+class Retry(Outcome[Never]):
+    """Run the same step again, now or after `delay`; the attempt counter goes up by one."""
 
-    __slots__ = ("after", "state")
-    __match_args__ = ("state", "after")
+    __slots__ = ("delay", "state")
+    __match_args__ = ("state", "delay")
 
-    def __init__(self, state: object, after: timedelta = timedelta(0)) -> None:
+    def __init__(self, state: object, delay: timedelta = timedelta(0)) -> None:
         self.state = state
-        self.after = check_delay(after, "Replay(after=)")
+        self.delay = check_delay(delay, "Retry(delay=)")
 
 
 @final
@@ -248,23 +248,23 @@ def check_child_count(count: int) -> None:
 class Done(Outcome[R_co]):
     """The instance has ended well, with a result.
 
-    `then` are instances that are started with this commit; one whose unique key is taken is left out.
+    `spawn` are instances that are started with this commit; one whose unique key is taken is left out.
     """
 
-    __slots__ = ("result", "then")
+    __slots__ = ("result", "spawn")
     __match_args__ = ("result",)
 
     @overload
-    def __init__(self: Done[None], *, then: Iterable[Start[Any]] = ()) -> None: ...
+    def __init__(self: Done[None], *, spawn: Iterable[Start[Any]] = ()) -> None: ...
     @overload
-    def __init__(self, result: R_co, *, then: Iterable[Start[Any]] = ()) -> None: ...
-    def __init__(self, result: object = None, *, then: Iterable[Start[Any]] = ()) -> None:
+    def __init__(self, result: R_co, *, spawn: Iterable[Start[Any]] = ()) -> None: ...
+    def __init__(self, result: object = None, *, spawn: Iterable[Start[Any]] = ()) -> None:
         self.result = result
-        self.then = _outbox(then, "Done(then=)") if then else ()
+        self.spawn = _outbox(spawn, "Done(spawn=)") if spawn else ()
 
 
 @final
-class Stop(Outcome[Never]):
+class Fail(Outcome[Never]):
     """The instance has failed for good; the reason is kept in the row."""
 
     __slots__ = ("reason",)
@@ -274,10 +274,10 @@ class Stop(Outcome[Never]):
         self.reason = reason if isinstance(reason, str) else describe(reason)
 
 
-AnyOutcome: TypeAlias = "Next[Any] | Replay | Await[Any] | ScheduleChildren[Any] | Done[Any] | Stop"
+AnyOutcome: TypeAlias = "Next[Any] | Retry | Await[Any] | ScheduleChildren[Any] | Done[Any] | Fail"
 
 
-OUTCOMES: Final = (Next, Replay, Await, ScheduleChildren, Done, Stop)
+OUTCOMES: Final = (Next, Retry, Await, ScheduleChildren, Done, Fail)
 
 
 def is_outcome(value: object) -> TypeIs[AnyOutcome]:

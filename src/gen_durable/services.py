@@ -10,17 +10,17 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
 
-from gen_durable.policies import Limit
+from gen_durable.limits import Limit
 
 
-class LimitDoor(AbstractAsyncContextManager[None], AbstractContextManager[None], Protocol):
+class LimitContext(AbstractAsyncContextManager[None], AbstractContextManager[None], Protocol):
     """What `ctx.limit` gives: for `async with`, and for `with` in a `def` step."""
 
 
-class LimitDoors(Protocol):
+class LimitService(Protocol):
     """Where `ctx.limit` leads; a worker has one."""
 
-    def door(self, instance: int, claim: int, held: str | None, limit: Limit) -> LimitDoor:
+    def door(self, instance: int, claim: int, held: str | None, limit: Limit) -> LimitContext:
         """A way into a limit for a claim that holds a slot already, or none."""
         ...
 
@@ -53,8 +53,8 @@ class StepConnection(Protocol):
         ...
 
 
-class Notes(Protocol):
-    """What a step keeps of its work before its outcome. Writes are moves, to be made by the `Journal`."""
+class StepJournalService(Protocol):
+    """What a step keeps of its work before its outcome. Writes are moves, to be made by the `JournalService`."""
 
     checkpoint: bytes | None
 
@@ -78,12 +78,12 @@ class Notes(Protocol):
         ...
 
 
-class Journal(Protocol):
+class JournalService(Protocol):
     """Where checkpoints, activities and progress are written; a worker has one."""
 
     installation: str
 
-    def notes(self, claim: Any, seq: int) -> Notes:
+    def notes(self, claim: Any, seq: int) -> StepJournalService:
         """The notes of a claim's step."""
         ...
 

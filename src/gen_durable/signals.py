@@ -11,7 +11,7 @@ from typing import Generic, TypeVar, overload
 
 from gen_durable.codec import Codec, codec_for
 from gen_durable.errors import DefinitionError
-from gen_durable.limits import check_name
+from gen_durable.validation import check_name
 
 P = TypeVar("P")
 

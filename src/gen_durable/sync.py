@@ -19,17 +19,17 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 from typing_extensions import Unpack
 
 from gen_durable.client import Durable
-from gen_durable.desk import SyncDesk
+from gen_durable.encryption import PayloadCodec
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.handles import Handle, address
 from gen_durable.instances import Cancellation, Ending, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
+from gen_durable.limits import LimitState, Policy
+from gen_durable.operations.admin import SyncDesk
+from gen_durable.operations.insert import OnConflict
 from gen_durable.orders import cancellation_of, delivery_of, reason_of, was_delivered
 from gen_durable.outcomes import Start, Startable, StartOptions
-from gen_durable.pg.guests import django_connection
-from gen_durable.policies import LimitState, Policy
-from gen_durable.rooms.insert import OnConflict
-from gen_durable.sealing import PayloadCodec
+from gen_durable.pg.foreign import django_connection
 from gen_durable.signals import Signal
 from gen_durable.store.schema import DEFAULT_SCHEMA
 

@@ -16,7 +16,7 @@ log = logging.getLogger("gen_durable.telemetry")
 
 
 @dataclass(frozen=True, slots=True)
-class StepStopped:
+class StepCommitted:
     """A step ran and its outcome is committed."""
 
     id: int
@@ -29,7 +29,7 @@ class StepStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class RowsPicked:
     """A pick was made for a queue: how many rows came of how many asked for."""
 
     queue: str
@@ -39,7 +39,7 @@ class Picked:
 
 
 @dataclass(frozen=True, slots=True)
-class Saturation:
+class QueueSaturation:
     """How full a queue is on this worker, told at each pick."""
 
     queue: str
@@ -50,7 +50,7 @@ class Saturation:
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class QueueDrained:
     """A queue was shut down: rows given back unstarted, and steps still under way at the end of the drain."""
 
     queue: str
@@ -67,7 +67,7 @@ class PartitionContended:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
+class RowsBlocked:
     """Due rows wait for a slot of a concurrency limit from now on. `limit` is "name" or "name/partition"."""
 
     limit: str
@@ -75,7 +75,7 @@ class Blocked:
 
 
 @dataclass(frozen=True, slots=True)
-class Throttled:
+class RowsThrottled:
     """Due rows wait for a token of a rate limit from now on. `limit` is "name" or "name/partition"."""
 
     limit: str
@@ -83,21 +83,21 @@ class Throttled:
 
 
 @dataclass(frozen=True, slots=True)
-class Unblocked:
+class RowsUnblocked:
     """Rows that have waited for a partition key or a limit came back into a queue, found by a pick or a sweep."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reaped:
+class ClaimsReaped:
     """Claims whose lease had run out were taken back."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class InstancesCollected:
     """Ended instances past their retention were deleted."""
 
     count: int
@@ -113,7 +113,7 @@ class StaleOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseWasLost:
+class ClaimLost:
     """A heartbeat found a claim taken over; its task is cancelled."""
 
     id: int
@@ -122,7 +122,7 @@ class LeaseWasLost:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLettered:
+class InstanceDeadLettered:
     """A row that kept killing its workers was failed for good."""
 
     id: int
@@ -132,7 +132,7 @@ class DeadLettered:
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownMachine:
+class UnknownStepsFound:
     """Due rows wait in our queues for a machine, version or step that this worker was not given."""
 
     machine: str
@@ -143,7 +143,7 @@ class UnknownMachine:
 
 
 @dataclass(frozen=True, slots=True)
-class Undecodable:
+class StateUndecodable:
     """A row's stored state does not fit the code; the row was put back, to be tried again later."""
 
     id: int
@@ -153,29 +153,29 @@ class Undecodable:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopLag:
+class EventLoopBlocked:
     """The event loop was blocked for this many seconds, most likely by a step that does not await."""
 
     seconds: float
 
 
 Event: TypeAlias = (
-    StepStopped
-    | Picked
-    | Saturation
-    | Drained
+    StepCommitted
+    | RowsPicked
+    | QueueSaturation
+    | QueueDrained
     | PartitionContended
-    | Blocked
-    | Throttled
-    | Unblocked
-    | Reaped
-    | Swept
+    | RowsBlocked
+    | RowsThrottled
+    | RowsUnblocked
+    | ClaimsReaped
+    | InstancesCollected
     | StaleOutcome
-    | LeaseWasLost
-    | DeadLettered
-    | UnknownMachine
-    | Undecodable
-    | LoopLag
+    | ClaimLost
+    | InstanceDeadLettered
+    | UnknownStepsFound
+    | StateUndecodable
+    | EventLoopBlocked
 )
 Subscriber: TypeAlias = Callable[[Event], None]
 

@@ -27,32 +27,32 @@ from typing_extensions import Unpack
 
 from gen_durable.client import Durable
 from gen_durable.config import Queue, WorkerOptions, WorkerSettings
+from gen_durable.core.background import BackgroundTask
+from gen_durable.core.notifier import BELL
+from gen_durable.core.payloads import ClaimEncryption
+from gen_durable.engine.claim_runner import ClaimRunner
+from gen_durable.engine.claims import ActiveClaim, ClaimTable
+from gen_durable.engine.committer import Committer
+from gen_durable.engine.dead_letters import DeadLetters
+from gen_durable.engine.executor import Executor
+from gen_durable.engine.fanout import children_reader
+from gen_durable.engine.heartbeat import Heartbeat
+from gen_durable.engine.journal import JournalWriter
+from gen_durable.engine.picker import Picker
+from gen_durable.engine.reaper import Gc, Reaper
+from gen_durable.engine.slots import Slots
+from gen_durable.engine.step_limits import StepLimits
+from gen_durable.engine.thread_pool import ThreadPool
+from gen_durable.engine.transactional import TransactionalExecutor
 from gen_durable.errors import ConfigError
 from gen_durable.jobs import Job, backoff
+from gen_durable.limits import Policy, check_policies
 from gen_durable.machines import Machine
+from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, SqlError
-from gen_durable.pg.link import Link
-from gen_durable.policies import Policy, check_policies
 from gen_durable.registry import Registry
-from gen_durable.rooms.brood import reader
-from gen_durable.rooms.doors import Doors
-from gen_durable.rooms.flush import Flush
-from gen_durable.rooms.hold import Held, Holdings
-from gen_durable.rooms.keep import Keep
-from gen_durable.rooms.lane import Lanes
-from gen_durable.rooms.letters import Letters
-from gen_durable.rooms.live import Live
-from gen_durable.rooms.loop import Loop
-from gen_durable.rooms.maintain import Gc, Reap
-from gen_durable.rooms.pick import Pick
-from gen_durable.rooms.run import Run
-from gen_durable.rooms.scribe import Scribe
-from gen_durable.rooms.sealer import Sealer
-from gen_durable.rooms.threads import Threads
-from gen_durable.rooms.transact import Transact
-from gen_durable.rooms.wake import BELL
-from gen_durable.store.rows import Claim
-from gen_durable.telemetry import Drained, LeaseWasLost, LoopLag
+from gen_durable.store.types import Claim
+from gen_durable.telemetry import ClaimLost, EventLoopBlocked, QueueDrained
 
 log = logging.getLogger("gen_durable.worker")
 CANCEL_GRACE: Final = 1.0
@@ -83,7 +83,7 @@ class Worker:
         if not self._registry.specs and self.options.queues:
             raise ConfigError("a worker with queues needs machines or jobs; one for maintenance only takes queues={}")
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._holdings = Holdings()
+        self._holdings = ClaimTable()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = False
         self._stop_task: asyncio.Task[None] | None = None
@@ -159,11 +159,11 @@ class Worker:
     def _build(self) -> None:
         """The rooms, and who tells whom."""
         app, options = self._app, self.options
-        self._threads = Threads(options.threads or max(sum(options.slots.values()), 1))
-        self._links = [Link(self._target) for _ in range(4)]
+        self._threads = ThreadPool(options.threads or max(sum(options.slots.values()), 1))
+        self._links = [PersistentConnection(self._target) for _ in range(4)]
         pick_link, flush_link, side_link, upkeep_link = self._links
-        self._flush = Flush(flush_link, side_link, app.calls, options.flush_batch, self._woke, worker=self.name)
-        self._pick = Pick(
+        self._flush = Committer(flush_link, side_link, app.calls, options.flush_batch, self._woke, worker=self.name)
+        self._pick = Picker(
             pick_link,
             app.calls,
             options,
@@ -175,21 +175,23 @@ class Worker:
             events=app.events,
             load=lambda: self._flush.load,
         )
-        self._lanes = Lanes(
+        self._lanes = Slots(
             self._pick.lanes,
             self._tasks,
             claim=self._begin,
             give_back=self._give_back,
             on_free=self._pick.freed,
         )
-        self._scribe = Scribe(
+        self._scribe = JournalWriter(
             app.pool, app.calls.schema.name, app.journal, self._threads, app.installation, seal=app.seal
         )
-        doors = Doors(app.own, app.calls, app.wake.ring_all)
-        sealer = None if app.seal is None else Sealer(app.seal, app.pool, app.calls)
-        run = Run(self.name, self._threads, reader(app.pool, app.calls, app.seal), doors, self._scribe, sealer=sealer)
-        self._transact = Transact(run, self._target, app.calls, TRANSACTIONS, self._woke, worker=self.name)
-        self._live = Live(
+        doors = StepLimits(app.own, app.calls, app.wake.ring_all)
+        sealer = None if app.seal is None else ClaimEncryption(app.seal, app.pool, app.calls)
+        run = Executor(
+            self.name, self._threads, children_reader(app.pool, app.calls, app.seal), doors, self._scribe, sealer=sealer
+        )
+        self._transact = TransactionalExecutor(run, self._target, app.calls, TRANSACTIONS, self._woke, worker=self.name)
+        self._live = ClaimRunner(
             run,
             self._flush,
             self._transact,
@@ -206,7 +208,7 @@ class Worker:
             give_back=self._give_back,
             ask_why=self._ask_why,
         )
-        self._keep = Keep(
+        self._keep = Heartbeat(
             self._target,
             app.calls,
             self._holdings,
@@ -217,11 +219,11 @@ class Worker:
             on_lag=self._lagged,
         )
         hook = options.on_dead_letter
-        self._letters = None if hook is None else Letters(hook, app.pool, app.calls, self._threads, app.seal)
-        self._upkeep: list[Loop] = []
+        self._letters = None if hook is None else DeadLetters(hook, app.pool, app.calls, self._threads, app.seal)
+        self._upkeep: list[BackgroundTask] = []
         if options.reap_interval is not None:
             self._upkeep.append(
-                Reap(
+                Reaper(
                     upkeep_link,
                     app.calls,
                     options,
@@ -290,7 +292,9 @@ class Worker:
         if self._app.events.active:
             for lane in lanes:
                 released = sum(held.claim.queue == lane.name for held in unstarted)
-                self._app.events.emit(Drained(lane.name, released, sum(h.claim.queue == lane.name for h in overdue)))
+                self._app.events.emit(
+                    QueueDrained(lane.name, released, sum(h.claim.queue == lane.name for h in overdue))
+                )
         if overdue:
             log.warning("worker %s: %d steps did not end within drain_timeout", self.name, len(overdue))
             await self._interrupt(overdue)
@@ -298,7 +302,7 @@ class Worker:
             async with asyncio.timeout(self.options.drain_timeout.total_seconds() + CANCEL_GRACE):
                 await self._flush.idle()
 
-    async def _interrupt(self, overdue: list[Held]) -> None:
+    async def _interrupt(self, overdue: list[ActiveClaim]) -> None:
         """Cancel steps and give their rows back. A step in a thread cannot be stopped: its row waits for its lease."""
         stoppable = [held for held in overdue if not held.in_thread]
         for held in stoppable:
@@ -308,7 +312,7 @@ class Worker:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE)
         await self._release([(held, None, None) for held in stoppable if held.task is None or held.task.done()])
 
-    async def _release(self, several: list[tuple[Held, float | None, str | None]]) -> None:
+    async def _release(self, several: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
         if not several:
             return
         rows = sorted((held.claim.id, held.claim.claim, delay, reason) for held, delay, reason in several)
@@ -329,9 +333,11 @@ class Worker:
 
     def _claimed(self, claims: list[Claim], asked: float) -> None:
         """Rows came in, leased since `asked`: start what has a slot, buffer the rest; give back what came too late."""
-        late: list[tuple[Held, float | None, str | None]] = []
+        late: list[tuple[ActiveClaim, float | None, str | None]] = []
         for claim in claims:
-            held = Held(claim, self._registry.following(claim.machine, claim.version, claim.step), extended=asked)
+            held = ActiveClaim(
+                claim, self._registry.following(claim.machine, claim.version, claim.step), extended=asked
+            )
             former = self._holdings.get(claim.id)
             if former is not None and (former.task is None or not former.task.done()):
                 # Our own claim had run out, and we have won the row back: the first execution ends. (A task that is
@@ -349,24 +355,24 @@ class Worker:
         if late:
             self._spawn(self._release(late))
 
-    def _begin(self, held: Held) -> Coroutine[Any, Any, None]:
+    def _begin(self, held: ActiveClaim) -> Coroutine[Any, Any, None]:
         return self._live.claim(held)
 
-    def _give_back(self, held: Held, reason: str) -> None:
+    def _give_back(self, held: ActiveClaim, reason: str) -> None:
         self._spawn(self._release([(held, self._later(held), reason)]))
 
-    def _later(self, held: Held) -> float:
+    def _later(self, held: ActiveClaim) -> float:
         """How long a row rests that could not even be begun: longer each time it is claimed in vain."""
         return backoff(min(held.claim.claim, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10)).total_seconds()
 
-    def _lost(self, several: list[Held]) -> None:
+    def _lost(self, several: list[ActiveClaim]) -> None:
         """The heartbeat found claims taken over: stop their tasks, whose outcomes would be stale anyway."""
         for held in several:
             if self._holdings.get(held.claim.id) is not held:
                 continue  # it ended meanwhile
             log.warning("instance %d: its claim was taken over by another worker", held.claim.id)
             if self._app.events.active:
-                self._app.events.emit(LeaseWasLost(held.claim.id, held.claim.machine, held.claim.step))
+                self._app.events.emit(ClaimLost(held.claim.id, held.claim.machine, held.claim.step))
             self._abandon(held)
             self._holdings.remove(held)
 
@@ -378,7 +384,7 @@ class Worker:
         claims = sorted((held.claim.id, held.claim.claim) for held in self._holdings.all())
         if claims:
             with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat looks again
-                self._asked(await self._app.pool.run_safely(self._app.calls.asked(claims)))
+                self._asked(await self._app.pool.run_safely(self._app.calls.cancel_requests(claims)))
 
     def _asked(self, reasons: dict[int, str]) -> None:
         """Claims are to be cancelled: stop their steps, or what comes of them."""
@@ -394,15 +400,17 @@ class Worker:
                 held.claim.abandoned = True
                 held.task.cancel()
 
-    async def _ask_why(self, held: Held) -> str:
+    async def _ask_why(self, held: ActiveClaim) -> str:
         """Why a claim is to be cancelled, of which its own outcome has heard first."""
         try:
-            asked = await self._app.pool.run_safely(self._app.calls.asked([(held.claim.id, held.claim.claim)]))
+            asked = await self._app.pool.run_safely(
+                self._app.calls.cancel_requests([(held.claim.id, held.claim.claim)])
+            )
         except (ConnectionLost, SqlError):
             asked = {}
         return asked.get(held.claim.id, "cancelled")
 
-    def _abandon(self, held: Held) -> None:
+    def _abandon(self, held: ActiveClaim) -> None:
         held.claim.abandoned = True
         if held.task is not None:
             held.task.cancel()
@@ -425,7 +433,7 @@ class Worker:
 
     def _lagged(self, seconds: float) -> None:
         if self._app.events.active:
-            self._app.events.emit(LoopLag(seconds))
+            self._app.events.emit(EventLoopBlocked(seconds))
         if seconds > 1:
             log.warning(
                 "the event loop was blocked for %.1f s: a step does not await; make it `def` to run in a thread",

@@ -26,7 +26,9 @@ def run(*arguments: str, may_judge: bool = False) -> str:
 def test_the_benchmark(tmp_path: Path) -> None:
     """`make bench`: two of its scenarios, beside their ceilings."""
     file = tmp_path / "bench.json"
-    run("bench", "--size", "small", "--scenario", "chain", "--scenario", "drain", "--no-plot", "--json", str(file))
+    run(
+        "tools.bench", "--size", "small", "--scenario", "chain", "--scenario", "drain", "--no-plot", "--json", str(file)
+    )
     rows = {row["name"]: row for row in json.loads(file.read_text())["results"]}
     for name in ("5-step chain", "history on, against off", "no-op jobs"):
         assert rows[name]["value"] > 0
@@ -37,19 +39,19 @@ def test_what_calls_cost_on_a_larger_table(tmp_path: Path) -> None:
     """`make bench-scale`, without its long reader."""
     file = tmp_path / "scale.json"
     small = ("--sizes", "2k", "--executing", "0", "--rounds", "1", "--reader", "0", "--obstacles", "0")
-    assert "flush done" in run("bench.scale", *small, "--no-plot", "--json", str(file))
+    assert "flush done" in run("tools.bench.scale", *small, "--no-plot", "--json", str(file))
 
 
 def test_what_looking_costs() -> None:
     """`make bench-look`."""
-    assert "metadata, none" in run("bench.look", "--rows", "10k", "--rounds", "1", may_judge=True)
+    assert "metadata, none" in run("tools.bench.look", "--rows", "10k", "--rounds", "1", may_judge=True)
 
 
 def test_the_soak(tmp_path: Path) -> None:
     """`make soak`: all that is inserted ends, and the doctor finds nothing."""
     file = tmp_path / "soak.json"
     short = ("--hours", "0.002", "--peak-seconds", "3", "--workers", "1")
-    run("bench.soak", *short, "--no-plot", "--json", str(file), may_judge=True)
+    run("tools.bench.soak", *short, "--no-plot", "--json", str(file), may_judge=True)
     found: dict[str, Any] = json.loads(file.read_text())
     verdict = {line["what"]: line for line in found["verdict"]}
     assert found["instances"] > 0

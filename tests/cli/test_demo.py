@@ -13,10 +13,10 @@ import asyncpg
 import pytest
 
 from gen_durable import Failed, Finished, Handle
-from gen_durable.cli.demo import verdict
+from gen_durable.cli.demo import checks
 from gen_durable.cli.demo.machines import Order, Receipt
 from gen_durable.cli.demo.program import SCHEMA
-from gen_durable.cli.demo.story import Placed, Told
+from gen_durable.cli.demo.script import Placed, Told
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def told(*orders: Placed, executions: dict[int, int]) -> Told:
     return Told(placed=list(orders), executions=Counter(executions))
 
 
-def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None) -> verdict.Row:
-    return verdict.Row(id_, machine, "done", seq, parent)
+def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None) -> checks.Row:
+    return checks.Row(id_, machine, "done", seq, parent)
 
 
 @pytest.mark.parametrize(
@@ -76,21 +76,21 @@ def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None
 )
 def test_outcomes_are_counted_against_the_path(seq: int, executed: int, ok: bool) -> None:
     seen = told(placed(1, 10), executions={1: executed})
-    assert verdict.outcomes(seen, [row(1, seq)]).ok is ok
+    assert checks.outcomes(seen, [row(1, seq)]).ok is ok
 
 
 def test_each_item_is_packed_once() -> None:
     orders = [placed(1, 10), placed(2, None)]
     one, other = row(11, 1, "Pack", parent=1), row(12, 1, "Pack", parent=1)
-    assert verdict.items(orders, [one]).ok
-    assert not verdict.items(orders, []).ok
-    assert not verdict.items(orders, [one, other]).ok
+    assert checks.items(orders, [one]).ok
+    assert not checks.items(orders, []).ok
+    assert not checks.items(orders, [one, other]).ok
 
 
 def test_an_order_must_end_as_its_customer_behaved() -> None:
     paid, unpaid = placed(1, 10), placed(2, None)
-    assert verdict.as_expected(paid, Finished(1, Receipt(1, 10, ("wrapped tea",))))
-    assert not verdict.as_expected(paid, Finished(1, Receipt(1, 20, ("wrapped tea",))))
-    assert not verdict.as_expected(paid, Failed(1, "payment never came"))
-    assert verdict.as_expected(unpaid, Failed(2, "payment never came"))
-    assert not verdict.as_expected(unpaid, Failed(2, "crash loop"))
+    assert checks.as_expected(paid, Finished(1, Receipt(1, 10, ("wrapped tea",))))
+    assert not checks.as_expected(paid, Finished(1, Receipt(1, 20, ("wrapped tea",))))
+    assert not checks.as_expected(paid, Failed(1, "payment never came"))
+    assert checks.as_expected(unpaid, Failed(2, "payment never came"))
+    assert not checks.as_expected(unpaid, Failed(2, "crash loop"))

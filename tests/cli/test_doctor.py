@@ -16,7 +16,7 @@ async def plant(dsn: str, schema: str, rows: int) -> None:
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute(
-            f"insert into {schema}.gen_durable (fsm, step, status)"
+            f"insert into {schema}.instances (fsm, step, status)"
             f" select 'Shop', 'start', 'awaiting_signal' from generate_series(1, {rows})"
         )
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gen_durable import Concurrency, Durable, Rate, job
-from gen_durable.policies import LimitState
+from gen_durable.limits import LimitState
 
 Limits = Callable[..., Any]
 

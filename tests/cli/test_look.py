@@ -185,7 +185,7 @@ def test_metadata_index(command: Command) -> None:
 
 
 JOURNAL = """
-update @schema.gen_durable set journal = true, seq = 3, visit = 2 where id = 2;
+update @schema.instances set journal = true, seq = 3, visit = 2 where id = 2;
 insert into @schema.transitions
   (instance_id, started_at, duration, seq, attempt, step, outcome, next_step, error, state)
 values
@@ -255,6 +255,6 @@ def test_only_the_last_column_is_cut(run: Any, dsn: str, schema: str, journal: N
         assert line.rstrip().endswith("…")
         assert max(map(len, shown)) <= int(columns)
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f"update {schema}.gen_durable set last_error = repeat('no luck ', 40) where id = 1".encode())
+        connection.execute(f"update {schema}.instances set last_error = repeat('no luck ', 40) where id = 1".encode())
     listed = run("ls", "-s", "failed", "--dsn", dsn, "--schema", schema, COLUMNS=columns).stdout.splitlines()
     assert listed[0].split() == ["id", "machine", "step", "status", "queue", "inserted", "changed", "note"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.client.conftest import Opening
 
-from gen_durable import Await, Context, Done, Machine, NotFound, Outcome, Signal, Status, Stop, step
+from gen_durable import Await, Context, Done, Fail, Machine, NotFound, Outcome, Signal, Status, step
 
 go = Signal("go")
 
@@ -17,7 +17,7 @@ class Lamp(Machine, version=2):
 
     @step
     async def on(self, watts: int, ctx: Context) -> Outcome[str]:
-        return Done("on") if watts < 100 else Stop("too bright")
+        return Done("on") if watts < 100 else Fail("too bright")
 
 
 async def test_by_id_key_and_handle(engine: Opening) -> None:

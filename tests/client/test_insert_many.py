@@ -26,7 +26,7 @@ async def test_the_answers_are_in_order(engine: Opening) -> None:
             Start(double, n, unique_key=f"k{(n * 7) % 100:02}", queue=f"q{n % 3}", priority=n % 5) for n in range(100)
         ]
         handles = await e.app.insert_many(starts)
-        found = {row["id"]: row for row in await e.rows.fetch("select * from @.gen_durable")}
+        found = {row["id"]: row for row in await e.rows.fetch("select * from @.instances")}
         for n, handle in enumerate(handles):
             row = found[handle.id]
             assert row["state"] == str(n)
@@ -49,7 +49,7 @@ async def test_ten_thousand_in_one_call(engine: Opening) -> None:
         handles = await e.app.insert_many(Start(double, n) for n in range(10_000))
         assert len({handle.id for handle in handles}) == 10_000
         assert await e.rows.count() == 10_000
-        assert await e.rows.value("select count(distinct inserted_at) from @.gen_durable") == 1
+        assert await e.rows.value("select count(distinct inserted_at) from @.instances") == 1
 
 
 async def test_ten_thousand_and_one_is_refused(engine: Opening) -> None:

@@ -102,7 +102,7 @@ async def test_the_pool_stays_the_callers(dsn: str, schema: str) -> None:
             async with app, pool.acquire() as connection, connection.transaction():
                 await app.insert(double, {}, connection=connection)
                 await app.insert(double, {})
-            assert await pool.fetchval(f'select count(*) from "{schema}".gen_durable') == 2 * n
+            assert await pool.fetchval(f'select count(*) from "{schema}".instances') == 2 * n
         with pytest.raises(ConfigError, match="not open"):
             await app.get(1)
 

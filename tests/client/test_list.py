@@ -13,6 +13,7 @@ from gen_durable import (
     Context,
     Count,
     Done,
+    Fail,
     Failed,
     Finished,
     InputError,
@@ -23,7 +24,6 @@ from gen_durable import (
     Signal,
     Start,
     Status,
-    Stop,
     SyncDurable,
     TooLarge,
     WrongStatus,
@@ -40,7 +40,7 @@ class Shop(Machine):
 
     @step
     async def start(self, name: str, ctx: Context) -> Outcome[str]:
-        return Stop("broken") if name in broken else Done(name)
+        return Fail("broken") if name in broken else Done(name)
 
     @step
     async def fan(self, names: list[str], ctx: Context) -> Outcome[int]:
@@ -49,7 +49,7 @@ class Shop(Machine):
 
     @step
     async def join(self, names: list[str], ctx: Context) -> Outcome[int]:
-        return Stop("no child") if not ctx.children else Done(sum(child.ok for child in ctx.children))
+        return Fail("no child") if not ctx.children else Done(sum(child.ok for child in ctx.children))
 
     @step
     async def park(self, name: str, ctx: Context) -> Outcome[str]:
@@ -167,7 +167,7 @@ async def test_delete_spares_what_a_parent_may_read(engine: Opening) -> None:
         await e.end(parent)
         (child,) = await e.app.list(parent=parent.id)
         late = "status = 'runnable', finished_at = null, eligible_at = now() + '1 h'"
-        await e.rows.fetch(f"update @.gen_durable set {late} where id = $1", parent.id)
+        await e.rows.fetch(f"update @.instances set {late} where id = $1", parent.id)
         with pytest.raises(WrongStatus, match=f"its parent {parent.id} has not ended"):
             await e.app.delete(child.id)
 
@@ -193,7 +193,7 @@ async def test_retry_of_a_join(engine: Opening) -> None:
         broken.update(("a", "b"))
         handle = await e.app.insert(Shop.fan, ["a", "b", "c"])
         assert await e.end(handle) == Finished(handle.id, 1)
-        await e.rows.fetch("update @.gen_durable set status = 'failed', result = null where id = $1", handle.id)
+        await e.rows.fetch("update @.instances set status = 'failed', result = null where id = $1", handle.id)
         await handle.retry()
         assert await e.end(handle) == Finished(handle.id, 1)
 

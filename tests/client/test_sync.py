@@ -21,6 +21,7 @@ from gen_durable import (
     Done,
     Duplicate,
     Durable,
+    Fail,
     Failed,
     Finished,
     GenDurableError,
@@ -34,7 +35,6 @@ from gen_durable import (
     Signal,
     Start,
     Status,
-    Stop,
     SyncDurable,
     SyncHandle,
     Worker,
@@ -58,11 +58,11 @@ class Till(Machine):
     @step
     async def close(self, total: int, ctx: Context) -> Outcome[int]:
         payment = ctx.first(paid)
-        return Done(total + payment.amount) if payment is not None else Stop("nobody paid")
+        return Done(total + payment.amount) if payment is not None else Fail("nobody paid")
 
     @step
     async def burn(self, total: int, ctx: Context) -> Outcome[int]:
-        return Stop("it burns")
+        return Fail("it burns")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tests.flows.conftest import open_proxy
 from tests.worker.support import program_job, seconds, soon
 
 from gen_durable import (
-    Cancel,
+    Abort,
     DatabaseUnavailable,
     DecodeError,
     Durable,
@@ -25,7 +25,7 @@ from gen_durable import (
     Start,
     job,
 )
-from gen_durable.pg.link import Link
+from gen_durable.pg.connection import PersistentConnection
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ async def total(number: int) -> Receipt:
 
 @job
 async def refuse(reason: str) -> None:
-    raise Cancel(reason)
+    raise Abort(reason)
 
 
 @job
@@ -119,16 +119,16 @@ async def test_a_result_that_does_not_fit(engine: Opening) -> None:
 async def test_many_waits_use_few_statements(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     """500 waits at once are answered by a handful of statements: one asks for all."""
     asked: list[int] = []
-    run = Link.run
+    run = PersistentConnection.run
 
-    async def counting(self: Link, call: Any, **options: Any) -> Any:
-        if ".watch(" in call.text:
+    async def counting(self: PersistentConnection, call: Any, **options: Any) -> Any:
+        if ".finished_of(" in call.text:
             asked.append(len(call.args[0]))
         return await run(self, call, **options)
 
     async with engine() as e, engine() as other:
         handles = await e.app.insert_many(Start(total, n) for n in range(500))
-        monkeypatch.setattr(Link, "run", counting)
+        monkeypatch.setattr(PersistentConnection, "run", counting)
         waits = asyncio.gather(*(handle.wait() for handle in handles))
         async with other.worker(total, queues={"default": 100}):
             ended = await soon(waits)
@@ -141,7 +141,7 @@ async def test_local_ends_need_no_statement(engine: Opening, monkeypatch: pytest
     """A worker of the same process tells the waiter at once, long before the next question to the database."""
     async with engine() as e, e.worker(total):
         handle = await e.app.insert(total, 1, delay=seconds(1.5))
-        monkeypatch.setattr("gen_durable.rooms.ending.FIRST_REST", 3600)
+        monkeypatch.setattr("gen_durable.core.completions.FIRST_REST", 3600)
         assert await e.end(handle) == Finished(handle.id, Receipt(2))
 
 

@@ -103,7 +103,7 @@ async def test_a_delivery_is_signed_and_keyed(dsn: str, schema: str) -> None:
         assert first["webhook-signature"] == f"v1,{expected}"
         assert abs(int(first["webhook-timestamp"]) - time.time()) < 60
         connection = await asyncpg.connect(dsn)
-        row = await connection.fetchval(f'select g::text from "{schema}".gen_durable g where id = $1', handle.id)
+        row = await connection.fetchval(f'select i::text from "{schema}".instances i where id = $1', handle.id)
         await connection.close()
         assert "canary" not in row
 
@@ -164,7 +164,7 @@ class Shop(Machine):
     @step
     async def told(self, url: str, ctx: Context) -> Outcome[int]:
         (delivered,) = ctx.results(Webhook.send)
-        return Done(delivered.status, then=[Start(Webhook.send, Delivery(url, "then"))])
+        return Done(delivered.status, spawn=[Start(Webhook.send, Delivery(url, "then"))])
 
 
 async def test_as_a_child_and_beside_an_outcome(dsn: str, schema: str) -> None:

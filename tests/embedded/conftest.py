@@ -20,7 +20,8 @@ import psycopg
 import pytest
 
 from gen_durable import embedded
-from gen_durable.embedded import binaries, layout, locks, membership, postmaster
+from gen_durable.embedded import binaries, layout, locks, postmaster
+from gen_durable.embedded import user as embedded_user
 from gen_durable.embedded.account import Account
 
 T = TypeVar("T")
@@ -175,7 +176,7 @@ class House:
         if not self.is_quiet():
             # Asked, a supervisor need not linger; a server whose supervisor was killed gets one to be asked.
             before = self.supervisors()
-            membership.ensure_supervisor(self.layout, binaries.find())
+            embedded_user.ensure_supervisor(self.layout, binaries.find())
             self.until(lambda: self.supervisors() != before or self.alive(before[-1]), "a supervisor")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.supervisors()[-1], signal.SIGTERM)

@@ -270,7 +270,7 @@ def test_a_server_that_does_not_start_shows_its_log(house: House, monkeypatch: p
     house.until_quiet()
     with (house.layout.data / "postgresql.conf").open("a") as settings:
         settings.write("no_such_setting = on\n")
-    monkeypatch.setattr("gen_durable.embedded.membership._PATIENCE", 1.0)
+    monkeypatch.setattr("gen_durable.embedded.user._PATIENCE", 1.0)
     with pytest.raises(EmbeddedUnavailable, match=r"(?s)did not come up within 1 seconds.*no_such_setting"):
         embedded.start(house.directory)
     assert not house.is_held()

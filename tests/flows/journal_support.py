@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from gen_durable import Context, Done, Durable, Machine, Outcome, Signal, Stop, Worker, step
-from gen_durable.store.calls import Call
+from gen_durable import Context, Done, Durable, Fail, Machine, Outcome, Signal, Worker, step
 from gen_durable.store.journal import JournalCalls, Report
+from gen_durable.store.statements import Statement
 
 SOON = timedelta(seconds=10)
 Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[Durable]]
@@ -68,7 +68,7 @@ class Scripted(Machine):
 
     async def on_error(self, state: object, ctx: Context, error: Exception) -> Outcome[Any]:
         self.errors.append(error)
-        return Stop(error)
+        return Fail(error)
 
 
 class Threaded(Machine):
@@ -99,7 +99,7 @@ class Counting(JournalCalls):
         self.sent: list[Sequence[Report]] = []
         self.twice = asyncio.Event()
 
-    def report(self, reports: Sequence[Report]) -> Call[set[int]]:
+    def report(self, reports: Sequence[Report]) -> Statement[set[int]]:
         self.sent.append(reports)
         if len(self.sent) > 1:
             self.twice.set()

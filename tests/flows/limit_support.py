@@ -88,7 +88,7 @@ class Samples:
 async def sampled(dsn: str, schema: str, note: Callable[[list[Any]], None]) -> AsyncIterator[None]:
     """Look at the rows that execute under a concurrency limit, every 20 ms."""
     sql = (
-        "select id, claims, slot_key, lease_expires_at, updated_at from @schema.gen_durable"
+        "select id, claims, slot_key, lease_expires_at, updated_at from @schema.instances"
         " where status = 'executing' and slot_key is not null"
     )
 

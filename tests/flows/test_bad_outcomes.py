@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from gen_durable import Context, Done, Durable, Failed, Finished, Machine, Outcome, Start, Stop, Worker, step
+from gen_durable import Context, Done, Durable, Fail, Failed, Finished, Machine, Outcome, Start, Worker, step
 from gen_durable.errors import EncodeError
-from gen_durable.telemetry import Event, StepStopped
+from gen_durable.telemetry import Event, StepCommitted
 
 BAD: dict[int, Any] = {17: "a\0b", 42: float("nan"), 77: object()}
 
@@ -40,7 +40,7 @@ class Crowd(Machine):
 
     async def on_error(self, state: Number, ctx: Context, error: Exception) -> Outcome[Any]:
         self.errors[state.n] = error
-        return Stop(error)
+        return Fail(error)
 
 
 async def test_of_a_hundred_outcomes_three_bad_ones_reach_on_error_and_97_commit(dsn: str, schema: str) -> None:
@@ -61,4 +61,4 @@ async def test_of_a_hundred_outcomes_three_bad_ones_reach_on_error_and_97_commit
             assert isinstance(ending, Failed)
             assert words in ending.error
         assert {(await app.get(h.id)).claims for h in handles} == {1}
-        assert sum(isinstance(e, StepStopped) for e in events) == 100
+        assert sum(isinstance(e, StepCommitted) for e in events) == 100

@@ -18,22 +18,22 @@ from gen_durable import (
     Context,
     Done,
     Durable,
+    Fail,
     Finished,
     Handle,
     Machine,
     Outcome,
     ScheduleChildren,
     Start,
-    Stop,
     TooLarge,
     Worker,
     job,
     step,
 )
-from gen_durable.pg.link import Link
-from gen_durable.rooms import brood
-from gen_durable.rooms.flush import Flush, Verdict
-from gen_durable.store.rows import Brood, Claim, Commit, Flushed
+from gen_durable.engine import fanout
+from gen_durable.engine.committer import CommitResult, Committer
+from gen_durable.pg.connection import PersistentConnection
+from gen_durable.store.types import Claim, Commit, Flushed, ManyChildren
 
 Proxied = Callable[[], AbstractAsyncContextManager[Any]]
 QUEUES = {"default": 200}
@@ -75,7 +75,7 @@ class Tree(Machine):
         return Done(results)
 
     async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[list[int]]:
-        return Stop(error)
+        return Fail(error)
 
 
 def making(made: Callable[[int], Iterator[Start[Any]]]) -> Tree:
@@ -91,7 +91,7 @@ async def ended(handle: Handle[Any]) -> Any:
 async def count_of(dsn: str, schema: str) -> int:
     connection = await asyncpg.connect(dsn)
     try:
-        counting = f'select count(*) from "{schema}".gen_durable where parent_id is not null'
+        counting = f'select count(*) from "{schema}".instances where parent_id is not null'
         return int(await connection.fetchval(counting))
     finally:
         await connection.close()
@@ -173,7 +173,7 @@ async def test_a_brood_is_bounded(dsn: str, schema: str, monkeypatch: pytest.Mon
     async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Tree()], jobs=[leaf], queues=QUEUES):
         ending = await ended(await app.insert(Tree.spread, 200_000))
         assert "at most 100,000 are allowed at once" in ending.error
-        monkeypatch.setattr("gen_durable.rooms.encode.MAX_CHILDREN_BYTES", 100_000)
+        monkeypatch.setattr("gen_durable.engine.outcome_encoder.MAX_CHILDREN_BYTES", 100_000)
         ending = await ended(await app.insert(Tree.spread, 5000))
         assert "TooLarge: the instances that one outcome starts are over 100,000 bytes" in ending.error
         assert await count_of(dsn, schema) == 0
@@ -224,7 +224,7 @@ async def claimed(app: Durable) -> Claim:
 
 
 def many(claim: Claim, keys: list[int]) -> Commit:
-    of = Brood.empty()
+    of = ManyChildren.empty()
     for n in keys:
         key = f"{n:06}".encode().hex()
         child = (
@@ -235,22 +235,22 @@ def many(claim: Claim, keys: list[int]) -> Commit:
     return Commit(claim.id, claim.claim, claim.seq, "children", step="run", value="1", brood=of)
 
 
-async def written(link: Link, app: Durable, commit: Commit) -> Flushed:
+async def written(link: PersistentConnection, app: Durable, commit: Commit) -> Flushed:
     """As the flusher does it: a lock that was not to be had in time is asked for again."""
     while True:
         with contextlib.suppress(asyncpg.LockNotAvailableError):
-            return await link.transact(functools.partial(brood.commit_by, calls=app.calls, commit=commit))
+            return await link.transact(functools.partial(fanout.commit_in_transaction, calls=app.calls, commit=commit))
 
 
 async def test_two_broods_with_the_same_keys_do_not_deadlock(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take their keys in one order, across all parts: one waits for the other."""
-    monkeypatch.setattr(brood, "PART", 10)
+    monkeypatch.setattr(fanout, "PART", 10)
     async with Durable(dsn, schema=schema) as app:
         for _ in range(3):
             one, two = await claimed(app), await claimed(app)
-            links = [Link(app.target), Link(app.target)]
+            links = [PersistentConnection(app.target), PersistentConnection(app.target)]
             keys = list(range(one.id * 1000, one.id * 1000 + 200))
             commits = [many(one, keys), many(two, keys[::-1])]
             try:
@@ -269,10 +269,10 @@ async def test_a_stale_brood_makes_no_children(dsn: str, schema: str) -> None:
     async with Durable(dsn, schema=schema) as app:
         claim = await claimed(app)
         await app.pool.run(app.calls.release([(claim.id, claim.claim, None, None)]))
-        links = Link(app.target), Link(app.target)
-        flush = Flush(*links, app.calls, 500, lambda _: None)
+        links = PersistentConnection(app.target), PersistentConnection(app.target)
+        flush = Committer(*links, app.calls, 500, lambda _: None)
         try:
-            assert await flush.submit(many(claim, list(range(2000)))) is Verdict.STALE
+            assert await flush.submit(many(claim, list(range(2000)))) is CommitResult.STALE
         finally:
             await flush.close()
             for link in links:

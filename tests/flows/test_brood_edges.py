@@ -16,12 +16,12 @@ from gen_durable import (
     Context,
     Done,
     Durable,
+    Fail,
     Machine,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Start,
-    Stop,
     Worker,
     job,
     step,
@@ -40,7 +40,7 @@ async def test_a_fan_out_over_one_key_starts_at_once(dsn: str, schema: str) -> N
         began = time.monotonic()
         worst, last, seen = 0.0, began, 0
         while time.monotonic() - began < 8:
-            n = await connection.fetchval(f'select count(*) from "{schema}".gen_durable where finished_at is not null')
+            n = await connection.fetchval(f'select count(*) from "{schema}".instances where finished_at is not null')
             if n > seen:
                 seen, last = n, time.monotonic()
             worst = max(worst, time.monotonic() - last)
@@ -82,7 +82,7 @@ class Slow(Machine):
         return Done("joined")
 
     async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[str]:
-        return Stop(error)
+        return Fail(error)
 
 
 async def test_the_timeout_covers_the_generator(dsn: str, schema: str) -> None:
@@ -112,7 +112,7 @@ class Lite(Machine):
         return Done("joined")
 
     async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[str]:
-        return Stop(error)
+        return Fail(error)
 
 
 async def test_a_generator_is_drawn_in_the_thread_of_its_step(dsn: str, schema: str) -> None:
@@ -193,7 +193,7 @@ class Again(Machine):
         async for _ in ctx.stream_children():
             n += 1
         if ctx.attempt < 2:
-            return Replay(count)
+            return Retry(count)
         return Done(n)
 
 

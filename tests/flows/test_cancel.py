@@ -29,7 +29,7 @@ async def opened(dsn: str, schema: str) -> AsyncIterator[tuple[Durable, asyncpg.
 
 
 async def count(connection: asyncpg.Connection[Any], schema: str, where: str) -> int:
-    return int(await connection.fetchval(f'select count(*) from "{schema}".gen_durable where {where}'))
+    return int(await connection.fetchval(f'select count(*) from "{schema}".instances where {where}'))
 
 
 async def until(connection: asyncpg.Connection[Any], schema: str, where: str, least: int, within: float) -> None:

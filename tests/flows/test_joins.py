@@ -14,6 +14,7 @@ from gen_durable import (
     Cancelled,
     Context,
     Done,
+    Fail,
     Finished,
     InputError,
     InvalidOutcome,
@@ -21,7 +22,6 @@ from gen_durable import (
     Outcome,
     ScheduleChildren,
     Start,
-    Stop,
     step,
 )
 from gen_durable.outcomes import OnChildFailure
@@ -35,7 +35,7 @@ class Runner(Machine):
     @step
     async def run(self, pace: float, ctx: Context) -> Outcome[float]:
         if pace < 0:
-            return Stop("fell")
+            return Fail("fell")
         await asyncio.sleep(pace)
         return Done(pace)
 
@@ -71,9 +71,9 @@ async def race(engine: Opening, paces: list[float], **barrier: Any) -> tuple[lis
                 await e.rows.when(over)
         except TimeoutError:
             pass
-        rows = await e.rows.fetch("select status::text from @.gen_durable where parent_id is not null order by id")
+        rows = await e.rows.fetch("select status::text from @.instances where parent_id is not null order by id")
         late = [row[0] for row in rows]
-        for row in await e.rows.fetch("select id from @.gen_durable where finished_at is null"):
+        for row in await e.rows.fetch("select id from @.instances where finished_at is null"):
             await e.app.cancel(row["id"])
         await e.rows.when(over)
         return ending.result, late
@@ -128,7 +128,7 @@ async def test_a_cancelled_child_is_shown_as_such(engine: Opening) -> None:
     async with engine() as e, e.worker(Race(), Runner(), queues={"default": 50}):
         handle = await e.app.insert(Race.start, [60, 0])
         await e.rows.until(handle, status="awaiting_children")
-        child = int(await e.rows.value("select min(id) from @.gen_durable where parent_id is not null"))
+        child = int(await e.rows.value("select min(id) from @.instances where parent_id is not null"))
         await e.app.cancel(child, reason="enough")
         assert await e.end(handle) == Finished(handle.id, ["cancelled", "done"])
         assert await e.end(e.app.handle(child, Runner.run)) == Cancelled(child, "enough")

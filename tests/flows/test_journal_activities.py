@@ -12,7 +12,7 @@ import pytest
 from tests.flows.journal_support import SOON, Opening, Receipt, Scripted, Threaded, Till, run
 
 from gen_durable import (
-    Cancel,
+    Abort,
     Context,
     Done,
     Durable,
@@ -22,19 +22,19 @@ from gen_durable import (
     InputError,
     Next,
     Outcome,
-    Replay,
+    Retry,
     Worker,
 )
 
 
 async def test_a_finished_activity_is_answered_from_the_log(open_app: Opening) -> None:
-    """A Replay of the step does not call it again; the answer has its type. After a Next it is called anew."""
+    """A Retry of the step does not call it again; the answer has its type. After a Next it is called anew."""
     till, seen = Till(), []
 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
         receipt = await ctx.run("charge", till.charge, 5)
         seen.append((receipt, ctx.idempotency_key))
-        return Replay(n) if ctx.attempt < 2 else Next(machine.second, n)
+        return Retry(n) if ctx.attempt < 2 else Next(machine.second, n)
 
     async def second(n: int, ctx: Context) -> Outcome[Any]:
         receipt = await ctx.run("charge", till.charge, 6)
@@ -82,19 +82,19 @@ async def test_retries_are_in_the_log(open_app: Opening) -> None:
 
 
 async def test_an_activity_that_failed_is_called_again_by_the_next_execution(open_app: Opening) -> None:
-    """Its error is raised in the step and logged; only what is finished is kept. `Cancel` is not retried."""
+    """Its error is raised in the step and logged; only what is finished is kept. `Abort` is not retried."""
     till = Till(failures=1)
 
     async def refuse() -> None:
-        raise Cancel("never")
+        raise Abort("never")
 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
         if ctx.attempt == 0:
-            with pytest.raises(Cancel):
+            with pytest.raises(Abort):
                 await ctx.run("refuse", refuse, retries=5)
             with pytest.raises(ConnectionError, match="no line"):
                 await ctx.run("charge", till.charge, 5)
-            return Replay(n)
+            return Retry(n)
         await ctx.run("charge", till.charge, 5)
         return Done(n)
 
@@ -145,7 +145,7 @@ async def test_a_step_in_a_thread_has_the_same(open_app: Opening) -> None:
         ctx.sync.checkpoint(Receipt(3))
         ctx.progress(1, "done")
         if ctx.attempt == 0:
-            return Replay(n)
+            return Retry(n)
         ctx.sync.clear_checkpoint()
         assert not ctx.has_checkpoint
         return Done([one.amount, two.amount])
@@ -170,7 +170,7 @@ async def test_the_wrong_door_is_told(open_app: Opening) -> None:
         assert isinstance(ending, Finished)
 
 
-@pytest.mark.parametrize("statement", ["note_activity", "note_checkpoint"])
+@pytest.mark.parametrize("statement", ["record_activity", "record_checkpoint"])
 async def test_a_lost_answer_does_no_harm(schema: str, proxied: Callable[[], Any], statement: str) -> None:
     """The server has written it and the connection breaks: it is sent again, and counts once."""
     till = Till()
@@ -212,4 +212,4 @@ async def test_an_instance_that_is_tried_again_goes_on_with_what_is_finished(ope
         assert till.calls == [5]
         assert [(checkpoint, attempt) for checkpoint, _, attempt in seen] == [(None, 0), ("charged", 0)]
         assert seen[0][1] == seen[1][1]
-        assert [(t.seq, t.outcome) for t in await app.history(handle)] == [(1, "Stop"), (2, "Done")]
+        assert [(t.seq, t.outcome) for t in await app.history(handle)] == [(1, "Fail"), (2, "Done")]

@@ -17,19 +17,19 @@ from gen_durable import (
     LeaseLost,
     Next,
     Outcome,
-    Replay,
+    Retry,
     Worker,
 )
-from gen_durable.store.calls import Call
+from gen_durable.store.statements import Statement
 
 STEAL = (
-    "update @schema.gen_durable set claims = claims + 1, status = 'runnable', locked_by = null,"
+    "update @schema.instances set claims = claims + 1, status = 'runnable', locked_by = null,"
     " lease_expires_at = null, eligible_at = now() + interval '1 hour' where id = $1"
 )
 
 
 async def test_a_checkpoint_belongs_to_one_visit(open_app: Opening) -> None:
-    """A Replay and a wait at the same step keep it, a Next forgets it; a stored None is told from none."""
+    """A Retry and a wait at the same step keep it, a Next forgets it; a stored None is told from none."""
     seen: list[Any] = []
 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
@@ -39,7 +39,7 @@ async def test_a_checkpoint_belongs_to_one_visit(open_app: Opening) -> None:
                 await ctx.checkpoint(1)
                 await ctx.checkpoint(None)
                 assert (ctx.has_checkpoint, ctx.last_checkpoint) == (True, None)
-                return Replay(n)
+                return Retry(n)
             case 2:
                 await ctx.checkpoint({"at": 2})
                 return Await(go, state=n, timeout=timedelta(0))
@@ -63,7 +63,7 @@ async def test_a_lost_claim_stops_the_step(open_app: Opening, how: str) -> None:
     async with open_app() as app:
 
         async def steal(instance: int) -> None:
-            await app.pool.run(Call(app.calls.schema.render(STEAL), (instance,), list))
+            await app.pool.run(Statement(app.calls.schema.render(STEAL), (instance,), list))
 
         async def first(n: int, ctx: Context) -> Outcome[Any]:
             await steal(ctx.id)
@@ -127,8 +127,8 @@ async def test_a_checkpoint_of_a_newer_library_is_refused(open_app: Opening) -> 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
         ran.append(ctx.attempt)
         await ctx.checkpoint(1)
-        await app.pool.run(Call(app.calls.schema.render("update @schema.checkpoints set format = 99"), (), list))
-        return Replay(n)
+        await app.pool.run(Statement(app.calls.schema.render("update @schema.checkpoints set format = 99"), (), list))
+        return Retry(n)
 
     async with open_app() as app:
         machine = Scripted(first)

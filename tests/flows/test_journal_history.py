@@ -13,14 +13,14 @@ from gen_durable import (
     Await,
     Context,
     Done,
+    Fail,
     Failed,
     Machine,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Start,
-    Stop,
     SyncDurable,
     Worker,
     job,
@@ -40,7 +40,7 @@ async def test_every_outcome_is_in_the_history(open_app: Opening) -> None:
         async def first(self, n: int, ctx: Context) -> Outcome[int]:
             if ctx.attempt == 0:
                 raise ValueError("once")
-            return Next(self.second, n) if ctx.attempt == 2 else Replay(n)
+            return Next(self.second, n) if ctx.attempt == 2 else Retry(n)
 
         @step
         async def second(self, n: int, ctx: Context) -> Outcome[int]:
@@ -56,7 +56,7 @@ async def test_every_outcome_is_in_the_history(open_app: Opening) -> None:
             raise ValueError("at last")
 
         async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[int]:
-            return Replay(state) if ctx.step == "first" else Stop(error)
+            return Retry(state) if ctx.step == "first" else Fail(error)
 
     async with open_app() as app:
         async with Worker(app, machines=[Tour()], jobs=[child]) as worker:
@@ -64,12 +64,12 @@ async def test_every_outcome_is_in_the_history(open_app: Opening) -> None:
             assert isinstance(await handle.wait(SOON), Failed)
         history = await app.history(handle)
         assert [(t.seq, t.step, t.outcome, t.next_step, t.attempt, t.error) for t in history] == [
-            (1, "first", "Replay", "first", 0, "ValueError: once"),
-            (2, "first", "Replay", "first", 1, None),
+            (1, "first", "Retry", "first", 0, "ValueError: once"),
+            (2, "first", "Retry", "first", 1, None),
             (3, "first", "Next", "second", 2, None),
             (4, "second", "Await", "third", 0, None),
             (5, "third", "ScheduleChildren", "fourth", 0, None),
-            (6, "fourth", "Stop", None, 0, "ValueError: at last"),
+            (6, "fourth", "Fail", None, 0, "ValueError: at last"),
         ]
         assert {t.worker for t in history} == {worker.name}
         row = await app.get(handle)

@@ -17,9 +17,9 @@ from gen_durable import (
     Start,
     Worker,
 )
-from gen_durable.pg.link import Link
-from gen_durable.store.calls import Call
+from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.journal import Report
+from gen_durable.store.statements import Statement
 
 
 async def test_progress_is_gathered_and_the_last_word_counts(open_app: Opening) -> None:
@@ -54,11 +54,11 @@ async def test_a_report_of_a_locked_row_is_written_later(open_app: Opening) -> N
     """Somebody's transaction holds the row: the report waits for it, and not the step."""
 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
-        link = Link(app.target)
+        link = PersistentConnection(app.target)
         connection = await link.raw()
         transaction = connection.transaction()
         await transaction.start()
-        await connection.execute(app.calls.schema.render("select from @schema.gen_durable for update"))
+        await connection.execute(app.calls.schema.render("select from @schema.instances for update"))
         ctx.progress(0.5)
         await counting.twice.wait()
         assert await app.progress(ctx.id) == []
@@ -80,9 +80,9 @@ async def test_progress_does_not_fail_without_a_database(open_app: Opening) -> N
     class Broken(Counting):
         __slots__ = ()
 
-        def report(self, reports: Sequence[Report]) -> Call[set[int]]:
+        def report(self, reports: Sequence[Report]) -> Statement[set[int]]:
             self.sent.append(reports)
-            return Call("select 1 / 0", (), lambda _: set())
+            return Statement("select 1 / 0", (), lambda _: set())
 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
         ctx.progress(0.5)

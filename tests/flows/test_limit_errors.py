@@ -15,6 +15,7 @@ from gen_durable import (
     Done,
     Durable,
     Ending,
+    Fail,
     Failed,
     Finished,
     Limit,
@@ -24,13 +25,12 @@ from gen_durable import (
     Rate,
     ScheduleChildren,
     Start,
-    Stop,
     Worker,
     job,
     step,
 )
 from gen_durable.errors import ConfigError, InputError, OutcomeRejected, UnknownLimit
-from gen_durable.policies import Policy
+from gen_durable.limits import Policy
 
 SOON = timedelta(seconds=20)
 SIZE = 40
@@ -84,7 +84,7 @@ class Crowd(Machine):
 
     async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[int]:
         self.errors[state] = error
-        return Stop(error)
+        return Fail(error)
 
 
 LIMITS: dict[str, Policy] = {"l": Concurrency(5), "m": Concurrency(5), "r": Rate(1000, timedelta(seconds=1), burst=3)}
@@ -103,7 +103,7 @@ async def test_an_insert_that_names_a_limit_wrongly_inserts_nothing(dsn: str, sc
             with pytest.raises(InputError, match=words):
                 await app.insert(limited, 1, limit=limit)
         async with database(dsn, schema) as db:
-            assert await db.value("select count(*) from @schema.gen_durable") == 0
+            assert await db.value("select count(*) from @schema.instances") == 0
         with pytest.raises(InputError, match="remove it before"):
             await app.set_limit("l", LIMITS["r"])
         handle = await app.insert(limited, 1)
@@ -143,7 +143,7 @@ async def test_a_child_with_an_unknown_limit_is_its_parents_error(dsn: str, sche
         following = await app.insert(limited, 5)
         assert await following.wait(SOON) == Finished(following.id, 5)
     async with database(dsn, schema) as db:
-        assert await db.value("select count(*) from @schema.gen_durable where parent_id is not null") == 0
+        assert await db.value("select count(*) from @schema.instances where parent_id is not null") == 0
 
 
 async def test_a_limit_told_by_a_function_of_the_state_that_is_no_limit(dsn: str, schema: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.flows.limit_support import Database, database
 
 from gen_durable import Concurrency, Durable, Finished, Queue, Start, Worker, job
-from gen_durable.telemetry import Event, Picked
+from gen_durable.telemetry import Event, RowsPicked
 
 SOON = timedelta(seconds=30)
 FAIR = {"default": Queue(5, fair_by="tenant")}
@@ -32,11 +32,11 @@ async def big_tenant(dsn: str, schema: str, rows: int) -> AsyncIterator[tuple[Du
     async with database(dsn, schema) as db, Durable(dsn, schema=schema) as app:
         await app.insert(serve, "big", group=("tenant", "big"))
         await db.fetch(
-            "insert into @schema.gen_durable (fsm, fsm_version, step, state, group_key)"
-            " select fsm, fsm_version, step, state, group_key from @schema.gen_durable, generate_series(2, $1)",
+            "insert into @schema.instances (fsm, fsm_version, step, state, group_key)"
+            " select fsm, fsm_version, step, state, group_key from @schema.instances, generate_series(2, $1)",
             rows,
         )
-        await db.fetch("analyze @schema.gen_durable")
+        await db.fetch("analyze @schema.instances")
         yield app, db
 
 
@@ -49,10 +49,10 @@ async def begun(tenant: str, count: int) -> None:
 @pytest.mark.slow
 async def test_one_row_of_a_small_tenant_comes_before_a_hundred_thousand_of_a_big_one(dsn: str, schema: str) -> None:
     """It came in last, and runs after a few picks."""
-    picks: list[Picked] = []
+    picks: list[RowsPicked] = []
 
     def note(event: Event) -> None:
-        if isinstance(event, Picked) and event.count:
+        if isinstance(event, RowsPicked) and event.count:
             picks.append(event)
 
     async with big_tenant(dsn, schema, 100_000) as (app, _):
@@ -78,7 +78,7 @@ async def test_a_tenant_that_waits_for_a_limit_holds_up_nobody(dsn: str, schema:
             for n in range(50):
                 await begun(f"t{n}", 1)
             assert ran.count("big") < 55
-            await db.until("select count(*) from @schema.gen_durable where finished_at is null", 0)
+            await db.until("select count(*) from @schema.instances where finished_at is null", 0)
         assert len(ran) == 111
 
 
@@ -120,5 +120,5 @@ async def test_two_workers_take_turns_each_by_itself(dsn: str, schema: str) -> N
             for n in range(20):
                 await begun(f"t{n}", 2)
             assert ran.count("big") < 600
-            await db.until("select count(*) from @schema.gen_durable where finished_at is null", 0)
+            await db.until("select count(*) from @schema.instances where finished_at is null", 0)
         assert len(ran) == 1040

@@ -14,11 +14,11 @@ from tests.flows.programs.limits import Task, work
 
 from gen_durable import Concurrency, Durable, Rate, Start, Worker
 from gen_durable.embedded import release, start
-from gen_durable.pg.link import Link, Target
+from gen_durable.limits import Policy
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
-from gen_durable.policies import Policy
-from gen_durable.store.calls import Calls
 from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statements
 
 ROWS, SCHEMA = 10_000, "gen_durable"
 WAL = "select pg_current_wal_insert_lsn() - '0/0'"
@@ -32,7 +32,7 @@ async def quiet_server(directory: Path) -> AsyncIterator[str]:
         async with database(server.dsn, SCHEMA) as db:
             await db.fetch("alter system set autovacuum = off")
             await db.fetch("select pg_reload_conf()")
-        link = Link(Target(server.dsn))
+        link = PersistentConnection(Target(server.dsn))
         await migrate(link, Schema(SCHEMA))
         await link.close()
         yield server.dsn
@@ -51,11 +51,11 @@ async def crowd(dsn: str, app: Durable, db: Database, name: str, policy: Policy)
     """Ten thousand rows under a limit: as many as may execute do, for somebody who will be long; the others wait."""
     await app.set_limit(name, policy)
     await app.insert_many([Start(work, Task("a", 0), limit=name) for _ in range(ROWS)])
-    link = Link(Target(dsn))
-    pick = Calls(Schema(SCHEMA)).pick("somebody", {"default": 100}, ["work/1/run"], 36_000)
+    link = PersistentConnection(Target(dsn))
+    pick = Statements(Schema(SCHEMA)).pick("somebody", {"default": 100}, ["work/1/run"], 36_000)
     assert len((await link.run(pick)).claims) == 10
     await link.close()
-    await db.until("select count(*) from @schema.gen_durable where due_at <= now()", 0)
+    await db.until("select count(*) from @schema.instances where due_at <= now()", 0)
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ async def test_rows_that_wait_and_an_idle_worker_write_nothing(tmp_path: Path) -
     async with quiet_server(tmp_path) as dsn, database(dsn, SCHEMA) as db, Durable(dsn, schema=SCHEMA) as app:
         await crowd(dsn, app, db, "slots", Concurrency(10))
         await crowd(dsn, app, db, "tokens", Rate(1, timedelta(days=1), burst=10))
-        await db.fetch("vacuum (freeze) @schema.gen_durable")
+        await db.fetch("vacuum (freeze) @schema.instances")
         await db.fetch("checkpoint")
         without = await written(db, chosen(60, 1))
         # The reaper, the sweep and retention go round more often than by default, so that the short form has them too.
@@ -79,7 +79,7 @@ async def test_rows_that_wait_and_an_idle_worker_write_nothing(tmp_path: Path) -
             bytes_written = await written(db, seconds)
         print(f"{bytes_written} bytes of WAL in {seconds:g} s; without a worker {without} in {chosen(60, 1):g} s")
         assert bytes_written < 10_000 * seconds / 60
-        waiting = "select count(*) from @schema.gen_durable where status = 'runnable' and claims = 0"
+        waiting = "select count(*) from @schema.instances where status = 'runnable' and claims = 0"
         assert await db.value(waiting) == 2 * (ROWS - 10)
         before = await db.value(WAL)
         await app.insert(work, Task("a", 0), limit="slots")

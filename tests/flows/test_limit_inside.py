@@ -18,22 +18,22 @@ from gen_durable import (
     Context,
     Done,
     Durable,
+    Fail,
     Failed,
     Finished,
     Machine,
     Outcome,
     Rate,
     Start,
-    Stop,
     Worker,
     step,
 )
 from gen_durable.errors import InputError, StepCancelled, StepTimeout, UnknownLimit
-from gen_durable.policies import Policy
+from gen_durable.limits import Policy
 from gen_durable.testing import make_context
 
 SOON = timedelta(seconds=20)
-TICKETS = "select count(*) from @schema.gen_durable_slots"
+TICKETS = "select count(*) from @schema.step_slots"
 
 
 class Crowd:
@@ -129,7 +129,7 @@ class Shop(Machine):
 
     async def on_error(self, state: Any, ctx: Context, error: Exception) -> Outcome[int]:
         self.errors.append(error)
-        return Stop(error)
+        return Fail(error)
 
 
 Run = Callable[..., Any]
@@ -242,7 +242,7 @@ async def test_who_waits_for_a_limit_that_is_removed_goes_on(run: Run) -> None:
         assert isinstance(await (await app.insert(Shop.metered, "slow")).wait(SOON), Finished)
         waiting = [await app.insert(Shop.part, 0.0), await app.insert(Shop.metered, "slow")]
         await db.until(TICKETS, 2)
-        await db.until("select count(*) from @schema.gen_durable where status = 'executing'", 3)
+        await db.until("select count(*) from @schema.instances where status = 'executing'", 3)
         await asyncio.sleep(0.3)  # by then it has asked for a token, which leaves no trace to wait for
         assert await app.remove_limit("l")
         assert await app.remove_limit("slow")

@@ -17,7 +17,7 @@ from gen_durable import Concurrency, Durable, Start
 
 K, KEYS = 3, ("a", "b", "c", "d")
 BRIEF = {"LEASE": "1.5", "REAP": "0.3", "CONCURRENCY": "5"}
-UNFINISHED = "select count(*) from @schema.gen_durable where finished_at is null"
+UNFINISHED = "select count(*) from @schema.instances where finished_at is null"
 
 
 @pytest.mark.slow
@@ -55,16 +55,16 @@ async def test_slots_while_workers_are_killed(dsn: str, schema: str, spawn: Call
 
 async def all_slots_are_there(app: Durable, db: Database) -> None:
     """With everything settled, K of each key run at once again; in the end nothing waits."""
-    assert await db.value("select count(*) from @schema.gen_durable where blocked_on is not null") == 0
+    assert await db.value("select count(*) from @schema.instances where blocked_on is not null") == 0
     handles = await app.insert_many([Start(work, Task(k, 0.5), limit=("l", k)) for k in KEYS for _ in range(2 * K)])
     await db.until(
-        "select count(*) from (select from @schema.gen_durable where status = 'executing' group by slot_key"
+        "select count(*) from (select from @schema.instances where status = 'executing' group by slot_key"
         f" having count(*) = {K}) as full_ones",
         len(KEYS),
     )
     await asyncio.gather(*(handle.wait(timedelta(seconds=20)) for handle in handles))
-    assert await db.value("select count(*) from @schema.gen_durable where blocked_on is not null") == 0
-    assert await db.value("select count(*) from @schema.gen_durable_slots") == 0
+    assert await db.value("select count(*) from @schema.instances where blocked_on is not null") == 0
+    assert await db.value("select count(*) from @schema.step_slots") == 0
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ async def test_fewer_and_more_slots_while_rows_execute(dsn: str, schema: str, sp
     not there right after the change, all together are within it.
     """
     seen: Counter[int] = Counter()
-    sql = "select id, claims from @schema.gen_durable where status = 'executing'"
+    sql = "select id, claims from @schema.instances where status = 'executing'"
     async with opened(dsn, schema) as (app, db):
         await app.set_limit("l", Concurrency(5))
         workers = [spawn("limits", CONCURRENCY="12") for _ in range(2)]
@@ -111,7 +111,7 @@ async def test_slots_asked_for_from_inside_while_workers_are_killed(
         killed = False
         while await db.value(UNFINISHED) > 0:
             rows = await db.fetch(
-                "select id, claims, lease_expires_at as until from @schema.gen_durable where claims > 0"
+                "select id, claims, lease_expires_at as until from @schema.instances where claims > 0"
             )
             leases |= {(row["id"], row["claims"]): row["until"] for row in rows if row["until"] is not None}
             if not killed and await db.value("select count(*) > 20 from @schema.effects"):
@@ -119,7 +119,7 @@ async def test_slots_asked_for_from_inside_while_workers_are_killed(
                 killed = True
             await asyncio.sleep(0.02)
         found = await overlaps(db, leases)
-        taken_back = await db.value("select count(*) from @schema.gen_durable where fsm = 'inside' and claims > 1")
+        taken_back = await db.value("select count(*) from @schema.instances where fsm = 'inside' and claims > 1")
         print(f"overlaps {found}, {taken_back} died that held or waited for a slot")
         assert found == {"a": K}
         assert taken_back > 0

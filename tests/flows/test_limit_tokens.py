@@ -38,18 +38,18 @@ async def test_eight_pickers_and_a_hundred_cold_keys(dsn: str, schema: str, spaw
             await app.insert_many(starts)
             assert datetime.now(UTC) < moment + timedelta(seconds=1)
             await db.until(
-                "select clock_timestamp() >= max(eligible_at) from @schema.gen_durable where claims = 0", value=True
+                "select clock_timestamp() >= max(eligible_at) from @schema.instances where claims = 0", value=True
             )
-            await db.until("select not exists (select from @schema.gen_durable where due_at <= now())", value=True)
+            await db.until("select not exists (select from @schema.instances where due_at <= now())", value=True)
             granted = await db.fetch(
                 "select rate_key, count(*) filter (where claims = 1) as once, count(*) filter (where claims > 0) as n"
-                " from @schema.gen_durable where starts_with(rate_key, $1) group by rate_key",
+                " from @schema.instances where starts_with(rate_key, $1) group by rate_key",
                 f"{run}/",
             )
             assert len(granted) == KEYS
             assert {(row["once"], row["n"]) for row in granted} == {(BURST, BURST)}
             busy = await db.value(
-                "select count(distinct locked_by) from @schema.gen_durable where starts_with(rate_key, $1)", f"{run}/"
+                "select count(distinct locked_by) from @schema.instances where starts_with(rate_key, $1)", f"{run}/"
             )
             print(f"run {run}: {KEYS} keys x {JOBS} jobs, {sum(r['n'] for r in granted)} grants by {busy} pickers")
             assert busy > 1

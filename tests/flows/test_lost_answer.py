@@ -93,7 +93,7 @@ async def test_an_outcome_whose_answer_was_lost_is_found_committed_once(
         assert not [e for e in events if isinstance(e, StaleOutcome)]
         connection = await asyncpg.connect(dsn)
         try:
-            count = await connection.fetchval(f'select count(*) from "{schema}".gen_durable')
+            count = await connection.fetchval(f'select count(*) from "{schema}".instances')
         finally:
             await connection.close()
         assert count == (2 if where == "children" else 1)

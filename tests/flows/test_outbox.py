@@ -51,29 +51,29 @@ class Order(Machine):
 
     @step
     async def end(self, text: str, ctx: Context) -> Outcome[str]:
-        return Done(text, then=[Start(mail, "ended", unique_key="mail"), Start(mail, "taken", unique_key="mail")])
+        return Done(text, spawn=[Start(mail, "ended", unique_key="mail"), Start(mail, "taken", unique_key="mail")])
 
     @step
     async def odd(self, text: str, ctx: Context) -> Outcome[str]:
         match text:
             case "limit":
-                return Done(text, then=[Start(mail, "x", limit="unknown")])
+                return Done(text, spawn=[Start(mail, "x", limit="unknown")])
             case "limited":
-                return Done(text, then=[Start(mail, "x", limit=("api", "eu"), group=("tenant", "acme"))])
+                return Done(text, spawn=[Start(mail, "x", limit=("api", "eu"), group=("tenant", "acme"))])
             case "late":
-                return Done(text, then=[Start(mail, "x", delay=timedelta(hours=1), priority=3)])
+                return Done(text, spawn=[Start(mail, "x", delay=timedelta(hours=1), priority=3)])
             case _:
-                return Done(text, then=[mail])  # type: ignore[list-item]
+                return Done(text, spawn=[mail])  # type: ignore[list-item]
 
     @step(transactional=True)
     async def inside(self, text: str, ctx: Context) -> Outcome[str]:
-        return Done(text, then=[Start(mail, "inside")])
+        return Done(text, spawn=[Start(mail, "inside")])
 
 
 async def rows(dsn: str, schema: str) -> list[asyncpg.Record]:
     connection = await asyncpg.connect(dsn)
     try:
-        sql = f"select * from \"{schema}\".gen_durable where fsm <> 'Order' order by id"
+        sql = f"select * from \"{schema}\".instances where fsm <> 'Order' order by id"
         return await connection.fetch(sql)
     finally:
         await connection.close()
@@ -134,11 +134,11 @@ async def test_a_stale_outcome_starts_nothing(dsn: str, schema: str) -> None:
         handle = await app.insert(Order.end, "x")
         picked = await app.pool.run(app.calls.pick("w", {"default": 1}, ["Order/1/end"], 60.0))
         (claim,) = picked.claims
-        from gen_durable.rooms.encode import encode_outcome
+        from gen_durable.engine.outcome_encoder import encode_outcome
         from gen_durable.testing import make_context
 
         spec = Order.__gen_durable__.steps["end"]
-        done = Done("x", then=[Start(mail, "one"), Start(elsewhere, "two")])
+        done = Done("x", spawn=[Start(mail, "one"), Start(elsewhere, "two")])
         commit = encode_outcome(claim, spec, make_context(Order.end), done, hold=True).commit
         claim.claim += 1
         stale = encode_outcome(claim, spec, make_context(Order.end), done, hold=True).commit
@@ -151,7 +151,7 @@ async def test_a_stale_outcome_starts_nothing(dsn: str, schema: str) -> None:
 
 def test_what_is_no_start_is_refused() -> None:
     """Where the outcome is made."""
-    with pytest.raises(InvalidOutcome, match=r"Done\(then=\)"):
-        Done(1, then=[1])  # type: ignore[list-item]
+    with pytest.raises(InvalidOutcome, match=r"Done\(spawn=\)"):
+        Done(1, spawn=[1])  # type: ignore[list-item]
     with pytest.raises(InvalidOutcome, match="at most 1,000"):
-        Done(1, then=[Start(mail, "x")] * 1001)
+        Done(1, spawn=[Start(mail, "x")] * 1001)

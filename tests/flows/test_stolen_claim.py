@@ -9,7 +9,7 @@ import pytest
 from tests.flows.journal_support import SOON, Opening, Scripted
 
 from gen_durable import Context, Done, Durable, Finished, LeaseLost, Outcome, Worker
-from gen_durable.store.calls import Call
+from gen_durable.store.statements import Statement
 from gen_durable.telemetry import StaleOutcome
 
 
@@ -65,4 +65,4 @@ async def test_checkpoint_progress_and_outcome_of_the_old_worker_change_nothing(
 
 async def _checkpoint(app: Durable, instance: int) -> object:
     text = app.calls.schema.render("select value #>> '{}' from @schema.checkpoints where instance_id = $1")
-    return await app.pool.run(Call(text, (instance,), lambda rows: rows[0][0]))
+    return await app.pool.run(Statement(text, (instance,), lambda rows: rows[0][0]))

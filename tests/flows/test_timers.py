@@ -6,7 +6,7 @@ import asyncio
 import time
 from datetime import timedelta
 
-from gen_durable import Await, Context, Done, Durable, Finished, Machine, Outcome, Replay, Signal, Worker, job, step
+from gen_durable import Await, Context, Done, Durable, Finished, Machine, Outcome, Retry, Signal, Worker, job, step
 
 go = Signal("go")
 LATE = 0.25  # an idle machine is late by a few milliseconds; two cores that run other tests too are not idle
@@ -27,7 +27,7 @@ class Sleeper(Machine):
     async def nap(self, seconds: float, ctx: Context) -> Outcome[float]:
         if ctx.attempt == 0:
             started[ctx.id] = time.monotonic()
-            return Replay(seconds, after=timedelta(seconds=seconds))
+            return Retry(seconds, delay=timedelta(seconds=seconds))
         return Done(time.monotonic() - started[ctx.id])
 
     @step

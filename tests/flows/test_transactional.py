@@ -20,23 +20,23 @@ from gen_durable import (
     DefinitionError,
     Done,
     Durable,
+    Fail,
     Failed,
     Finished,
     InputError,
     Machine,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Signal,
     Start,
-    Stop,
     Worker,
     job,
     step,
 )
-from gen_durable.rooms import transact
-from gen_durable.telemetry import Event, LeaseWasLost, StaleOutcome
+from gen_durable.engine import transactional
+from gen_durable.telemetry import ClaimLost, Event, StaleOutcome
 
 Spawn = Callable[..., Any]
 Proxied = Callable[[], AbstractAsyncContextManager[Any]]
@@ -148,7 +148,7 @@ class Book(Machine):
         errors.append(error)
         with pytest.raises(InputError):
             _ = ctx.connection
-        return Replay(state) if ctx.attempt == 0 else Stop(error)
+        return Retry(state) if ctx.attempt == 0 else Fail(error)
 
 
 @job
@@ -225,7 +225,7 @@ async def test_a_step_that_always_breaks_its_connection_is_told_so(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some losses in a row it is the step's own error, and reaches on_error as any other."""
-    monkeypatch.setattr(transact, "LOSSES", 3)
+    monkeypatch.setattr(transactional, "LOSSES", 3)
     async with books(dsn, schema) as look, Durable(dsn, schema=schema) as app, Worker(app, machines=[Book(schema)]):
         handle = await app.insert(Book.breaks, 100)
         assert isinstance(await handle.wait(SOON), Failed)
@@ -239,7 +239,7 @@ async def test_a_stolen_claim_leaves_no_row(dsn: str, schema: str) -> None:
     stale = asyncio.Event()
     async with books(dsn, schema) as look, Durable(dsn, schema=schema) as app:
         # Its outcome finds out, or a heartbeat before it.
-        app.events.subscribe(lambda event: stale.set() if isinstance(event, StaleOutcome | LeaseWasLost) else None)
+        app.events.subscribe(lambda event: stale.set() if isinstance(event, StaleOutcome | ClaimLost) else None)
         async with Worker(app, machines=[Book(schema)]):
             handle = await app.insert(Book.stolen, "done")
             await held.wait()
@@ -380,7 +380,7 @@ async def test_the_callers_calls_ride_in_it(dsn: str, schema: str) -> None:
             bad = await app.insert(starter, True)
             assert isinstance(await bad.wait(SOON), Failed)
         connection = await asyncpg.connect(dsn)
-        count = await connection.fetchval(f"select count(*) from \"{schema}\".gen_durable where fsm = 'leaf'")
+        count = await connection.fetchval(f"select count(*) from \"{schema}\".instances where fsm = 'leaf'")
         await connection.close()
         assert count == 1
 

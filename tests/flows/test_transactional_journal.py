@@ -15,16 +15,16 @@ from gen_durable import (
     Context,
     Done,
     Durable,
+    Fail,
     Failed,
     Finished,
     Machine,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Signal,
     Start,
-    Stop,
     Worker,
     job,
     step,
@@ -136,7 +136,7 @@ async def test_what_came_first_stays_after_a_rollback(dsn: str, schema: str) -> 
                 return Done([charge_id, before])
 
             async def on_error(self, state: None, ctx: Context, error: Exception) -> Outcome[list[int]]:
-                return Replay(state) if isinstance(error, ValueError) else Stop(error)
+                return Retry(state) if isinstance(error, ValueError) else Fail(error)
 
         connection = await asyncpg.connect(dsn)
         try:
@@ -284,7 +284,7 @@ class Starts(Machine):
         await asyncio.sleep(0.6)
         later = timedelta(seconds=100)
         await self.app.insert(Slow.end, None, delay=later, connection=ctx.connection)
-        return Done(None, then=[Start(Slow.end, None, delay=later)])
+        return Done(None, spawn=[Start(Slow.end, None, delay=later)])
 
 
 async def test_delays_of_others_count_from_their_start(dsn: str, schema: str) -> None:
@@ -309,9 +309,9 @@ class Kept(Machine):
 
     async def on_error(self, state: None, ctx: Context, error: Exception) -> Outcome[str]:
         if ctx.attempt > 0:
-            return Stop(error)
+            return Fail(error)
         await ctx.checkpoint("an error")
-        return Replay(state)
+        return Retry(state)
 
 
 async def test_a_checkpoint_can_be_read(dsn: str, schema: str) -> None:

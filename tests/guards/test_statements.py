@@ -21,7 +21,19 @@ import pytest
 from gen_durable import Context, Done, Durable, Finished, Machine, Next, Outcome, Start, Worker, job, step
 from gen_durable.embedded import release, start
 
-CALLS = ["insert", "pick", "flush", "signal", "heartbeat", "reap", "release", "gc", "watch", "get", "strangers"]
+CALLS = [
+    "insert",
+    "pick",
+    "flush",
+    "signal",
+    "heartbeat",
+    "reap",
+    "release",
+    "gc",
+    "finished_of",
+    "get",
+    "unknown_steps",
+]
 
 
 @job
@@ -132,7 +144,7 @@ async def _chains(dsn: str) -> tuple[int, float]:
         spent = await database.statements() - before
         own = await asyncpg.connect(database.dsn)
         try:
-            sql = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'gen_durable'"
+            sql = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'instances'"
             updates, hot = await own.fetchrow(sql)
         finally:
             await own.close()

@@ -70,7 +70,7 @@ class Waiting(Machine):
 async def count(dsn: str, schema: str) -> int:
     connection = await asyncpg.connect(dsn)
     try:
-        found: int = await connection.fetchval(f'select count(*) from "{schema}".gen_durable')
+        found: int = await connection.fetchval(f'select count(*) from "{schema}".instances')
         return found
     finally:
         await connection.close()
@@ -93,7 +93,7 @@ async def test_a_thousand_rolled_back_leave_nothing_and_a_thousand_committed_are
             assert await count(dsn, schema) == (1000 if commit else 0)
     assert len(ids) == 1000
     connection = await asyncpg.connect(dsn)
-    found = await connection.fetch(f'select id, state from "{schema}".gen_durable')
+    found = await connection.fetch(f'select id, state from "{schema}".instances')
     await connection.close()
     assert {row["id"] for row in found} == ids
     assert {json.loads(row["state"])["text"] for row in found} == {NASTY.text}
@@ -152,7 +152,7 @@ async def test_every_column_arrives(dsn: str, schema: str, kind: str) -> None:
         assert other.unique_key is None
         assert timedelta(minutes=4) < other.eligible_at - other.inserted_at < timedelta(minutes=6)
     connection = await asyncpg.connect(dsn)
-    found = await connection.fetchrow(f'select slot_key, group_key from "{schema}".gen_durable where id = $1', first.id)
+    found = await connection.fetchrow(f'select slot_key, group_key from "{schema}".instances where id = $1', first.id)
     await connection.close()
     assert found is not None
     assert "eu" in found["slot_key"]
@@ -206,8 +206,8 @@ async def test_wrong_kinds_are_refused_with_the_way_out(dsn: str, schema: str) -
     with pytest.raises(InputError, match="use Durable"):
         blocking.insert(echo, NASTY, connection=awaited)
     await awaited.close()
-    strangers: list[Any] = [dsn, sqlalchemy.create_engine("postgresql+psycopg://")]
-    for stranger in strangers:
+    unknown_steps: list[Any] = [dsn, sqlalchemy.create_engine("postgresql+psycopg://")]
+    for stranger in unknown_steps:
         with pytest.raises(InputError, match="none that is known"):
             blocking.signal(1, note, "hello", connection=stranger)
     with pytest.raises(InputError, match="not both"):

@@ -94,9 +94,9 @@ async def do(door: Door, call: str, target: int) -> None:
 
 
 SEEN = {
-    "insert": "select count(*) from @.gen_durable where unique_key = convert_to('key ' || $1::bigint, 'UTF8')",
+    "insert": "select count(*) from @.instances where unique_key = convert_to('key ' || $1::bigint, 'UTF8')",
     "signal": "select count(*) from @.signals where target_id = $1",
-    "cancel": "select count(*) from @.gen_durable where id = $1 and status = 'cancelled' and last_error = 'enough'",
+    "cancel": "select count(*) from @.instances where id = $1 and status = 'cancelled' and last_error = 'enough'",
 }
 
 
@@ -139,14 +139,14 @@ async def test_a_tree_is_cancelled_by_the_commit_and_not_by_a_rollback(dsn: str,
         assert app._listener is not None
         await app._listener.listening.wait()
         root = await app.insert(Tree.grow, None, unique_key="root")
-        told = "select string_agg(distinct status::text, ' ') from @.gen_durable where id > $1"
+        told = "select string_agg(distinct status::text, ' ') from @.instances where id > $1"
         grown = "awaiting_children awaiting_signal executing"
         while await look(told, root.id) != grown:
             pass
         async with door.transaction(commit=False):
             assert await door.cancel("root", reason="enough") == Cancellation(root.id, Status.AWAITING_CHILDREN, 1, 0)
         assert await look(told, root.id) == grown
-        assert await look("select count(*) from @.gen_durable_cascades") == 0
+        assert await look("select count(*) from @.cascades") == 0
         (running,) = [i async for i in app.list_all(status=Status.EXECUTING)]
         async with door.transaction(commit=False):
             assert await door.cancel(running.id) == Cancellation(running.id, Status.EXECUTING, 0, 1)
@@ -167,7 +167,7 @@ async def test_who_is_not_there_is_told_and_aborts_nothing(dsn: str, schema: str
             with pytest.raises(NotFound, match="'nobody' is unknown or has ended"):
                 await door.cancel("nobody")
             await door.insert(echo, "in")
-        assert await look("select count(*) from @.gen_durable") == 1
+        assert await look("select count(*) from @.instances") == 1
 
 
 async def test_handles_pass_the_connection_on(dsn: str, schema: str) -> None:
@@ -185,7 +185,7 @@ async def test_handles_pass_the_connection_on(dsn: str, schema: str) -> None:
                 assert handle.cancel(using="default")
                 assert not handle.cancel(connection=door.connection)
         assert await look("select count(*) from @.signals") == 0
-        assert await look("select count(*) from @.gen_durable where status = 'runnable'") == 2
+        assert await look("select count(*) from @.instances where status = 'runnable'") == 2
 
 
 async def test_an_open_transaction_that_cancels_holds_up_nobody_else(dsn: str, schema: str) -> None:

@@ -23,12 +23,12 @@ _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re
 _STEERING = re.compile(
     r"\binto (prio|due|ids|head|crowded|hits, denied|hits, more_denied|gate|gates|old|policy)\b"
     r"|\binto (wanted|live, states|asked, woken|marked)\b|^(above|hidden|later) := array|'!', null"
-    r"|^(gates := array|lost :=|woken := woken \|\| \S+hand_over_slots)|^perform \S+limit_keys"
+    r"|^(gates := array|lost :=|woken := woken \|\| \S+unblock_slots)|^perform \S+limit_keys"
 )
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}
 
 _BREAKPOINT = """
-drop trigger if exists breakpoint_row on @schema.gen_durable;
+drop trigger if exists breakpoint_row on @schema.instances;
 create or replace function @schema.breakpoint(at text) returns void language plpgsql set lock_timeout = 0 as $$
 declare
   gate constant text := nullif(current_setting('explorer.gate', true), '');
@@ -51,7 +51,7 @@ $$;
 
 # Stops between the rows of one insert as well: a batch takes its keys one after the other.
 ROW_BREAKPOINTS = """
-create trigger breakpoint_row before insert on @schema.gen_durable
+create trigger breakpoint_row before insert on @schema.instances
 for each row execute function @schema.breakpoint_row();
 """
 

@@ -13,10 +13,10 @@ import pytest
 from tests.interleavings.breakpoints import Cure, instrumented
 from tests.interleavings.explorer import Explorer
 
-from gen_durable.pg.link import Link, Target
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
-from gen_durable.store.calls import Calls
 from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statements
 
 Exploring: TypeAlias = Callable[..., AbstractAsyncContextManager[Explorer]]
 
@@ -27,7 +27,7 @@ def ground(dsn: str) -> Iterator[str]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def run(sql: str | None) -> None:
-        link = Link(Target(dsn))
+        link = PersistentConnection(Target(dsn))
         if sql is None:
             await migrate(link, Schema(name))
         else:
@@ -61,6 +61,6 @@ def exploring(dsn: str, ground: str) -> Exploring:
 
 
 @pytest.fixture
-def calls(ground: str) -> Calls:
+def calls(ground: str) -> Statements:
     """The engine's calls on this schema."""
-    return Calls(Schema(ground))
+    return Statements(Schema(ground))

@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from gen_durable.store.calls import Call
 from gen_durable.store.schema import Schema, checks
+from gen_durable.store.statements import Statement
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 PATIENCE = 0.002  # before a silent session is looked for among those that wait for a lock
@@ -62,7 +62,7 @@ class Session:
         await self._connection.execute(SESSION)
         await self._leader.execute("select pg_advisory_lock($1, $2)", self.pid, self._gate)
 
-    async def start(self, calls: Sequence[Call[Any]]) -> None:
+    async def start(self, calls: Sequence[Statement[Any]]) -> None:
         """Begin a new run: up to before the first BEGIN."""
         self.answers, self.steps = [], []
         self.at = At.RUNNING
@@ -92,7 +92,7 @@ class Session:
                 return False
         return True
 
-    async def _run(self, calls: Sequence[Call[Any]]) -> None:
+    async def _run(self, calls: Sequence[Statement[Any]]) -> None:
         for call in calls:
             await self._stop("begin")
             await self._connection.execute(f"begin; set local explorer.gate = {self._gate}")
@@ -172,15 +172,15 @@ class Explorer:
         self._doctor = " union all ".join(
             f"select '{name}', c.id, c.problem from ({sql}\n) as c" for name, sql in checks(self.schema)
         )
-        self._rows = render("select * from @schema.gen_durable order by id")
+        self._rows = render("select * from @schema.instances order by id")
         self._signals = render("select * from @schema.signals order by id")
         self._checkpoints = render("select * from @schema.checkpoints order by instance_id")
         self._progress = render("select * from @schema.progress order by instance_id")
         self._empty = render(
-            "delete from @schema.signals; delete from @schema.gen_durable; delete from @schema.gen_durable_limits;"
-            "delete from @schema.gen_durable_buckets; delete from @schema.gen_durable_slots;"
-            "delete from @schema.gen_durable_cascades;"
-            "select setval('@schema.gen_durable_id_seq', 100), setval('@schema.signals_id_seq', 100);"
+            "delete from @schema.signals; delete from @schema.instances; delete from @schema.limits;"
+            "delete from @schema.rate_buckets; delete from @schema.step_slots;"
+            "delete from @schema.cascades;"
+            "select setval('@schema.instances_id_seq', 100), setval('@schema.signals_id_seq', 100);"
         )
 
     async def install(self, sql: str) -> None:
@@ -193,8 +193,8 @@ class Explorer:
     async def explore(
         self,
         given: str,
-        left: Sequence[Call[Any]],
-        right: Sequence[Call[Any]],
+        left: Sequence[Statement[Any]],
+        right: Sequence[Statement[Any]],
         check: Callable[[End], None],
         *,
         begin: bool = False,
@@ -228,7 +228,7 @@ class Explorer:
             prefix = [c for c, _ in trail] + [choices[choices.index(chosen) + 1]]
 
     async def _walk(
-        self, prefix: Sequence[str], sides: Sequence[Sequence[Call[Any]]], begin: bool
+        self, prefix: Sequence[str], sides: Sequence[Sequence[Statement[Any]]], begin: bool
     ) -> list[tuple[str, list[str]]]:
         """One schedule: the given choices, then always the first. Returns each choice and what it was chosen from."""
         trail: list[tuple[str, list[str]]] = []

@@ -27,7 +27,7 @@ def instance(id: int, **columns: object) -> str:  # noqa: A002  # the column's n
     """One row."""
     values = {"id": id, "fsm": "m", "step": "s", **columns}
     return (
-        f"insert into @schema.gen_durable ({', '.join(values)}) overriding system value "
+        f"insert into @schema.instances ({', '.join(values)}) overriding system value "
         f"values ({', '.join(_literal(v) for v in values.values())});\n"
     )
 
@@ -60,7 +60,7 @@ def signal(id: int, target: int, name: str = "go", **columns: object) -> str:  #
     return (
         f"insert into @schema.signals ({', '.join(values)}) overriding system value "
         f"values ({', '.join(_literal(v) for v in values.values())});\n"
-        f"update @schema.gen_durable set inbox = true where id = {target};\n"
+        f"update @schema.instances set inbox = true where id = {target};\n"
     )
 
 

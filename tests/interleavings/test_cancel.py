@@ -12,13 +12,13 @@ from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, instance, parent, parked, seconds, signal
 from tests.interleavings.test_claim_claim import KNOWN
 
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Commit, Delivery
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import Commit, OutgoingSignal
 
 
-def cancelling(calls: Calls, *ids: int, cascade: bool = True) -> list[Call[Any]]:
+def cancelling(calls: Statements, *ids: int, cascade: bool = True) -> list[Statement[Any]]:
     """Cancel, and carry on once."""
-    first: Call[Any] = calls.cancel([(i, None) for i in ids], "why", cascade=cascade)
+    first: Statement[Any] = calls.cancel([(i, None) for i in ids], "why", cascade=cascade)
     return [first, calls.cascade(100, None)] if cascade else [first]
 
 
@@ -32,15 +32,15 @@ CHILD = {"fsm": "m", "version": 1, "step": "s", "state": {}, "queue": "default",
 SPREAD = Commit(1, 1, 0, "children", step="t", extra=json.dumps({"children": [CHILD]}))
 
 
-@pytest.mark.parametrize("commit", [NEXT, PARK, SPREAD, Commit(1, 1, 0, "replay")], ids=lambda c: str(c.kind))
-async def test_cancel_flush(exploring: Exploring, calls: Calls, commit: Commit) -> None:
+@pytest.mark.parametrize("commit", [NEXT, PARK, SPREAD, Commit(1, 1, 0, "retry")], ids=lambda c: str(c.kind))
+async def test_cancel_flush(exploring: Exploring, calls: Statements, commit: Commit) -> None:
     """Either the outcome came first and the row that waits is ended, or it is refused and the claim is marked."""
 
     def ends(end: End) -> None:
         row, asked = end.rows[1], set(end.right[0].asked)
         if asked:
             assert (row["status"], row["cancel_reason"], row["seq"]) == ("executing", "why", 0)
-            assert verdict(end.left) == "asked"
+            assert verdict(end.left) == "requested"
             assert list(end.rows) == [1]
         else:
             assert (row["status"], row["seq"], verdict(end.left)) == ("cancelled", 1, "ended")
@@ -55,9 +55,11 @@ async def test_cancel_flush(exploring: Exploring, calls: Calls, commit: Commit) 
     assert len(report.ends) == 2
 
 
-async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(exploring: Exploring, calls: Calls) -> None:
+async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(
+    exploring: Exploring, calls: Statements
+) -> None:
     """The row is runnable and marked: nobody would ever end it."""
-    cure = Cure("flush", "\n      and (g.cancel_reason is null or o.kind in ('done', 'stop', 'cancel'))")
+    cure = Cure("flush", "\n      and (i.cancel_reason is null or o.kind in ('done', 'fail', 'cancel'))")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             executing(1), cancelling(calls, 1, cascade=False), [calls.flush([NEXT])], lambda _: None, first_fault=True
@@ -65,7 +67,7 @@ async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(explorin
     assert ["cancel_shape" in fault.problem for fault in report.faults] == [True]
 
 
-async def test_without_its_condition_a_marked_row_starts_children(exploring: Exploring, calls: Calls) -> None:
+async def test_without_its_condition_a_marked_row_starts_children(exploring: Exploring, calls: Statements) -> None:
     """spawn is asked before the row is written: without the mark it makes children of a round that never begins."""
     cure = Cure("spawn", " and (p.cancel_reason is null or o.kind = 'done')")
     async with exploring(cure) as explorer:
@@ -75,12 +77,12 @@ async def test_without_its_condition_a_marked_row_starts_children(exploring: Exp
     assert ["orphan_child" in fault.problem for fault in report.faults] == [True]
 
 
-async def test_cancel_end(exploring: Exploring, calls: Calls) -> None:
+async def test_cancel_end(exploring: Exploring, calls: Statements) -> None:
     """The step ends the instance while it is cancelled: its end stands, whoever came first."""
 
     def stands(end: End) -> None:
         assert (end.rows[1]["status"], end.rows[1]["claims"]) == ("done", 1)
-        assert verdict(end.left) in ("asked", "over")
+        assert verdict(end.left) in ("requested", "over")
 
     async with exploring() as explorer:
         report = await explorer.explore(
@@ -93,7 +95,7 @@ async def test_cancel_end(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_cancel_signal(exploring: Exploring, calls: Calls) -> None:
+async def test_cancel_signal(exploring: Exploring, calls: Statements) -> None:
     """A signal comes as its target is cancelled: it is delivered and gone, or it has no target."""
 
     def over(end: End) -> None:
@@ -102,18 +104,21 @@ async def test_cancel_signal(exploring: Exploring, calls: Calls) -> None:
 
     async with exploring() as explorer:
         report = await explorer.explore(
-            parked(1), cancelling(calls, 1, cascade=False), [calls.signal([Delivery(1, None, "go", "1", None)])], over
+            parked(1),
+            cancelling(calls, 1, cascade=False),
+            [calls.signal([OutgoingSignal(1, None, "go", "1", None)])],
+            over,
         )
     assert report.faults == []
 
 
-async def test_a_cancel_that_leaves_the_inbox_is_found(exploring: Exploring, calls: Calls) -> None:
+async def test_a_cancel_that_leaves_the_inbox_is_found(exploring: Exploring, calls: Statements) -> None:
     cure = Cure("cancel_rows", "delete from @schema.signals s where s.target_id = any (emptied);", "null;")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             parked(1),
             cancelling(calls, 1, cascade=False),
-            [calls.signal([Delivery(1, None, "go", "1", None)])],
+            [calls.signal([OutgoingSignal(1, None, "go", "1", None)])],
             lambda _: None,
             first_fault=True,
         )
@@ -123,14 +128,14 @@ async def test_a_cancel_that_leaves_the_inbox_is_found(exploring: Exploring, cal
 FAMILY = parent(1, pending=2) + executing(2, parent_id=1, parent_round=1) + parked(3, parent_id=1, parent_round=1)
 LISTED = (
     FAMILY
-    + "update @schema.gen_durable set status = 'cancelled', finished_at = now(), children_pending = 0 where id = 1;"
-    + "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)"
+    + "update @schema.instances set status = 'cancelled', finished_at = now(), children_pending = 0 where id = 1;"
+    + "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)"
     " values (1, 0, 1, 1, 'why');"
 )
 LAST = Commit(2, 1, 0, "done", value="1", parent=1)
 
 
-async def test_cancel_join_of_the_parent(exploring: Exploring, calls: Calls) -> None:
+async def test_cancel_join_of_the_parent(exploring: Exploring, calls: Statements) -> None:
     """A child ends while its parent is cancelled: the parent ends as cancelled, and wakes for nobody."""
 
     def over(end: End) -> None:
@@ -145,7 +150,7 @@ async def test_cancel_join_of_the_parent(exploring: Exploring, calls: Calls) -> 
     assert report.faults == []
 
 
-async def test_cascade_join(exploring: Exploring, calls: Calls) -> None:
+async def test_cascade_join(exploring: Exploring, calls: Statements) -> None:
     """A child of a cancelled parent ends as the list comes to it: it is done, or left to be asked for the next time."""
 
     def either(end: End) -> None:
@@ -156,7 +161,7 @@ async def test_cascade_join(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_cancel_join_of_the_child(exploring: Exploring, calls: Calls) -> None:
+async def test_cancel_join_of_the_child(exploring: Exploring, calls: Statements) -> None:
     """One child is cancelled while its sibling ends: the parent counts both, and goes on once."""
 
     def joined(end: End) -> None:
@@ -171,7 +176,7 @@ async def test_cancel_join_of_the_child(exploring: Exploring, calls: Calls) -> N
     assert report.faults == []
 
 
-async def test_cancel_join_of_both(exploring: Exploring, calls: Calls) -> None:
+async def test_cancel_join_of_both(exploring: Exploring, calls: Statements) -> None:
     """Parent and child are cancelled by two at once, in opposite orders of family: no deadlock."""
 
     def over(end: End) -> None:
@@ -184,10 +189,10 @@ async def test_cancel_join_of_both(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Exploring, calls: Calls) -> None:
+async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Exploring, calls: Statements) -> None:
     """It has the child when it comes to the parent, a delivery to both has the parent when it comes to the child."""
-    both = [Delivery(1, None, "go", None, None), Delivery(3, None, "go", None, None)]
-    cure = Cure("cancel", "where g.id = any (wanted || above)", "where g.id = any (wanted)")
+    both = [OutgoingSignal(1, None, "go", None, None), OutgoingSignal(3, None, "go", None, None)]
+    cure = Cure("cancel", "where i.id = any (wanted || above)", "where i.id = any (wanted)")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             FAMILY,
@@ -199,8 +204,8 @@ async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Explo
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Calls) -> None:
-    cure = Cure("cancel_rows", "woken := woken || @schema.join_up(ended);", "null;")
+async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Statements) -> None:
+    cure = Cure("cancel_rows", "woken := woken || @schema.release_parents(ended);", "null;")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             FAMILY, cancelling(calls, 3, cascade=False), [calls.flush([LAST])], lambda _: None, first_fault=True
@@ -208,13 +213,13 @@ async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Cal
     assert ["join_count" in fault.problem for fault in report.faults] == [True]
 
 
-async def test_cancel_pick(exploring: Exploring, calls: Calls) -> None:
+async def test_cancel_pick(exploring: Exploring, calls: Statements) -> None:
     """A row is claimed as it is cancelled: it is ended and not claimed, or claimed and marked."""
 
     def either(end: End) -> None:
         row, claims = end.rows[1], [c for c in end.right[0].claims if c.id == 1]
         if claims:
-            assert (row["status"], row["cancel_reason"], verdict(end.left)) == ("executing", "why", "asked")
+            assert (row["status"], row["cancel_reason"], verdict(end.left)) == ("executing", "why", "requested")
         else:
             assert (row["status"], row["claims"], verdict(end.left)) == ("cancelled", 1, "ended")
 
@@ -235,16 +240,16 @@ HEAD = instance(1, partition_key="k", eligible_at=seconds(-9)) + instance(
 )
 
 
-def admitting(calls: Calls) -> list[Call[Any]]:
+def admitting(calls: Statements) -> list[Statement[Any]]:
     """The part of a pick that finds out whether row 2 may run, and blocks it if not."""
     text = (
-        "select allowed from @schema.admit(array("
-        "select g.ctid from @schema.gen_durable g where g.id = 2 for no key update), '{}', '{}', 10)"
+        "select allowed from @schema.admit_partitions(array("
+        "select i.ctid from @schema.instances i where i.id = 2 for no key update), '{}', '{}', 10)"
     )
-    return [Call(calls.schema.render(text), (), list)]
+    return [Statement(calls.schema.render(text), (), list)]
 
 
-async def test_cancel_pick_of_a_head(exploring: Exploring, calls: Calls) -> None:
+async def test_cancel_pick_of_a_head(exploring: Exploring, calls: Statements) -> None:
     """The head of a key is cancelled while a pick finds the next, blocks it or lets it run: nobody is stranded."""
 
     def goes_on(end: End) -> None:
@@ -255,8 +260,8 @@ async def test_cancel_pick_of_a_head(exploring: Exploring, calls: Calls) -> None
     assert report.faults == []
 
 
-async def test_a_cancel_without_hand_over_strands(exploring: Exploring, calls: Calls) -> None:
-    cure = Cure("cancel", "later := @schema.hand_over(outcome.freed, true);", "null;")
+async def test_a_cancel_without_hand_over_strands(exploring: Exploring, calls: Statements) -> None:
+    cure = Cure("cancel", "later := @schema.unblock(outcome.freed, true);", "null;")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             HEAD, cancelling(calls, 1, cascade=False), admitting(calls), lambda _: None, first_fault=True
@@ -268,7 +273,7 @@ EXPIRED_CHILD = parent(1, pending=1) + executing(2, parent_id=1, parent_round=1,
 
 
 @pytest.mark.parametrize("max_crashes", [None, 1])
-async def test_cancel_reap(exploring: Exploring, calls: Calls, max_crashes: int | None) -> None:
+async def test_cancel_reap(exploring: Exploring, calls: Statements, max_crashes: int | None) -> None:
     """A dead claim is taken back as it is cancelled: marked first it ends in the reaper's hands, else in ours."""
 
     def either(end: End) -> None:
@@ -289,13 +294,13 @@ async def test_cancel_reap(exploring: Exploring, calls: Calls, max_crashes: int 
     assert report.faults == []
 
 
-async def test_a_reaper_that_does_not_look_puts_a_marked_row_back(exploring: Exploring, calls: Calls) -> None:
+async def test_a_reaper_that_does_not_look_puts_a_marked_row_back(exploring: Exploring, calls: Statements) -> None:
     """Back in the queue, and marked: it would run, and no outcome of it would be taken."""
     mark = (
-        "when g.cancel_reason is not null then 'cancelled' when g.crashes + 1 >= max_crashes then 'failed' "
+        "when i.cancel_reason is not null then 'cancelled' when i.crashes + 1 >= max_crashes then 'failed' "
         "else 'runnable'\n      end::@schema.durable_status,"
     )
-    cure = Cure("reap", mark, mark.replace("g.cancel_reason is not null", "false"))
+    cure = Cure("reap", mark, mark.replace("i.cancel_reason is not null", "false"))
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             EXPIRED_CHILD,
@@ -307,7 +312,7 @@ async def test_a_reaper_that_does_not_look_puts_a_marked_row_back(exploring: Exp
     assert len(report.faults) == 1
 
 
-async def test_cancel_release(exploring: Exploring, calls: Calls) -> None:
+async def test_cancel_release(exploring: Exploring, calls: Statements) -> None:
     """A claim is given back as it is cancelled: it ends at once, or is left to the reaper; it is never picked again."""
 
     def either(end: End) -> None:
@@ -324,21 +329,21 @@ async def test_cancel_release(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_cancel_cancel(exploring: Exploring, calls: Calls) -> None:
+async def test_cancel_cancel(exploring: Exploring, calls: Statements) -> None:
     """Two cancel one instance at once: it ends once, and its children are listed once."""
 
     def once(end: End) -> None:
         assert sorted((verdict(end.left), verdict(end.right))) == ["ended", "over"]
         assert (end.rows[1]["status"], end.rows[1]["claims"]) == ("cancelled", 2)
 
-    given = parent(1, pending=0) + "update @schema.gen_durable set status = 'runnable' where id = 1;"
+    given = parent(1, pending=0) + "update @schema.instances set status = 'runnable' where id = 1;"
     both = cancelling(calls, 1)[:1]
     async with exploring() as explorer:
         report = await explorer.explore(given, both, both, once, begin=True)
     assert report.faults == []
 
 
-async def test_cascade_cascade(exploring: Exploring, calls: Calls) -> None:
+async def test_cascade_cascade(exploring: Exploring, calls: Statements) -> None:
     """Two carry on with one list: every child ends once, each claim is marked once."""
 
     def once(end: End) -> None:
@@ -352,12 +357,11 @@ async def test_cascade_cascade(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_cascade_flush_of_a_child_that_spreads(exploring: Exploring, calls: Calls) -> None:
+async def test_cascade_flush_of_a_child_that_spreads(exploring: Exploring, calls: Statements) -> None:
     """A child starts children of its own as the tree is cancelled: they are cancelled too, or never begin."""
     given = parent(1, pending=0, status="cancelled", finished_at=seconds(0)) + executing(2, parent_id=1, parent_round=1)
     given += (
-        "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)"
-        " values (1, 0, 1, 1, 'why');"
+        "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason) values (1, 0, 1, 1, 'why');"
     )
 
     def over(end: End) -> None:

@@ -10,14 +10,14 @@ from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, instance, seconds
 
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Commit, Picked
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import Commit, Picked
 
 KNOWN = ["m/1/s"]
 PAIR = instance(1, partition_key="k", eligible_at=seconds(-2)) + instance(2, partition_key="k", eligible_at=seconds(-1))
 
 
-def picks(calls: Calls, worker: str, demand: int = 1) -> Call[Picked]:
+def picks(calls: Statements, worker: str, demand: int = 1) -> Statement[Picked]:
     return calls.pick(worker, {"default": demand}, KNOWN, 60)
 
 
@@ -25,7 +25,7 @@ def taken(answers: Sequence[object]) -> list[int]:
     return [claim.id for answer in answers if isinstance(answer, Picked) for claim in answer.claims]
 
 
-async def test_claim_claim_one_row(exploring: Exploring, calls: Calls) -> None:
+async def test_claim_claim_one_row(exploring: Exploring, calls: Statements) -> None:
     """One due row, two pickers: exactly one gets it, claimed once."""
 
     def one(end: End) -> None:
@@ -38,7 +38,7 @@ async def test_claim_claim_one_row(exploring: Exploring, calls: Calls) -> None:
     assert report.schedules > 10
 
 
-async def test_claim_claim_two_rows(exploring: Exploring, calls: Calls) -> None:
+async def test_claim_claim_two_rows(exploring: Exploring, calls: Statements) -> None:
     """Two due rows, two pickers with room for both: no row is taken twice, none is left."""
 
     def all_once(end: End) -> None:
@@ -55,7 +55,7 @@ def head_only(end: End) -> None:
     assert taken(end.left) + taken(end.right) == [1], "not exactly the first row of the key"
 
 
-async def test_claim_claim_one_key(exploring: Exploring, calls: Calls) -> None:
+async def test_claim_claim_one_key(exploring: Exploring, calls: Statements) -> None:
     """Two due rows of one partition key, two pickers: one takes the first or looks again; none takes the second."""
 
     def first(end: End) -> None:
@@ -67,10 +67,10 @@ async def test_claim_claim_one_key(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-def urgent(calls: Calls) -> list[Call[Picked]]:
+def urgent(calls: Statements) -> list[Statement[Picked]]:
     """A row that overtakes the others of its key comes in, and its worker picks."""
     row = instance(2, partition_key="k", priority=-1).replace(";", " returning id")
-    return [Call(calls.schema.render(row), (), lambda _rows: Picked([], [])), picks(calls, "b")]
+    return [Statement(calls.schema.render(row), (), lambda _rows: Picked([], [])), picks(calls, "b")]
 
 
 WAITING = instance(1, partition_key="k", eligible_at=seconds(-1))
@@ -84,7 +84,7 @@ def one_runs(end: End) -> None:
         assert any(n.next_due is not None and n.next_due < 1 for n in news), "nobody was told to look again"
 
 
-async def test_claim_claim_overtaken(exploring: Exploring, calls: Calls) -> None:
+async def test_claim_claim_overtaken(exploring: Exploring, calls: Statements) -> None:
     """A more urgent row of the key arrives while the first is being claimed: at most one of them runs.
 
     If each picker steps back for the other, at least one of them is told to look again at once.
@@ -94,32 +94,32 @@ async def test_claim_claim_overtaken(exploring: Exploring, calls: Calls) -> None
     assert report.faults == []
 
 
-TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_number('partition/' || k.key));"
+TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_lock_id('partition/' || k.key));"
 
 
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("admit", TRY_LOCK, ";"), id="no-lock-of-the-key"),
-        pytest.param(Cure("admit", "not k.busy and c.id", "c.id"), id="no-look-at-who-executes"),
+        pytest.param(Cure("admit_partitions", TRY_LOCK, ";"), id="no-lock-of-the-key"),
+        pytest.param(Cure("admit_partitions", "not k.busy and c.id", "c.id"), id="no-look-at-who-executes"),
     ],
 )
-async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: Calls, cure: Cure) -> None:
+async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: Statements, cure: Cure) -> None:
     """Without the key's lock, or the check under it, two pickers claim one key: the index refuses the second."""
     async with exploring(cure) as explorer:
         report = await explorer.explore(WAITING, [picks(calls, "a")], urgent(calls), one_runs, first_fault=True)
     assert [fault.sqlstates for fault in report.faults] == [{"23505"}]
 
 
-async def test_without_the_head_check_order_breaks(exploring: Exploring, calls: Calls) -> None:
+async def test_without_the_head_check_order_breaks(exploring: Exploring, calls: Statements) -> None:
     """Without the look at who comes before, a later row of the key runs first, or two of them."""
-    cure = Cure("admit", "(not k.busy and c.id = k.head)", "not k.busy")
+    cure = Cure("admit_partitions", "(not k.busy and c.id = k.head)", "not k.busy")
     async with exploring(cure) as explorer:
         report = await explorer.explore(PAIR, [picks(calls, "a", 2)], [picks(calls, "b")], head_only, first_fault=True)
     assert len(report.faults) == 1
 
 
-async def test_release_claim(exploring: Exploring, calls: Calls) -> None:
+async def test_release_claim(exploring: Exploring, calls: Statements) -> None:
     """A row of a key is given back while another worker picks: the other gets the head or nothing, never the second."""
 
     def in_order(end: End) -> None:
@@ -146,7 +146,7 @@ def handed_over(end: End) -> None:
     assert (end.rows[2]["status"], end.rows[2]["blocked_on"]) in (("runnable", None), ("executing", None))
 
 
-async def test_block_release(exploring: Exploring, calls: Calls) -> None:
+async def test_block_release(exploring: Exploring, calls: Statements) -> None:
     """A row is blocked for a key that is being freed: whoever frees it sees the row, or the row is not blocked."""
     async with exploring() as explorer:
         report = await explorer.explore(HELD, [calls.flush([DONE])], [picks(calls, "b")], handed_over, begin=True)
@@ -154,9 +154,9 @@ async def test_block_release(exploring: Exploring, calls: Calls) -> None:
     assert report.schedules > 10
 
 
-async def test_block_release_by_delay(exploring: Exploring, calls: Calls) -> None:
+async def test_block_release_by_delay(exploring: Exploring, calls: Statements) -> None:
     """The same when the holder goes away for a while: its key is free meanwhile."""
-    later = calls.flush([Commit(1, 1, 0, "replay", delay=3600.0)])
+    later = calls.flush([Commit(1, 1, 0, "retry", delay=3600.0)])
     async with exploring() as explorer:
         report = await explorer.explore(HELD, [later], [picks(calls, "b")], handed_over, begin=True)
     assert report.faults == []
@@ -165,13 +165,13 @@ async def test_block_release_by_delay(exploring: Exploring, calls: Calls) -> Non
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("flush", "more := @schema.hand_over(freed, true);"), id="no-hand-over"),
+        pytest.param(Cure("flush", "more := @schema.unblock(freed, true);"), id="no-hand-over"),
         pytest.param(
             Cure(
-                "hand_over",
+                "unblock",
                 """perform pg_advisory_xact_lock(k.number)
     from (
-      select distinct @schema.gate_number(k.gate) as number from unnest(gates) as k (gate) order by 1
+      select distinct @schema.gate_lock_id(k.gate) as number from unnest(gates) as k (gate) order by 1
     ) as k;""",
                 "null;",
             ),
@@ -179,7 +179,7 @@ async def test_block_release_by_delay(exploring: Exploring, calls: Calls) -> Non
         ),
     ],
 )
-async def test_without_its_cure_a_row_is_stranded(exploring: Exploring, calls: Calls, cure: Cure) -> None:
+async def test_without_its_cure_a_row_is_stranded(exploring: Exploring, calls: Statements, cure: Cure) -> None:
     """Without the hand-over, or the key's lock around it, some schedule leaves the row blocked for good."""
     async with exploring(cure) as explorer:
         report = await explorer.explore(
@@ -188,7 +188,7 @@ async def test_without_its_cure_a_row_is_stranded(exploring: Exploring, calls: C
     assert len(report.faults) == 1
 
 
-async def test_two_free_and_take_two_keys(exploring: Exploring, calls: Calls) -> None:
+async def test_two_free_and_take_two_keys(exploring: Exploring, calls: Statements) -> None:
     """Two commits free the same two keys, in their own orders, while rows wait: nobody deadlocks, all are let go."""
     given = "".join(
         executing(i, partition_key=key) for i, key in ((1, "a"), (2, "b"))
@@ -205,7 +205,7 @@ async def test_two_free_and_take_two_keys(exploring: Exploring, calls: Calls) ->
     assert report.faults == []
 
 
-async def test_sweep_pick(exploring: Exploring, calls: Calls) -> None:
+async def test_sweep_pick(exploring: Exploring, calls: Statements) -> None:
     """The backstop lets a stranded row back while a pick blocks another of its key: the first of them may run."""
     given = instance(1, partition_key="k", eligible_at=seconds(-2), blocked_on="partition/k") + instance(
         2, partition_key="k", eligible_at=seconds(-1)
@@ -216,5 +216,5 @@ async def test_sweep_pick(exploring: Exploring, calls: Calls) -> None:
         assert end.rows[2]["status"] == "runnable"
 
     async with exploring() as explorer:
-        report = await explorer.explore(given, [calls.sweep(None, 10)], [picks(calls, "b", 2)], first_goes)
+        report = await explorer.explore(given, [calls.unblock_missed(None, 10)], [picks(calls, "b", 2)], first_goes)
     assert report.faults == []

@@ -8,8 +8,8 @@ from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, parent, seconds
 from tests.interleavings.test_claim_claim import KNOWN
 
-from gen_durable.store.calls import Calls
-from gen_durable.store.rows import Commit
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import Commit
 
 
 def child(id: int, of: int = 1) -> str:  # noqa: A002  # the column's name
@@ -27,7 +27,7 @@ def opened(end: End) -> None:
     assert sum("default" in f.wake for f in (*end.left, *end.right)) == 1
 
 
-async def test_join_early(exploring: Exploring, calls: Calls) -> None:
+async def test_join_early(exploring: Exploring, calls: Statements) -> None:
     """join="any": the first that is done opens the barrier, the last one's end disturbs nobody."""
     given = parent(1, pending=2, children_needed=1) + child(2) + child(3)
     async with exploring() as explorer:
@@ -35,7 +35,7 @@ async def test_join_early(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_join_early_by_a_failure(exploring: Exploring, calls: Calls) -> None:
+async def test_join_early_by_a_failure(exploring: Exploring, calls: Statements) -> None:
     """One fails and one is done, with on_child_failure="cancel_rest": opened once, whoever comes first."""
 
     def once(end: End) -> None:
@@ -44,21 +44,21 @@ async def test_join_early_by_a_failure(exploring: Exploring, calls: Calls) -> No
 
     given = parent(1, pending=3, on_failure="cancel_rest") + child(2) + child(3) + child(4)
     async with exploring() as explorer:
-        report = await explorer.explore(given, [calls.flush([ends(2, "stop")])], [calls.flush([ends(3)])], once)
+        report = await explorer.explore(given, [calls.flush([ends(2, "fail")])], [calls.flush([ends(3)])], once)
     assert report.faults == []
 
 
-async def test_join_early_when_too_few_are_left(exploring: Exploring, calls: Calls) -> None:
+async def test_join_early_when_too_few_are_left(exploring: Exploring, calls: Statements) -> None:
     """join=2 of 3: two fail at once, the third still runs."""
     given = parent(1, pending=3, children_needed=2) + child(2) + child(3) + child(4)
     async with exploring() as explorer:
         report = await explorer.explore(
-            given, [calls.flush([ends(2, "stop")])], [calls.flush([ends(3, "stop")])], opened
+            given, [calls.flush([ends(2, "fail")])], [calls.flush([ends(3, "fail")])], opened
         )
     assert report.faults == []
 
 
-async def test_join_deadline(exploring: Exploring, calls: Calls) -> None:
+async def test_join_deadline(exploring: Exploring, calls: Statements) -> None:
     """The deadline's pick meets the end of the last child: claimed once, or woken and left to the next pick."""
 
     def either(end: End) -> None:
@@ -74,7 +74,7 @@ async def test_join_deadline(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_without_its_round_a_late_end_is_counted(exploring: Exploring, calls: Calls) -> None:
+async def test_without_its_round_a_late_end_is_counted(exploring: Exploring, calls: Statements) -> None:
     """The parent waits for its second round: a child of the first, not asked for its round, would be counted there."""
     given = (
         parent(1, pending=2, round=2)
@@ -86,7 +86,7 @@ async def test_without_its_round_a_late_end_is_counted(exploring: Exploring, cal
     def waits(end: End) -> None:
         assert (end.rows[1]["status"], end.rows[1]["children_pending"]) == ("awaiting_children", 1)
 
-    cure = Cure("join_up", "p.round = n.parent_round and ")
+    cure = Cure("release_parents", "p.round = n.parent_round and ")
     for cures, faults in (((), 0), ((cure,), 1)):
         async with exploring(*cures) as explorer:
             report = await explorer.explore(
@@ -99,10 +99,10 @@ async def test_without_its_round_a_late_end_is_counted(exploring: Exploring, cal
         assert len(report.faults) == faults
 
 
-async def test_without_its_status_a_late_end_wakes_again(exploring: Exploring, calls: Calls) -> None:
+async def test_without_its_status_a_late_end_wakes_again(exploring: Exploring, calls: Statements) -> None:
     """A parent that has gone on and parked elsewhere would be made runnable by the rest of its children."""
     given = parent(1, pending=2, children_needed=1) + child(2) + child(3)
-    cure = Cure("join_up", " and p.status = 'awaiting_children'")
+    cure = Cure("release_parents", " and p.status = 'awaiting_children'")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             given, [calls.flush([ends(2)])], [calls.flush([ends(3)])], opened, first_fault=True

@@ -9,16 +9,16 @@ from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, instance, parked, seconds
 from tests.interleavings.test_claim_claim import KNOWN, taken
 
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Commit, Delivery, Picked
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import Commit, OutgoingSignal, Picked
 
 
-def urgent_elsewhere(calls: Calls) -> list[Call[Any]]:
+def urgent_elsewhere(calls: Statements) -> list[Statement[Any]]:
     row = instance(2, partition_key="k", priority=-1, queue="b", eligible_at=seconds(-1)).replace(";", " returning id")
-    return [Call(calls.schema.render(row), (), lambda _rows: Picked([], []))]
+    return [Statement(calls.schema.render(row), (), lambda _rows: Picked([], []))]
 
 
-async def test_a_pick_of_two_queues_overtaken(exploring: Exploring, calls: Calls) -> None:
+async def test_a_pick_of_two_queues_overtaken(exploring: Exploring, calls: Statements) -> None:
     """The first row of a key is admitted in one queue; then a more urgent one comes into the other."""
 
     def one(end: End) -> None:
@@ -38,7 +38,7 @@ def not_stranded(end: End) -> None:
     pass
 
 
-async def test_signal_of_the_head_and_a_pick_of_another(exploring: Exploring, calls: Calls) -> None:
+async def test_signal_of_the_head_and_a_pick_of_another(exploring: Exploring, calls: Statements) -> None:
     """A parked head whose deadline has passed is due and first; a signal puts it behind; a pick is under way."""
     given = parked(1, partition_key="k", await_deadline=seconds(-5)) + instance(
         2, partition_key="k", eligible_at=seconds(-1)
@@ -46,7 +46,7 @@ async def test_signal_of_the_head_and_a_pick_of_another(exploring: Exploring, ca
     async with exploring() as explorer:
         report = await explorer.explore(
             given,
-            [calls.signal([Delivery(1, None, "go", "1", None)])],
+            [calls.signal([OutgoingSignal(1, None, "go", "1", None)])],
             [calls.pick("b", {"default": 1}, KNOWN, 60)],
             not_stranded,
             begin=True,
@@ -54,7 +54,7 @@ async def test_signal_of_the_head_and_a_pick_of_another(exploring: Exploring, ca
     assert report.faults == []
 
 
-async def test_replay_and_insert_and_pick(exploring: Exploring, calls: Calls) -> None:
+async def test_replay_and_insert_and_pick(exploring: Exploring, calls: Statements) -> None:
     given = (
         executing(1, partition_key="k", eligible_at=seconds(-9))
         + instance(2, partition_key="k", eligible_at=seconds(-1))
@@ -63,7 +63,7 @@ async def test_replay_and_insert_and_pick(exploring: Exploring, calls: Calls) ->
     async with exploring() as explorer:
         report = await explorer.explore(
             given,
-            [calls.flush([Commit(1, 1, 0, "replay")])],
+            [calls.flush([Commit(1, 1, 0, "retry")])],
             [calls.pick("b", {"default": 1}, KNOWN, 60)],
             not_stranded,
             begin=True,
@@ -71,7 +71,7 @@ async def test_replay_and_insert_and_pick(exploring: Exploring, calls: Calls) ->
     assert report.faults == []
 
 
-async def test_release_and_pick_of_the_blocked(exploring: Exploring, calls: Calls) -> None:
+async def test_release_and_pick_of_the_blocked(exploring: Exploring, calls: Statements) -> None:
     given = executing(1, partition_key="k", eligible_at=seconds(-9)) + instance(
         2, partition_key="k", eligible_at=seconds(-1)
     )

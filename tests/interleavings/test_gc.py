@@ -7,13 +7,13 @@ from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import ended, executing
 
-from gen_durable.store.calls import Calls
-from gen_durable.store.rows import Commit, Delivery
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import Commit, OutgoingSignal
 
-GO = Delivery(1, None, "go", None, None)
+GO = OutgoingSignal(1, None, "go", None, None)
 
 
-async def test_gc_signal(exploring: Exploring, calls: Calls) -> None:
+async def test_gc_signal(exploring: Exploring, calls: Statements) -> None:
     """A signal to an instance that is being deleted: no target, no error, no signal left over."""
 
     def gone(end: End) -> None:
@@ -26,7 +26,7 @@ async def test_gc_signal(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_gc_gc(exploring: Exploring, calls: Calls) -> None:
+async def test_gc_gc(exploring: Exploring, calls: Statements) -> None:
     """Two collectors at once delete each row once and never wait for each other."""
 
     def once(end: End) -> None:
@@ -41,7 +41,7 @@ async def test_gc_gc(exploring: Exploring, calls: Calls) -> None:
 FAMILY = executing(1, round=1) + ended(2, parent_id=1, parent_round=1)
 
 
-async def test_gc_end_of_parent(exploring: Exploring, calls: Calls) -> None:
+async def test_gc_end_of_parent(exploring: Exploring, calls: Statements) -> None:
     """A parent ends while its old child is looked at: the child goes only when the parent has ended."""
 
     def spared(end: End) -> None:
@@ -54,7 +54,7 @@ async def test_gc_end_of_parent(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_gc_claim_of_parent(exploring: Exploring, calls: Calls) -> None:
+async def test_gc_claim_of_parent(exploring: Exploring, calls: Statements) -> None:
     """A parent that is about to read its children finds them, whatever the collector does meanwhile."""
 
     def reads(end: End) -> None:
@@ -63,7 +63,7 @@ async def test_gc_claim_of_parent(exploring: Exploring, calls: Calls) -> None:
         assert 2 in end.rows
 
     given = (
-        "insert into @schema.gen_durable (id, fsm, step, round, joined) overriding system value"
+        "insert into @schema.instances (id, fsm, step, round, joined) overriding system value"
         " values (1, 'm', 's', 1, true);" + ended(2, parent_id=1, parent_round=1)
     )
     async with exploring() as explorer:
@@ -73,9 +73,9 @@ async def test_gc_claim_of_parent(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_a_signal_without_its_lock_meets_the_collector(exploring: Exploring, calls: Calls) -> None:
+async def test_a_signal_without_its_lock_meets_the_collector(exploring: Exploring, calls: Statements) -> None:
     """Without the look at finished_at, a signal is delivered to a row that is being deleted."""
-    cure = Cure("signal", "where g.ctid = any (locked) and g.finished_at is null", "where g.ctid = any (locked)")
+    cure = Cure("signal", "where i.ctid = any (locked) and i.finished_at is null", "where i.ctid = any (locked)")
 
     def gone(end: End) -> None:
         assert end.right[0] == [(None, "no_target", None)]

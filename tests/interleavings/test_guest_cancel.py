@@ -12,27 +12,27 @@ from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, instance, parent, seconds
 from tests.interleavings.test_cancel import HEAD, admitting
 
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.guests import GuestCalls
-from gen_durable.store.rows import Commit
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.text_params import TextStatements
+from gen_durable.store.types import Commit
 
-QUIET = ("cancel_rows", "cascade", "join_up", "hand_over_keys")
+QUIET = ("cancel_rows", "cascade", "release_parents", "unblock_partitions")
 """What happens in them happens under locks that were taken before, or that nobody else asks for."""
 
 
-def guest_cancel(calls: Calls, target: int) -> list[Call[Any]]:
+def guest_cancel(calls: Statements, target: int) -> list[Statement[Any]]:
     """The caller's transaction; then a worker carries on."""
-    return [GuestCalls(calls).cancel(target, None, "why", cascade=True), calls.cascade(9, target)]
+    return [TextStatements(calls).cancel(target, None, "why", cascade=True), calls.cascade(9, target)]
 
 
-def guest_cancel_and_signal(calls: Calls, cancelled: int, signalled: int) -> Call[Any]:
+def guest_cancel_and_signal(calls: Statements, cancelled: int, signalled: int) -> Statement[Any]:
     """A caller's transaction that goes on to lock another row."""
     text = (
         f"select c.verdict, s.verdict from @schema.cancel(array[{cancelled}::bigint], array[null::bytea], 'why', true, "
         f"true) as c, lateral @schema.signal(array[c.target + {signalled - cancelled}], array[null::bytea], "
         "array['go'], array['1'::jsonb], array[null::text]) as s"
     )
-    return Call(calls.schema.render(text), (), list)
+    return Statement(calls.schema.render(text), (), list)
 
 
 BEHIND = executing(1, partition_key="k") + instance(
@@ -41,7 +41,7 @@ BEHIND = executing(1, partition_key="k") + instance(
 DONE = Commit(1, 1, 0, "done", value="1")
 
 
-async def test_guest_cancel_flush_at_one_gate(exploring: Exploring, calls: Calls) -> None:
+async def test_guest_cancel_flush_at_one_gate(exploring: Exploring, calls: Statements) -> None:
     """The caller cancels a row, then signals one that is being flushed, both of one key: neither waits for ever."""
 
     def both(end: End) -> None:
@@ -52,7 +52,7 @@ async def test_guest_cancel_flush_at_one_gate(exploring: Exploring, calls: Calls
     assert report.faults == []
 
 
-async def test_a_guest_that_locks_gates_deadlocks(exploring: Exploring, calls: Calls) -> None:
+async def test_a_guest_that_locks_gates_deadlocks(exploring: Exploring, calls: Statements) -> None:
     async with exploring(Cure("cancel", "if guest then", "if false then"), quiet=QUIET) as explorer:
         report = await explorer.explore(
             BEHIND,
@@ -64,7 +64,7 @@ async def test_a_guest_that_locks_gates_deadlocks(exploring: Exploring, calls: C
     assert [re.search("[Dd]eadlock", fault.problem) is not None for fault in report.faults] == [True]
 
 
-async def test_guest_cancel_pick_of_a_head(exploring: Exploring, calls: Calls) -> None:
+async def test_guest_cancel_pick_of_a_head(exploring: Exploring, calls: Statements) -> None:
     """As with a cancel of ours: the one behind is let back when the guest's cancel is carried on."""
 
     def goes_on(end: End) -> None:
@@ -75,7 +75,7 @@ async def test_guest_cancel_pick_of_a_head(exploring: Exploring, calls: Calls) -
     assert report.faults == []
 
 
-async def test_without_the_listed_gates_a_row_is_stranded(exploring: Exploring, calls: Calls) -> None:
+async def test_without_the_listed_gates_a_row_is_stranded(exploring: Exploring, calls: Statements) -> None:
     cure = Cure("cascade", "gates := gates || outcome.freed;", "gates := outcome.freed;")
     async with exploring(cure, quiet=QUIET) as explorer:
         report = await explorer.explore(
@@ -88,7 +88,7 @@ TREE = parent(1, pending=2) + executing(2, parent_id=1, parent_round=1) + instan
 
 
 @pytest.mark.parametrize("target", [1, 3])
-async def test_guest_cancel_flush_in_a_tree(exploring: Exploring, calls: Calls, target: int) -> None:
+async def test_guest_cancel_flush_in_a_tree(exploring: Exploring, calls: Statements, target: int) -> None:
     """A child ends as its parent, or its sibling, is cancelled by a guest: no deadlock, and the join counts right."""
 
     def over(end: End) -> None:

@@ -7,8 +7,8 @@ from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, parent
 
-from gen_durable.store.calls import Calls
-from gen_durable.store.rows import Commit, Delivery
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import Commit, OutgoingSignal
 
 
 def child(id: int, of: int) -> str:  # noqa: A002  # the column's name
@@ -30,7 +30,7 @@ def joined(end: End) -> None:
     assert sum(bool(f.wake) for f in (*end.left, *end.right)) in (1, len(parents))
 
 
-async def test_join_join(exploring: Exploring, calls: Calls) -> None:
+async def test_join_join(exploring: Exploring, calls: Statements) -> None:
     """The last two children end in two flushes: the parent is released once, by whichever commits last."""
     async with exploring() as explorer:
         report = await explorer.explore(
@@ -40,7 +40,7 @@ async def test_join_join(exploring: Exploring, calls: Calls) -> None:
     assert report.schedules > 10
 
 
-async def test_join_join_of_two_parents(exploring: Exploring, calls: Calls) -> None:
+async def test_join_join_of_two_parents(exploring: Exploring, calls: Statements) -> None:
     """Two flushes end one child of each of two parents, named in opposite orders: no deadlock, both are released."""
     left = [calls.flush([done(3, 1), done(4, 2)])]
     right = [calls.flush([done(5, 1), done(6, 2)])]
@@ -49,15 +49,15 @@ async def test_join_join_of_two_parents(exploring: Exploring, calls: Calls) -> N
     assert report.faults == []
 
 
-async def test_done_and_stop_join_alike(exploring: Exploring, calls: Calls) -> None:
+async def test_done_and_stop_join_alike(exploring: Exploring, calls: Statements) -> None:
     """A child that fails releases its place like one that is done."""
-    stop = Commit(3, 1, 0, "stop", error="no", parent=1)
+    stop = Commit(3, 1, 0, "fail", error="no", parent=1)
     async with exploring() as explorer:
         report = await explorer.explore(FAMILY, [calls.flush([done(2, 1)])], [calls.flush([stop])], joined)
     assert report.faults == []
 
 
-async def test_join_deliver(exploring: Exploring, calls: Calls) -> None:
+async def test_join_deliver(exploring: Exploring, calls: Statements) -> None:
     """The last child ends while the parent is sent a signal: released once, and the signal waits in its inbox."""
 
     def both(end: End) -> None:
@@ -67,7 +67,7 @@ async def test_join_deliver(exploring: Exploring, calls: Calls) -> None:
     given = parent(1, pending=1) + child(2, 1)
     async with exploring() as explorer:
         report = await explorer.explore(
-            given, [calls.flush([done(2, 1)])], [calls.signal([Delivery(1, None, "go", None, None)])], both
+            given, [calls.flush([done(2, 1)])], [calls.signal([OutgoingSignal(1, None, "go", None, None)])], both
         )
     assert report.faults == []
 
@@ -79,10 +79,10 @@ def told(end: End) -> None:
 
 
 FAMILY_OF_ONE = parent(1, pending=1) + child(2, 1)
-TO_BOTH = [Delivery(1, None, "go", None, None), Delivery(2, None, "go", None, None)]
+TO_BOTH = [OutgoingSignal(1, None, "go", None, None), OutgoingSignal(2, None, "go", None, None)]
 
 
-async def test_join_deliver_to_both(exploring: Exploring, calls: Calls) -> None:
+async def test_join_deliver_to_both(exploring: Exploring, calls: Statements) -> None:
     """One batch of signals goes to parent and child while the child ends: both lock by id, nobody deadlocks."""
     async with exploring() as explorer:
         report = await explorer.explore(
@@ -91,11 +91,11 @@ async def test_join_deliver_to_both(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_without_the_lock_on_parents_a_join_deadlocks(exploring: Exploring, calls: Calls) -> None:
+async def test_without_the_lock_on_parents_a_join_deadlocks(exploring: Exploring, calls: Statements) -> None:
     """A flush that does not lock parents first takes child before parent, a delivery parent before child."""
     cure = Cure(
         "flush",
-        "perform from @schema.gen_durable g where g.id = any (ids || parents) order by g.id for no key update;",
+        "perform from @schema.instances i where i.id = any (ids || parents) order by i.id for no key update;",
         "null;",
     )
     async with exploring(cure) as explorer:

@@ -8,16 +8,16 @@ from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import ended, executing, seconds
 
-from gen_durable.store.calls import Calls
 from gen_durable.store.journal import Fence, JournalCalls, Report
-from gen_durable.store.rows import Commit
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import Commit
 
 EXPIRED = executing(1, lease_expires_at=seconds(-1))
 FENCE = Fence(1, 1, 0)
 
 
 @pytest.fixture
-def journal(calls: Calls) -> JournalCalls:
+def journal(calls: Statements) -> JournalCalls:
     return JournalCalls(calls.schema)
 
 
@@ -31,7 +31,7 @@ def accepted_is_seen(end: End) -> None:
     assert accepted or reaped.claims
 
 
-async def test_reap_checkpoint(exploring: Exploring, calls: Calls, journal: JournalCalls) -> None:
+async def test_reap_checkpoint(exploring: Exploring, calls: Statements, journal: JournalCalls) -> None:
     """A lease runs out as a checkpoint is written: the next claim sees it, or its writer has lost the claim."""
     left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
     async with exploring() as explorer:
@@ -41,18 +41,18 @@ async def test_reap_checkpoint(exploring: Exploring, calls: Calls, journal: Jour
 
 
 async def test_a_fence_without_a_lock_loses_a_checkpoint(
-    exploring: Exploring, calls: Calls, journal: JournalCalls
+    exploring: Exploring, calls: Statements, journal: JournalCalls
 ) -> None:
     """Merely looked at, the claim may be gone before the write is committed: it is accepted and nobody sees it."""
     left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
-    async with exploring(Cure("open_journal", "\n  for no key update")) as explorer:
+    async with exploring(Cure("fence_journal", "\n  for no key update")) as explorer:
         report = await explorer.explore(
             EXPIRED, left, [journal.checkpoint(FENCE, "1")], accepted_is_seen, first_fault=True
         )
     assert len(report.faults) == 1
 
 
-async def test_progress_flush(exploring: Exploring, calls: Calls, journal: JournalCalls) -> None:
+async def test_progress_flush(exploring: Exploring, calls: Statements, journal: JournalCalls) -> None:
     """Reports of two rows while their outcomes commit: nobody waits for the other in a circle, the outcomes stand."""
 
     def stands(end: End) -> None:
@@ -70,7 +70,7 @@ async def test_progress_flush(exploring: Exploring, calls: Calls, journal: Journ
     assert report.faults == []
 
 
-async def test_progress_gc(exploring: Exploring, calls: Calls, journal: JournalCalls) -> None:
+async def test_progress_gc(exploring: Exploring, calls: Statements, journal: JournalCalls) -> None:
     """A last report meets retention: no report is left of an instance that is gone (the doctor looks)."""
 
     def whole(end: End) -> None:

@@ -11,42 +11,40 @@ from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, instance, seconds
 from tests.interleavings.test_claim_claim import picks, taken
 
-from gen_durable.policies import Limit
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Commit, Entering
+from gen_durable.limits import Limit
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import Commit, LimitAnswer
 
 DONE = Commit(1, 1, 0, "done")
 # No partition keys here, except where it is said.
-NOT_HERE = ["admit", "hand_over_keys", "hand_over_tokens", "limit_keys"]
+NOT_HERE = ["admit_partitions", "unblock_partitions", "unblock_rate", "limit_keys"]
 
 
 def slots(count: int) -> str:
     """The limit l, made a while ago."""
     return (
-        "insert into @schema.gen_durable_limits (name, kind, slots, updated_at)"
+        "insert into @schema.limits (name, kind, slots, updated_at)"
         f" values ('l', 'concurrency', {count}, now() - interval '1 hour');\n"
     )
 
 
 def rate(period: float, burst: int) -> str:
     """The limit r."""
-    return (
-        f"insert into @schema.gen_durable_limits (name, kind, period, burst) values ('r', 'rate', {period}, {burst});\n"
-    )
+    return f"insert into @schema.limits (name, kind, period, burst) values ('r', 'rate', {period}, {burst});\n"
 
 
 def waiting(first: int, last: int, **columns: object) -> str:
     return "".join(instance(i, slot_key="l", eligible_at=seconds(i - 50), **columns) for i in range(first, last + 1))
 
 
-def changes(calls: Calls, count: int) -> Call[Any]:
+def changes(calls: Statements, count: int) -> Statement[Any]:
     """A change of the policy of l."""
     text = calls.schema.render("select changed, woken from @schema.set_limit('l', 'concurrency', $1, null, null, null)")
-    return Call(text, (count,), list)
+    return Statement(text, (count,), list)
 
 
-def enters(calls: Calls, instance: int, ticket: int, name: str = "l") -> Call[Entering]:
-    return calls.enter(instance, 1, Limit(name), ticket)
+def enters(calls: Statements, instance: int, ticket: int, name: str = "l") -> Statement[LimitAnswer]:
+    return calls.acquire_limit(instance, 1, Limit(name), ticket)
 
 
 def running(end: End) -> list[int]:
@@ -62,7 +60,7 @@ def handed_over(end: End) -> None:
     assert len(running(end)) <= 1
 
 
-async def test_block_release_of_a_slot(exploring: Exploring, calls: Calls) -> None:
+async def test_block_release_of_a_slot(exploring: Exploring, calls: Statements) -> None:
     """A row is blocked for a slot that is being freed: whoever frees it sees the row, or the row is not blocked."""
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(HELD, [calls.flush([DONE])], [picks(calls, "b")], handed_over)
@@ -70,7 +68,7 @@ async def test_block_release_of_a_slot(exploring: Exploring, calls: Calls) -> No
     assert report.schedules > 10
 
 
-async def test_release_and_block_of_a_slot(exploring: Exploring, calls: Calls) -> None:
+async def test_release_and_block_of_a_slot(exploring: Exploring, calls: Statements) -> None:
     """The same when the claim is given back, and waits for a while."""
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(HELD, [calls.release([(1, 1, 60.0, "x")])], [picks(calls, "b")], handed_over)
@@ -79,21 +77,23 @@ async def test_release_and_block_of_a_slot(exploring: Exploring, calls: Calls) -
 
 WAIT = """perform pg_advisory_xact_lock(k.number)
     from (
-      select distinct @schema.gate_number(k.gate) as number from unnest(gates) as k (gate) order by 1
+      select distinct @schema.gate_lock_id(k.gate) as number from unnest(gates) as k (gate) order by 1
     ) as k;"""
-GATE = "and pg_try_advisory_xact_lock(@schema.gate_number(k.gate));"
-POLICY = "where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_number(substr(k.gate, 6)))\n"
+GATE = "and pg_try_advisory_xact_lock(@schema.gate_lock_id(k.gate));"
+POLICY = "where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(substr(k.gate, 6)))\n"
 
 
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("flush", "more := @schema.hand_over(freed, true);"), id="no-hand-over"),
-        pytest.param(Cure("hand_over", WAIT, "null;"), id="no-lock-of-the-gate"),
-        pytest.param(Cure("ration", GATE, ";"), id="no-lock-of-the-gate-in-the-pick"),
+        pytest.param(Cure("flush", "more := @schema.unblock(freed, true);"), id="no-hand-over"),
+        pytest.param(Cure("unblock", WAIT, "null;"), id="no-lock-of-the-gate"),
+        pytest.param(Cure("admit_limits", GATE, ";"), id="no-lock-of-the-gate-in-the-pick"),
     ],
 )
-async def test_without_its_cure_a_row_is_stranded_at_a_slot(exploring: Exploring, calls: Calls, cure: Cure) -> None:
+async def test_without_its_cure_a_row_is_stranded_at_a_slot(
+    exploring: Exploring, calls: Statements, cure: Cure
+) -> None:
     async with exploring(cure, quiet=NOT_HERE) as explorer:
         report = await explorer.explore(HELD, [calls.flush([DONE])], [picks(calls, "b")], handed_over, first_fault=True)
     assert len(report.faults) == 1
@@ -109,15 +109,15 @@ def not_above(count: int) -> Any:
 TWO = slots(1) + waiting(1, 2)
 
 
-async def test_pick_pick_of_one_slot(exploring: Exploring, calls: Calls) -> None:
+async def test_pick_pick_of_one_slot(exploring: Exploring, calls: Statements) -> None:
     """Two pickers, one slot: one row runs, or both look again."""
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(TWO, [picks(calls, "a")], [picks(calls, "b")], not_above(1))
     assert report.faults == []
 
 
-async def test_without_the_gate_two_take_one_slot(exploring: Exploring, calls: Calls) -> None:
-    async with exploring(Cure("ration", GATE, ";"), quiet=NOT_HERE) as explorer:
+async def test_without_the_gate_two_take_one_slot(exploring: Exploring, calls: Statements) -> None:
+    async with exploring(Cure("admit_limits", GATE, ";"), quiet=NOT_HERE) as explorer:
         report = await explorer.explore(TWO, [picks(calls, "a")], [picks(calls, "b")], not_above(1), first_fault=True)
     assert len(report.faults) == 1
 
@@ -129,15 +129,15 @@ def one_token(end: End) -> None:
     assert len(taken(end.left) + taken(end.right)) <= 1, "two tokens out of a bucket of one"
 
 
-async def test_grant_grant_of_a_cold_bucket(exploring: Exploring, calls: Calls) -> None:
+async def test_grant_grant_of_a_cold_bucket(exploring: Exploring, calls: Statements) -> None:
     """Two pickers at a bucket that nobody has used: its tokens are granted once."""
-    async with exploring(quiet=[*NOT_HERE, "hand_over", "hand_over_slots"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
         report = await explorer.explore(TOKENS, [picks(calls, "a")], [picks(calls, "b")], one_token)
     assert report.faults == []
 
 
-async def test_without_the_gate_a_token_is_granted_twice(exploring: Exploring, calls: Calls) -> None:
-    async with exploring(Cure("ration", GATE, ";"), quiet=[*NOT_HERE, "hand_over", "hand_over_slots"]) as explorer:
+async def test_without_the_gate_a_token_is_granted_twice(exploring: Exploring, calls: Statements) -> None:
+    async with exploring(Cure("admit_limits", GATE, ";"), quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
         report = await explorer.explore(TOKENS, [picks(calls, "a")], [picks(calls, "b")], one_token, first_fault=True)
     assert len(report.faults) == 1
 
@@ -150,15 +150,17 @@ def new_policy(end: End) -> None:
     assert end.commits == "BA" or len(running(end)) <= 1, "a pick that was committed later went by the policy before"
 
 
-async def test_policy_pick_fewer_slots(exploring: Exploring, calls: Calls) -> None:
+async def test_policy_pick_fewer_slots(exploring: Exploring, calls: Statements) -> None:
     """A pick that is committed after a change to fewer slots goes by the new policy."""
-    async with exploring(quiet=[*NOT_HERE, "policy_changed"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(FEWER, [changes(calls, 1)], [picks(calls, "b", 2)], new_policy)
     assert report.faults == []
 
 
-async def test_without_the_lock_of_the_policy_a_pick_goes_by_the_old_one(exploring: Exploring, calls: Calls) -> None:
-    async with exploring(Cure("ration", POLICY, "where true "), quiet=[*NOT_HERE, "policy_changed"]) as explorer:
+async def test_without_the_lock_of_the_policy_a_pick_goes_by_the_old_one(
+    exploring: Exploring, calls: Statements
+) -> None:
+    async with exploring(Cure("admit_limits", POLICY, "where true "), quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(
             FEWER, [changes(calls, 1)], [picks(calls, "b", 2)], new_policy, first_fault=True
         )
@@ -172,29 +174,29 @@ def all_free(end: End) -> None:
     assert [end.rows[i]["blocked_on"] for i in (2, 3)] == [None, None]
 
 
-async def test_policy_pick_more_slots(exploring: Exploring, calls: Calls) -> None:
+async def test_policy_pick_more_slots(exploring: Exploring, calls: Statements) -> None:
     """A pick blocks rows by the old policy while there come to be more slots: they are let back."""
-    async with exploring(quiet=[*NOT_HERE, "policy_changed"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(MORE, [changes(calls, 3)], [picks(calls, "b", 2)], all_free)
     assert report.faults == []
 
 
-async def test_without_the_lock_of_the_policy_rows_are_left_behind(exploring: Exploring, calls: Calls) -> None:
-    async with exploring(Cure("ration", POLICY, "where true "), quiet=[*NOT_HERE, "policy_changed"]) as explorer:
+async def test_without_the_lock_of_the_policy_rows_are_left_behind(exploring: Exploring, calls: Statements) -> None:
+    async with exploring(Cure("admit_limits", POLICY, "where true "), quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(MORE, [changes(calls, 3)], [picks(calls, "b", 2)], all_free, first_fault=True)
     assert len(report.faults) == 1
 
 
-async def test_policy_flush(exploring: Exploring, calls: Calls) -> None:
+async def test_policy_flush(exploring: Exploring, calls: Statements) -> None:
     """A slot falls free by the old policy while there come to be more: as many are let back as there are slots."""
     given = slots(1) + executing(1, slot_key="l") + waiting(2, 3, blocked_on="slot/l")
-    async with exploring(quiet=[*NOT_HERE, "policy_changed"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(given, [changes(calls, 2)], [calls.flush([DONE])], all_free)
     assert report.faults == []
 
 
 TOLD = rate(3600, 1) + (
-    "insert into @schema.gen_durable_buckets values ('r', now() + interval '1 hour');\n"
+    "insert into @schema.rate_buckets values ('r', now() + interval '1 hour');\n"
     + instance(1, rate_key="r", eligible_at=seconds(-9), blocked_on="rate/r")
 )
 
@@ -204,103 +206,105 @@ def told_anew(end: End) -> None:
     assert (row["token_at"] - row["eligible_at"]).total_seconds() < 60, "the row waits by the policy before"
 
 
-def faster(calls: Calls) -> Call[Any]:
+def faster(calls: Statements) -> Statement[Any]:
     text = calls.schema.render("select changed, woken from @schema.set_limit('r', 'rate', null, 1, 1, null)")
-    return Call(text, (), list)
+    return Statement(text, (), list)
 
 
-async def test_policy_sweep(exploring: Exploring, calls: Calls) -> None:
+async def test_policy_sweep(exploring: Exploring, calls: Statements) -> None:
     """The sweep tells a row its moment while the policy is changed: it is told by the new one in the end."""
-    async with exploring(quiet=["hand_over_slots", "policy_changed"]) as explorer:
-        report = await explorer.explore(TOLD, [faster(calls)], [calls.sweep(None, 10)], told_anew)
+    async with exploring(quiet=["unblock_slots", "reapply_limit"]) as explorer:
+        report = await explorer.explore(TOLD, [faster(calls)], [calls.unblock_missed(None, 10)], told_anew)
     assert report.faults == []
 
 
 async def test_without_the_lock_of_the_policy_the_sweep_tells_by_the_old_one(
-    exploring: Exploring, calls: Calls
+    exploring: Exploring, calls: Statements
 ) -> None:
-    lock = "or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_number(substr(k.gate, 6)))"
-    async with exploring(Cure("hand_over", lock, "or true"), quiet=["hand_over_slots", "policy_changed"]) as explorer:
-        report = await explorer.explore(TOLD, [faster(calls)], [calls.sweep(None, 10)], told_anew, first_fault=True)
+    lock = "or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(substr(k.gate, 6)))"
+    async with exploring(Cure("unblock", lock, "or true"), quiet=["unblock_slots", "reapply_limit"]) as explorer:
+        report = await explorer.explore(
+            TOLD, [faster(calls)], [calls.unblock_missed(None, 10)], told_anew, first_fault=True
+        )
     assert len(report.faults) == 1
 
 
 INSIDE = slots(1) + executing(1) + executing(2) + waiting(3, 3)
 
 
-def insiders(end: End) -> list[Entering]:
-    return [a for a in (*end.left, *end.right) if isinstance(a, Entering) and a.may]
+def insiders(end: End) -> list[LimitAnswer]:
+    return [a for a in (*end.left, *end.right) if isinstance(a, LimitAnswer) and a.may]
 
 
 def one_inside(end: End) -> None:
     assert len(insiders(end)) + len(running(end)) <= 1, "two in one slot"
 
 
-async def test_enter_pick(exploring: Exploring, calls: Calls) -> None:
+async def test_enter_pick(exploring: Exploring, calls: Statements) -> None:
     """A step asks for the slot from inside while a row is picked for it: one of them has it."""
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(INSIDE, [enters(calls, 1, 7)], [picks(calls, "b")], one_inside)
     assert report.faults == []
 
 
-async def test_enter_enter(exploring: Exploring, calls: Calls) -> None:
+async def test_enter_enter(exploring: Exploring, calls: Statements) -> None:
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(INSIDE, [enters(calls, 1, 7)], [enters(calls, 2, 8)], one_inside)
     assert report.faults == []
 
 
 ENTER_GATE = """perform pg_advisory_xact_lock(
-    @schema.gate_number(case policy.kind when 'rate' then 'rate/' else 'slot/' end || key)
+    @schema.gate_lock_id(case policy.kind when 'rate' then 'rate/' else 'slot/' end || key)
   );"""
 
 
 @pytest.mark.parametrize("with_a_pick", [True, False])
-async def test_without_the_gate_two_enter(exploring: Exploring, calls: Calls, with_a_pick: bool) -> None:
-    async with exploring(Cure("enter", ENTER_GATE), quiet=NOT_HERE) as explorer:
+async def test_without_the_gate_two_enter(exploring: Exploring, calls: Statements, with_a_pick: bool) -> None:
+    async with exploring(Cure("acquire_limit", ENTER_GATE), quiet=NOT_HERE) as explorer:
         other = picks(calls, "b") if with_a_pick else enters(calls, 2, 8)
         report = await explorer.explore(INSIDE, [enters(calls, 1, 7)], [other], one_inside, first_fault=True)
     assert len(report.faults) == 1
 
 
-async def test_enter_enter_for_a_token(exploring: Exploring, calls: Calls) -> None:
+async def test_enter_enter_for_a_token(exploring: Exploring, calls: Statements) -> None:
     """One token, two that ask for it from inside, or one from inside and one row."""
 
     def once(end: End) -> None:
         assert len(insiders(end)) + len(taken(end.right)) <= 1
 
     given = rate(3600, 1) + executing(1) + executing(2) + instance(3, rate_key="r")
-    async with exploring(quiet=[*NOT_HERE, "hand_over", "hand_over_slots"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
         for other in (enters(calls, 2, 8, "r"), picks(calls, "b")):
             report = await explorer.explore(given, [enters(calls, 1, 7, "r")], [other], once)
             assert report.faults == []
 
 
-TICKET = "insert into @schema.gen_durable_slots (ticket, slot_key, instance_id, claim) values (7, 'l', 1, 1);\n"
+TICKET = "insert into @schema.step_slots (ticket, slot_key, instance_id, claim) values (7, 'l', 1, 1);\n"
 
 
-async def test_leave_pick(exploring: Exploring, calls: Calls) -> None:
+async def test_leave_pick(exploring: Exploring, calls: Statements) -> None:
     """A slot is given back from inside while a row is blocked for it: the row is let back."""
 
     def let_back(end: End) -> None:
         assert end.rows[3]["blocked_on"] is None
 
     async with exploring(quiet=NOT_HERE) as explorer:
-        report = await explorer.explore(INSIDE + TICKET, [calls.leave(7)], [picks(calls, "b")], let_back)
+        report = await explorer.explore(INSIDE + TICKET, [calls.release_limit(7)], [picks(calls, "b")], let_back)
     assert report.faults == []
 
 
-async def test_without_the_hand_over_leaving_strands_a_row(exploring: Exploring, calls: Calls) -> None:
+async def test_without_the_hand_over_leaving_strands_a_row(exploring: Exploring, calls: Statements) -> None:
     def let_back(end: End) -> None:
         assert end.rows[3]["blocked_on"] is None
 
     cure = Cure(
-        "leave",
-        "return case when key is not null then @schema.hand_over(array['slot/' || key], true) end;",
+        "release_limit",
+        "return case when key is not null then @schema.unblock(array['slot/' || key], true) end;",
         "return null;",
     )
     async with exploring(cure, quiet=NOT_HERE) as explorer:
         report = await explorer.explore(
-            INSIDE + TICKET, [calls.leave(7)], [picks(calls, "b")], let_back, first_fault=True
+            INSIDE + TICKET, [calls.release_limit(7)], [picks(calls, "b")], let_back, first_fault=True
         )
     assert len(report.faults) == 1
 
@@ -308,26 +312,26 @@ async def test_without_the_hand_over_leaving_strands_a_row(exploring: Exploring,
 DEAD = slots(1) + executing(1, slot_key="l", lease_expires_at=seconds(-1), eligible_at=seconds(60)) + waiting(2, 2)
 
 
-async def test_reap_pick(exploring: Exploring, calls: Calls) -> None:
+async def test_reap_pick(exploring: Exploring, calls: Statements) -> None:
     """The reaper frees a slot, and does not wait for a pick that blocks a row for it: the next sweep lets it back."""
-    async with exploring(quiet=[*NOT_HERE, "reap", "join_up"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "reap", "release_parents"]) as explorer:
         report = await explorer.explore(
             DEAD,
             [calls.reap(10, 1)],
             [picks(calls, "b")],
             handed_over,
             begin=True,
-            then="select @schema.sweep(null, 10)",
+            then="select @schema.unblock_missed(null, 10)",
         )
     assert report.faults == []
 
 
-async def test_sweep_pick_of_a_slot(exploring: Exploring, calls: Calls) -> None:
+async def test_sweep_pick_of_a_slot(exploring: Exploring, calls: Statements) -> None:
     """The sweep lets a stranded row back while a pick takes the slot for another: one of them has it."""
     given = slots(1) + waiting(1, 1, blocked_on="slot/l") + waiting(2, 2)
 
     async with exploring(quiet=NOT_HERE) as explorer:
-        report = await explorer.explore(given, [calls.sweep(None, 10)], [picks(calls, "b", 2)], not_above(1))
+        report = await explorer.explore(given, [calls.unblock_missed(None, 10)], [picks(calls, "b", 2)], not_above(1))
     assert report.faults == []
 
 
@@ -344,9 +348,9 @@ def slot_passes_on(end: End) -> None:
     assert end.rows[4]["blocked_on"] is None or end.rows[3]["due_at"] is not None
 
 
-async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring, calls: Calls) -> None:
+async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring, calls: Statements) -> None:
     """The slot is kept for a row that can be picked; the pick finds that its partition key is busy: another gets it."""
-    async with exploring(quiet=["hand_over_keys", "hand_over_tokens", "ration"]) as explorer:
+    async with exploring(quiet=["unblock_partitions", "unblock_rate", "admit_limits"]) as explorer:
         report = await explorer.explore(KEYED, [calls.flush([DONE])], [picks(calls, "b", 2)], slot_passes_on)
     assert report.faults == []
 
@@ -354,21 +358,22 @@ async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring,
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("admit", "woken := woken || @schema.hand_over(slots, false);"), id="no-hand-over"),
+        pytest.param(Cure("admit_partitions", "woken := woken || @schema.unblock(slots, false);"), id="no-hand-over"),
         pytest.param(
-            Cure("admit", "where pg_try_advisory_xact_lock(@schema.gate_number(k.gate))\n"), id="no-lock-of-the-slot"
+            Cure("admit_partitions", "where pg_try_advisory_xact_lock(@schema.gate_lock_id(k.gate))\n"),
+            id="no-lock-of-the-slot",
         ),
     ],
 )
-async def test_without_its_cure_a_busy_key_keeps_a_slot(exploring: Exploring, calls: Calls, cure: Cure) -> None:
-    async with exploring(cure, quiet=["hand_over_keys", "hand_over_tokens", "ration"]) as explorer:
+async def test_without_its_cure_a_busy_key_keeps_a_slot(exploring: Exploring, calls: Statements, cure: Cure) -> None:
+    async with exploring(cure, quiet=["unblock_partitions", "unblock_rate", "admit_limits"]) as explorer:
         report = await explorer.explore(
             KEYED, [calls.flush([DONE])], [picks(calls, "b", 2)], slot_passes_on, first_fault=True
         )
     assert len(report.faults) == 1
 
 
-async def test_two_commits_free_two_slots(exploring: Exploring, calls: Calls) -> None:
+async def test_two_commits_free_two_slots(exploring: Exploring, calls: Statements) -> None:
     """Two batches free the same two gates, with a change of policy that takes both: nobody deadlocks."""
     given = slots(2) + "".join(
         executing(i, slot_key=key) for i, key in ((1, "l/a"), (2, "l/b"), (3, "l/a"), (4, "l/b"))
@@ -380,7 +385,7 @@ async def test_two_commits_free_two_slots(exploring: Exploring, calls: Calls) ->
 
     one = calls.flush([Commit(1, 1, 0, "done"), Commit(2, 1, 0, "done")])
     two = calls.flush([Commit(3, 1, 0, "done"), Commit(4, 1, 0, "done")])
-    async with exploring(quiet=[*NOT_HERE, "policy_changed"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         for other in (two, changes(calls, 3)):
             report = await explorer.explore(given, [one], [other], free)
             assert report.faults == []

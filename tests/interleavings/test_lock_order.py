@@ -16,10 +16,10 @@ from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, instance, parent, parked, seconds
 from tests.store.machine import M, child
 
+from gen_durable.limits import Rate
 from gen_durable.outcomes import Start
-from gen_durable.policies import Rate
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Commit, Delivery
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import Commit, OutgoingSignal
 
 CLIMBERS = """
 create or replace function @schema.climb_rows(ids bigint[]) returns void language plpgsql as $$
@@ -28,7 +28,7 @@ declare
 begin
   foreach one in array ids loop
     perform @schema.breakpoint('climb ' || one);
-    perform from @schema.gen_durable g where g.id = one for no key update;
+    perform from @schema.instances i where i.id = one for no key update;
   end loop;
 end
 $$;
@@ -38,7 +38,7 @@ declare
 begin
   foreach one in array keys loop
     perform @schema.breakpoint('climb');
-    insert into @schema.gen_durable (fsm, step, unique_key, unique_scope) values ('m', 's', one, '{runnable}')
+    insert into @schema.instances (fsm, step, unique_key, unique_scope) values ('m', 's', one, '{runnable}')
     on conflict (unique_guard) where unique_guard is not null do nothing;
   end loop;
 end
@@ -47,7 +47,7 @@ create or replace function @schema.climb_gates(gates text[]) returns void langua
 declare
   one bigint;
 begin
-  for one in select distinct @schema.gate_number(g.gate) from unnest(gates) as g (gate) order by 1 loop
+  for one in select distinct @schema.gate_lock_id(g.gate) from unnest(gates) as g (gate) order by 1 loop
     perform @schema.breakpoint('climb');
     perform pg_advisory_xact_lock(one);
   end loop;
@@ -56,16 +56,16 @@ $$;
 """
 
 
-def climbs(calls: Calls, what: str, steps: list[Any]) -> list[Call[Any]]:
+def climbs(calls: Statements, what: str, steps: list[Any]) -> list[Statement[Any]]:
     kind = {"rows": "bigint[]", "keys": "bytea[]", "gates": "text[]"}[what]
-    return [Call(calls.schema.render(f"select @schema.climb_{what}($1::{kind})"), (steps,), list)]
+    return [Statement(calls.schema.render(f"select @schema.climb_{what}($1::{kind})"), (steps,), list)]
 
 
 def whatever(_: End) -> None:
     """Nobody was thrown out: that is all."""
 
 
-TOLD = "insert into @schema.gen_durable_limits (name, kind, period, burst) values ('r', 'rate', 3600, 1);\n" + "".join(
+TOLD = "insert into @schema.limits (name, kind, period, burst) values ('r', 'rate', 3600, 1);\n" + "".join(
     instance(i, rate_key="r", eligible_at=seconds(-9), token_at=seconds(600)) for i in (1, 2)
 )
 ROWS: dict[str, tuple[str, Any]] = {
@@ -75,11 +75,11 @@ ROWS: dict[str, tuple[str, Any]] = {
     ),
     "flush-of-two": (
         executing(1) + executing(2),
-        lambda calls: calls.flush([Commit(i, 1, 0, "replay") for i in (1, 2)]),
+        lambda calls: calls.flush([Commit(i, 1, 0, "retry") for i in (1, 2)]),
     ),
     "signal": (
         parked(1) + parked(2),
-        lambda calls: calls.signal([Delivery(i, None, "go", None, None) for i in (1, 2)]),
+        lambda calls: calls.signal([OutgoingSignal(i, None, "go", None, None) for i in (1, 2)]),
     ),
     "cancel": (
         parent(1, pending=1) + parked(2, parent_id=1, parent_round=1),
@@ -89,7 +89,7 @@ ROWS: dict[str, tuple[str, Any]] = {
         parent(1, pending=1)
         + parked(3, parent_id=1, parent_round=1)
         + instance(2, parent_id=1, parent_round=1, status="failed", finished_at=seconds(-1)),
-        lambda calls: Call(calls.schema.render("select * from @schema.retry(2)"), (), list),
+        lambda calls: Statement(calls.schema.render("select * from @schema.retry(2)"), (), list),
     ),
     "release": (
         executing(1) + executing(2),
@@ -100,7 +100,7 @@ ROWS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-async def test_rows_are_locked_in_the_order_of_ids(exploring: Exploring, calls: Calls, name: str) -> None:
+async def test_rows_are_locked_in_the_order_of_ids(exploring: Exploring, calls: Statements, name: str) -> None:
     given, call = ROWS[name]
     async with exploring(also=CLIMBERS) as explorer:
         report = await explorer.explore(given, [call(calls)], climbs(calls, "rows", [1, 2]), whatever)
@@ -108,14 +108,14 @@ async def test_rows_are_locked_in_the_order_of_ids(exploring: Exploring, calls: 
     assert report.schedules > 3
 
 
-def spread(calls: Calls) -> Call[Any]:
+def spread(calls: Statements) -> Statement[Any]:
     """A parent starts two children, listed in the wrong order."""
     extra = json.dumps({"children": [child("b"), child("a")]})
     return calls.flush([Commit(1, 1, 0, "children", step="t", extra=extra)])
 
 
 @pytest.mark.parametrize("what", ["insert", "spawn"])
-async def test_keys_are_taken_in_their_order(exploring: Exploring, calls: Calls, what: str) -> None:
+async def test_keys_are_taken_in_their_order(exploring: Exploring, calls: Statements, what: str) -> None:
     inserting = calls.insert([Start(M.s, {}, unique_key=key) for key in "ba"], "skip")
     async with exploring(also=CLIMBERS) as explorer:
         report = await explorer.explore(
@@ -127,7 +127,7 @@ async def test_keys_are_taken_in_their_order(exploring: Exploring, calls: Calls,
     assert report.faults == []
 
 
-async def test_gates_are_locked_in_the_order_of_their_numbers(exploring: Exploring, calls: Calls) -> None:
+async def test_gates_are_locked_in_the_order_of_their_numbers(exploring: Exploring, calls: Statements) -> None:
     """Whatever order the rows have that free them."""
     for keys in ("ab", "ba"):
         given = "".join(executing(i, partition_key=key) for i, key in enumerate(keys, 1))

@@ -8,10 +8,10 @@ from tests.interleavings.conftest import Exploring
 from tests.interleavings.explorer import End
 from tests.interleavings.given import executing, parked, signal
 
-from gen_durable.store.calls import Calls
-from gen_durable.store.rows import Commit, Delivery
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import Commit, OutgoingSignal
 
-GO = Delivery(1, None, "go", "1", None)
+GO = OutgoingSignal(1, None, "go", "1", None)
 PARK = Commit(1, 1, 0, "await", step="woken", delay=None, extra='{"awaits": ["go"], "seen": []}')
 PARK_AGAIN = Commit(1, 1, 0, "await", delay=None, extra='{"awaits": ["go"], "seen": [7]}')
 DONE = Commit(1, 1, 0, "done", value="1")
@@ -24,7 +24,7 @@ def woken(end: End) -> None:
     assert "default" in {end.right[0][0][2], *end.left[0].wake}, "nobody was told of the woken row"
 
 
-async def test_park_deliver(exploring: Exploring, calls: Calls) -> None:
+async def test_park_deliver(exploring: Exploring, calls: Statements) -> None:
     """A parking flush and a delivery, in every order: the signal is stored and the instance is runnable."""
     async with exploring() as explorer:
         report = await explorer.explore(executing(1), [calls.flush([PARK])], [calls.signal([GO])], woken, begin=True)
@@ -32,7 +32,7 @@ async def test_park_deliver(exploring: Exploring, calls: Calls) -> None:
     assert report.schedules > 30
 
 
-async def test_park_again_deliver(exploring: Exploring, calls: Calls) -> None:
+async def test_park_again_deliver(exploring: Exploring, calls: Statements) -> None:
     """A step that was shown a signal parks again: that one does not wake it, the next one does, in every order."""
     given = executing(1) + signal(7, 1)
     async with exploring() as explorer:
@@ -40,7 +40,7 @@ async def test_park_again_deliver(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_deliver_deliver(exploring: Exploring, calls: Calls) -> None:
+async def test_deliver_deliver(exploring: Exploring, calls: Statements) -> None:
     """Two deliveries of one dedup key: one is delivered and wakes, the other is a duplicate."""
 
     def once(end: End) -> None:
@@ -48,13 +48,13 @@ async def test_deliver_deliver(exploring: Exploring, calls: Calls) -> None:
         assert len(end.signals) == 1
         assert end.rows[1]["status"] == "runnable"
 
-    same = [calls.signal([Delivery(1, None, "go", None, "event-7")])]
+    same = [calls.signal([OutgoingSignal(1, None, "go", None, "event-7")])]
     async with exploring() as explorer:
         report = await explorer.explore(parked(1), same, same, once)
     assert report.faults == []
 
 
-async def test_end_deliver(exploring: Exploring, calls: Calls) -> None:
+async def test_end_deliver(exploring: Exploring, calls: Statements) -> None:
     """An instance ends while it is sent a signal: the sender may be told either, the inbox is empty in the end."""
 
     def empty(end: End) -> None:
@@ -67,7 +67,7 @@ async def test_end_deliver(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_claim_deliver(exploring: Exploring, calls: Calls) -> None:
+async def test_claim_deliver(exploring: Exploring, calls: Statements) -> None:
     """A deadline falls due while the signal comes: the row is claimed or runnable, and the signal is there."""
 
     def there(end: End) -> None:
@@ -76,14 +76,14 @@ async def test_claim_deliver(exploring: Exploring, calls: Calls) -> None:
         claims = end.left[0].claims
         assert end.rows[1]["status"] == ("executing" if claims else "runnable")
 
-    given = parked(1) + ("update @schema.gen_durable set await_deadline = now() - interval '1 second' where id = 1;")
+    given = parked(1) + ("update @schema.instances set await_deadline = now() - interval '1 second' where id = 1;")
     picks = [calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
     async with exploring() as explorer:
         report = await explorer.explore(given, picks, [calls.signal([GO])], there)
     assert report.faults == []
 
 
-LOCK = "where g.id = any (resolved) order by g.id for no key update"
+LOCK = "where i.id = any (resolved) order by i.id for no key update"
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ LOCK = "where g.id = any (resolved) order by g.id for no key update"
     [
         pytest.param(Cure("signal", LOCK, LOCK.removesuffix(" for no key update")), id="no-lock"),
         pytest.param(Cure("flush", "more := @schema.recheck_inbox(parked);"), id="no-recheck"),
-        pytest.param(Cure("signal", "inbox = true,", "inbox = g.inbox,"), id="no-flag"),
+        pytest.param(Cure("signal", "inbox = true,", "inbox = i.inbox,"), id="no-flag"),
     ],
 )
-async def test_without_its_cure_a_wakeup_is_lost(exploring: Exploring, calls: Calls, cure: Cure) -> None:
+async def test_without_its_cure_a_wakeup_is_lost(exploring: Exploring, calls: Statements, cure: Cure) -> None:
     """With either half of the cure taken out, some schedule leaves the instance asleep, or without its signal."""
     async with exploring(cure) as explorer:
         report = await explorer.explore(
@@ -103,14 +103,14 @@ async def test_without_its_cure_a_wakeup_is_lost(exploring: Exploring, calls: Ca
     assert len(report.faults) == 1
 
 
-async def test_without_seen_a_pack_spins(exploring: Exploring, calls: Calls) -> None:
+async def test_without_seen_a_pack_spins(exploring: Exploring, calls: Statements) -> None:
     """Without the list of signals already shown, parking again wakes on the same signal at once."""
 
     def asleep(end: End) -> None:
         assert end.rows[1]["status"] == "awaiting_signal"
 
-    cure = Cure("recheck_inbox", " and s.id <> all (g.seen)")
-    other = calls.signal([Delivery(1, None, "other", None, None)])
+    cure = Cure("recheck_inbox", " and s.id <> all (i.seen)")
+    other = calls.signal([OutgoingSignal(1, None, "other", None, None)])
     given = executing(1) + signal(7, 1)
     async with exploring() as explorer:
         assert (await explorer.explore(given, [calls.flush([PARK_AGAIN])], [other], asleep)).faults == []

@@ -10,9 +10,9 @@ from tests.interleavings.explorer import End
 from tests.interleavings.given import ended, executing, instance, parent
 from tests.interleavings.test_cancel import CHILD
 
-from gen_durable.store.calls import Calls
-from gen_durable.store.reads import Reads
-from gen_durable.store.rows import Commit
+from gen_durable.store.admin import AdminStatements
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import Commit
 
 FAMILY = (
     parent(1, pending=1)
@@ -21,7 +21,7 @@ FAMILY = (
 )
 
 
-async def test_retry_join(exploring: Exploring, calls: Calls) -> None:
+async def test_retry_join(exploring: Exploring, calls: Statements) -> None:
     """A child is tried again while its last sibling ends: the parent waits for it, or has gone on; never half of it."""
 
     def consistent(end: End) -> None:
@@ -30,7 +30,7 @@ async def test_retry_join(exploring: Exploring, calls: Calls) -> None:
         waits = one["status"] == "awaiting_children"
         assert (one["children_pending"], one["joined"]) == ((1, False) if waits else (0, True))
 
-    retry = Reads(calls.schema).retry(3, None)
+    retry = AdminStatements(calls.schema).retry(3, None)
     done = calls.flush([Commit(2, 1, 0, "done", value="1", parent=1)])
     async with exploring() as explorer:
         report = await explorer.explore(FAMILY, [retry], [done], consistent, begin=True)
@@ -38,41 +38,41 @@ async def test_retry_join(exploring: Exploring, calls: Calls) -> None:
     assert report.schedules > 4
 
 
-async def test_retry_retry(exploring: Exploring, calls: Calls) -> None:
+async def test_retry_retry(exploring: Exploring, calls: Statements) -> None:
     """Two at once: one of them does it, the other finds it live."""
 
     def once(end: End) -> None:
         assert sorted(r.queue or "" for r in (*end.left, *end.right)) == ["", "default"]
         assert (end.rows[1]["children_pending"], end.rows[3]["claims"]) == (2, 2)
 
-    retry = Reads(calls.schema).retry(3, None)
+    retry = AdminStatements(calls.schema).retry(3, None)
     async with exploring() as explorer:
         report = await explorer.explore(FAMILY, [retry], [retry], once, begin=True)
     assert report.faults == []
 
 
-async def test_retry_remove(exploring: Exploring, calls: Calls) -> None:
+async def test_retry_remove(exploring: Exploring, calls: Statements) -> None:
     """Retry and delete: either it lives, or it is gone."""
 
     def either(end: End) -> None:
         assert (1 in end.rows) == (end.left[0] is not None) == (not end.right[0].deleted)
         assert all(row["status"] == "runnable" for row in end.rows.values())
 
-    reads = Reads(calls.schema)
+    reads = AdminStatements(calls.schema)
     async with exploring() as explorer:
         report = await explorer.explore(
-            ended(1, status="failed"), [reads.retry(1, None)], [reads.remove(1, None)], either, begin=True
+            ended(1, status="failed"), [reads.retry(1, None)], [reads.delete_instance(1, None)], either, begin=True
         )
     assert report.faults == []
 
 
-async def test_retry_gc(exploring: Exploring, calls: Calls) -> None:
+async def test_retry_gc(exploring: Exploring, calls: Statements) -> None:
     """Retry and retention: either it lives, or it is gone."""
 
     def either(end: End) -> None:
         assert (1 in end.rows) == (end.left[0] is not None) == (end.right[0] == 0)
 
-    retry = Reads(calls.schema).retry(1, None)
+    retry = AdminStatements(calls.schema).retry(1, None)
     async with exploring() as explorer:
         report = await explorer.explore(
             ended(1, status="failed"), [retry], [calls.gc(60, 60, 60, 10)], either, begin=True
@@ -83,21 +83,21 @@ async def test_retry_gc(exploring: Exploring, calls: Calls) -> None:
 LISTED = (
     instance(2, parent_id=1, parent_round=1, queue="b")
     + instance(3, parent_id=1, parent_round=1, queue="b")
-    + "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)"
+    + "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)"
     " values (1, 0, 1, 1, 'why');"
 )
-QUIET = ("hand_over", "join_up", "spawn", "cancel_rows")
+QUIET = ("unblock", "release_parents", "spawn", "cancel_rows")
 SPREAD = Commit(1, 3, 1, "children", step="t", extra=json.dumps({"children": [CHILD]}))
 
 
-async def test_retry_cascade(exploring: Exploring, calls: Calls) -> None:
+async def test_retry_cascade(exploring: Exploring, calls: Statements) -> None:
     """A parent is tried again while its children are cancelled: it goes on, and they end."""
 
     def both(end: End) -> None:
         assert [end.rows[i]["status"] for i in (1, 2, 3)] == ["runnable", "cancelled", "cancelled"]
 
     given = ended(1, status="cancelled", round=1, ago=1) + LISTED
-    retry = Reads(calls.schema).retry(1, None)
+    retry = AdminStatements(calls.schema).retry(1, None)
     async with exploring(quiet=QUIET) as explorer:
         report = await explorer.explore(given, [retry], [calls.cascade(9, None)], both)
     assert report.faults == []
@@ -108,7 +108,7 @@ def apart(end: End) -> None:
     assert (end.rows[101]["status"], end.rows[101]["parent_round"]) == ("runnable", 2)
 
 
-async def test_spawn_cascade(exploring: Exploring, calls: Calls) -> None:
+async def test_spawn_cascade(exploring: Exploring, calls: Statements) -> None:
     """It starts children of its next round while those of the last are cancelled: those are, and no others."""
     given = executing(1, claims=3, seq=1, round=1) + LISTED
     async with exploring(quiet=QUIET) as explorer:
@@ -119,7 +119,7 @@ async def test_spawn_cascade(exploring: Exploring, calls: Calls) -> None:
     assert report.schedules > 20
 
 
-async def test_a_cascade_that_is_bound_to_no_round_cancels_the_next(exploring: Exploring, calls: Calls) -> None:
+async def test_a_cascade_that_is_bound_to_no_round_cancels_the_next(exploring: Exploring, calls: Statements) -> None:
     """The children of the new round are cancelled for what was done to the old one."""
     given = executing(1, claims=3, seq=1, round=1) + LISTED
     cure = Cure("cascade", "c.parent_round between l.first_round and l.last_round", "c.parent_round >= l.first_round")

@@ -14,11 +14,11 @@ from tests.interleavings.given import LIVE, executing, instance
 from tests.store.machine import M
 
 from gen_durable.outcomes import Start
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.rows import Commit, Inserted
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import Commit, Inserted
 
 
-def insert(calls: Calls, keys: Sequence[str], on_conflict: str) -> Call[list[Inserted]]:
+def insert(calls: Statements, keys: Sequence[str], on_conflict: str) -> Statement[list[Inserted]]:
     return calls.insert([Start(M.s, {}, unique_key=key) for key in keys], on_conflict)
 
 
@@ -44,7 +44,7 @@ def all_told(end: End) -> None:
     assert sorted(made) == sorted(held.values())
 
 
-async def test_insert_insert_existing(exploring: Exploring, calls: Calls) -> None:
+async def test_insert_insert_existing(exploring: Exploring, calls: Statements) -> None:
     """Two batches with the same keys in opposite order: no deadlock, one holder each, both are told its id."""
     async with exploring(also=ROW_BREAKPOINTS) as explorer:
         report = await explorer.explore(
@@ -54,7 +54,7 @@ async def test_insert_insert_existing(exploring: Exploring, calls: Calls) -> Non
     assert report.schedules > 10
 
 
-async def test_insert_insert_skip(exploring: Exploring, calls: Calls) -> None:
+async def test_insert_insert_skip(exploring: Exploring, calls: Statements) -> None:
     """The same, skipping what is taken: each key was made by exactly one of the two."""
 
     def made_once(end: End) -> None:
@@ -67,7 +67,7 @@ async def test_insert_insert_skip(exploring: Exploring, calls: Calls) -> None:
     assert report.faults == []
 
 
-async def test_insert_insert_raise(exploring: Exploring, calls: Calls) -> None:
+async def test_insert_insert_raise(exploring: Exploring, calls: Statements) -> None:
     """The same, refusing what is taken: one call makes both rows, the other makes none and is told who holds a key."""
 
     def one_made_all(end: End) -> None:
@@ -89,7 +89,7 @@ async def test_insert_insert_raise(exploring: Exploring, calls: Calls) -> None:
 
 
 @pytest.mark.parametrize("on_conflict", ["existing", "skip"])
-async def test_insert_end(exploring: Exploring, calls: Calls, on_conflict: str) -> None:
+async def test_insert_end(exploring: Exploring, calls: Statements, on_conflict: str) -> None:
     """The holder ends while its key is asked for: the caller gets the old holder, is skipped, or makes a new one."""
 
     def told(end: End) -> None:
@@ -121,7 +121,7 @@ def counted(end: End) -> None:
         assert row["status"] == ("awaiting_children" if mine else "runnable")
 
 
-async def test_spawn_spawn(exploring: Exploring, calls: Calls) -> None:
+async def test_spawn_spawn(exploring: Exploring, calls: Statements) -> None:
     """Two parents start children with the same keys in opposite order: one child each, counted by who made it."""
     async with exploring(also=ROW_BREAKPOINTS) as explorer:
         report = await explorer.explore(
@@ -131,7 +131,7 @@ async def test_spawn_spawn(exploring: Exploring, calls: Calls) -> None:
     assert len(report.ends) >= 2
 
 
-async def test_spawn_insert(exploring: Exploring, calls: Calls) -> None:
+async def test_spawn_insert(exploring: Exploring, calls: Statements) -> None:
     """A parent starts children whose keys are inserted at the same time, in opposite order: one holder each."""
 
     def one_each(end: End) -> None:
@@ -148,7 +148,7 @@ async def test_spawn_insert(exploring: Exploring, calls: Calls) -> None:
 HOLDERS = executing(1, unique_key=b"a", unique_scope=LIVE) + executing(2, unique_key=b"b", unique_scope=LIVE)
 
 
-async def test_spawn_spawn_of_each_other(exploring: Exploring, calls: Calls) -> None:
+async def test_spawn_spawn_of_each_other(exploring: Exploring, calls: Statements) -> None:
     """Two holders of keys start children under each other's key: neither is made, nobody deadlocks, both go on."""
 
     def both_go_on(end: End) -> None:
@@ -162,10 +162,10 @@ async def test_spawn_spawn_of_each_other(exploring: Exploring, calls: Calls) -> 
     assert report.faults == []
 
 
-async def test_parents_changed_before_their_children_go_in_deadlock(exploring: Exploring, calls: Calls) -> None:
+async def test_parents_changed_before_their_children_go_in_deadlock(exploring: Exploring, calls: Statements) -> None:
     """An insert waits for a change of the row that holds its key: a parent that was changed first closes the circle."""
     start = "made := @schema.spawn(ids, claims, seqs, kinds, extras);"
-    change = "update @schema.gen_durable g set updated_at = now() where g.id = any (ids);"
+    change = "update @schema.instances i set updated_at = now() where i.id = any (ids);"
     async with exploring(Cure("flush", start, change + start)) as explorer:
         report = await explorer.explore(
             HOLDERS, [calls.flush([spawn(1, "b")])], [calls.flush([spawn(2, "a")])], lambda _: None, first_fault=True
@@ -173,7 +173,7 @@ async def test_parents_changed_before_their_children_go_in_deadlock(exploring: E
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-async def test_spawn_insert_of_the_parents_key(exploring: Exploring, calls: Calls) -> None:
+async def test_spawn_insert_of_the_parents_key(exploring: Exploring, calls: Statements) -> None:
     """A batch asks for the parent's key and for its child's: nobody deadlocks, and the batch is told both ids."""
 
     def told(end: End) -> None:
@@ -186,7 +186,7 @@ async def test_spawn_insert_of_the_parents_key(exploring: Exploring, calls: Call
     assert report.faults == []
 
 
-async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: Calls) -> None:
+async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: Statements) -> None:
     """Batches that take their keys as they come wait for each other in a circle."""
     async with exploring(
         Cure("insert", "order by o.unique_key, o.n", "order by o.n"), also=ROW_BREAKPOINTS
@@ -197,7 +197,7 @@ async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: C
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: Calls) -> None:
+async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: Statements) -> None:
     """The same for children."""
     cure = Cure("spawn", "order by decode(s.unique_key, 'hex'), s.child_id", "order by s.id")
     async with exploring(cure, also=ROW_BREAKPOINTS) as explorer:
@@ -207,7 +207,7 @@ async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: Ca
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-async def test_insert_that_reads_before_it_waits_is_found(exploring: Exploring, calls: Calls) -> None:
+async def test_insert_that_reads_before_it_waits_is_found(exploring: Exploring, calls: Statements) -> None:
     """Without a second try, a caller whose holder has just ended gets neither the holder nor a new row."""
     given = executing(1, unique_key=b"a", unique_scope=LIVE)
     ends = [calls.flush([Commit(1, 1, 0, "done", value="1")])]
@@ -220,7 +220,7 @@ async def test_insert_that_reads_before_it_waits_is_found(exploring: Exploring, 
     assert [fault.sqlstates for fault in report.faults] == [{"40001"}]
 
 
-async def test_insert_claim(exploring: Exploring, calls: Calls) -> None:
+async def test_insert_claim(exploring: Exploring, calls: Statements) -> None:
     """A key is asked for while its holder is being claimed: the caller waits, and is told the holder."""
 
     def told(end: End) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 Time = tuple[float, int]
-ENDS = {"done": "done", "stop": "failed", "cancel": "cancelled"}
+ENDS = {"done": "done", "fail": "failed", "cancel": "cancelled"}
 TERMINAL = frozenset(ENDS.values())
 
 
@@ -119,21 +119,21 @@ class Model:
 
     def commit(self, row: Row, kind: str, *, step: str | None, delay: float | None, consumed: Iterable[int]) -> None:
         row.seq, row.crashes, row.step = row.seq + 1, 0, step or row.step
-        if kind != "replay" and (kind != "await" or step is not None):
+        if kind != "retry" and (kind != "await" or step is not None):
             row.joined = False
-        if kind == "replay":
+        if kind == "retry":
             row.attempt += 1
         elif kind not in ENDS and (kind != "await" or step is not None):
             row.attempt = 0
-        if kind != "replay":
+        if kind != "retry":
             row.awaits = None
-        if kind != "hold":
+        if kind != "continue":
             row.expired = False
         for letter in [x for x in row.inbox if x.number in set(consumed)]:
             letter.consumed = True
             if letter.dedup is None:
                 row.inbox.remove(letter)
-        if kind in ("next", "replay"):
+        if kind in ("next", "retry"):
             row.status, row.at = "runnable", self.now(delay or 0.0)
         elif kind in ENDS:
             self.end([row], ENDS[kind])
@@ -234,7 +234,7 @@ class Model:
             self.end([row], "cancelled")
         if cascade and first and row.round > 0:
             self.cascade(row.id, None)
-        return "asked" if row.status == "executing" else "ended"
+        return "requested" if row.status == "executing" else "ended"
 
     def cascade(self, parent: int, round_: int | None) -> None:
         """Children that nobody waits for any more, and theirs."""

@@ -19,9 +19,9 @@ from tests.store.conftest import Store
 from tests.store.machine import KNOWN, M, child, send
 
 from gen_durable.outcomes import Start
-from gen_durable.store.rows import Claim, Commit, Delivery
 from gen_durable.store.schema import checks
-from gen_durable.testing.statements import Statements
+from gen_durable.store.types import Claim, Commit, OutgoingSignal
+from gen_durable.testing.statements import HarnessStatements
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "300"))
 STEPS = int(os.environ.get("MODEL_STEPS", "20"))
@@ -49,7 +49,7 @@ class Histories(RuleBasedStateMachine):
         self.held: dict[int, Claim] = {}
         self.old: list[tuple[int, int, int]] = []
         self.letters = 0
-        self.statements = Statements(self.store.schema)
+        self.statements = HarnessStatements(self.store.schema)
         self.doctor = " union all ".join(
             f"select '{name}', c.id, c.problem from ({sql}\n) as c"
             for name, sql in checks(self.store.schema)
@@ -146,20 +146,20 @@ class Histories(RuleBasedStateMachine):
 
     @rule(
         n=st.integers(0, 9),
-        kind=st.sampled_from(["done", "hold", "next", "replay", "done", "stop", "cancel"]),
+        kind=st.sampled_from(["done", "continue", "next", "retry", "done", "fail", "cancel"]),
         step=st.sampled_from([None, "s", "t"]),
         delay=delays,
         consume=st.booleans(),
     )
     def commit(self, n: int, kind: str, step: str | None, delay: float | None, consume: bool) -> None:
-        step = None if kind in ENDS or kind == "replay" else step
-        delay = delay if kind in ("next", "replay") else None
+        step = None if kind in ENDS or kind == "retry" else step
+        delay = delay if kind in ("next", "retry") else None
         shown = [] if not consume else [s for s in self.some_claim(n).inbox if s.id > 0]
         extra = json.dumps({"consumed": [s.id for s in shown]}) if shown else None
         claim, row, written = self.outcome(n, kind, step=step, delay=delay, extra=extra)
         if written:
             numbers = [json.loads(s.payload or "0") for s in shown]
-            if kind == "hold":
+            if kind == "continue":
                 self.old.append((claim.id, claim.claim, claim.seq))
                 claim.seq += 1
             else:
@@ -270,7 +270,7 @@ class Histories(RuleBasedStateMachine):
         self.letters += 1
         row = self.some_row(n)
         key = row.key.encode() if by_key and row.key is not None else None
-        delivery = Delivery(None if key else row.id, key, name, str(self.letters), dedup)
+        delivery = OutgoingSignal(None if key else row.id, key, name, str(self.letters), dedup)
         ((_, verdict, _),) = self.store.signal(delivery)
         assert verdict == self.model.signal(row, Letter(self.letters, name, dedup))
 

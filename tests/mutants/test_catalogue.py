@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 def test_every_guard_has_a_mutant_or_an_excuse() -> None:
     """Every text occurs once, every test exists, and every lock, order, fence and constraint is named."""
     done = subprocess.run(
-        [sys.executable, "-m", "mutants", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tools.mutants", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -22,14 +22,14 @@ def test_a_new_guard_is_missed(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from mutants import mutant
+from tools.mutants import mutant
 file = Path(sys.argv[1])
 mutant.SQL = Path("src/gen_durable/sql")
 sql = (mutant.ROOT / mutant.SQL / "functions" / "flush.sql").read_text()
 (file / mutant.SQL / "functions").mkdir(parents=True)
 (file / mutant.SQL / "functions" / "flush.sql").write_text(
     sql.replace("if parked is not null then", "perform from t for update skip locked; if parked is not null then")
-    .replace("order by g.id for no key update;", "order by g.id for share;")
+    .replace("order by i.id for no key update;", "order by i.id for share;")
 )
 found = mutant.load()
 mutant.ROOT = file

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.pg.conftest import Place
 
-from gen_durable.pg.dial import Target, dial
-from gen_durable.pg.hosts import hosts_of
+from gen_durable.pg.connect import Target, dial
+from gen_durable.pg.dsn import hosts_of
 
 TURNS = 20
 """So many turns of the loop it takes at most until the driver waits for the host's first word."""

@@ -13,14 +13,14 @@ from tests.conftest import diagnose
 from tests.pg.conftest import Gating, Place, Standby, place_of, several
 
 from gen_durable import DatabaseUnavailable, Durable, Finished, Worker, job
-from gen_durable.pg import dial, silence
+from gen_durable.pg import connect, watchdog
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost
-from gen_durable.pg.link import Link, Target
-from gen_durable.store.calls import Call
+from gen_durable.store.statements import Statement
 
-SLEEP = Call("select pg_sleep($1)", (1.5,), len)
-WHERE = Call("select pg_postmaster_start_time()::text", (), lambda rows: str(rows[0][0]))
-PID = Call("select pg_backend_pid()", (), lambda rows: int(rows[0][0]))
+SLEEP = Statement("select pg_sleep($1)", (1.5,), len)
+WHERE = Statement("select pg_postmaster_start_time()::text", (), lambda rows: str(rows[0][0]))
+PID = Statement("select pg_backend_pid()", (), lambda rows: int(rows[0][0]))
 
 
 @job
@@ -35,26 +35,26 @@ def within(seconds: float) -> AbstractAsyncContextManager[object]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test does not wait as long for a frozen server."""
-    monkeypatch.setattr(silence, "PATIENCE", 0.3)
-    monkeypatch.setattr(silence, "PROBE_TIMEOUT", 0.3)
-    monkeypatch.setattr(dial, "HOST_TIMEOUT", 1.0)
+    monkeypatch.setattr(watchdog, "PATIENCE", 0.3)
+    monkeypatch.setattr(watchdog, "PROBE_TIMEOUT", 0.3)
+    monkeypatch.setattr(connect, "HOST_TIMEOUT", 1.0)
 
 
 async def test_a_dead_host_first(dsn: str, schema: str, dead: Place) -> None:
     """Refused is answered: the next host has its turn at once."""
     began = time.monotonic()
     async with Durable(several(dsn, dead, place_of(dsn)), schema=schema) as app, Worker(app, jobs=[double]):
-        assert time.monotonic() - began < dial.STAGGER
+        assert time.monotonic() - began < connect.STAGGER
         handle = await app.insert(double, 4)
         assert await handle.wait(timedelta(seconds=10)) == Finished(handle.id, 8)
 
 
 async def test_a_silent_host_first(dsn: str, schema: str, silent: Place) -> None:
     """A host that says nothing holds up a new connection by half a second, not by its timeout."""
-    link = Link(Target(several(dsn, silent, place_of(dsn))))
+    link = PersistentConnection(Target(several(dsn, silent, place_of(dsn))))
     began = time.monotonic()
     await link.run(PID)
-    assert dial.STAGGER <= time.monotonic() - began < dial.HOST_TIMEOUT - 1
+    assert connect.STAGGER <= time.monotonic() - began < connect.HOST_TIMEOUT - 1
     await link.close()
 
 
@@ -73,7 +73,7 @@ async def test_a_host_that_refuses_the_role_first(dsn: str, schema: str, standby
         connection.execute(f"create database {schema}")
     try:
         own = several(dsn, standby.place, place_of(dsn)).replace("/postgres?", f"/{schema}?")
-        link = Link(Target(own))
+        link = PersistentConnection(Target(own))
         assert await link.run(PID)
         await link.close()
     finally:
@@ -97,11 +97,11 @@ async def test_a_standby_is_promoted_while_another_host_is_silent(
     schema: str, silent: Place, standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who could not be used is asked again as long as another has not answered."""
-    monkeypatch.setattr(dial, "HOST_TIMEOUT", 30.0)
+    monkeypatch.setattr(connect, "HOST_TIMEOUT", 30.0)
     standby.set_read_only(True)
-    link = Link(Target(several("postgresql://postgres@/postgres", silent, standby.place)))
+    link = PersistentConnection(Target(several("postgresql://postgres@/postgres", silent, standby.place)))
     asking = asyncio.ensure_future(link.run(PID))
-    await asyncio.sleep(dial.STAGGER + 0.5)
+    await asyncio.sleep(connect.STAGGER + 0.5)
     assert not asking.done()
     await asyncio.to_thread(standby.set_read_only, False)
     promoted = time.monotonic()
@@ -158,7 +158,7 @@ async def test_a_worker_follows(dsn: str, schema: str, standby: Standby) -> None
 async def test_a_server_freezes(dsn: str, schema: str, gated: Gating, impatient: None) -> None:
     """An answer that is owed by a frozen server is not waited for: the link is cut, and the next host asked."""
     async with gated() as gate, within(8):
-        link = Link(Target(several(dsn, gate.place, place_of(dsn))))
+        link = PersistentConnection(Target(several(dsn, gate.place, place_of(dsn))))
         await link.run(PID)
         assert gate.opened >= 1
         gate.freeze()
@@ -196,7 +196,7 @@ async def test_a_worker_outlives_a_frozen_server(dsn: str, schema: str, gated: G
 async def test_a_close_that_is_not_answered_is_no_error(dsn: str, gated: Gating) -> None:
     """Whoever closes is done with it: a server that freezes just then breaks nothing, least of all an opening."""
     async with gated() as gate, within(10):
-        link = Link(Target(several(dsn, gate.place)))
+        link = PersistentConnection(Target(several(dsn, gate.place)))
         await link.run(PID)
         gate.freeze()
         await link.close()
@@ -205,7 +205,7 @@ async def test_a_close_that_is_not_answered_is_no_error(dsn: str, gated: Gating)
 async def test_a_link_that_is_gone_is_noticed_by_its_socket(dsn: str, gated: Gating) -> None:
     """The driver sets none of this: a link that was cut would be waited on for ever."""
     async with gated() as gate:
-        link = Link(Target(several(dsn, gate.place)))
+        link = PersistentConnection(Target(several(dsn, gate.place)))
         sock = (await link.raw())._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
@@ -216,7 +216,7 @@ async def test_a_link_that_is_gone_is_noticed_by_its_socket(dsn: str, gated: Gat
 async def test_a_slow_statement_is_left_alone(dsn: str, gated: Gating, impatient: None) -> None:
     """A server that speaks to others may take its time: the statement is neither cut nor cancelled."""
     async with gated() as gate:
-        link = Link(Target(several(dsn, gate.place)))
+        link = PersistentConnection(Target(several(dsn, gate.place)))
         before = await link.run(PID)
         opened = gate.opened
         assert await link.run(SLEEP) == 1
@@ -233,10 +233,10 @@ async def test_a_leader_that_was_replaced(
 
     The timelines are settings here; `make chaos-failover` has real ones.
     """
-    monkeypatch.setattr(silence, "_TIMELINE", "select coalesce(current_setting('test.timeline', true), '00000002')")
+    monkeypatch.setattr(watchdog, "_TIMELINE", "select coalesce(current_setting('test.timeline', true), '00000002')")
     hosts = several(dsn, place_of(dsn), standby.place)
     standby.configure("test.timeline", "00000003" if newer else "00000002")
-    link = Link(Target(hosts))
+    link = PersistentConnection(Target(hosts))
     before = await link.run(WHERE)
     if newer:
         with pytest.raises(ConnectionLost):

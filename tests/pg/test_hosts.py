@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gen_durable.pg.hosts import hosts_of
+from gen_durable.pg.dsn import hosts_of
 
 WRITING = "target_session_attrs=read-write"
 

@@ -43,13 +43,14 @@ def aside(dsn: str) -> str:
 
 def install() -> None:
     from gen_durable import client
-    from gen_durable.pg import dial, link
+    from gen_durable.pg import connect as connecting
+    from gen_durable.pg import connection
 
-    dialled = dial.connect
+    connected = connecting.connect
     made = client.Durable.__init__
 
-    async def connect(target: dial.Target, *last: Any) -> dial.Line:
-        return await dialled(replace(target, dsn=redirected(target.dsn)), *last)
+    async def connect(target: connecting.Target, *last: Any) -> connecting.Line:
+        return await connected(replace(target, dsn=redirected(target.dsn)), *last)
 
     def make(self: client.Durable, dsn: str | None = None, **options: Any) -> None:
         if isinstance(dsn, str) and redirected(dsn) != dsn:
@@ -58,7 +59,7 @@ def install() -> None:
             options["listen_dsn"] = aside(options["listen_dsn"])
         made(self, dsn, **options)
 
-    link.connect = connect
+    connection.connect = connect
     client.Durable.__init__ = make
 
 

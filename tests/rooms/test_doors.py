@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import pytest
 from tests.interleavings.given import executing, instance
 
+from gen_durable.engine.step_limits import StepLimits
 from gen_durable.errors import LeaseLost
-from gen_durable.pg.link import Link, Target
-from gen_durable.policies import Concurrency, Limit, Rate
-from gen_durable.rooms.doors import Doors
-from gen_durable.store.calls import Call, Calls
+from gen_durable.limits import Concurrency, Limit, Rate
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statement, Statements
 
 T = TypeVar("T")
 L = Limit("l")
@@ -25,13 +25,13 @@ L = Limit("l")
 class Asked:
     """Asks one connection. Answers may get lost, or be late."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: PersistentConnection) -> None:
         self.link = link
         self.lose = 0  # so many answers get lost, and the call is run again
         self.hold: asyncio.Event | None = None  # answers wait for this
         self.answered = asyncio.Event()
 
-    async def run(self, call: Call[T], what: str, *, safe: bool) -> T:
+    async def run(self, call: Statement[T], what: str, *, safe: bool) -> T:
         assert safe, what
         answer = await self.link.run(call)
         while self.lose:
@@ -44,35 +44,35 @@ class Asked:
 
 
 class Room:
-    """Doors on a schema."""
+    """StepLimits on a schema."""
 
-    def __init__(self, link: Link, schema: str) -> None:
+    def __init__(self, link: PersistentConnection, schema: str) -> None:
         self.link, self.schema, self.asked = link, Schema(schema), Asked(link)
-        self.calls = Calls(self.schema)
+        self.calls = Statements(self.schema)
         self.rung: list[str] = []
-        self.doors = Doors(self.asked, self.calls, self.rung.extend)  # type: ignore[arg-type]
+        self.doors = StepLimits(self.asked, self.calls, self.rung.extend)  # type: ignore[arg-type]
 
     async def sql(self, text: str) -> list[Any]:
-        return await self.link.run(Call(self.schema.render(text), (), list))
+        return await self.link.run(Statement(self.schema.render(text), (), list))
 
     async def tickets(self) -> int:
-        return len(await self.sql("select from @schema.gen_durable_slots"))
+        return len(await self.sql("select from @schema.step_slots"))
 
 
 @pytest.fixture
 def room(dsn: str, schema: str) -> Callable[[], Any]:
     @asynccontextmanager
     async def made() -> AsyncIterator[Room]:
-        link = Link(Target(dsn))
+        link = PersistentConnection(Target(dsn))
         one = Room(link, schema)
         rows = executing(1) + executing(2) + instance(3, slot_key="l", blocked_on="slot/l", queue="q")
         await link.script(one.schema.render(rows))
         await link.run(one.calls.set_limit("l", Concurrency(1), declared=False))
-        await link.script(one.schema.render("update @schema.gen_durable set blocked_on = 'slot/l' where id = 3"))
+        await link.script(one.schema.render("update @schema.instances set blocked_on = 'slot/l' where id = 3"))
         try:
             yield one
         finally:
-            await link.run(one.calls.sweep(None, 10))
+            await link.run(one.calls.unblock_missed(None, 10))
             await link.close()
 
     return made

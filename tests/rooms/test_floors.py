@@ -1,4 +1,4 @@
-"""Floors: picks stay quick while a long transaction keeps dead index entries in front of the live ones."""
+"""ScanFloors: picks stay quick while a long transaction keeps dead index entries in front of the live ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 
 from gen_durable import Durable, Finished, Start, Worker, job
-from gen_durable.rooms import floors as room
-from gen_durable.rooms.floors import LONGEST, Floors
-from gen_durable.store.rows import Picked
+from gen_durable.engine import scan_floors as room
+from gen_durable.engine.scan_floors import LONGEST, ScanFloors
+from gen_durable.store.types import Picked
 
 DEAD = 150_000
 KNOWN = ["leaf/1/run"]
@@ -34,10 +34,10 @@ async def long_reader(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connection
         await reader.execute("begin isolation level repeatable read")
         await reader.execute("select 1 from pg_class limit 1")
         await writer.execute(
-            f'insert into "{schema}".gen_durable (fsm, step, eligible_at)'
+            f'insert into "{schema}".instances (fsm, step, eligible_at)'
             f" select 'leaf', 'run', now() - interval '1 hour' from generate_series(1, {DEAD})"
         )
-        await writer.execute(f"update \"{schema}\".gen_durable set status = 'done', finished_at = now()")
+        await writer.execute(f"update \"{schema}\".instances set status = 'done', finished_at = now()")
         yield writer
     finally:
         await reader.close()
@@ -47,9 +47,7 @@ async def long_reader(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connection
 async def entries_read(connection: asyncpg.Connection[Any], schema: str) -> int:
     """Entries of the pick index that this transaction has read."""
     return int(
-        await connection.fetchval(
-            "select pg_stat_get_xact_tuples_returned($1::regclass)", f'"{schema}".gen_durable_pick'
-        )
+        await connection.fetchval("select pg_stat_get_xact_tuples_returned($1::regclass)", f'"{schema}".instances_pick')
     )
 
 
@@ -57,7 +55,7 @@ async def test_a_pick_with_floors_does_not_walk_over_dead_entries(dsn: str, sche
     """The first pick walks over all of them and tells where the live rows begin; the next begins there."""
     async with Durable(dsn, schema=schema) as app, long_reader(dsn, schema) as connection:
         await app.insert_many([Start(leaf, n) for n in range(20)])
-        floors, read = Floors(), list[int]()
+        floors, read = ScanFloors(), list[int]()
         for _ in range(3):
             async with connection.transaction():
                 sent = floors.of(["default"])
@@ -85,7 +83,7 @@ async def test_rows_below_a_floor_are_found_by_the_next_full_look(dsn: str, sche
             assert time.monotonic() - began < LONGEST + 2
         ends = dict(
             await connection.fetch(
-                f'select id, finished_at from "{schema}".gen_durable where id = any ($1)', [early.id, later.id]
+                f'select id, finished_at from "{schema}".instances where id = any ($1)', [early.id, later.id]
             )
         )
         assert ends[later.id] < ends[early.id]  # it was below the floor indeed
@@ -98,7 +96,7 @@ async def test_priorities_keep_their_order_with_floors(dsn: str, schema: str) ->
             [Start(leaf, n, priority=p) for n in range(3) for p in (2, 0, 1)]
             + [Start(leaf, 9, priority=-1, delay=timedelta(hours=1))]
         )
-        floors = Floors()
+        floors = ScanFloors()
         seen: list[int] = []
         for demand in (1, 1, 3, 2, 2):
             sent = floors.of(["default"])
@@ -112,7 +110,7 @@ async def test_priorities_keep_their_order_with_floors(dsn: str, schema: str) ->
 
 def test_there_are_no_floors_while_picks_are_quick() -> None:
     """An answer without heads leaves everything as it is."""
-    floors = Floors()
+    floors = ScanFloors()
     floors.note(Picked([], []), None, 0.001)
     assert floors.of(["default"]) is None
     assert floors.full_in("default") is None
@@ -122,7 +120,7 @@ def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
     """A second later; twenty times as long as it takes if that is longer, but five seconds at most."""
     now = 100.0
     monkeypatch.setattr(room.time, "monotonic", lambda: now)
-    floors = Floors()
+    floors = ScanFloors()
     told = Picked([], [], {"a": "[[0,1,1]]"})
     floors.note(told, None, 0.01)
     assert floors.of(["a", "b"]) == '{"a":[[0,1,1]]}'

@@ -1,4 +1,4 @@
-"""Flush: group commit, and one culprit never harms the batch."""
+"""Committer: group commit, and one culprit never harms the batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from gen_durable import Durable, OutcomeRejected, Start, job
-from gen_durable.pg.link import Link, Target
-from gen_durable.rooms.flush import Flush, Verdict
-from gen_durable.store.calls import Calls
-from gen_durable.store.rows import Claim, Commit, Flushed
+from gen_durable.engine.committer import CommitResult, Committer
+from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import Claim, Commit, Flushed
 
 
 @job
@@ -22,8 +22,8 @@ async def noop(n: int) -> int:
     return n
 
 
-class Counting(Calls):
-    """Calls that count the flushes."""
+class Counting(Statements):
+    """Statements that count the flushes."""
 
     sizes: list[int]
 
@@ -33,13 +33,13 @@ class Counting(Calls):
 
 
 @asynccontextmanager
-async def flusher(app: Durable) -> AsyncIterator[tuple[Flush, list[int], list[frozenset[str] | None]]]:
+async def flusher(app: Durable) -> AsyncIterator[tuple[Committer, list[int], list[frozenset[str] | None]]]:
     calls = Counting(app.calls.schema)
     calls.sizes = []
     target = Target(app.target.dsn, application_name=f"flush {app.calls.schema.name}")
-    links = Link(target), Link(target)
+    links = PersistentConnection(target), PersistentConnection(target)
     wakes: list[frozenset[str] | None] = []
-    flush = Flush(*links, calls, 500, wakes.append)
+    flush = Committer(*links, calls, 500, wakes.append)
     try:
         yield flush, calls.sizes, wakes
     finally:
@@ -66,7 +66,7 @@ async def test_outcomes_gather_while_a_flush_is_under_way(dsn: str, schema: str)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         rest = [flush.submit(done(c)) for c in several[10:]]
-        assert set(await asyncio.gather(*first, *rest)) == {Verdict.COMMITTED}
+        assert set(await asyncio.gather(*first, *rest)) == {CommitResult.COMMITTED}
         assert sizes == [10, 90]
 
 
@@ -77,7 +77,7 @@ async def test_an_outcome_that_the_database_refuses_fails_alone(dsn: str, schema
         futures = [flush.submit(done(c, '"\\u0000"' if n == 37 else "1")) for n, c in enumerate(several)]
         answers = await asyncio.gather(*futures, return_exceptions=True)
         assert isinstance(answers[37], OutcomeRejected)
-        assert [a for n, a in enumerate(answers) if n != 37] == [Verdict.COMMITTED] * 99
+        assert [a for n, a in enumerate(answers) if n != 37] == [CommitResult.COMMITTED] * 99
         assert len(sizes) <= 15
         # Give the culprit's row back, for the doctor's sake.
         await app.pool.run(app.calls.release([(several[37].id, several[37].claim, None, None)]))
@@ -90,13 +90,13 @@ async def test_a_row_held_by_a_long_transaction_does_not_hold_up_its_batch_mates
         several = await claims(app, 20)
         transaction = connection.transaction()
         await transaction.start()
-        await connection.execute(f'select from "{schema}".gen_durable where id = $1 for update', several[7].id)
+        await connection.execute(f'select from "{schema}".instances where id = $1 for update', several[7].id)
         futures = [flush.submit(done(c)) for c in several]
         others = await asyncio.wait_for(asyncio.gather(*futures[:7], *futures[8:]), 10)
-        assert set(others) == {Verdict.COMMITTED}
+        assert set(others) == {CommitResult.COMMITTED}
         assert not futures[7].done()
         await transaction.rollback()
-        assert await asyncio.wait_for(futures[7], 10) is Verdict.COMMITTED
+        assert await asyncio.wait_for(futures[7], 10) is CommitResult.COMMITTED
     await connection.close()
 
 
@@ -106,7 +106,7 @@ async def test_a_stale_outcome_is_told_apart_in_a_batch(dsn: str, schema: str) -
         several = await claims(app, 3)
         await app.pool.run(app.calls.release([(several[1].id, several[1].claim, None, None)]))
         answers = await asyncio.gather(*(flush.submit(done(c)) for c in several))
-        assert answers == [Verdict.COMMITTED, Verdict.STALE, Verdict.COMMITTED]
+        assert answers == [CommitResult.COMMITTED, CommitResult.STALE, CommitResult.COMMITTED]
 
 
 async def test_outcomes_of_one_instance_by_two_claims_go_apart(dsn: str, schema: str) -> None:
@@ -119,7 +119,7 @@ async def test_outcomes_of_one_instance_by_two_claims_go_apart(dsn: str, schema:
         handed_in = [several[0], former, again, several[2]]
         commits = [Commit(c.id, c.claim, c.seq, "done", value="1", origin="run") for c in handed_in]
         answers = await asyncio.gather(*(flush.submit(commit) for commit in commits))
-        assert answers == [Verdict.COMMITTED, Verdict.STALE, Verdict.COMMITTED, Verdict.COMMITTED]
+        assert answers == [CommitResult.COMMITTED, CommitResult.STALE, CommitResult.COMMITTED, CommitResult.COMMITTED]
         assert sizes == [3, 1]  # together they would have been refused, and halved
 
 
@@ -130,15 +130,15 @@ async def test_a_killed_backend_is_not_noticed(dsn: str, schema: str, kill_first
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
         first, second = await claims(app, 2)
         if not kill_first:
-            assert await flush.submit(done(first)) is Verdict.COMMITTED
+            assert await flush.submit(done(first)) is CommitResult.COMMITTED
         await connection.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity "
             "where application_name = $1 and pid <> pg_backend_pid()",
             f"flush {schema}",
         )
-        assert await flush.submit(done(second)) is Verdict.COMMITTED
+        assert await flush.submit(done(second)) is CommitResult.COMMITTED
         if kill_first:
-            assert await flush.submit(done(first)) is Verdict.COMMITTED
+            assert await flush.submit(done(first)) is CommitResult.COMMITTED
     await connection.close()
 
 
@@ -148,7 +148,7 @@ async def test_an_outcome_found_committed_has_all_queues_looked_at(dsn: str, sch
         (claim,) = await claims(app, 1)
         again = Commit(claim.id, claim.claim, claim.seq, "next", step="run", value="1")
         await app.pool.run(app.calls.flush([again]))  # the try whose answer was lost
-        assert await flush.submit(again) is Verdict.COMMITTED
+        assert await flush.submit(again) is CommitResult.COMMITTED
         assert wakes == [None]
 
 
@@ -160,7 +160,7 @@ async def test_a_key_held_by_an_open_transaction_does_not_hold_up_batch_mates(ds
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute(
-            f'insert into "{schema}".gen_durable (fsm, step, unique_key, unique_scope) '
+            f'insert into "{schema}".instances (fsm, step, unique_key, unique_scope) '
             "values ('noop', 'run', 'k', '{runnable}')"
         )
         child = '{"fsm":"noop","version":1,"step":"run","state":1,"queue":"default","priority":0,"delay":0,'
@@ -177,10 +177,10 @@ async def test_a_key_held_by_an_open_transaction_does_not_hold_up_batch_mates(ds
         )
         futures = [flush.submit(parent if c is spawning else done(c)) for c in several]
         others = await asyncio.wait_for(asyncio.gather(*futures[:3], *futures[4:]), 20)
-        assert set(others) == {Verdict.COMMITTED}
+        assert set(others) == {CommitResult.COMMITTED}
         assert not futures[3].done()
         await transaction.rollback()
-        assert await asyncio.wait_for(futures[3], 10) is Verdict.COMMITTED
+        assert await asyncio.wait_for(futures[3], 10) is CommitResult.COMMITTED
     await connection.close()
 
 
@@ -190,6 +190,6 @@ async def test_an_empty_answer_wakes_nobody(dsn: str, schema: str) -> None:
         first, second = await claims(app, 2)
         await flush.submit(done(first))
         assert wakes == []
-        await flush.submit(Commit(second.id, second.claim, second.seq, "replay", value="1"))
+        await flush.submit(Commit(second.id, second.claim, second.seq, "retry", value="1"))
         assert wakes == [frozenset({"default"})]
         assert Flushed() == Flushed(frozenset(), frozenset(), frozenset())

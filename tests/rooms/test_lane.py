@@ -1,4 +1,4 @@
-"""Lane: who runs in the slots of a queue, and who comes next."""
+"""QueueSlots: who runs in the slots of a queue, and who comes next."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Any, cast
 
 import pytest
 
-from gen_durable.rooms.hold import Held
-from gen_durable.rooms.lane import Lane, Lanes
+from gen_durable.engine.claims import ActiveClaim
+from gen_durable.engine.slots import QueueSlots, Slots
 
 
 class Track:
     """One lane with two slots, and claims that run until they are told to end."""
 
     def __init__(self, *, ahead: int = 2) -> None:
-        self.lane = Lane("q", 2, None)
+        self.lane = QueueSlots("q", 2, None)
         self.lane.ahead = ahead  # as many as there are slots: steps are short, and slots are lent
         self.tasks: set[asyncio.Task[None]] = set()
         self.begun: list[int] = []
         self.ends: dict[int, asyncio.Future[None]] = {}
         self.given_back: list[tuple[int, str]] = []
         self.told = 0
-        self.lanes = Lanes(
+        self.lanes = Slots(
             {"q": self.lane}, self.tasks, claim=self._claim, give_back=self._give_back, on_free=self._on_free
         )
 
-    async def _claim(self, held: Held) -> None:
+    async def _claim(self, held: ActiveClaim) -> None:
         self.begun.append(held.claim.id)
         self.ends[held.claim.id] = asyncio.get_running_loop().create_future()
         await self.ends[held.claim.id]
 
-    def _give_back(self, held: Held, reason: str) -> None:
+    def _give_back(self, held: ActiveClaim, reason: str) -> None:
         self.given_back.append((held.claim.id, reason))
 
     def _on_free(self) -> None:
         self.told += 1
 
-    async def take(self, *ids: int) -> list[Held]:
+    async def take(self, *ids: int) -> list[ActiveClaim]:
         """Claims come in; those that have a slot begin."""
         entry = cast(Any, SimpleNamespace(spec=SimpleNamespace(is_async=True)))
-        several = [Held(cast(Any, SimpleNamespace(id=i, queue="q")), entry, extended=0.0) for i in ids]
+        several = [ActiveClaim(cast(Any, SimpleNamespace(id=i, queue="q")), entry, extended=0.0) for i in ids]
         for held in several:
             self.lanes.take(held)
         await settled()

@@ -1,4 +1,4 @@
-"""Pick: when it asks, and when it leaves it."""
+"""Picker: when it asks, and when it leaves it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from gen_durable import Durable, Start, job
 from gen_durable.config import WorkerOptions
-from gen_durable.pg.link import Link
-from gen_durable.rooms.pick import Pick
-from gen_durable.store.rows import Claim
+from gen_durable.engine.picker import Picker
+from gen_durable.pg.connection import PersistentConnection
+from gen_durable.store.types import Claim
 
 LAZY = timedelta(hours=1)  # no poll comes to the rescue
 
@@ -23,7 +23,7 @@ async def noop(n: int) -> int:
     return n
 
 
-class Slow(Link):
+class Slow(PersistentConnection):
     """A link on which something happens between the server's answer and our hearing it."""
 
     __slots__ = ("meanwhile",)
@@ -40,7 +40,7 @@ class Slow(Link):
 @asynccontextmanager
 async def picking(
     app: Durable, load: Callable[[], int] = lambda: 0
-) -> AsyncIterator[tuple[Pick, Slow, asyncio.Queue[Claim]]]:
+) -> AsyncIterator[tuple[Picker, Slow, asyncio.Queue[Claim]]]:
     link = Slow(app.target)
     link.meanwhile = None
     claimed: asyncio.Queue[Claim] = asyncio.Queue()
@@ -49,7 +49,7 @@ async def picking(
         for claim in claims:
             claimed.put_nowait(claim)
 
-    pick = Pick(
+    pick = Picker(
         link,
         app.calls,
         WorkerOptions(poll_interval=LAZY, max_poll_interval=LAZY),

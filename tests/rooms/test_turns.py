@@ -1,12 +1,12 @@
-"""Turns: whose turn it is next in fair queues, and nothing at all where none is fair."""
+"""FairTurns: whose turn it is next in fair queues, and nothing at all where none is fair."""
 
 from __future__ import annotations
 
 import json
 
 from gen_durable.config import Queue, WorkerOptions
-from gen_durable.rooms.turns import Turns
-from gen_durable.store.rows import Picked
+from gen_durable.engine.fair_turns import FairTurns
+from gen_durable.store.types import Picked
 
 
 def picked(**turns: str | None) -> Picked:
@@ -18,21 +18,21 @@ def test_without_a_fair_queue_nothing_is_sent() -> None:
     """The argument stays null, so that a pick does not even look for groups."""
     options = WorkerOptions(queues={"default": 10, "mail": Queue(5)})
     assert options.fair == {}
-    assert Turns(options.fair).of(["default", "mail"]) is None
+    assert FairTurns(options.fair).of(["default", "mail"]) is None
 
 
 def test_only_what_is_asked_of_fair_queues_is_sent() -> None:
     """A pick of queues that are not fair sends nothing either."""
     options = WorkerOptions(queues={"default": Queue(10, fair_by="tenant"), "mail": 5})
     assert options.fair == {"default": "tenant"}
-    turns = Turns(options.fair)
+    turns = FairTurns(options.fair)
     assert turns.of(["mail"]) is None
     assert json.loads(turns.of(["default", "mail"]) or "") == {"default": ["tenant", None]}
 
 
 def test_the_next_pick_goes_on_after_the_last_turn() -> None:
     """What one pick was told the next one sends, queue by queue."""
-    turns = Turns({"a": "tenant", "b": "tenant"})
+    turns = FairTurns({"a": "tenant", "b": "tenant"})
     turns.note(picked(a="tenant/acme"))
     assert json.loads(turns.of(["a", "b"]) or "") == {"a": ["tenant", "tenant/acme"], "b": ["tenant", None]}
     turns.note(picked(b="tenant/zoo"))

@@ -12,14 +12,14 @@ from gen_durable import (
     Await,
     Context,
     Done,
+    Fail,
     Machine,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Signal,
     Start,
-    Stop,
     job,
     step,
 )
@@ -84,8 +84,8 @@ class Vault(Machine, history="states"):
 
     async def on_error(self, state: Any, ctx: Context, error: Exception) -> Outcome[Any]:
         if isinstance(error, ValueError):
-            return Replay(state)
-        return Stop(f"{type(error).__name__}: {error}")
+            return Retry(state)
+        return Fail(f"{type(error).__name__}: {error}")
 
     @step
     async def spread(self, secret: Secret, ctx: Context) -> Outcome[Secret]:
@@ -99,7 +99,7 @@ class Vault(Machine, history="states"):
         (failed,) = [child for child in ctx.children if not child.ok]
         assert CANARY in (failed.last_error or "")
         assert failed.state == {"text": CANARY, "count": 0}
-        return Done(Secret(CANARY, 99), then=[Start(echo, Secret(CANARY, 5), unique_key="spawned")])
+        return Done(Secret(CANARY, 99), spawn=[Start(echo, Secret(CANARY, 5), unique_key="spawned")])
 
 
 class Crowd(Machine):

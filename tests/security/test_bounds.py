@@ -28,8 +28,8 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable.limits import MAX_BATCH, MAX_CHILDREN, MAX_INBOX, MAX_KEY, MAX_METADATA, MAX_OUTBOX, MAX_PAYLOAD
 from gen_durable.pg.tls import weakness
+from gen_durable.validation import MAX_BATCH, MAX_CHILDREN, MAX_INBOX, MAX_KEY, MAX_METADATA, MAX_OUTBOX, MAX_PAYLOAD
 
 NOWHERE = "postgresql://127.0.0.1:1/none"
 big = Signal("big", str)
@@ -90,7 +90,7 @@ class Greedy(Machine):
 
     @step
     async def outbox(self, count: int, ctx: Context) -> Outcome[str]:
-        return Done("x", then=[Start(anything, 1)] * count)
+        return Done("x", spawn=[Start(anything, 1)] * count)
 
     @step
     async def result(self, count: int, ctx: Context) -> Outcome[str]:
@@ -132,7 +132,7 @@ async def fill(e: Engine, instance: int, count: int, *, dedup: bool = False) -> 
         "select $1, 'other', 'null', case when $3 then 'd' || n end from generate_series(1, $2) as n",
         *(instance, count, dedup),
     )
-    await e.rows.fetch("update @.gen_durable set inbox = true where id = $1", instance)
+    await e.rows.fetch("update @.instances set inbox = true where id = $1", instance)
 
 
 async def test_an_inbox_holds_ten_thousand(engine: Opening) -> None:

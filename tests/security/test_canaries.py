@@ -32,7 +32,7 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable.telemetry import DeadLettered, Undecodable
+from gen_durable.telemetry import InstanceDeadLettered, StateUndecodable
 
 
 @dataclass
@@ -97,14 +97,14 @@ async def everything(e: Engine) -> Looked:
         await e.rows.until(waiting, status="awaiting_signal")
         await e.app.signal(waiting.id, Signal("told", str), CANARY)
         endings.append(await e.end(waiting))
-        bad = "insert into @.gen_durable (fsm, step, state) values ('Waiter', 'wait', $1) returning id"
+        bad = "insert into @.instances (fsm, step, state) values ('Waiter', 'wait', $1) returning id"
         await e.rows.fetch(bad, f'["{CANARY}"]')
-        await e.seen.until(Undecodable)
+        await e.seen.until(StateUndecodable)
         poison = await e.app.insert(Patient.wait, Secret(CANARY))
         await e.rows.until(poison, status="executing")
         for _ in range(3):
-            await e.rows.fetch("update @.gen_durable set lease_expires_at = now() where id = $1", poison.id)
-            if e.seen.of(DeadLettered):
+            await e.rows.fetch("update @.instances set lease_expires_at = now() where id = $1", poison.id)
+            if e.seen.of(InstanceDeadLettered):
                 break
             await asyncio.sleep(0.3)
         await e.app.cancel(poison.id)
@@ -153,7 +153,7 @@ async def test_what_the_server_says_is_not_passed_on(
     """A constraint that quotes the failing row: neither messages, nor tracebacks, nor logs, nor last_error do."""
     caplog.set_level(logging.DEBUG)
     async with engine() as e:
-        await e.rows.fetch(f"alter table @.gen_durable add constraint c check (state::text not like '%{CANARY}%')")
+        await e.rows.fetch(f"alter table @.instances add constraint c check (state::text not like '%{CANARY}%')")
         error = await failure(e.app.insert(echo, Secret(CANARY)))
         assert isinstance(error, DatabaseRefused)
         assert "SQLSTATE 23514" in str(error)
@@ -167,17 +167,17 @@ async def test_what_the_server_says_is_not_passed_on(
             handle = await e.app.insert(Mover.start, Secret("x"))
             ending = await e.end(handle)
             assert CANARY not in str(ending)
-        await e.rows.fetch("alter table @.gen_durable drop constraint c")
+        await e.rows.fetch("alter table @.instances drop constraint c")
         # In a room of the worker: nobody's call.
         await e.rows.fetch(
-            "insert into @.gen_durable (fsm, step, state, status, lease_expires_at, claims) "
+            "insert into @.instances (fsm, step, state, status, lease_expires_at, claims) "
             f"values ('echo', 'run', '{{\"text\": \"{CANARY}\"}}', 'executing', now() - interval '1 h', 1)"
         )
-        await e.rows.fetch("alter table @.gen_durable add constraint c check (status <> 'runnable') not valid")
+        await e.rows.fetch("alter table @.instances add constraint c check (status <> 'runnable') not valid")
         async with e.worker(echo, **BRIEF):
             await e.rows.when(lambda: logged(caplog, "reaper failed"))
-        await e.rows.fetch("alter table @.gen_durable drop constraint c")
-        await e.rows.fetch("delete from @.gen_durable")
+        await e.rows.fetch("alter table @.instances drop constraint c")
+        await e.rows.fetch("delete from @.instances")
     assert "SQLSTATE 23514" in told_by(caplog)
     assert CANARY not in told_by(caplog)
 

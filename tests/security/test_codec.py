@@ -50,7 +50,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.contrib.aes import AesGcm
-from gen_durable.telemetry import Undecodable
+from gen_durable.telemetry import StateUndecodable
 
 KEY = secrets.token_bytes(32)
 
@@ -141,26 +141,26 @@ async def test_a_worker_without_the_codec_runs_nothing_sealed(engine: Opening, s
         handle = await sealing.app.insert(step_, state)
     async with engine() as e:
         async with e.worker(Plain()):
-            await e.seen.until(Undecodable)
+            await e.seen.until(StateUndecodable)
         row = await e.rows.row(handle)
         assert row["seq"] == 0
         assert "pass Durable(codec=...)" in row["last_error"]
 
 
 SWAPS: dict[str, str] = {
-    "the state of another instance": "update @.gen_durable g set state = o.state from @.gen_durable o "
-    "where g.id = $1 and o.id = $2",
-    "a signal as the state": "update @.gen_durable g set state = s.payload from @.signals s "
-    "where g.id = $1 and s.target_id = $1 and $2 > 0",
-    "the signal of another instance": "update @.signals g set payload = o.payload from @.signals o "
-    "where g.target_id = $1 and o.target_id = $2",
-    "the state as a signal": "update @.signals g set payload = o.state from @.gen_durable o "
-    "where g.target_id = $1 and o.id = $1 and $2 > 0",
-    "a signal under another name": "update @.signals g set name = 'told', payload = o.payload from @.signals o "
-    "where g.target_id = $1 and g.name = 'told' and o.target_id = $1 and o.name = 'plain' and $2 > 0",
-    "a changed byte": "update @.gen_durable set state = to_jsonb(overlay(state #>> '{}' placing 'AAAA' from 60)) "
+    "the state of another instance": "update @.instances i set state = o.state from @.instances o "
+    "where i.id = $1 and o.id = $2",
+    "a signal as the state": "update @.instances i set state = s.payload from @.signals s "
+    "where i.id = $1 and s.target_id = $1 and $2 > 0",
+    "the signal of another instance": "update @.signals i set payload = o.payload from @.signals o "
+    "where i.target_id = $1 and o.target_id = $2",
+    "the state as a signal": "update @.signals i set payload = o.state from @.instances o "
+    "where i.target_id = $1 and o.id = $1 and $2 > 0",
+    "a signal under another name": "update @.signals i set name = 'told', payload = o.payload from @.signals o "
+    "where i.target_id = $1 and i.name = 'told' and o.target_id = $1 and o.name = 'plain' and $2 > 0",
+    "a changed byte": "update @.instances set state = to_jsonb(overlay(state #>> '{}' placing 'AAAA' from 60)) "
     "where id = $1 and $2 > 0",
-    "a state in clear": """update @.gen_durable set state = '{"text": "x"}' where id = $1 and $2 > 0""",
+    "a state in clear": """update @.instances set state = '{"text": "x"}' where id = $1 and $2 > 0""",
     "a signal in clear": """update @.signals set payload = '{"text": "x"}' where target_id = $1 and $2 > 0""",
 }
 
@@ -179,14 +179,14 @@ async def test_what_was_moved_or_changed_is_refused(engine: Opening, swap: str) 
         changed = await e.rows.fetch(SWAPS[swap] + " returning 1", mine.id, other.id)
         assert changed
         async with e.worker(Waiter(), queues={"q": 5}):
-            (event, *_) = await e.seen.until(Undecodable)
+            (event, *_) = await e.seen.until(StateUndecodable)
             assert event.id == mine.id
             assert await e.end(other) == Finished(other.id, f"{CANARY}/1")
         row = await e.rows.row(mine)
         assert (row["status"], row["result"], row["crashes"]) == ("runnable", None, 1)
         assert row["last_error"].startswith(f"DecodeError: instance {mine.id}: its ")
         assert ("stored in clear" if "clear" in swap else "it was changed, or moved here") in row["last_error"]
-        await e.rows.fetch("delete from @.gen_durable where id = $1", mine.id)
+        await e.rows.fetch("delete from @.instances where id = $1", mine.id)
         await e.rows.fetch("delete from @.signals where target_id = $1", mine.id)
 
 
@@ -198,9 +198,9 @@ async def test_a_moved_result_is_refused_by_who_waits(engine: Opening) -> None:
             bad = [await e.app.insert(burn, Secret(str(n))) for n in range(2)]
             for handle in (one, two, *bad):
                 await e.end(handle)
-        swap = "update @.gen_durable g set result = o.result, last_error = o.last_error from @.gen_durable o "
-        await e.rows.fetch(swap + "where g.id = $1 and o.id = $2", one.id, two.id)
-        await e.rows.fetch(swap + "where g.id = $1 and o.id = $2", bad[0].id, bad[1].id)
+        swap = "update @.instances i set result = o.result, last_error = o.last_error from @.instances o "
+        await e.rows.fetch(swap + "where i.id = $1 and o.id = $2", one.id, two.id)
+        await e.rows.fetch(swap + "where i.id = $1 and o.id = $2", bad[0].id, bad[1].id)
         with pytest.raises(DecodeError, match=f"instance {one.id}: its result cannot be decoded: it was changed"):
             await one.wait()
         looked = await one.get()
@@ -223,9 +223,9 @@ async def test_a_wrong_key_and_a_missing_key(engine: Opening) -> None:
         with pytest.raises(DecodeError, match="encrypted with key 'k1', which was not given"):
             _ = (await e.app.get(handle.id)).state
         async with e.worker(echo):
-            (event,) = await e.seen.until(Undecodable)
+            (event,) = await e.seen.until(StateUndecodable)
         assert "encrypted with key 'k1'" in event.error
-        await e.rows.fetch("update @.gen_durable set eligible_at = now()")
+        await e.rows.fetch("update @.instances set eligible_at = now()")
     async with engine(codec=aes("k1", "k2", write="k2")) as e, e.worker(echo):
         assert await e.end(e.app.handle(handle.id, echo)) == Finished(handle.id, Secret(CANARY))
 
@@ -254,13 +254,13 @@ async def test_keys_change_under_load(engine: Opening) -> None:
                     assert await c.end(c.app.handle(handle.id, Long.walk)) == Finished(handle.id, Secret(str(n), 6))
         keys = await c.rows.fetch(
             "select distinct convert_from(substr(s.raw, 3, get_byte(s.raw, 1)), 'UTF8') from "
-            "(select decode(substr(state #>> '{}', 10), 'base64') as raw from @.gen_durable) as s"
+            "(select decode(substr(state #>> '{}', 10), 'base64') as raw from @.instances) as s"
         )
         assert {row[0] for row in keys} >= {"k2"}
 
 
 async def reached(e: Engine, what: str) -> bool:
-    return bool(await e.rows.value(f"select {what} from @.gen_durable"))
+    return bool(await e.rows.value(f"select {what} from @.instances"))
 
 
 async def test_rows_from_before_the_codec(engine: Opening) -> None:
@@ -283,7 +283,7 @@ async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
     async with engine(codec=aes()) as e, e.worker(Waiter()):
         first = await e.app.insert(Waiter.wait, Secret("1"), unique_key="k")
         await e.rows.until(first, status="awaiting_signal")
-        holder = e.app.calls.holder
+        holder = e.app.calls.id_of_key
 
         async def changes_hands() -> int:
             await e.app.cancel(first.id)
@@ -390,9 +390,7 @@ async def test_transactions_threads_and_dead_letters(engine: Opening) -> None:
         assert await e.end(handle) == Finished(handle.id, f"{CANARY} {len(CANARY)}")
         poison = await e.app.insert(Ledgers.die, Secret(CANARY))
         await e.rows.until(poison, status="executing")
-        await e.rows.fetch(
-            "update @.gen_durable set lease_expires_at = now() - interval '1 h' where id = $1", poison.id
-        )
+        await e.rows.fetch("update @.instances set lease_expires_at = now() - interval '1 h' where id = $1", poison.id)
         ending = await e.end(poison)
         assert isinstance(ending, Failed)
         assert ending.error.startswith("crash loop: step die")  # the engine's own words

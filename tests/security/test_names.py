@@ -16,7 +16,7 @@ from tests.worker.support import BRIEF
 
 import gen_durable
 from gen_durable import Context, Done, Machine, Outcome, ScheduleChildren, Start, step
-from gen_durable.telemetry import Undecodable
+from gen_durable.telemetry import StateUndecodable
 
 HERE = Path(__file__).parent
 SOURCE = Path(gen_durable.__file__).parent
@@ -59,7 +59,7 @@ async def test_a_row_causes_no_import(engine: Opening, dsn: str, schema: str) ->
     async with asyncio.timeout(60):
         assert await child.stdout.readline() == b"READY\n"
     async with engine() as e:
-        insert = "insert into @.gen_durable (fsm, step, state, last_error) values ($1, $2, $3, 'subprocess.Popen: x')"
+        insert = "insert into @.instances (fsm, step, state, last_error) values ($1, $2, $3, 'subprocess.Popen: x')"
         for name in NAMES:
             await e.rows.fetch(insert, name, "run", "{}")
         for step_ in STEPS:
@@ -73,7 +73,7 @@ async def test_a_row_causes_no_import(engine: Opening, dsn: str, schema: str) ->
         assert await child.wait() == 0
         assert lines == ["END"]
         # Nobody claimed what he does not know: `Waiter.wait` alone has such a step.
-        touched = await e.rows.fetch("select fsm, step from @.gen_durable where claims > 0 and state <> $1", '{"x":1}')
+        touched = await e.rows.fetch("select fsm, step from @.instances where claims > 0 and state <> $1", '{"x":1}')
         known = {("echo", "run"), ("burn", "run"), ("Waiter", "wait")}
         assert {(row[0], row[1]) for row in touched} <= known
 
@@ -96,7 +96,7 @@ async def test_errors_are_texts(engine: Opening) -> None:
     async with engine() as e, e.worker(Heir(), **BRIEF):
         handle = await e.app.insert(Heir.start, "x")
         await e.rows.until(handle, status="awaiting_children")
-        (child,) = await e.rows.fetch("select id from @.gen_durable where parent_id = $1", handle.id)
+        (child,) = await e.rows.fetch("select id from @.instances where parent_id = $1", handle.id)
         await e.app.cancel(child[0], reason="subprocess.Popen: ['touch', '/tmp/x']")
         assert (await e.end(handle)).result == "str subprocess.Popen: ['touch', '/tmp/x']"  # type: ignore[union-attr]
 
@@ -105,9 +105,9 @@ async def test_an_unreadable_row_does_no_harm(engine: Opening) -> None:
     """Payloads that are no state of the step are put back; the step does not see them."""
     async with engine() as e, e.worker(Waiter(), **BRIEF):
         for payload in PAYLOADS[1:]:
-            sql = "insert into @.gen_durable (fsm, step, state) values ('Waiter', 'wait', $1)"
+            sql = "insert into @.instances (fsm, step, state) values ('Waiter', 'wait', $1)"
             await e.rows.fetch(sql, json.dumps(payload))
-        await e.seen.until(Undecodable, count=len(PAYLOADS) - 1)
+        await e.seen.until(StateUndecodable, count=len(PAYLOADS) - 1)
         assert CANARY not in str(e.seen.events)
 
 

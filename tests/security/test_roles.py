@@ -37,32 +37,53 @@ from gen_durable import (
 )
 from gen_durable.cli.app import app as cli
 from gen_durable.contrib.aes import AesGcm
-from gen_durable.pg.link import Link, Target
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
-CLIENT = {"insert", "draw", "holder", "signal", "cancel", "cascade", "watch", "get", "progress_of"}
-VIEWER = {"get", "look", "list", "count", "history_of", "activities_of", "checkpoint_of", "progress_of"} | {
-    "limits_now",
+CLIENT = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", "finished_of", "get", "progress_of"}
+VIEWER = {"get", "instances_of", "list", "count", "history_of", "activities_of", "checkpoint_of", "progress_of"} | {
+    "limit_states",
     "slots_taken",
 }
 WORKER = CLIENT | {
-    *("pick", "flush", "reserve", "spawn", "children_page", "asked", "heartbeat", "reap", "sweep", "release", "gc"),
-    *("strangers", "unlocked", "set_limit", "limits_now", "enter", "leave", "forget_buckets", "note_checkpoint"),
+    *(
+        "pick",
+        "flush",
+        "begin_fanout",
+        "spawn",
+        "children_page",
+        "cancel_requests",
+        "heartbeat",
+        "reap",
+        "unblock_missed",
+        "release",
+        "gc",
+    ),
+    *(
+        "unknown_steps",
+        "unlocked",
+        "set_limit",
+        "limit_states",
+        "acquire_limit",
+        "release_limit",
+        "delete_full_buckets",
+        "record_checkpoint",
+    ),
     *(
         "clear_checkpoint",
-        "note_activity",
-        "note_progress",
+        "record_activity",
+        "record_progress",
         "history_of",
         "activities_of",
         "checkpoint_of",
-        "look",
+        "instances_of",
         "list",
         "count",
     ),
     "slots_taken",
 }
-ADMIN = CLIENT | VIEWER | {"retry", "remove", "set_limit", "remove_limit"}
+ADMIN = CLIENT | VIEWER | {"retry", "delete_instance", "set_limit", "remove_limit"}
 MAY_CALL: dict[str, set[str]] = {
     "worker": WORKER,
     "client": CLIENT,
@@ -71,7 +92,7 @@ MAY_CALL: dict[str, set[str]] = {
     "stranger": set(),
 }
 PAYLOADS = {
-    "gen_durable": {"state", "result", "last_error"},
+    "instances": {"state", "result", "last_error"},
     "signals": {"payload"},
     "transitions": {"error", "state"},
     "checkpoints": {"value"},
@@ -125,7 +146,7 @@ def test_every_role_and_every_function(dsn: str, schema: str, dsns: dict[str, st
 
 
 def test_every_role_and_every_table(dsn: str, schema: str, dsns: dict[str, str]) -> None:
-    """Nobody writes a table but by functions; viewers read all but payloads, clients and strangers nothing."""
+    """Nobody writes a table but by functions; viewers read all but payloads, clients and unknown_steps nothing."""
     with psycopg.connect(dsn) as owner:
         columns = owner.execute(
             "select table_name, column_name, is_generated = 'ALWAYS' or is_identity = 'YES' "
@@ -155,7 +176,7 @@ def test_every_role_and_every_table(dsn: str, schema: str, dsns: dict[str, str])
                 expect(connection, f"select * from {place} for update", False)
             expect(connection, f'create table "{schema}".mine (n int)', False)
             expect(connection, f'create function "{schema}".now() returns int language sql as $$ select 1 $$', False)
-            expect(connection, f"select nextval('\"{schema}\".gen_durable_id_seq')", False)
+            expect(connection, f"select nextval('\"{schema}\".instances_id_seq')", False)
             expect(connection, f"set role {schema}_owner", False)
             expect(connection, f'alter schema "{schema}" rename to other', False)
     assert wrong == []
@@ -279,7 +300,7 @@ async def test_a_client_sees_its_own_and_nothing_of_others(dsns: dict[str, str],
             assert await other.app.signal("vault", told, Secret(CANARY, 7))
             assert await mine.end(vault) == Finished(vault.id, Secret(CANARY, 99))
             # What a worker has started, as a child or in a step, is nobody's.
-            (child, *_) = await e.rows.fetch("select id from @.gen_durable where parent_id = $1", vault.id)
+            (child, *_) = await e.rows.fetch("select id from @.instances where parent_id = $1", vault.id)
             with pytest.raises(NotFound):
                 await mine.app.get(child[0])
             by_worker = await e.app.insert(echo, Secret(CANARY))
@@ -390,7 +411,7 @@ async def test_again_and_later(dsn: str, schema: str, dsns: dict[str, str]) -> N
     connection = await asyncpg.connect(dsn)
     # As an upgrade does: the newest version is missing, and all functions are installed anew.
     await connection.execute(f'delete from "{schema}".migrations where version = 3')
-    link = Link(Target(dsn))
+    link = PersistentConnection(Target(dsn))
     assert await migrate(link, Schema(schema)) == [3]
     await link.close()
     left = await connection.fetch(

@@ -18,8 +18,8 @@ from tests.security.support import CANARY, Patient, Secret, Vault, Waiter, burn,
 from tests.worker.support import BRIEF, opened
 
 from gen_durable import Cancelled, Durable, Finished, SyncDurable
-from gen_durable.insight import diagnose
-from gen_durable.pg.link import Link, Target
+from gen_durable.doctor import diagnose
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.schema import Schema
 
 TRAPS = [
@@ -128,7 +128,7 @@ async def test_traps_are_never_stepped_into(trapped: str, bare_schema: str) -> N
             await e.app.signal("k", told, Secret("t"), connection=connection)
         await connection.close()
         assert await e.end(mine) == Finished(mine.id, "t/s")
-    link = Link(Target(trapped))
+    link = PersistentConnection(Target(trapped))
     assert all(finding.clean for finding in await diagnose(link, Schema(bare_schema)))
     await link.close()
 
@@ -146,12 +146,12 @@ def test_callers_that_block(trapped_all: str, dsn: str, bare_schema: str) -> Non
             "signal(%(id)s::bigint, 'told', '{}'::pg_catalog.jsonb)",
             "get(%(id)s)",
             "history_of(%(id)s)",
-            "watch(array[%(id)s::bigint])",
+            "finished_of(array[%(id)s::bigint])",
             "list('{}', null, 10)",
             "count('{}', 10)",
             "pick('w', '{default}', '{1}', '{Waiter/1/wait}', 60)",
             "reap(10)",
-            "sweep(null, 10)",
+            "unblock_missed(null, 10)",
             "gc(1, 1, 1, 10)",
         ):
             connection.execute(f'select "{bare_schema}".{call}', {"id": handle.id})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from gen_durable import Context, Done, Durable, Machine, Next, Outcome, Stop, Worker, step
+from gen_durable import Context, Done, Durable, Fail, Machine, Next, Outcome, Worker, step
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Effects(Machine):
 
     async def on_error(self, state: Plan, ctx: Context, error: Exception) -> Outcome[str]:
         self._write(f"on_error {ctx.step}")
-        return Stop(error)
+        return Fail(error)
 
     async def _effects(self, plan: Plan, ctx: Context) -> None:
         self._write(f"{ctx.step} begins, prepared {plan.prepared}, attempt {ctx.attempt}")

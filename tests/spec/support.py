@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import asyncpg
 
 from gen_durable import Context, Durable, Ending, Failed, Finished, Handle, Machine, Outcome, Signal, Worker, step
-from gen_durable.store.rows import Claim, Commit, Flushed, Reclaimed
+from gen_durable.store.types import Claim, Commit, Flushed, Reclaimed
 from gen_durable.telemetry import Event
 
 E = TypeVar("E", bound=Event)
@@ -189,12 +189,12 @@ class Engine:
 
     async def row(self, target: Handle[Any] | int) -> asyncpg.Record:
         """An instance's row, with every column."""
-        (row,) = await self.fetch("select * from @.gen_durable where id = $1", _id(target))
+        (row,) = await self.fetch("select * from @.instances where id = $1", _id(target))
         return row
 
     async def children(self, target: Handle[Any] | int) -> list[asyncpg.Record]:
         """The rows that have this instance as their parent."""
-        return await self.fetch("select * from @.gen_durable where parent_id = $1 order by id", _id(target))
+        return await self.fetch("select * from @.instances where parent_id = $1 order by id", _id(target))
 
     async def inbox(self, target: Handle[Any] | int) -> list[str]:
         """The names of an instance's signals that are not consumed."""

@@ -11,7 +11,7 @@ from tests.spec.doomed import Effects, Plan
 from tests.spec.support import BRIEF, Kid, Play, State, finished, go
 
 from gen_durable import Await, Context, Done, Next, Outcome, ScheduleChildren, Start
-from gen_durable.telemetry import StepStopped
+from gen_durable.telemetry import StepCommitted
 
 
 @pytest.mark.parametrize("run_ahead_steps", [0, 32], ids=["picked again", "run ahead"])
@@ -100,7 +100,7 @@ async def test_delivery_is_not_exactly_once(engine: Opening) -> None:
         play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=lambda p, s, c: Done(len(c.all_of(go))))
         async with e.worker(play):
             handle = await e.start()
-            await e.until(StepStopped, id=handle.id, outcome="Await")
+            await e.until(StepCommitted, id=handle.id, outcome="Await")
         assert [await handle.signal(go, {"n": 1}) for _ in range(2)] == [True, True]
         async with e.worker(play):
             assert await finished(handle) == 2

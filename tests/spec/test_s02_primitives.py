@@ -9,7 +9,7 @@ from tests.spec.conftest import Opening
 from tests.spec.support import Gate, Kid, Play, State, differing, failed, finished, go
 
 from gen_durable import Await, Context, Done, InvalidOutcome, Machine, Next, Outcome, ScheduleChildren, Start, step
-from gen_durable.telemetry import StepStopped
+from gen_durable.telemetry import StepCommitted
 
 
 class Threaded(Machine):
@@ -63,7 +63,7 @@ async def test_a_wake_up_only_changes_the_status(engine: Opening) -> None:
     async with engine() as e:
         async with e.worker(Play(a=lambda p, s, c: Await(go, then=p.b, state={"n": 7}))):
             handle = await e.start()
-            await e.until(StepStopped, id=handle.id)
+            await e.until(StepCommitted, id=handle.id)
         before = await e.row(handle)
         await handle.signal(go, {})
         after = await e.row(handle)
@@ -121,7 +121,7 @@ async def test_a_child_is_otherwise_an_ordinary_instance(engine: Opening) -> Non
         kid = Kid(k=lambda k, s, c: Await(go, then=k.grown, state=s), grown=lambda k, s, c: Done(c.first(go)))
         async with e.worker(play, kid):
             handle = await e.start()
-            await e.until(StepStopped, machine="Kid", outcome="Await")
+            await e.until(StepCommitted, machine="Kid", outcome="Await")
             child = e.app.handle((await e.app.get("kid")).id, Kid.k)
             assert await e.app.signal("kid", go, {"n": 3})
             assert await finished(child) == {"n": 3}

@@ -16,16 +16,16 @@ from gen_durable import (
     Context,
     Done,
     EncodeError,
+    Fail,
     InvalidOutcome,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Start,
-    Stop,
     TooLarge,
 )
-from gen_durable.telemetry import StepStopped
+from gen_durable.telemetry import StepCommitted
 
 
 def broken(_play: Play, _state: State, _ctx: Context) -> Outcome[Any]:
@@ -34,14 +34,14 @@ def broken(_play: Play, _state: State, _ctx: Context) -> Outcome[Any]:
 
 OUTCOMES: dict[str, tuple[Callable[[Play], Outcome[Any]], dict[str, Any]]] = {
     "Next": (lambda p: Next(p.b, {"n": 1}, queue="aside"), {"status": "runnable", "step": "b", "attempt": 0}),
-    "Replay": (lambda p: Replay({"n": 1}, after=HOUR), {"status": "runnable", "step": "a", "attempt": 1}),
+    "Retry": (lambda p: Retry({"n": 1}, delay=HOUR), {"status": "runnable", "step": "a", "attempt": 1}),
     "Await": (lambda p: Await(go, then=p.b, state={"n": 1}), {"status": "awaiting_signal", "awaits": ["go"]}),
     "ScheduleChildren": (
         lambda p: ScheduleChildren([Start(Kid.k, {}, queue="aside")], then=p.b, state={"n": 1}),
         {"status": "awaiting_children", "step": "b", "children_pending": 1},
     ),
     "Done": (lambda p: Done({"n": 1}), {"status": "done", "step": "a"}),
-    "Stop": (lambda p: Stop("given up"), {"status": "failed", "last_error": "given up"}),
+    "Fail": (lambda p: Fail("given up"), {"status": "failed", "last_error": "given up"}),
 }
 
 
@@ -52,10 +52,10 @@ async def test_the_error_handler_may_return_any_outcome(engine: Opening, kind: s
     async with engine() as e:
         async with e.worker(Play(a=broken, on_error=lambda p, s, c, error: make(p))):
             handle = await e.start()
-            await e.until(StepStopped, id=handle.id, outcome=kind)
+            await e.until(StepCommitted, id=handle.id, outcome=kind)
         row = await e.row(handle)
         assert {column: row[column] for column in expected} == expected
-        if kind not in ("Done", "Stop"):
+        if kind not in ("Done", "Fail"):
             assert json.loads(row["state"]) == {"n": 1}
 
 
@@ -66,7 +66,7 @@ async def test_the_user_computes_the_delay_from_the_attempt(engine: Opening) -> 
 
         def later(_play: Play, state: State, ctx: Context, _error: Exception) -> Outcome[Any]:
             told.append(ctx.attempt)
-            return Replay(state, after=timedelta(milliseconds=20 * 2**ctx.attempt))
+            return Retry(state, delay=timedelta(milliseconds=20 * 2**ctx.attempt))
 
         waited: list[timedelta] = []
 
@@ -95,7 +95,7 @@ def storing(play: Play, how: str, value: Any) -> Outcome[Any]:
     """An outcome with a value in one of the places that a value can be in."""
     ways: dict[str, Callable[[], Outcome[Any]]] = {
         "Next": lambda: Next(play.b, value),
-        "Replay": lambda: Replay(value),
+        "Retry": lambda: Retry(value),
         "Await": lambda: Await(go, state=value),
         "ScheduleChildren": lambda: ScheduleChildren([], then=play.b, state=value),
         "child": lambda: ScheduleChildren([Start(Kid.k, {}), Start(Kid.k, value)], then=play.b, state={}),
@@ -103,7 +103,7 @@ def storing(play: Play, how: str, value: Any) -> Outcome[Any]:
     return ways[how]()
 
 
-PLACES = ["Next", "Replay", "Await", "ScheduleChildren", "child"]
+PLACES = ["Next", "Retry", "Await", "ScheduleChildren", "child"]
 
 
 @pytest.mark.parametrize("how", PLACES)
@@ -131,7 +131,7 @@ async def test_a_state_that_the_next_step_cannot_read_is_the_steps_error(engine:
         play = Play(a=lambda p, s, c: storing(p, how, "text"), on_error=lambda p, s, c, error: Done("handled"))
         async with e.worker(play, Kid()):
             handle = await e.start()
-            stopped = await e.until(StepStopped, id=handle.id)
+            stopped = await e.until(StepCommitted, id=handle.id)
         assert stopped.outcome == "Done", f"committed as {stopped.outcome}"
         assert isinstance(play.script.errors[0][2], EncodeError)
 
@@ -158,7 +158,7 @@ async def test_a_bad_outcome_does_not_harm_its_batch_mates(engine: Opening) -> N
     """Outcomes are committed in groups, but each stands for itself, also one that only the database can refuse."""
     async with engine() as e:
         # A rule that only the database knows: whatever breaks it is found at the commit, in a batch with others.
-        await e.fetch("alter table @.gen_durable add constraint no_13 check (coalesce(state ->> 'n', '') <> '13')")
+        await e.fetch("alter table @.instances add constraint no_13 check (coalesce(state ->> 'n', '') <> '13')")
 
         def body(play: Play, state: State, _ctx: Context) -> Outcome[Any]:
             return Next(play.b, {"n": str(state["i"])})
@@ -181,12 +181,12 @@ async def test_next_takes_options_for_the_way_on(engine: Opening) -> None:
         changed = Next[Any](Play.b.__get__(Play()), {}, queue="q2", priority=-3, partition_key="k2", delay=HOUR)
         async with e.worker(Play(a=lambda p, s, c: changed)):
             handle = await e.start(partition_key="k1", priority=5)
-            await e.until(StepStopped, id=handle.id)
+            await e.until(StepCommitted, id=handle.id)
         row = await e.row(handle)
         assert (row["queue"], row["priority"], row["partition_key"]) == ("q2", -3, "k2")
         assert HOUR <= row["eligible_at"] - row["updated_at"] < HOUR + MOMENT
         async with e.worker(Play(a=lambda p, s, c: Next(p.b, {}, delay=HOUR))):
             handle = await e.start(partition_key="k1", priority=5)
-            await e.until(StepStopped, id=handle.id)
+            await e.until(StepCommitted, id=handle.id)
         row = await e.row(handle)
         assert (row["queue"], row["priority"], row["partition_key"]) == ("default", 5, "k1")

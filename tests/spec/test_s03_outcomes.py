@@ -16,8 +16,8 @@ import pytest
 from tests.spec.conftest import Opening
 from tests.spec.support import HOUR, MOMENT, Engine, Kid, Play, State, failed, finished, go, other
 
-from gen_durable import Await, Context, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
-from gen_durable.telemetry import StepStopped
+from gen_durable import Await, Context, Done, Fail, Next, Outcome, Retry, ScheduleChildren, Start
+from gen_durable.telemetry import StepCommitted
 
 Maker = Callable[[Play], Outcome[Any]]
 
@@ -26,11 +26,11 @@ async def committed(e: Engine, outcome: Maker, kind: str, times: int = 1) -> asy
     """The row after an outcome of the second execution of a step; the worker is gone by then."""
 
     def body(play: Play, state: State, ctx: Context) -> Outcome[Any]:
-        return outcome(play) if ctx.attempt == 1 else Replay({"first": True})
+        return outcome(play) if ctx.attempt == 1 else Retry({"first": True})
 
     async with e.worker(Play(a=body)):
         handle = await e.start()
-        await e.until(StepStopped, id=handle.id, outcome=kind, times=times)
+        await e.until(StepCommitted, id=handle.id, outcome=kind, times=times)
     row = await e.row(handle)
     assert (row["locked_by"], row["lease_expires_at"]) == (None, None)
     return row
@@ -48,7 +48,7 @@ async def test_next_resets_the_attempt(engine: Opening) -> None:
     async with engine() as e:
         assert (await committed(e, lambda p: Next(p.b, {}, queue="aside"), "Next"))["attempt"] == 0
     async with engine() as e:
-        play = Play(a=lambda p, s, c: Replay(s) if c.attempt < 2 else Next(p.b, s), b=lambda p, s, c: Done(c.attempt))
+        play = Play(a=lambda p, s, c: Retry(s) if c.attempt < 2 else Next(p.b, s), b=lambda p, s, c: Done(c.attempt))
         async with e.worker(play):
             assert await finished(await e.start()) == 0
 
@@ -61,37 +61,37 @@ async def test_next_is_due_at_once(engine: Opening) -> None:
 
 
 async def test_replay_runs_the_same_step_with_its_state(engine: Opening) -> None:
-    """Replay, effect: the row is runnable at the step it is at, with the state that was returned."""
+    """Retry, effect: the row is runnable at the step it is at, with the state that was returned."""
     async with engine() as e:
-        row = await committed(e, lambda p: Replay({"n": 3}, after=HOUR), "Replay", times=2)
+        row = await committed(e, lambda p: Retry({"n": 3}, delay=HOUR), "Retry", times=2)
         assert (row["status"], row["step"], json.loads(row["state"])) == ("runnable", "a", {"n": 3})
 
 
 async def test_replay_counts_the_attempt(engine: Opening) -> None:
-    """Replay, attempt: one more each time, in the row and for the step."""
+    """Retry, attempt: one more each time, in the row and for the step."""
     async with engine() as e:
-        assert (await committed(e, lambda p: Replay({}, after=HOUR), "Replay", times=2))["attempt"] == 2
-        play = Play(a=lambda p, s, c: Replay(s) if c.attempt < 4 else Done())
+        assert (await committed(e, lambda p: Retry({}, delay=HOUR), "Retry", times=2))["attempt"] == 2
+        play = Play(a=lambda p, s, c: Retry(s) if c.attempt < 4 else Done())
         async with e.worker(play):
             await finished(await e.start())
         assert [visit.ctx.attempt for visit in play.script.visits] == [0, 1, 2, 3, 4]
 
 
 async def test_replay_is_due_after_its_delay(engine: Opening) -> None:
-    """Replay, eligible_at: the moment of the commit plus the delay."""
+    """Retry, eligible_at: the moment of the commit plus the delay."""
     async with engine() as e:
-        row = await committed(e, lambda p: Replay({}, after=timedelta(minutes=90)), "Replay", times=2)
+        row = await committed(e, lambda p: Retry({}, delay=timedelta(minutes=90)), "Retry", times=2)
         assert timedelta(0) <= row["eligible_at"] - row["updated_at"] - timedelta(minutes=90) < MOMENT
 
 
 async def test_a_replay_does_not_run_before_its_delay_is_over(engine: Opening) -> None:
-    """Replay, eligible_at: the second execution begins when the delay has passed, and soon then."""
+    """Retry, eligible_at: the second execution begins when the delay has passed, and soon then."""
     async with engine() as e:
         clock: list[Any] = []
 
         async def body(_play: Play, state: State, ctx: Context) -> Outcome[Any]:
             clock.append(await e.now())
-            return Replay(state, after=timedelta(milliseconds=300)) if ctx.attempt == 0 else Done()
+            return Retry(state, delay=timedelta(milliseconds=300)) if ctx.attempt == 0 else Done()
 
         async with e.worker(Play(a=body)):
             await finished(await e.start())
@@ -106,7 +106,7 @@ async def test_the_engine_computes_no_backoff(engine: Opening) -> None:
         async def body(_play: Play, state: State, ctx: Context) -> Outcome[Any]:
             row = await e.row(ctx.id)
             due.append(row["eligible_at"] <= row["updated_at"])
-            return Replay(state) if ctx.attempt < 12 else Done()
+            return Retry(state) if ctx.attempt < 12 else Done()
 
         async with e.worker(Play(a=body)):
             await finished(await e.start())
@@ -170,7 +170,7 @@ async def test_schedule_children_is_due_when_the_barrier_is_released(engine: Ope
         row = await committed(e, lambda p: ScheduleChildren(children, then=p.b, state={}), "ScheduleChildren")
         assert await e.claim(10) == []
         async with e.worker(Kid(k=lambda k, s, c: Done()), queues={"aside": 1}):
-            await e.until(StepStopped, machine="Kid")
+            await e.until(StepCommitted, machine="Kid")
         (child,) = await e.children(row["id"])
         released = await e.row(row["id"])
         assert (released["status"], released["step"]) == ("runnable", "b")
@@ -187,39 +187,39 @@ async def test_done_ends_with_a_result(engine: Opening) -> None:
 
 
 async def test_stop_ends_with_a_reason(engine: Opening) -> None:
-    """Stop, effect: the row has failed, with the reason as its last error and no result; its state as it was."""
+    """Fail, effect: the row has failed, with the reason as its last error and no result; its state as it was."""
     async with engine() as e:
-        row = await committed(e, lambda p: Stop("no stock"), "Stop")
+        row = await committed(e, lambda p: Fail("no stock"), "Fail")
         assert (row["status"], row["last_error"], row["result"]) == ("failed", "no stock", None)
         assert json.loads(row["state"]) == {"first": True}
         assert row["finished_at"] == row["updated_at"]
 
 
-@pytest.mark.parametrize(("outcome", "kind"), [(Done(), "Done"), (Stop("no"), "Stop")], ids=["done", "stop"])
+@pytest.mark.parametrize(("outcome", "kind"), [(Done(), "Done"), (Fail("no"), "Fail")], ids=["done", "fail"])
 async def test_an_end_leaves_attempt_and_eligible_at(engine: Opening, outcome: Outcome[Any], kind: str) -> None:
-    """Done and Stop, attempt and eligible_at: both stay as the last execution found them."""
+    """Done and Fail, attempt and eligible_at: both stay as the last execution found them."""
     async with engine() as e:
         before: list[Any] = []
 
         async def body(_play: Play, state: State, ctx: Context) -> Outcome[Any]:
             if ctx.attempt == 0:
-                return Replay(state)
+                return Retry(state)
             row = await e.row(ctx.id)
             before.append((row["attempt"], row["eligible_at"]))
             return outcome
 
         async with e.worker(Play(a=body)):
             handle = await e.start()
-            await e.until(StepStopped, id=handle.id, outcome=kind)
+            await e.until(StepCommitted, id=handle.id, outcome=kind)
         row = await e.row(handle)
         assert before == [(1, row["eligible_at"])]
         assert row["attempt"] == 1
 
 
 async def test_an_ended_instance_never_runs_again(engine: Opening) -> None:
-    """Done and Stop are terminal: nothing picks the row, and no signal reaches it."""
+    """Done and Fail are terminal: nothing picks the row, and no signal reaches it."""
     async with engine() as e:
-        async with e.worker(Play(a=lambda p, s, c: Done() if s["ok"] else Stop("no"))):
+        async with e.worker(Play(a=lambda p, s, c: Done() if s["ok"] else Fail("no"))):
             done, stopped = await e.start({"ok": True}), await e.start({"ok": False})
             await finished(done)
             assert await failed(stopped) == "no"

@@ -11,20 +11,20 @@ from tests.spec.doomed import Effects, Plan
 from tests.spec.support import BRIEF, Gate, Play, State, failed, finished, go
 
 from gen_durable import (
+    Abort,
     Await,
-    Cancel,
     Context,
     Done,
+    Fail,
     Machine,
     Outcome,
-    Replay,
+    Retry,
     StepTimeout,
-    Stop,
     Worker,
     job,
     step,
 )
-from gen_durable.telemetry import Reaped, StepStopped
+from gen_durable.telemetry import ClaimsReaped, StepCommitted
 
 
 def broken(_play: Play, _state: State, _ctx: Context) -> Outcome[Any]:
@@ -61,13 +61,13 @@ async def flaky(state: State, ctx: Context) -> str:
 @job
 async def hopeless(state: State, ctx: Context) -> str:
     attempts.setdefault(state["key"], []).append(ctx.attempt)
-    raise Cancel("no such order")
+    raise Abort("no such order")
 
 
 async def test_a_replay_is_not_an_error(engine: Opening) -> None:
     """The first source: a step that asks for another run is not asked about by the error handler."""
     async with engine() as e:
-        play = Play(a=lambda p, s, c: Replay({"n": c.attempt}) if c.attempt < 3 else Done(s))
+        play = Play(a=lambda p, s, c: Retry({"n": c.attempt}) if c.attempt < 3 else Done(s))
         async with e.worker(play):
             handle = await e.start()
             assert await finished(handle) == {"n": 2}
@@ -80,8 +80,8 @@ async def test_an_exception_is_taken_to_the_handler(engine: Opening) -> None:
     """The second source: the handler gets the error, and id, machine, version, step, attempt and state with it."""
     async with engine() as e:
         play = Play(
-            a=lambda p, s, c: broken(p, s, c) if c.attempt == 1 else Replay({"n": 9}) if c.attempt == 0 else Done("ok"),
-            on_error=lambda p, s, c, error: Replay(s),
+            a=lambda p, s, c: broken(p, s, c) if c.attempt == 1 else Retry({"n": 9}) if c.attempt == 0 else Done("ok"),
+            on_error=lambda p, s, c, error: Retry(s),
         )
         async with e.worker(play):
             handle = await e.start({"n": 1})
@@ -98,7 +98,7 @@ async def test_the_handler_decides_when_to_give_up(engine: Opening) -> None:
     async with engine() as e:
         play = Play(
             a=broken,
-            on_error=lambda p, s, c, error: Replay(s) if c.attempt < 5 else Stop(f"gave up after {c.attempt + 1}"),
+            on_error=lambda p, s, c, error: Retry(s) if c.attempt < 5 else Fail(f"gave up after {c.attempt + 1}"),
         )
         async with e.worker(play):
             assert await failed(await e.start()) == "gave up after 6"
@@ -151,7 +151,7 @@ async def test_a_dead_worker_is_not_an_error(engine: Opening, doomed: Dooming) -
         assert (held["status"], held["attempt"]) == ("executing", 0)
         async with e.worker(Effects(process.journal), **BRIEF):
             assert await finished(handle) == "attempt 1"
-        assert e.events(Reaped) == [Reaped((handle.id,))]
+        assert e.events(ClaimsReaped) == [ClaimsReaped((handle.id,))]
         assert not [line for line in process.effects() if line.startswith("on_error")]
         assert process.effects()[0] == "act begins, prepared False, attempt 0"
         assert process.effects()[1] == "act begins, prepared False, attempt 1"
@@ -179,7 +179,7 @@ async def test_progress_forgets_crashes(engine: Opening) -> None:
             await e.reap()
         assert (await e.row(handle))["crashes"] == 3
         async with e.worker(Play(a=lambda p, s, c: Await(go, state=s))):
-            await e.until(StepStopped, id=handle.id)
+            await e.until(StepCommitted, id=handle.id)
         assert (await e.row(handle))["crashes"] == 0
 
 
@@ -215,7 +215,7 @@ async def test_a_job_fails_after_max_attempts(engine: Opening) -> None:
 
 
 async def test_a_job_that_raises_cancel_fails_at_once(engine: Opening) -> None:
-    """`raise Cancel(why)` is not retried."""
+    """`raise Abort(why)` is not retried."""
     async with engine() as e, Worker(e.app, jobs=[hopeless]):
         assert "no such order" in await failed(await e.app.insert(hopeless, {"key": "cancelled"}))
         assert attempts.pop("cancelled") == [0]

@@ -10,17 +10,17 @@ import pytest
 from tests.spec.conftest import Opening
 from tests.spec.support import HOUR, MOMENT, Engine, Gate, Handle, Kid, Play, State, finished, go, other
 
-from gen_durable import Await, Context, Done, Next, Outcome, Replay, ScheduleChildren, Start, Stop
-from gen_durable.telemetry import StepStopped
+from gen_durable import Await, Context, Done, Fail, Next, Outcome, Retry, ScheduleChildren, Start
+from gen_durable.telemetry import StepCommitted
 
 ON: dict[str, Callable[[Play], Outcome[Any]]] = {
     "Next": lambda p: Next(p.c, {}, delay=HOUR),
     "Next, held": lambda p: Next(p.c, {}),
     "ScheduleChildren": lambda p: ScheduleChildren([Start(Kid.k, {}, queue="aside")], then=p.c, state={}),
 }
-ENDS: dict[str, Callable[[Play], Outcome[Any]]] = {"Done": lambda p: Done(), "Stop": lambda p: Stop("no")}
+ENDS: dict[str, Callable[[Play], Outcome[Any]]] = {"Done": lambda p: Done(), "Fail": lambda p: Fail("no")}
 STAYS: dict[str, Callable[[Play], Outcome[Any]]] = {
-    "Replay": lambda p: Replay({}, after=HOUR),
+    "Retry": lambda p: Retry({}, delay=HOUR),
     "Await": lambda p: Await(go, state={}),
 }
 
@@ -33,17 +33,17 @@ async def woken(e: Engine, outcome: Callable[[Play], Outcome[Any]]) -> Handle[An
         await gate.pass_through()
         return outcome(play)
 
-    play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=body, c=lambda p, s, c: Replay(s, after=HOUR))
+    play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=body, c=lambda p, s, c: Retry(s, delay=HOUR))
     async with e.worker(play, run_ahead_steps=32):
         handle = await e.start()
-        first = await e.until(StepStopped, id=handle.id)
+        first = await e.until(StepCommitted, id=handle.id)
         assert first.outcome == "Await"
         await handle.signal(other, {"n": 0})
         await handle.signal(go, {"n": 1})
         await gate.arrival()
         await handle.signal(go, {"n": 2})
         gate.opened.set()
-        await e.until(StepStopped, id=handle.id, step="b")
+        await e.until(StepCommitted, id=handle.id, step="b")
     return handle
 
 
@@ -69,12 +69,12 @@ async def test_an_end_drops_the_whole_inbox(engine: Opening, kind: str) -> None:
 async def test_replay_consumes_nothing(engine: Opening) -> None:
     """The same step runs again, so it must see the same signals, and know that they are what it waited for."""
     async with engine() as e:
-        handle = await woken(e, STAYS["Replay"])
+        handle = await woken(e, STAYS["Retry"])
         assert await e.inbox(handle) == ["other", "go", "go"]
     async with engine() as e:
         play = Play(
             a=lambda p, s, c: Await(go, then=p.b, state=s),
-            b=lambda p, s, c: Replay(s) if c.attempt < 2 else Done([r.name for r in c.awaited]),
+            b=lambda p, s, c: Retry(s) if c.attempt < 2 else Done([r.name for r in c.awaited]),
         )
         async with e.worker(play):
             handle = await e.start()
@@ -100,7 +100,7 @@ async def test_collecting_several_signals_does_not_spin(engine: Opening) -> None
         async with e.worker(play):
             handle = await e.start()
             for n in range(1, 5):
-                await e.until(StepStopped, id=handle.id, outcome="Await", times=n)
+                await e.until(StepCommitted, id=handle.id, outcome="Await", times=n)
                 assert (await e.row(handle))["status"] == "awaiting_signal"
                 await handle.signal(go, {"n": n})
             assert await finished(handle) == [1, 2, 3, 4]
@@ -113,12 +113,12 @@ async def test_an_instance_that_never_awaits_keeps_its_signals(engine: Opening) 
         play = Play(
             a=lambda p, s, c: Next(p.b, s),
             b=lambda p, s, c: Next(p.c, {"looked": [r.name for r in c.inbox], "awaited": len(c.awaited)}),
-            c=lambda p, s, c: Replay(s, after=HOUR),
+            c=lambda p, s, c: Retry(s, delay=HOUR),
         )
         handle = await e.start()
         await handle.signal(go, {})
         async with e.worker(play):
-            await e.until(StepStopped, id=handle.id, step="c")
+            await e.until(StepCommitted, id=handle.id, step="c")
         assert await e.inbox(handle) == ["go"]
         assert play.script.of("c")[0].state == {"looked": ["go"], "awaited": 0}
 
@@ -154,7 +154,7 @@ async def test_a_deadline_is_a_wake_and_not_a_failure(engine: Opening) -> None:
         )
         async with e.worker(play):
             handle = await e.start()
-            await e.until(StepStopped, id=handle.id, outcome="Await")
+            await e.until(StepCommitted, id=handle.id, outcome="Await")
             row = await e.row(handle)
             assert timedelta(0) <= row["await_deadline"] - row["updated_at"] - timedelta(milliseconds=200) < MOMENT
             assert await finished(handle) == [None, 0]
@@ -181,7 +181,7 @@ async def test_a_signal_in_time_lifts_the_deadline(engine: Opening) -> None:
         play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=HOUR), b=lambda p, s, c: Done(c.first(go)))
         async with e.worker(play):
             handle = await e.start()
-            await e.until(StepStopped, id=handle.id, outcome="Await")
+            await e.until(StepCommitted, id=handle.id, outcome="Await")
         await handle.signal(go, {"n": 1})
         row = await e.row(handle)
         assert (row["await_deadline"], row["due_at"]) == (None, row["eligible_at"])

@@ -9,8 +9,8 @@ import pytest
 from tests.spec.conftest import Opening
 from tests.spec.support import Engine, Gate, Handle, Play, State, finished, go, other
 
-from gen_durable import Await, Context, Done, Duplicate, Next, NoTarget, Outcome, Signal, Stop
-from gen_durable.telemetry import StepStopped
+from gen_durable import Await, Context, Done, Duplicate, Fail, Next, NoTarget, Outcome, Signal
+from gen_durable.telemetry import StepCommitted
 
 third = Signal("third", dict)
 
@@ -19,7 +19,7 @@ async def park(e: Engine, play: Play, **options: Any) -> Handle[Any]:
     """An instance that waits, and no worker."""
     async with e.worker(play):
         handle = await e.start(**options)
-        await e.until(StepStopped, id=handle.id, outcome="Await")
+        await e.until(StepCommitted, id=handle.id, outcome="Await")
     return handle
 
 
@@ -121,9 +121,9 @@ async def test_a_dedup_key_is_known_after_its_signal_was_consumed(engine: Openin
         )
         handle = await e.start()
         async with e.worker(play):
-            await e.until(StepStopped, id=handle.id, outcome="Await")
+            await e.until(StepCommitted, id=handle.id, outcome="Await")
             await handle.signal(go, {}, dedup_key="evt-1")
-            await e.until(StepStopped, id=handle.id, outcome="Await", times=2)
+            await e.until(StepCommitted, id=handle.id, outcome="Await", times=2)
         assert await e.inbox(handle) == []
         assert await handle.signal(go, {}, dedup_key="evt-1") is False
         assert await e.inbox(handle) == []
@@ -158,7 +158,7 @@ async def test_without_then_the_same_step_runs_again_and_sees_the_signal(engine:
         play = Play(a=lambda p, s, c: Done(c.first(go)) if c.awaited else Await(go, state={"asked": True}))
         async with e.worker(play):
             handle = await e.start({"asked": False})
-            await e.until(StepStopped, id=handle.id, outcome="Await")
+            await e.until(StepCommitted, id=handle.id, outcome="Await")
             await handle.signal(go, {"n": 8})
             assert await finished(handle) == {"n": 8}
         assert [visit.state["asked"] for visit in play.script.visits] == [False, True]
@@ -207,7 +207,7 @@ async def test_a_signal_is_addressed_by_the_key_of_its_live_holder(engine: Openi
 async def test_an_unknown_or_ended_target_is_refused(engine: Opening) -> None:
     """A signal that nobody can ever receive is an error of the sender, and leaves nothing behind."""
     async with engine() as e:
-        async with e.worker(Play(a=lambda p, s, c: Done() if s["ok"] else Stop("no"))):
+        async with e.worker(Play(a=lambda p, s, c: Done() if s["ok"] else Fail("no"))):
             ended = [await e.start({"ok": True}), await e.start({"ok": False})]
             for handle in ended:
                 await handle.wait()

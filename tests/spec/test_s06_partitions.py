@@ -11,8 +11,8 @@ import pytest
 from tests.spec.conftest import Opening
 from tests.spec.support import BRIEF, HOUR, Engine, Gate, Play, State, finished, go, ids
 
-from gen_durable import Await, Context, Done, Next, Outcome, Replay, Start
-from gen_durable.telemetry import StepStopped
+from gen_durable import Await, Context, Done, Next, Outcome, Retry, Start
+from gen_durable.telemetry import StepCommitted
 
 
 async def keyed(e: Engine, *ages: float, key: str = "k", priority: int = 0) -> list[int]:
@@ -81,7 +81,7 @@ async def test_within_a_key_the_order_is_strict(engine: Opening, slots: int) -> 
         (urgent,) = await keyed(e, 1, priority=-5)
         play = Play(a=lambda p, s, c: Done())
         async with e.worker(play, queues={"default": slots}):
-            await e.until(StepStopped, times=6)
+            await e.until(StepCommitted, times=6)
         assert [visit.ctx.id for visit in play.script.visits] == [urgent, old, *equal, young]
 
 
@@ -112,7 +112,7 @@ async def test_a_parked_instance_does_not_hold_its_key(engine: Opening) -> None:
         play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s) if s["parks"] else Done(), b=lambda p, s, c: Done())
         async with e.worker(play):
             parked = await e.start({"parks": True}, partition_key="k")
-            await e.until(StepStopped, id=parked.id)
+            await e.until(StepCommitted, id=parked.id)
             await finished(await e.start({"parks": False}, partition_key="k"))
             await parked.signal(go, {})
             await finished(parked)
@@ -121,10 +121,10 @@ async def test_a_parked_instance_does_not_hold_its_key(engine: Opening) -> None:
 async def test_a_replay_frees_the_key_until_it_is_due(engine: Opening) -> None:
     """An instance that will try again later does not stop the others of its key meanwhile."""
     async with engine() as e:
-        play = Play(a=lambda p, s, c: Replay(s, after=HOUR) if s["later"] else Done())
+        play = Play(a=lambda p, s, c: Retry(s, delay=HOUR) if s["later"] else Done())
         async with e.worker(play):
             later = await e.start({"later": True}, partition_key="k")
-            await e.until(StepStopped, id=later.id)
+            await e.until(StepCommitted, id=later.id)
             await finished(await e.start({"later": False}, partition_key="k"))
 
 
@@ -148,7 +148,7 @@ async def test_a_reaped_row_keeps_its_place_in_its_key(engine: Opening) -> None:
         assert (await e.row(first))["eligible_at"] == due
         play = Play(a=lambda p, s, c: Done())
         async with e.worker(play):
-            await e.until(StepStopped, times=3)
+            await e.until(StepCommitted, times=3)
         assert [visit.ctx.id for visit in play.script.visits] == [first, second, third]
 
 
@@ -182,7 +182,7 @@ async def test_the_database_itself_refuses_a_second_executing_row(engine: Openin
         await e.claim(1)
         with pytest.raises(asyncpg.UniqueViolationError):
             await e.fetch(
-                "update @.gen_durable set status = 'executing', locked_by = 'x', lease_expires_at = now() "
+                "update @.instances set status = 'executing', locked_by = 'x', lease_expires_at = now() "
                 "where status = 'runnable'"
             )
 

@@ -11,9 +11,9 @@ import pytest
 from tests.spec.conftest import Opening
 from tests.spec.support import BRIEF, HOUR, Engine, Gate, Handle, Kid, Play, State, finished, go, ids
 
-from gen_durable import Await, Context, Done, Next, Outcome, Replay, Start
-from gen_durable.store.rows import Commit
-from gen_durable.telemetry import Drained, LeaseWasLost, Reaped, StepStopped, UnknownMachine
+from gen_durable import Await, Context, Done, Next, Outcome, Retry, Start
+from gen_durable.store.types import Commit
+from gen_durable.telemetry import ClaimLost, ClaimsReaped, QueueDrained, StepCommitted, UnknownStepsFound
 
 NEVER = timedelta(seconds=60)
 
@@ -31,7 +31,7 @@ async def test_only_runnable_rows_that_are_due_are_picked(engine: Opening) -> No
         async with e.worker(Play(a=lambda p, s, c: Done() if s["ends"] else Await(go, state=s))):
             await finished(await e.start({"ends": True}))
             parked = await e.start({"ends": False})
-            await e.until(StepStopped, id=parked.id)
+            await e.until(StepCommitted, id=parked.id)
         due, later = await e.start(), await e.start(delay=HOUR)
         assert [claim.id for claim in await e.claim(10)] == [due.id]
         assert await e.claim(10) == []
@@ -56,7 +56,7 @@ async def test_rows_run_in_the_order_of_the_pick(engine: Opening) -> None:
         (urgent,) = await aged(e, 1, priority=-1)
         play = Play(a=lambda p, s, c: Done())
         async with e.worker(play, queues={"default": 1}):
-            await e.until(StepStopped, times=3)
+            await e.until(StepCommitted, times=3)
         assert [visit.ctx.id for visit in play.script.visits] == [urgent, old, young]
 
 
@@ -65,7 +65,7 @@ async def test_a_row_that_another_transaction_holds_is_passed_over(engine: Openi
     async with engine() as e:
         first, second = await e.start(), await e.start()
         async with e.db.transaction():
-            await e.fetch("select from @.gen_durable where id = $1 for update", first.id)
+            await e.fetch("select from @.instances where id = $1 for update", first.id)
             assert [claim.id for claim in await e.claim(10)] == [second.id]
         assert [claim.id for claim in await e.claim(10)] == [first.id]
 
@@ -118,7 +118,7 @@ async def test_a_step_runs_outside_of_any_transaction(engine: Opening) -> None:
                 "select pid from pg_stat_activity where datname = current_database() "
                 "and application_name = 'gen_durable' and state like 'idle in transaction%'"
             )
-            await e.fetch("select from @.gen_durable where id = $1 for update nowait", handle.id)
+            await e.fetch("select from @.instances where id = $1 for update nowait", handle.id)
             gate.opened.set()
             assert open_ones == []
             await finished(handle)
@@ -140,7 +140,7 @@ async def test_a_heartbeat_keeps_the_lease_of_a_long_step(engine: Opening) -> No
             assert await finished(await e.start()) == 0
         assert leases[1] > leases[0]
         assert len(play.script.visits) == 1
-        assert e.events(Reaped) == []
+        assert e.events(ClaimsReaped) == []
 
 
 async def test_a_blocked_loop_does_not_lose_its_lease(engine: Opening) -> None:
@@ -204,7 +204,7 @@ class Stalled:
     async def lose(self, e: Engine, handle: Handle[Any]) -> None:
         """Let the lease run out under the running step."""
         await self.gate.arrival()
-        await e.fetch("update @.gen_durable set lease_expires_at = now() - interval '1 s' where id = $1", handle.id)
+        await e.fetch("update @.instances set lease_expires_at = now() - interval '1 s' where id = $1", handle.id)
         assert len(await e.reap()) == 1
 
     async def stopping(self) -> None:
@@ -223,7 +223,7 @@ async def test_a_worker_that_lost_its_claim_stops_its_step(engine: Opening) -> N
             await stalled.lose(e, handle)
             (claim,) = await e.claim(worker="another")
             await stalled.stopping()
-            await e.until(LeaseWasLost, id=handle.id)
+            await e.until(ClaimLost, id=handle.id)
         row = await e.row(handle)
         assert (row["status"], row["locked_by"], row["seq"]) == ("executing", "another", 0)
         await e.flush(Commit(claim.id, claim.claim, claim.seq, "done", value="1"))
@@ -277,7 +277,7 @@ async def test_concurrency_is_the_number_of_slots_per_queue(engine: Opening) -> 
 
 
 TIMERS: dict[str, Any] = {
-    "Replay": lambda p: Replay({}, after=timedelta(milliseconds=300)),
+    "Retry": lambda p: Retry({}, delay=timedelta(milliseconds=300)),
     "Next": lambda p: Next(p.b, {}, delay=timedelta(milliseconds=300)),
     "Await": lambda p: Await(go, then=p.b, state={}, timeout=timedelta(milliseconds=300)),
 }
@@ -302,7 +302,7 @@ async def test_delays_and_deadlines_fire_on_time(engine: Opening, kind: str) -> 
         async with e.worker(Play(a=first, b=second), poll_interval=timedelta(seconds=3)):
             handle = await e.start(delay=timedelta(milliseconds=300) if kind == "insert" else None)
             if kind != "insert":
-                await e.until(StepStopped, id=handle.id, outcome=kind)
+                await e.until(StepCommitted, id=handle.id, outcome=kind)
             due = (await e.row(handle))["due_at"]
             await finished(handle)
         assert timedelta(0) <= clock["ran"] - due < timedelta(seconds=1)
@@ -325,7 +325,7 @@ async def test_a_stopping_worker_gives_back_what_it_has_not_begun(engine: Openin
         gate.opened.set()
         await stopping
         assert await finished(handles[0]) == "ended in the drain"
-        drained = await e.until(Drained)
+        drained = await e.until(QueueDrained)
         assert (drained.released, drained.in_flight) == (3, 0)
         for handle in handles[1:]:
             row = await e.row(handle)
@@ -355,7 +355,7 @@ async def test_an_unknown_machine_is_left_to_a_worker_that_knows_it(engine: Open
         known = await e.app.insert(Kid.k, {})
         async with e.worker(Kid(k=lambda k, s, c: Done("known"))):
             assert await finished(known) == "known"
-            told = await e.until(UnknownMachine)
+            told = await e.until(UnknownStepsFound)
             assert (told.machine, told.version, told.step, told.count) == ("Play", 1, "a", 1)
         row = await e.row(handle)
         assert (row["status"], row["claims"], row["attempt"]) == ("runnable", 0, 0)

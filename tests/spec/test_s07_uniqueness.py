@@ -9,8 +9,8 @@ import pytest
 from tests.spec.conftest import Opening
 from tests.spec.support import HOUR, Engine, Gate, Kid, Play, State, failed, finished, go, ids
 
-from gen_durable import Await, Context, Done, Duplicate, InputError, Outcome, Replay, ScheduleChildren, Start, Stop
-from gen_durable.telemetry import StepStopped
+from gen_durable import Await, Context, Done, Duplicate, Fail, InputError, Outcome, Retry, ScheduleChildren, Start
+from gen_durable.telemetry import StepCommitted
 
 LIVE = {"runnable", "executing", "awaiting_signal", "awaiting_children"}
 
@@ -69,7 +69,7 @@ async def test_the_guard_follows_the_status(engine: Opening) -> None:
         handle = await e.start(unique_key="k")
         seen["runnable"] = await guard(e, handle.id)
         async with e.worker(play, Kid(k=child)):
-            await e.until(StepStopped, id=handle.id, outcome="Await")
+            await e.until(StepCommitted, id=handle.id, outcome="Await")
             seen["awaiting_signal"] = await guard(e, handle.id)
             await handle.signal(go, {})
             await finished(handle)
@@ -77,7 +77,7 @@ async def test_the_guard_follows_the_status(engine: Opening) -> None:
         assert await guard(e, handle.id) is None
 
 
-@pytest.mark.parametrize("outcome", [Done(), Stop("no")], ids=["done", "failed"])
+@pytest.mark.parametrize("outcome", [Done(), Fail("no")], ids=["done", "failed"])
 async def test_leaving_the_scope_frees_the_key(engine: Opening, outcome: Outcome[Any]) -> None:
     """When an instance has ended, its key can be inserted again."""
     async with engine() as e:
@@ -104,7 +104,7 @@ async def test_a_collision_names_the_holder(engine: Opening) -> None:
 async def test_a_scope_may_hold_the_key_beyond_the_end(engine: Opening, status: str) -> None:
     """With an end in its scope an instance keeps its key there: each instance has a scope of its own."""
     async with engine() as e:
-        async with e.worker(Play(a=lambda p, s, c: Done() if status == "done" else Stop("no"))):
+        async with e.worker(Play(a=lambda p, s, c: Done() if status == "done" else Fail("no"))):
             keeper = await e.start(unique_key="kept", unique_scope=[*LIVE, status])
             leaver = await e.start(unique_key="left")
             await keeper.wait()
@@ -155,7 +155,7 @@ async def test_a_transition_never_collides(engine: Opening) -> None:
         async def body(_play: Play, state: State, ctx: Context) -> Outcome[Any]:
             if ctx.attempt == 0:
                 await gate.pass_through()
-                return Replay(state)
+                return Retry(state)
             return Done(ctx.attempt)
 
         async with e.worker(Play(a=body)):
@@ -174,7 +174,7 @@ async def test_a_scope_begins_where_every_instance_begins(engine: Opening, scope
     async with engine() as e:
         with pytest.raises(InputError, match="runnable"):
             await e.start(unique_key="k", unique_scope=scope)
-        assert await e.fetch("select * from @.gen_durable") == []
+        assert await e.fetch("select * from @.instances") == []
 
 
 async def test_a_window_is_a_part_of_the_key(engine: Opening) -> None:
@@ -201,7 +201,7 @@ async def test_what_becomes_of_a_duplicate_is_the_callers_choice(engine: Opening
         else:
             second = await e.app.insert(Play.a, {"n": 2}, unique_key="k", on_conflict=how)
             assert (None if second is None else second.id) == (None if how == "skip" else first.id)
-        (row,) = await e.fetch("select state from @.gen_durable")
+        (row,) = await e.fetch("select state from @.instances")
         assert row["state"] == '{"n": 1}'
 
 
@@ -226,7 +226,7 @@ async def test_a_batch_that_raises_inserts_nothing(engine: Opening) -> None:
         await e.start(unique_key="b")
         with pytest.raises(Duplicate):
             await e.app.insert_many([Start(Play.a, {}, unique_key=key) for key in ("a", "b", "c")])
-        assert len(await e.fetch("select * from @.gen_durable")) == 1
+        assert len(await e.fetch("select * from @.instances")) == 1
 
 
 async def test_of_concurrent_inserts_one_wins(engine: Opening) -> None:
@@ -234,7 +234,7 @@ async def test_of_concurrent_inserts_one_wins(engine: Opening) -> None:
     async with engine() as e:
         several = [e.app.insert(Play.a, {}, unique_key="k", on_conflict="existing") for _ in range(8)]
         assert len(set(ids(await asyncio.gather(*several)))) == 1
-        assert len(await e.fetch("select * from @.gen_durable")) == 1
+        assert len(await e.fetch("select * from @.instances")) == 1
 
 
 async def test_a_batch_goes_in_by_the_order_of_its_keys(engine: Opening) -> None:
@@ -242,7 +242,7 @@ async def test_a_batch_goes_in_by_the_order_of_its_keys(engine: Opening) -> None
     async with engine() as e:
         holding = e.db.transaction()
         await holding.start()
-        row = "insert into @.gen_durable (fsm, step, unique_key, unique_scope) values ('Play', 'a', 'm', '{runnable}')"
+        row = "insert into @.instances (fsm, step, unique_key, unique_scope) values ('Play', 'a', 'm', '{runnable}')"
         await e.fetch(row)
         starts = [Start(Play.a, {}, unique_key=key) for key in ("z", "m")]
         batch = asyncio.create_task(e.app.insert_many(starts, on_conflict="existing"))
@@ -273,6 +273,6 @@ async def test_a_reaped_row_keeps_its_key(engine: Opening) -> None:
         assert await guard(e, handle.id) == b"k"
         await e.reap()
         assert await guard(e, handle.id) == b"k"
-        async with e.worker(Play(a=lambda p, s, c: Stop("no") if c.attempt else Replay(s, after=HOUR))):
+        async with e.worker(Play(a=lambda p, s, c: Fail("no") if c.attempt else Retry(s, delay=HOUR))):
             assert await failed(handle) == "no"
         assert await guard(e, handle.id) is None

@@ -12,17 +12,17 @@ from tests.spec.support import Engine, Gate, Kid, Play, State, failed, finished
 from gen_durable import (
     Context,
     Done,
+    Fail,
     Machine,
     NotFound,
     Outcome,
-    Replay,
     Retention,
+    Retry,
     ScheduleChildren,
     Start,
-    Stop,
     step,
 )
-from gen_durable.telemetry import DeadLettered, Reaped, StepStopped, Swept
+from gen_durable.telemetry import ClaimsReaped, InstanceDeadLettered, InstancesCollected, StepCommitted
 
 SWEEP: dict[str, Any] = {"gc_interval": timedelta(milliseconds=50), "gc_retention": timedelta(0)}
 
@@ -52,7 +52,7 @@ async def test_the_engine_does_not_cap_the_retries_of_a_machine(engine: Opening)
     async with engine() as e:
         play = Play(
             a=lambda p, s, c: broken(p, s, c) if c.attempt < 60 else Done(c.attempt),
-            on_error=lambda p, s, c, error: Replay(s),
+            on_error=lambda p, s, c, error: Retry(s),
         )
         async with e.worker(play):
             assert await finished(await e.start()) == 60
@@ -79,14 +79,14 @@ async def test_a_cap_on_crashes_that_was_asked_for_fails_the_row(engine: Opening
         reaping = {"max_crashes": 3, "reap_interval": timedelta(milliseconds=50)}
         async with e.worker(play, **reaping):
             handle = await e.start()
-            await e.until(StepStopped, id=handle.id, outcome="ScheduleChildren")
+            await e.until(StepCommitted, id=handle.id, outcome="ScheduleChildren")
             (child,) = await e.children(handle)
             for crash in range(3):
-                assert e.events(DeadLettered) == []
+                assert e.events(InstanceDeadLettered) == []
                 assert [claim.id for claim in await e.claim(lease=0.0, aside=1)] == [child["id"]]
-                await e.until(Reaped, times=crash + 1)
+                await e.until(ClaimsReaped, times=crash + 1)
             assert await finished(handle) == ["failed"]
-            dead = await e.until(DeadLettered)
+            dead = await e.until(InstanceDeadLettered)
         assert (dead.id, dead.machine, dead.step, dead.crashes) == (child["id"], "Kid", "k", 3)
         assert "crash" in (await e.row(child["id"]))["last_error"]
 
@@ -104,9 +104,9 @@ async def test_the_parent_of_a_row_that_was_given_up_runs_at_once(engine: Openin
         options: dict[str, Any] = {"max_crashes": 1, "reap_interval": timedelta(milliseconds=50)}
         async with e.worker(play, poll_interval=timedelta(seconds=3), **options):
             handle = await e.start()
-            await e.until(StepStopped, id=handle.id, outcome="ScheduleChildren")
+            await e.until(StepCommitted, id=handle.id, outcome="ScheduleChildren")
             await e.claim(lease=0.0, aside=1)
-            await e.until(DeadLettered)
+            await e.until(InstanceDeadLettered)
             await finished(handle)
         assert woken[0] < timedelta(seconds=1)
 
@@ -135,7 +135,7 @@ async def test_failing_a_parent_does_not_touch_its_children(engine: Opening) -> 
     async with engine() as e:
         play = Play(
             a=lambda p, s, c: ScheduleChildren([Start(Kid.k, {"n": n}) for n in range(3)], then=p.b, state=s),
-            b=lambda p, s, c: Stop("the parent gives up"),
+            b=lambda p, s, c: Fail("the parent gives up"),
         )
         async with e.worker(play, Kid(k=lambda k, s, c: Done(s["n"]))):
             handle = await e.start()
@@ -153,7 +153,7 @@ async def test_failing_a_child_does_not_touch_its_parent_or_its_siblings(engine:
 
         async def body(_kid: Kid, state: State, _ctx: Context) -> Outcome[Any]:
             if state["fails"]:
-                return Stop("no")
+                return Fail("no")
             await gate.pass_through()
             return Done("well")
 
@@ -163,7 +163,7 @@ async def test_failing_a_child_does_not_touch_its_parent_or_its_siblings(engine:
         )
         async with e.worker(play, Kid(k=body)):
             handle = await e.start()
-            await e.until(StepStopped, machine="Kid", outcome="Stop")
+            await e.until(StepCommitted, machine="Kid", outcome="Fail")
             await gate.arrival()
             row = await e.row(handle)
             assert (row["status"], row["children_pending"]) == ("awaiting_children", 1)
@@ -178,16 +178,16 @@ async def test_a_child_outlives_its_parent(engine: Opening) -> None:
             Play(a=lambda p, s, c: ScheduleChildren([Start(Kid.k, {}, queue="aside")], then=p.b, state=s))
         ):
             handle = await e.start()
-            await e.until(StepStopped, id=handle.id)
+            await e.until(StepCommitted, id=handle.id)
         (child,) = await e.children(handle)
-        await e.fetch("delete from @.gen_durable where id = $1", handle.id)
+        await e.fetch("delete from @.instances where id = $1", handle.id)
         async with e.worker(Kid(k=lambda k, s, c: Done("alone")), queues={"aside": 1}):
             assert await finished(e.app.handle(child["id"], Kid.k)) == "alone"
 
 
 async def ended_pair(e: Engine) -> tuple[int, int]:
     """One instance that is done and one that has failed."""
-    async with e.worker(Play(a=lambda p, s, c: Done() if s["ok"] else Stop("no")), gc_interval=None):
+    async with e.worker(Play(a=lambda p, s, c: Done() if s["ok"] else Fail("no")), gc_interval=None):
         done, stopped = await e.start({"ok": True}), await e.start({"ok": False})
         await finished(done)
         await failed(stopped)
@@ -200,10 +200,10 @@ async def test_ended_instances_are_swept_after_their_retention(engine: Opening) 
         done, stopped = await ended_pair(e)
         living = await e.start(queue="aside")
         assert await e.app.pool.run(e.app.calls.gc(3600.0, 3600.0, 3600.0, 1000)) == 0
-        assert {row["id"] for row in await e.fetch("select id from @.gen_durable")} == {done, stopped, living.id}
+        assert {row["id"] for row in await e.fetch("select id from @.instances")} == {done, stopped, living.id}
         async with e.worker(queues={}, **SWEEP):
-            assert (await e.until(Swept)).count == 2
-        assert [row["id"] for row in await e.fetch("select id from @.gen_durable")] == [living.id]
+            assert (await e.until(InstancesCollected)).count == 2
+        assert [row["id"] for row in await e.fetch("select id from @.instances")] == [living.id]
         with pytest.raises(NotFound):
             await e.app.get(done)
 
@@ -214,8 +214,8 @@ async def test_retention_is_set_per_status(engine: Opening) -> None:
         _, stopped = await ended_pair(e)
         keep = Retention(done=timedelta(0), failed=None)
         async with e.worker(queues={}, gc_interval=timedelta(milliseconds=50), gc_retention=keep):
-            await e.until(Swept)
-        assert [row["id"] for row in await e.fetch("select id from @.gen_durable")] == [stopped]
+            await e.until(InstancesCollected)
+        assert [row["id"] for row in await e.fetch("select id from @.instances")] == [stopped]
 
 
 async def test_children_are_not_swept_while_their_parent_lives(engine: Opening) -> None:
@@ -234,10 +234,10 @@ async def test_children_are_not_swept_while_their_parent_lives(engine: Opening) 
         )
         async with e.worker(play, Kid(k=body), **SWEEP):
             handle = await e.start()
-            await e.until(StepStopped, machine="Kid", times=2)
+            await e.until(StepCommitted, machine="Kid", times=2)
             await e.app.insert(Kid.k, {"last": False})
-            assert (await e.until(Swept)).count == 1
+            assert (await e.until(InstancesCollected)).count == 1
             assert len(await e.children(handle)) == 3
             gate.opened.set()
-            await e.until(StepStopped, id=handle.id, outcome="Done")
+            await e.until(StepCommitted, id=handle.id, outcome="Done")
         assert len(play.script.of("b")[0].ctx.children) == 3

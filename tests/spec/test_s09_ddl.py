@@ -10,7 +10,7 @@ from tests.spec.conftest import Opening
 from tests.spec.support import Engine, go
 
 from gen_durable import Durable, SchemaTooNew
-from gen_durable.pg.link import Link, Target
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
@@ -103,14 +103,14 @@ async def test_the_statuses_of_an_instance(engine: Opening) -> None:
 async def test_the_columns_of_an_instance(engine: Opening) -> None:
     """Each column that the specification names has its type, its default, and may be null only where it says so."""
     async with engine() as e:
-        found = await columns(e, "gen_durable")
+        found = await columns(e, "instances")
         assert {name: found.get(name) for name in INSTANCE} == INSTANCE
 
 
 async def test_the_columns_that_were_added_to_an_instance(engine: Opening) -> None:
     """The fence, the count of outcomes and of crashes, the deadline of an await, and when the instance ended."""
     async with engine() as e:
-        found = await columns(e, "gen_durable")
+        found = await columns(e, "instances")
         assert {name: found.get(name) for name in ADDED} == ADDED
 
 
@@ -124,7 +124,7 @@ async def test_the_columns_of_a_signal(engine: Opening) -> None:
 async def test_ids_are_given_by_the_database(engine: Opening) -> None:
     """Both ids are identities that are always generated, and primary keys."""
     async with engine() as e:
-        for table in ("gen_durable", "signals"):
+        for table in ("instances", "signals"):
             (row,) = await e.fetch(
                 "select a.attidentity, i.indisprimary from pg_attribute a "
                 "join pg_index i on i.indrelid = a.attrelid and i.indkey::text = a.attnum::text and i.indisprimary "
@@ -137,7 +137,7 @@ async def test_ids_are_given_by_the_database(engine: Opening) -> None:
 async def test_a_bare_row_is_a_runnable_instance(engine: Opening) -> None:
     """With the machine and the step alone the defaults make a row that a worker picks."""
     async with engine() as e:
-        (row,) = await e.fetch("insert into @.gen_durable (fsm, step) values ('Play', 'a') returning *")
+        (row,) = await e.fetch("insert into @.instances (fsm, step) values ('Play', 'a') returning *")
         assert (row["status"], row["state"], row["queue"], row["priority"]) == ("runnable", "{}", "default", 0)
         assert (row["attempt"], row["children_pending"], row["fsm_version"]) == (0, 0, 1)
         assert row["eligible_at"] == row["inserted_at"] == row["updated_at"]
@@ -156,7 +156,7 @@ async def test_the_guard_is_generated_from_key_scope_and_status(engine: Opening)
         ]
         for status, key, scope, expected in cases:
             (row,) = await e.fetch(
-                "insert into @.gen_durable (fsm, step, status, finished_at, unique_key, unique_scope) "
+                "insert into @.instances (fsm, step, status, finished_at, unique_key, unique_scope) "
                 "values ('Play', 'a', $1::text::@.durable_status, case $1 when 'done' then now() end, $2, $3) "
                 "returning unique_guard",
                 status,
@@ -165,21 +165,21 @@ async def test_the_guard_is_generated_from_key_scope_and_status(engine: Opening)
             )
             assert row["unique_guard"] == expected
         with pytest.raises(asyncpg.GeneratedAlwaysError):
-            await e.fetch("update @.gen_durable set unique_guard = 'x'")
+            await e.fetch("update @.instances set unique_guard = 'x'")
         (kind,) = await e.fetch(
             "select attgenerated from pg_attribute where attrelid = $1::regclass and attname = 'unique_guard'",
-            f'"{e.schema}".gen_durable',
+            f'"{e.schema}".instances',
         )
         assert kind["attgenerated"] == b"s"
 
 
 INDEXES = {
-    "gen_durable_pick": r"\(queue, priority, .*\) WHERE",
-    "gen_durable_lease": r"\(lease_expires_at\) WHERE \(status = 'executing'",
-    "gen_durable_unique": r"^CREATE UNIQUE INDEX .*\(unique_guard\) WHERE \(unique_guard IS NOT NULL\)",
-    "gen_durable_parent": r"\(parent_id.*\) WHERE \(parent_id IS NOT NULL\)",
-    "gen_durable_partition": r"^CREATE UNIQUE INDEX .*\(partition_key\) WHERE .*executing.*partition_key IS NOT NULL",
-    "gen_durable_finished": r"\(finished_at\) WHERE \(finished_at IS NOT NULL\)",
+    "instances_pick": r"\(queue, priority, .*\) WHERE",
+    "instances_lease": r"\(lease_expires_at\) WHERE \(status = 'executing'",
+    "instances_unique": r"^CREATE UNIQUE INDEX .*\(unique_guard\) WHERE \(unique_guard IS NOT NULL\)",
+    "instances_parent": r"\(parent_id.*\) WHERE \(parent_id IS NOT NULL\)",
+    "instances_partition": r"^CREATE UNIQUE INDEX .*\(partition_key\) WHERE .*executing.*partition_key IS NOT NULL",
+    "instances_finished": r"\(finished_at\) WHERE \(finished_at IS NOT NULL\)",
 }
 
 
@@ -193,10 +193,10 @@ async def test_the_indexes_of_instances(engine: Opening) -> None:
 async def test_only_rows_that_can_be_picked_are_in_the_pick_index(engine: Opening) -> None:
     """Its column is when a row falls due, and null for whatever waits for something else than time."""
     async with engine() as e:
-        assert "WHERE (due_at IS NOT NULL)" in (await indexes(e))["gen_durable_pick"]
+        assert "WHERE (due_at IS NOT NULL)" in (await indexes(e))["instances_pick"]
         rows = await e.fetch(
             """
-            insert into @.gen_durable
+            insert into @.instances
               (fsm, step, status, awaits, await_deadline, locked_by, lease_expires_at, finished_at)
             select 'Play', 'a', s, array['go'], d, case when s = 'executing' then 'w' end,
                    case when s = 'executing' then now() end, case when s >= 'done' then now() end
@@ -206,7 +206,7 @@ async def test_only_rows_that_can_be_picked_are_in_the_pick_index(engine: Openin
         )
         due = {(row["status"], row["deadline"]) for row in rows if row["due"]}
         assert due == {("runnable", False), ("runnable", True), ("awaiting_signal", True), ("awaiting_children", True)}
-        await e.fetch("delete from @.gen_durable")
+        await e.fetch("delete from @.instances")
 
 
 async def test_the_inbox_is_found_by_its_instance(engine: Opening) -> None:
@@ -222,7 +222,7 @@ async def test_signals_go_with_their_instance(engine: Opening) -> None:
     async with engine() as e:
         handle = await e.start()
         await handle.signal(go, {})
-        await e.fetch("delete from @.gen_durable where id = $1", handle.id)
+        await e.fetch("delete from @.instances where id = $1", handle.id)
         assert await e.fetch("select * from @.signals") == []
 
 
@@ -232,7 +232,7 @@ async def test_everything_is_in_one_schema(dsn: str, schema: str) -> None:
     try:
         names = await connection.fetch(
             "select relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where nspname = 'public' "
-            "and relname similar to '(gen_durable|signals)%'"
+            "and relname similar to '(instances|signals)%'"
         )
         paths = await connection.fetch(
             "select proname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where nspname = $1 "
@@ -247,7 +247,7 @@ async def test_everything_is_in_one_schema(dsn: str, schema: str) -> None:
 
 async def test_the_schema_version_is_recorded_and_only_missing_steps_are_applied(dsn: str, bare_schema: str) -> None:
     """The first migration applies everything, the second nothing, and a newer database is refused."""
-    link, schema = Link(Target(dsn)), Schema(bare_schema)
+    link, schema = PersistentConnection(Target(dsn)), Schema(bare_schema)
     try:
         applied = await migrate(link, schema)
         assert applied == sorted(applied) != []

@@ -10,9 +10,9 @@ import pytest
 from tests.spec.conftest import Opening
 from tests.spec.support import MOMENT, Kid, Play, differing, finished, go, ids
 
-from gen_durable import Await, Done, Next, ScheduleChildren, Start, Stop
-from gen_durable.store.rows import Claim, Commit
-from gen_durable.telemetry import StepStopped
+from gen_durable import Await, Done, Fail, Next, ScheduleChildren, Start
+from gen_durable.store.types import Claim, Commit
+from gen_durable.telemetry import StepCommitted
 
 
 def commit(claim: Claim, kind: str, **values: Any) -> Commit:
@@ -102,14 +102,14 @@ async def test_reapers_do_not_count_a_crash_twice(engine: Opening) -> None:
         assert len(await e.claim(50, lease=0.0)) == 50
         taken = await asyncio.gather(*(e.reap() for _ in range(5)))
         assert len([row for rows in taken for row in rows]) == 50
-        rows = await e.fetch("select distinct attempt, crashes, status from @.gen_durable")
+        rows = await e.fetch("select distinct attempt, crashes, status from @.instances")
         assert [tuple(row) for row in rows] == [(1, 1, "runnable")]
 
 
 async def test_an_outcome_is_one_transaction(engine: Opening) -> None:
     """What an outcome causes beside its own row is committed with it or not at all: children, the join, the inbox."""
     async with engine() as e:
-        await e.fetch("alter table @.gen_durable add constraint no_bad check (fsm <> 'Kid' or priority <> 13)")
+        await e.fetch("alter table @.instances add constraint no_bad check (fsm <> 'Kid' or priority <> 13)")
         play = Play(
             a=lambda p, s, c: Await(go, then=p.b, state=s),
             b=lambda p, s, c: ScheduleChildren(
@@ -120,7 +120,7 @@ async def test_an_outcome_is_one_transaction(engine: Opening) -> None:
         async with e.worker(play):
             handle = await e.start({"n": 0})
             await handle.signal(go, {})
-            await e.until(StepStopped, id=handle.id, outcome="Next")
+            await e.until(StepCommitted, id=handle.id, outcome="Next")
         row = await e.row(handle)
         assert (row["status"], row["children_pending"], row["state"]) == (
             "runnable",
@@ -130,7 +130,7 @@ async def test_an_outcome_is_one_transaction(engine: Opening) -> None:
         assert await e.children(handle) == []
 
 
-@pytest.mark.parametrize("kind", ["hold", "next", "replay", "await", "children", "done", "stop"])
+@pytest.mark.parametrize("kind", ["continue", "next", "retry", "await", "children", "done", "fail"])
 async def test_an_outcome_sent_twice_is_recognised(engine: Opening, kind: str) -> None:
     """A worker that did not hear the answer to its commit sends it again: it is told that it was done, once."""
     async with engine() as e:
@@ -170,10 +170,10 @@ async def test_the_end_of_a_child_joins_in_the_same_transaction(engine: Opening)
         play = Play(a=lambda p, s, c: ScheduleChildren([Start(Kid.k, {}, queue="aside")] * 3, then=p.b, state=s))
         async with e.worker(play):
             handle = await e.start()
-            await e.until(StepStopped, id=handle.id)
+            await e.until(StepCommitted, id=handle.id)
         kids = await e.claim(aside=3)
         ends = [
-            commit(kid, "done" if n else "stop", value="1", error="e", parent=handle.id) for n, kid in enumerate(kids)
+            commit(kid, "done" if n else "fail", value="1", error="e", parent=handle.id) for n, kid in enumerate(kids)
         ]
         for left, end in zip((2, 1), ends, strict=False):
             await e.flush(end)
@@ -192,7 +192,7 @@ async def test_signals_can_be_sent_by_any_client_in_its_own_transaction(engine: 
         play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=lambda p, s, c: Done(c.first(go)))
         async with e.worker(play, poll_interval=timedelta(milliseconds=50)):
             handle = await e.start(unique_key="k")
-            await e.until(StepStopped, id=handle.id, outcome="Await")
+            await e.until(StepCommitted, id=handle.id, outcome="Await")
             async with e.db.transaction():
                 rows = await e.fetch("""select @.signal('k'::text, 'go', '{"n": 1}', 'evt')""")
                 assert rows[0][0] == "delivered"
@@ -225,7 +225,7 @@ async def test_a_batch_goes_in_with_one_statement(engine: Opening) -> None:
 
 async def test_an_end_leaves_no_trace_of_the_claim(engine: Opening) -> None:
     """A terminal row has no owner, no lease, and waits for nothing."""
-    async with engine() as e, e.worker(Play(a=lambda p, s, c: Done() if s["ok"] else Stop("no"))):
+    async with engine() as e, e.worker(Play(a=lambda p, s, c: Done() if s["ok"] else Fail("no"))):
         for ok in (True, False):
             handle = await e.start({"ok": ok})
             await handle.wait()

@@ -12,8 +12,8 @@ import pytest
 from tests.spec.conftest import Opening
 from tests.spec.support import HOUR, MOMENT, Engine, Gate, Handle, Kid, Play, State, failed, finished, ids
 
-from gen_durable import Context, Done, EncodeError, Next, Outcome, Replay, ScheduleChildren, Start, Status, Stop
-from gen_durable.telemetry import StepStopped
+from gen_durable import Context, Done, EncodeError, Fail, Next, Outcome, Retry, ScheduleChildren, Start, Status
+from gen_durable.telemetry import StepCommitted
 
 
 def parent(children: Callable[[], list[Start[Any]]], **bodies: Any) -> Play:
@@ -26,7 +26,7 @@ async def spawned(e: Engine, play: Play) -> Handle[Any]:
     """A parent whose children wait in a queue that no worker serves."""
     async with e.worker(play):
         handle = await e.start({"spawned": False})
-        await e.until(StepStopped, id=handle.id, outcome="ScheduleChildren")
+        await e.until(StepCommitted, id=handle.id, outcome="ScheduleChildren")
     return handle
 
 
@@ -68,7 +68,7 @@ async def test_the_parent_goes_on_at_the_next_step_and_never_spawns_again(engine
         play = parent(lambda: aside(2))
         handle = await spawned(e, play)
         async with e.worker(Kid(k=lambda k, s, c: Done()), queues={"aside": 2}):
-            await e.until(StepStopped, machine="Kid", times=2)
+            await e.until(StepCommitted, machine="Kid", times=2)
         (claim,) = await e.claim(lease=0.0)
         assert (claim.step, claim.state) == ("b", '{"spawned": true}')
         await e.reap()
@@ -148,9 +148,9 @@ async def test_a_child_that_runs_again_joins_once(engine: Opening) -> None:
             assert len(await e.claim(lease=0.0, aside=2)) == 2
             await e.reap()
             assert (await e.row(handle))["children_pending"] == 2
-        kid = Kid(k=lambda k, s, c: Replay(s) if c.attempt < 5 else Done())
+        kid = Kid(k=lambda k, s, c: Retry(s) if c.attempt < 5 else Done())
         async with e.worker(kid, queues={"aside": 2}):
-            await e.until(StepStopped, machine="Kid", outcome="Done", times=2)
+            await e.until(StepCommitted, machine="Kid", outcome="Done", times=2)
         row = await e.row(handle)
         assert (row["status"], row["children_pending"]) == ("runnable", 0)
 
@@ -161,11 +161,11 @@ async def test_only_an_end_releases_a_slot(engine: Opening) -> None:
         handle = await spawned(e, parent(lambda: aside(3)))
         outcomes: list[Callable[[Kid], Outcome[Any]]] = [
             lambda k: Next(k.grown, {}, delay=HOUR),
-            lambda k: Replay({}, after=HOUR),
+            lambda k: Retry({}, delay=HOUR),
             lambda k: ScheduleChildren([Start(Kid.grown, {}, queue="elsewhere")], then=k.grown, state={}),
         ]
         async with e.worker(Kid(k=lambda k, s, c: outcomes[s["n"]](k)), queues={"aside": 3}):
-            await e.until(StepStopped, machine="Kid", times=3)
+            await e.until(StepCommitted, machine="Kid", times=3)
         row = await e.row(handle)
         assert (row["status"], row["children_pending"]) == ("awaiting_children", 3)
 
@@ -176,7 +176,7 @@ async def test_the_last_child_releases_the_parent(engine: Opening) -> None:
         play = parent(lambda: aside(3))
         handle = await spawned(e, play)
         async with e.worker(Kid(k=lambda k, s, c: Done()), queues={"aside": 1}):
-            await e.until(StepStopped, machine="Kid", times=3)
+            await e.until(StepCommitted, machine="Kid", times=3)
         row = await e.row(handle)
         assert (row["status"], row["step"], row["children_pending"], row["attempt"]) == ("runnable", "b", 0, 0)
         assert row["eligible_at"] == max(child["finished_at"] for child in await e.children(handle))
@@ -194,7 +194,7 @@ async def test_siblings_that_end_together_all_count(engine: Opening) -> None:
 async def test_the_parent_sees_what_became_of_each_child(engine: Opening) -> None:
     """Per child: id, machine, status, result and last error, in the order in which they were started."""
     async with engine() as e:
-        kid = Kid(k=lambda k, s, c: Stop("no stock") if s["n"] == 1 else Done({"sum": s["n"]}))
+        kid = Kid(k=lambda k, s, c: Fail("no stock") if s["n"] == 1 else Done({"sum": s["n"]}))
         play = parent(lambda: [Start(Kid.k, {"n": n}) for n in range(3)])
         async with e.worker(play, kid):
             handle = await e.start()
@@ -210,7 +210,7 @@ async def test_the_parent_sees_what_became_of_each_child(engine: Opening) -> Non
 async def test_the_parent_sees_the_state_in_which_each_child_ended(engine: Opening) -> None:
     """A child's last state is told as well, failed or not."""
     async with engine() as e:
-        kid = Kid(k=lambda k, s, c: Next(k.grown, {"n": s["n"] + 10}), grown=lambda k, s, c: Stop("no stock"))
+        kid = Kid(k=lambda k, s, c: Next(k.grown, {"n": s["n"] + 10}), grown=lambda k, s, c: Fail("no stock"))
         play = parent(lambda: [Start(Kid.k, {"n": n}) for n in range(3)])
         async with e.worker(play, kid):
             await finished(await e.start())
@@ -223,7 +223,7 @@ async def test_children_are_not_deleted_on_reading(engine: Opening) -> None:
     async with engine() as e:
         play = parent(
             lambda: [Start(Kid.k, {"n": n}) for n in range(3)],
-            b=lambda p, s, c: Replay(s) if c.attempt < 2 else Done(len(c.children)),
+            b=lambda p, s, c: Retry(s) if c.attempt < 2 else Done(len(c.children)),
         )
         async with e.worker(play, Kid(k=lambda k, s, c: Done(s["n"]))):
             handle = await e.start()
@@ -239,7 +239,7 @@ async def test_a_crash_behind_the_barrier_reads_the_same_children(engine: Openin
         play = parent(lambda: aside(2))
         handle = await spawned(e, play)
         async with e.worker(Kid(k=lambda k, s, c: Done(s["n"])), queues={"aside": 2}):
-            await e.until(StepStopped, machine="Kid", times=2)
+            await e.until(StepCommitted, machine="Kid", times=2)
         (first,) = await e.claim(lease=0.0)
         await e.reap()
         (second,) = await e.claim(lease=0.0)
@@ -253,11 +253,11 @@ async def test_a_crash_behind_the_barrier_reads_the_same_children(engine: Openin
 async def test_a_failed_child_releases_its_slot_and_the_parent_decides(engine: Opening) -> None:
     """The barrier waits for ends, not for success: the engine passes no failure on by itself."""
     async with engine() as e:
-        kid = Kid(k=lambda k, s, c: Stop("no stock"))
+        kid = Kid(k=lambda k, s, c: Fail("no stock"))
         tolerant = parent(lambda: [Start(Kid.k, {})])
         async with e.worker(tolerant, kid):
             assert await finished(await e.start()) == ["failed"]
-        strict = parent(lambda: [Start(Kid.k, {})], b=lambda p, s, c: Stop(f"child: {c.children[0].last_error}"))
+        strict = parent(lambda: [Start(Kid.k, {})], b=lambda p, s, c: Fail(f"child: {c.children[0].last_error}"))
         async with e.worker(strict, kid):
             assert await failed(await e.start()) == "child: no stock"
 
@@ -275,7 +275,7 @@ async def test_a_hanging_child_hangs_its_parent(engine: Opening) -> None:
         async with e.worker(parent(lambda: [Start(Kid.k, {"n": n}) for n in range(5)]), Kid(k=body)):
             handle = await e.start()
             await gate.arrival()
-            await e.until(StepStopped, machine="Kid", times=4)
+            await e.until(StepCommitted, machine="Kid", times=4)
             row = await e.row(handle)
             assert (row["status"], row["children_pending"], row["await_deadline"]) == ("awaiting_children", 1, None)
             gate.opened.set()
@@ -331,7 +331,7 @@ async def test_a_large_family_joins(engine: Opening) -> None:
     """Hundreds of children in one outcome, ended by several workers in batches, release their parent once."""
     async with engine() as e:
         play = parent(lambda: [Start(Kid.k, {"n": n}) for n in range(800)], b=lambda p, s, c: Done(len(c.children)))
-        kid = Kid(k=lambda k, s, c: Done(s["n"]) if s["n"] % 7 else Stop("seven"))
+        kid = Kid(k=lambda k, s, c: Done(s["n"]) if s["n"] % 7 else Fail("seven"))
         async with e.worker(play, kid, queues={"default": 100}):
             handle = await e.start()
             async with asyncio.timeout(30):

@@ -10,11 +10,11 @@ import pytest
 from tests.store.machine import KNOWN
 
 from gen_durable.outcomes import Start
-from gen_durable.pg.link import Link, Target
-from gen_durable.store.calls import Call, Calls
-from gen_durable.store.reads import Reads
-from gen_durable.store.rows import Commit, Delivery, Flushed, Inserted, Picked
+from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.store.admin import AdminStatements
 from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import Commit, Flushed, Inserted, OutgoingSignal, Picked
 
 T = TypeVar("T")
 
@@ -24,20 +24,20 @@ class Store:
 
     def __init__(self, dsn: str, schema: str) -> None:
         self.schema = Schema(schema)
-        self.calls = Calls(self.schema)
-        self.reads = Reads(self.schema)
+        self.calls = Statements(self.schema)
+        self.reads = AdminStatements(self.schema)
         self._runner = asyncio.Runner()
-        self._link = Link(Target(dsn))
+        self._link = PersistentConnection(Target(dsn))
         # Ids up to 100 are the test's own.
-        self.sql("select setval('@schema.gen_durable_id_seq', 100), setval('@schema.signals_id_seq', 100)")
+        self.sql("select setval('@schema.instances_id_seq', 100), setval('@schema.signals_id_seq', 100)")
 
-    def run(self, call: Call[T]) -> T:
+    def run(self, call: Statement[T]) -> T:
         """Any call."""
         return self._runner.run(self._link.run(call))
 
     def sql(self, text: str, *args: object) -> list[Any]:
         """Any statement, with `@schema` in it."""
-        return self.run(Call(self.schema.render(text), args, list))
+        return self.run(Statement(self.schema.render(text), args, list))
 
     def given(self, text: str) -> None:
         """Rows to begin with (see `interleavings.given`)."""
@@ -52,7 +52,7 @@ class Store:
     def flush(self, *commits: Commit) -> Flushed:
         return self.run(self.calls.flush(commits))
 
-    def signal(self, *deliveries: Delivery) -> list[tuple[int | None, str, str | None]]:
+    def signal(self, *deliveries: OutgoingSignal) -> list[tuple[int | None, str, str | None]]:
         return self.run(self.calls.signal(deliveries))
 
     def row(self, id: int) -> Any:  # noqa: A002  # the column's name
@@ -61,13 +61,13 @@ class Store:
             "select *, extract(epoch from eligible_at - clock_timestamp())::float8 as eligible_in,"
             " extract(epoch from await_deadline - clock_timestamp())::float8 as deadline_in,"
             " extract(epoch from lease_expires_at - clock_timestamp())::float8 as lease_in"
-            " from @schema.gen_durable where id = $1",
+            " from @schema.instances where id = $1",
             id,
         )
         return found
 
     def rows(self) -> list[Any]:
-        return self.sql("select * from @schema.gen_durable order by id")
+        return self.sql("select * from @schema.instances order by id")
 
     def inbox(self) -> list[Any]:
         return self.sql("select * from @schema.signals order by id")

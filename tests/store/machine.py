@@ -10,7 +10,7 @@ from tests.interleavings.given import LIVE
 from gen_durable.context import Context
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Done, Outcome
-from gen_durable.store.rows import Commit, Delivery
+from gen_durable.store.types import Commit, OutgoingSignal
 
 KNOWN = ["m/1/s", "m/1/t"]
 
@@ -45,6 +45,6 @@ def park(id: int, *names: str, seen: tuple[int, ...] = (), timeout: float | None
     return Commit(id, claim, 0, "await", step="t", delay=timeout, extra=json.dumps({"awaits": names, "seen": seen}))
 
 
-def send(target: int | None, name: str = "go", *, key: bytes | None = None, dedup: str | None = None) -> Delivery:
+def send(target: int | None, name: str = "go", *, key: bytes | None = None, dedup: str | None = None) -> OutgoingSignal:
     """A signal to be delivered."""
-    return Delivery(target, key, name, "1", dedup)
+    return OutgoingSignal(target, key, name, "1", dedup)

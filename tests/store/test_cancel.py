@@ -11,9 +11,9 @@ from tests.store.machine import M, child, fan_out, send
 from tests.store.test_limits import blocked, ids, limit, one_by_one
 
 from gen_durable.instances import Status
+from gen_durable.limits import Concurrency, Rate
 from gen_durable.outcomes import Start
-from gen_durable.policies import Concurrency, Rate
-from gen_durable.store.rows import CancelTarget, Commit
+from gen_durable.store.types import CancelTarget, Commit
 
 
 def cancel(store: Store, *targets: int | bytes, cascade: bool = True) -> list[CancelTarget]:
@@ -70,19 +70,19 @@ def test_what_waits_ends_at_once(store: Store, given: str) -> None:
 def test_what_executes_is_marked_and_its_worker_named(store: Store) -> None:
     store.given(executing(1))
     assert store.run(store.calls.cancel([(1, None)], "why", cascade=True)) == (
-        [CancelTarget(1, Status.EXECUTING, "asked")],
+        [CancelTarget(1, Status.EXECUTING, "requested")],
         ["!w"],
     )
     assert (store.row(1)["status"], store.row(1)["cancel_reason"]) == ("executing", "why")
-    assert store.run(store.calls.asked([(1, 1), (2, 1)])) == {1: "why"}
-    assert store.run(store.calls.asked([(1, 0)])) == {}
+    assert store.run(store.calls.cancel_requests([(1, 1), (2, 1)])) == {1: "why"}
+    assert store.run(store.calls.cancel_requests([(1, 0)])) == {}
 
 
 def test_asked_again_the_first_reason_stays(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
     answers, rings = store.run(store.calls.cancel([(1, None)], "another", cascade=True))
-    assert (answers[0].verdict, rings) == ("asked", ["!w"])
+    assert (answers[0].verdict, rings) == ("requested", ["!w"])
     assert store.row(1)["cancel_reason"] == "why"
 
 
@@ -90,7 +90,7 @@ def test_by_key_and_in_a_batch(store: Store) -> None:
     """The answers are in the order of the targets; what is not there, or has ended, is told apart."""
     store.given(instance(1) + instance(2, unique_key=b"k", unique_scope=LIVE) + ended(3) + executing(4))
     assert [a.verdict for a in cancel(store, 4, b"k", 3, b"nobody", 99, 1)] == [
-        "asked", "ended", "over", "no_target", "no_target", "ended",
+        "requested", "ended", "over", "no_target", "no_target", "ended",
     ]  # fmt: skip
     assert cancel(store, b"k") == [CancelTarget(None, None, "no_target")]
 
@@ -112,7 +112,7 @@ def test_one_that_has_ended_is_left_as_it_is(store: Store) -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["hold", "next", "replay", "await", "children"])
+@pytest.mark.parametrize("kind", ["continue", "next", "retry", "await", "children"])
 def test_no_outcome_leads_on_from_a_marked_row(store: Store, kind: str) -> None:
     """It is refused, and said so: nothing of it happens, and the claim stays its owner's."""
     store.given(executing(1) + signal(1, 1))
@@ -129,7 +129,7 @@ def test_no_outcome_leads_on_from_a_marked_row(store: Store, kind: str) -> None:
     assert (store.row(1)["status"], store.row(1)["last_error"], store.inbox()) == ("cancelled", "why", [])
 
 
-@pytest.mark.parametrize(("kind", "becomes"), [("done", "done"), ("stop", "failed")])
+@pytest.mark.parametrize(("kind", "becomes"), [("done", "done"), ("fail", "failed")])
 def test_an_end_that_comes_first_wins(store: Store, kind: str, becomes: str) -> None:
     store.given(executing(1))
     cancel(store, 1)
@@ -147,7 +147,7 @@ def test_a_lost_answer_of_a_cancel_commit(store: Store) -> None:
 def test_many_children_of_a_marked_row_are_not_begun(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
-    assert store.run(store.calls.reserve(Commit(1, 1, 0, "children"), 2000)) is None
+    assert store.run(store.calls.begin_fanout(Commit(1, 1, 0, "children"), 2000)) is None
 
 
 def test_the_reaper_ends_what_is_marked(store: Store) -> None:
@@ -197,12 +197,12 @@ def test_a_tree_ends_from_the_root_to_the_leaves(store: Store) -> None:
     cancel(store, 1)
     assert status(store, 1, 2, 3, 4) == ["cancelled", "awaiting_children", "executing", "awaiting_signal"]
     assert store.run(store.calls.reap(10, None)).released == []  # whoever has cancelled it is at it
-    store.sql("update @schema.gen_durable_cascades set inserted_at = now() - interval '3 seconds'")
+    store.sql("update @schema.cascades set inserted_at = now() - interval '3 seconds'")
     assert store.run(store.calls.reap(10, None)).released == ["!"]
     assert carry_on(store) == (2, 1)
     assert status(store, 1, 2, 3, 4) == ["cancelled", "cancelled", "executing", "cancelled"]
-    assert store.run(store.calls.asked([(3, 1)])) == {3: "why"}
-    assert store.sql("select * from @schema.gen_durable_cascades") == []
+    assert store.run(store.calls.cancel_requests([(3, 1)])) == {3: "why"}
+    assert store.sql("select * from @schema.cascades") == []
     assert store.run(store.calls.reap(10, None)).released == []
 
 
@@ -219,15 +219,15 @@ def test_a_large_tree_goes_in_parts(store: Store) -> None:
     """3,000 children, some with children, a hundred at a time."""
     store.given(
         parent(1, pending=3000)
-        + "insert into @schema.gen_durable (id, fsm, step, parent_id, parent_round, round, status, children_pending)"
+        + "insert into @schema.instances (id, fsm, step, parent_id, parent_round, round, status, children_pending)"
         " overriding system value"
         " select n, 'm', 's', 1, 1, 1, 'awaiting_children', 1 from generate_series(20001, 23000) as n;"
-        "insert into @schema.gen_durable (fsm, step, parent_id, parent_round)"
+        "insert into @schema.instances (fsm, step, parent_id, parent_round)"
         " select 'm', 's', n, 1 from generate_series(20001, 23000) as n;"
     )
     cancel(store, 1)
     assert carry_on(store, 100) == (6000, 0)
-    assert store.sql("select count(*) as n from @schema.gen_durable where status <> 'cancelled'")[0]["n"] == 0
+    assert store.sql("select count(*) as n from @schema.instances where status <> 'cancelled'")[0]["n"] == 0
 
 
 def test_a_child_that_somebody_holds_is_left_to_the_next_turn(store: Store, dsn: str) -> None:
@@ -251,7 +251,7 @@ def test_the_next_of_a_partition_key(store: Store) -> None:
     store.given("".join(instance(i, partition_key="k", eligible_at=seconds(-10 + i)) for i in (1, 2, 3)))
     assert [c.id for c in store.pick(1).claims] == [1]
     store.pick(5)
-    store.flush(Commit(1, 1, 0, "replay", delay=3600))
+    store.flush(Commit(1, 1, 0, "retry", delay=3600))
     assert blocked(store) == {3: "partition/k"}
     assert set(store.run(store.calls.cancel([(2, None)], "why", cascade=True))[1]) == {"default"}
     assert blocked(store) == {}
@@ -295,10 +295,10 @@ def test_one_that_was_told_when_its_token_comes(store: Store) -> None:
     store.insert(Start(M.s, {}, limit="r", partition_key="k"))
     store.insert(Start(M.s, {}, partition_key="k"))
     assert ids(store) == [101]
-    told = store.sql("select id from @schema.gen_durable where token_at is not null")
+    told = store.sql("select id from @schema.instances where token_at is not null")
     assert [row["id"] for row in told] == [102]
     cancel(store, 102)
-    told = store.sql("select id from @schema.gen_durable where token_at is not null")
+    told = store.sql("select id from @schema.instances where token_at is not null")
     assert [row["id"] for row in told] == [103]
     assert 104 in blocked(store)
     cancel(store, 103)

@@ -7,10 +7,10 @@ import pytest
 from tests.interleavings.given import ended, executing, instance, signal
 from tests.store.conftest import Store
 
-LIMIT = "insert into @schema.gen_durable_limits (name, kind, slots, period, burst) values "
-CASCADE = "insert into @schema.gen_durable_cascades (id, parent_id, origin, reason) overriding system value values "
-SLOT = "insert into @schema.gen_durable_slots (ticket, slot_key, instance_id, claim) values "
-BUCKET = "insert into @schema.gen_durable_buckets values "
+LIMIT = "insert into @schema.limits (name, kind, slots, period, burst) values "
+CASCADE = "insert into @schema.cascades (id, parent_id, origin, reason) overriding system value values "
+SLOT = "insert into @schema.step_slots (ticket, slot_key, instance_id, claim) values "
+BUCKET = "insert into @schema.rate_buckets values "
 TRANSITION = (
     "insert into @schema.transitions (instance_id, seq, step, outcome, attempt, started_at, duration) values "
     "(1, 1, 's', 'Next', 0, now(), 0);"

@@ -11,17 +11,17 @@ from tests.store.conftest import Store
 from tests.store.machine import M, child, fan_out, park
 
 from gen_durable.outcomes import Start
-from gen_durable.store.rows import Commit
+from gen_durable.store.types import Commit
 
 CONSUMING = '{"consumed": [7]}'
 KINDS: dict[str, Callable[[], Commit]] = {
-    "hold": lambda: Commit(2, 1, 0, "hold", step="t", value='{"n": 1}', extra=CONSUMING),
+    "continue": lambda: Commit(2, 1, 0, "continue", step="t", value='{"n": 1}', extra=CONSUMING),
     "next": lambda: Commit(2, 1, 0, "next", step="t", value='{"n": 1}', extra=CONSUMING),
-    "replay": lambda: Commit(2, 1, 0, "replay", value='{"n": 1}', error="why"),
+    "retry": lambda: Commit(2, 1, 0, "retry", value='{"n": 1}', error="why"),
     "await": lambda: park(2, "other"),
     "children": lambda: fan_out(2, child("a"), child()),
     "done": lambda: Commit(2, 1, 0, "done", value="1", parent=1, extra=CONSUMING),
-    "stop": lambda: Commit(2, 1, 0, "stop", error="no", parent=1),
+    "fail": lambda: Commit(2, 1, 0, "fail", error="no", parent=1),
 }
 # A parent that waits for two, one of which has mail.
 GIVEN = (
@@ -52,7 +52,7 @@ def test_a_retry_after_a_lost_answer_changes_nothing(store: Store, kind: str) ->
 def test_an_outcome_of_an_older_claim_is_stale(store: Store, kind: str) -> None:
     """Claimed by w, lease run out, reaped, claimed by w again: the old outcome consumes, joins and starts nothing."""
     store.given(GIVEN)
-    store.sql("update @schema.gen_durable set lease_expires_at = now() - interval '1 second' where id = 2")
+    store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 2")
     assert [r.id for r in store.run(store.calls.reap(10, None)).claims] == [2]
     (claim,) = store.pick(worker="w").claims
     assert (claim.id, claim.claim, store.row(2)["locked_by"]) == (2, 3, "w")
@@ -66,7 +66,7 @@ def test_an_outcome_of_an_older_claim_is_stale(store: Store, kind: str) -> None:
 def test_an_outcome_of_a_reaped_claim_is_stale(store: Store, kind: str) -> None:
     """The same before anybody has claimed it again."""
     store.given(GIVEN)
-    store.sql("update @schema.gen_durable set lease_expires_at = now() - interval '1 second' where id = 2")
+    store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 2")
     store.run(store.calls.reap(10, None))
     before = snapshot(store)
     assert store.flush(KINDS[kind]()).stale == {2}
@@ -77,9 +77,9 @@ def test_a_retry_of_a_held_chain_is_known_at_every_step(store: Store) -> None:
     """A claim that goes on is fenced by seq: the last outcome again is `already`, an older one is stale."""
     store.given(executing(2))
     for seq in range(3):
-        store.flush(Commit(2, 1, seq, "hold", value=str(seq)))
-    assert store.flush(Commit(2, 1, 2, "hold", value="2")).already == {2}
-    assert store.flush(Commit(2, 1, 1, "hold", value="1")).stale == {2}
+        store.flush(Commit(2, 1, seq, "continue", value=str(seq)))
+    assert store.flush(Commit(2, 1, 2, "continue", value="2")).already == {2}
+    assert store.flush(Commit(2, 1, 1, "continue", value="1")).stale == {2}
     row = store.row(2)
     assert (row["seq"], row["state"]) == (3, "2")
 

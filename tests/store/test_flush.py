@@ -9,7 +9,7 @@ from tests.interleavings.given import LIVE, executing, instance, parent, seconds
 from tests.store.conftest import Store
 from tests.store.machine import child, fan_out, park
 
-from gen_durable.store.rows import Commit
+from gen_durable.store.types import Commit
 
 WORN = executing(
     1,
@@ -35,8 +35,8 @@ def worn(kind: str, **more: object) -> Commit:
 
 
 OUTCOMES = {
-    "hold": (
-        worn("hold", step="t", value='{"n": 1}'),
+    "continue": (
+        worn("continue", step="t", value='{"n": 1}'),
         {"status": "executing", "step": "t", "state": '{"n": 1}', "attempt": 0, "awaits": None, "joined": False}
         | {"last_error": None, "locked_by": "w", "round": 2}
         | LIVING,
@@ -54,15 +54,15 @@ OUTCOMES = {
         | FREE
         | LIVING,
     ),
-    "replay": (
-        worn("replay", error="why"),
+    "retry": (
+        worn("retry", error="why"),
         {"status": "runnable", "step": "s", "state": '{"n": 0}', "attempt": 4, "awaits": ["go"], "joined": True}
         | {"last_error": "why"}
         | FREE
         | LIVING,
     ),
     "replay without a reason": (
-        worn("replay", value='{"n": 1}'),
+        worn("retry", value='{"n": 1}'),
         {"status": "runnable", "state": '{"n": 1}', "attempt": 4, "last_error": "old"} | FREE | LIVING,
     ),
     "await": (
@@ -93,8 +93,8 @@ OUTCOMES = {
         | {"last_error": None, "unique_guard": None, "unique_scope": [], "unique_key": b"k", "joined": False}
         | FREE,
     ),
-    "stop": (
-        worn("stop", error="no"),
+    "fail": (
+        worn("fail", error="no"),
         {"status": "failed", "step": "s", "state": '{"n": 0}', "result": None, "attempt": 3, "awaits": None}
         | {"last_error": "no", "unique_guard": None, "unique_scope": []}
         | FREE,
@@ -117,7 +117,7 @@ def test_outcome_sets_its_columns(store: Store, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "woken"),
-    [("hold", set()), ("next", {"default"}), ("replay", {"default"}), ("done", set()), ("stop", set())],
+    [("continue", set()), ("next", {"default"}), ("retry", {"default"}), ("done", set()), ("fail", set())],
 )
 def test_flush_tells_which_queues_have_work(store: Store, kind: str, woken: set[str]) -> None:
     """Only an outcome that makes a row runnable now names its queue."""
@@ -125,7 +125,7 @@ def test_flush_tells_which_queues_have_work(store: Store, kind: str, woken: set[
     assert store.flush(Commit(1, 1, 0, kind)).wake == woken
 
 
-@pytest.mark.parametrize("kind", ["next", "replay"])
+@pytest.mark.parametrize("kind", ["next", "retry"])
 def test_delay_sets_when_it_is_eligible(store: Store, kind: str) -> None:
     """A delay counts from now, and a delayed row wakes nobody."""
     store.given(executing(1, eligible_at=seconds(-500)))
@@ -138,7 +138,7 @@ def test_a_held_row_keeps_its_lease_and_its_place(store: Store) -> None:
     """Holding changes neither the lease nor the moment it became eligible: no indexed column moves on a chain."""
     store.given(executing(1, eligible_at=seconds(-500)))
     before = store.row(1)
-    store.flush(Commit(1, 1, 0, "hold", step="t"))
+    store.flush(Commit(1, 1, 0, "continue", step="t"))
     after = store.row(1)
     for column in ("lease_expires_at", "eligible_at", "due_at", "locked_by", "claims"):
         assert after[column] == before[column]
@@ -149,10 +149,10 @@ def test_a_chain_is_hot(store: Store) -> None:
     store.given(executing(1))
     store.given("begin")  # the counters of a transaction are exact, those of the server come late
     for seq in range(20):
-        store.flush(Commit(1, 1, seq, "hold", value=f'{{"n": {seq}}}'))
+        store.flush(Commit(1, 1, seq, "continue", value=f'{{"n": {seq}}}'))
     (counts,) = store.sql(
         "select pg_stat_get_xact_tuples_updated(r) as updated, pg_stat_get_xact_tuples_hot_updated(r) as hot"
-        " from (select '@schema.gen_durable'::regclass::oid) as x (r)"
+        " from (select '@schema.instances'::regclass::oid) as x (r)"
     )
     store.given("commit")
     assert (counts["updated"], counts["hot"]) == (20, 20)
@@ -164,7 +164,7 @@ def test_await_with_a_timeout_is_due_at_its_deadline(store: Store) -> None:
     store.flush(park(1, "go", timeout=60))
     assert store.row(1)["deadline_in"] == pytest.approx(60, abs=5)
     assert store.pick().claims == []
-    store.sql("update @schema.gen_durable set await_deadline = now() - interval '1 second'")
+    store.sql("update @schema.instances set await_deadline = now() - interval '1 second'")
     (claim,) = store.pick().claims
     assert (claim.awaits, claim.inbox, claim.step, claim.claim) == (["go"], (), "t", 2)
     row = store.row(1)
@@ -203,11 +203,11 @@ def test_a_consumed_signal_with_a_dedup_key_leaves_a_tombstone(store: Store) -> 
     assert claim.inbox == ()
 
 
-@pytest.mark.parametrize("kind", ["done", "stop"])
+@pytest.mark.parametrize("kind", ["done", "fail"])
 def test_an_end_empties_the_inbox(store: Store, kind: str) -> None:
     """Whatever is in the inbox goes with a terminal outcome, tombstones too; others' mail stays."""
     store.given(executing(1) + signal(7, 1) + signal(8, 1, dedup_key="d", consumed=True) + executing(2) + signal(9, 2))
-    store.flush(Commit(1, 1, 0, kind, error="no" if kind == "stop" else None))
+    store.flush(Commit(1, 1, 0, kind, error="no" if kind == "fail" else None))
     assert [s["id"] for s in store.inbox()] == [9]
 
 
@@ -248,7 +248,7 @@ def test_the_last_child_releases_its_parent(store: Store) -> None:
     one, two, three = (claim.id for claim in store.pick().claims)
     assert store.flush(Commit(one, 1, 0, "done", value="1", parent=1)).wake == set()
     assert store.row(1)["children_pending"] == 2
-    last = [Commit(two, 1, 0, "stop", error="no", parent=1), Commit(three, 1, 0, "done", value="3", parent=1)]
+    last = [Commit(two, 1, 0, "fail", error="no", parent=1), Commit(three, 1, 0, "done", value="3", parent=1)]
     assert store.flush(*last).wake == {"default"}
     (claim,) = store.pick().claims
     assert [(c.id, c.status, c.last_error, c.result) for c in claim.children] == [
@@ -273,13 +273,13 @@ def test_a_batch_of_every_kind(store: Store) -> None:
     """Outcomes of all kinds go in one call and do not mix."""
     store.given("".join(executing(i) for i in range(1, 9)))
     answer = store.flush(
-        Commit(1, 1, 0, "hold"),
+        Commit(1, 1, 0, "continue"),
         Commit(2, 1, 0, "next"),
-        Commit(3, 1, 0, "replay"),
+        Commit(3, 1, 0, "retry"),
         park(4, "go"),
         fan_out(5, child()),
         Commit(6, 1, 0, "done"),
-        Commit(7, 1, 0, "stop", error="no"),
+        Commit(7, 1, 0, "fail", error="no"),
         Commit(8, 9, 0, "done"),
     )
     statuses = [store.row(i)["status"] for i in range(1, 9)]

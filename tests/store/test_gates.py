@@ -31,10 +31,10 @@ def test_the_head_in_a_queue_that_is_not_asked_for_is_not_blocked_by_the_crowd(s
 def test_a_deep_backlog_with_a_free_key(store: Store) -> None:
     """1,500 due rows of one free key in one queue: the first is claimed."""
     store.given(
-        "insert into @schema.gen_durable (fsm, step, partition_key, eligible_at)"
+        "insert into @schema.instances (fsm, step, partition_key, eligible_at)"
         " select 'm', 's', 'hot', now() - interval '1 hour' from generate_series(1, 1500);"
     )
-    first = store.sql("select min(id) as id from @schema.gen_durable")[0]["id"]
+    first = store.sql("select min(id) as id from @schema.instances")[0]["id"]
     assert [c.id for c in store.pick(100).claims] == [first]
 
 
@@ -53,7 +53,7 @@ def test_the_sweep_hands_over_what_the_reaper_could_not(store: Store, dsn: str) 
     finally:
         other.given("commit")
         other.close()
-    assert store.run(store.calls.sweep(None, 10)) == (None, ["default"])
+    assert store.run(store.calls.unblock_missed(None, 10)) == (None, ["default"])
     assert blocked(store) == []
 
 

@@ -14,7 +14,7 @@ from tests.store.machine import M, child, send
 
 import gen_durable
 from gen_durable.outcomes import Start
-from gen_durable.store.rows import Commit
+from gen_durable.store.types import Commit
 
 QUEUES = ["a", "b", "c"]
 KEYS = ["k", "l", "m", None]
@@ -37,11 +37,11 @@ def start(rnd: random.Random) -> Start[Any]:
 
 
 HEADS = """
-select distinct on (g.partition_key) g.id, g.queue, g.partition_key from @schema.gen_durable g
-where g.partition_key is not null and g.finished_at is null and g.status <> 'executing'
-  and case when g.blocked_on is not null then g.eligible_at else g.due_at end <= now()
-  and not exists (select from @schema.gen_durable e where e.status = 'executing' and e.partition_key = g.partition_key)
-order by g.partition_key, g.priority, case when g.blocked_on is not null then g.eligible_at else g.due_at end, g.id
+select distinct on (i.partition_key) i.id, i.queue, i.partition_key from @schema.instances i
+where i.partition_key is not null and i.finished_at is null and i.status <> 'executing'
+  and case when i.blocked_on is not null then i.eligible_at else i.due_at end <= now()
+  and not exists (select from @schema.instances e where e.status = 'executing' and e.partition_key = i.partition_key)
+order by i.partition_key, i.priority, case when i.blocked_on is not null then i.eligible_at else i.due_at end, i.id
 """
 
 
@@ -67,7 +67,7 @@ def test_random_sequences(store: Store, seed: int) -> None:
                 store.insert(Start(M.s, {}, queue=queue, partition_key=key, priority=rnd.choice([0, 0, 1])))
         elif what == "timeout":
             store.sql(
-                "update @schema.gen_durable set await_deadline = now()"
+                "update @schema.instances set await_deadline = now()"
                 " where await_deadline is not null and blocked_on is null"
             )
         elif what == "pick":
@@ -102,10 +102,10 @@ def test_random_sequences(store: Store, seed: int) -> None:
             log.append(f"{what} {id} {c.partition_key}")
             if what == "flush":
                 kind = rnd.choice(
-                    ["done", "done", "stop", "next", "replay", "delay", "await", "awaitfor", "children", "move"]
+                    ["done", "done", "fail", "next", "retry", "delay", "await", "awaitfor", "children", "move"]
                 )
                 if kind == "delay":
-                    commit = Commit(id, c.claim, c.seq, "replay", delay=3600.0)
+                    commit = Commit(id, c.claim, c.seq, "retry", delay=3600.0)
                 elif kind.startswith("await"):
                     commit = Commit(
                         id,
@@ -132,18 +132,18 @@ def test_random_sequences(store: Store, seed: int) -> None:
                 else:
                     commit = Commit(id, c.claim, c.seq, kind, step="t" if kind == "next" else None, value="1")
                 log[-1] += f" {kind}"
-                if commit.kind in ("done", "stop"):
+                if commit.kind in ("done", "fail"):
                     commit.parent = c.parent_id
                 assert not store.flush(commit).stale
             elif what == "release":
                 store.run(store.calls.release([(id, c.claim, rnd.choice([None, 3600.0]), None)]))
             else:
                 store.sql(
-                    "update @schema.gen_durable set lease_expires_at = now() - interval '1 second' where id = $1", id
+                    "update @schema.instances set lease_expires_at = now() - interval '1 second' where id = $1", id
                 )
                 store.run(store.calls.reap(10, rnd.choice([None, 1])))
         elif what == "signal":
-            ids = [r["id"] for r in store.sql("select id from @schema.gen_durable where finished_at is null")]
+            ids = [r["id"] for r in store.sql("select id from @schema.instances where finished_at is null")]
             if ids:
                 target = rnd.choice(ids)
                 log.append(f"signal {target}")

@@ -10,18 +10,18 @@ from tests.store.conftest import Store
 from tests.store.machine import KNOWN, send
 from tests.store.test_no_waiting import pick
 
-from gen_durable.policies import Concurrency
+from gen_durable.limits import Concurrency
 from gen_durable.store.journal import JournalCalls, Report
-from gen_durable.store.rows import Commit
+from gen_durable.store.types import Commit
 
-CASCADE = "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason) "
+CASCADE = "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason) "
 
 
 def test_only_claims_that_live_and_are_marked_are_asked(store: Store) -> None:
     """Not one that nobody cancels, and not one whose owner has ended it meanwhile."""
     store.given(executing(1) + executing(2, cancel_reason="why") + executing(3, cancel_reason="why"))
     store.flush(Commit(3, 1, 0, "done", value="1"))
-    assert store.run(store.calls.asked([(1, 1), (2, 1), (3, 1)])) == {2: "why"}
+    assert store.run(store.calls.cancel_requests([(1, 1), (2, 1), (3, 1)])) == {2: "why"}
 
 
 def test_what_ends_at_once_is_not_marked(store: Store) -> None:
@@ -36,7 +36,7 @@ def test_the_oldest_of_the_list_come_first(store: Store) -> None:
     store.given("".join(ended(i) for i in range(1, 53)))
     store.given(CASCADE + "select i, 0, 1, i, 'why' from generate_series(1, 52) as i order by i")
     store.run(store.calls.cascade(1000, None))
-    assert [row["parent_id"] for row in store.sql("select * from @schema.gen_durable_cascades")] == [51, 52]
+    assert [row["parent_id"] for row in store.sql("select * from @schema.cascades")] == [51, 52]
 
 
 def test_a_marked_child_is_not_asked_again(store: Store) -> None:
@@ -56,7 +56,7 @@ def test_a_marked_child_is_not_asked_again(store: Store) -> None:
 def test_the_reaper_rings_for_the_oldest_cascade(store: Store) -> None:
     """One that has just been written down does not hide it."""
     store.given(ended(1) + ended(2) + CASCADE + "values (1, 0, 1, 1, 'why'), (2, 0, 1, 2, 'why')")
-    store.sql("update @schema.gen_durable_cascades set inserted_at = now() - interval '9 seconds' where parent_id = 1")
+    store.sql("update @schema.cascades set inserted_at = now() - interval '9 seconds' where parent_id = 1")
     assert "!" in store.run(store.calls.reap(10, None)).released
 
 
@@ -90,7 +90,7 @@ def test_a_beat_gives_no_lease_to_a_row_that_has_parked(store: Store) -> None:
 def test_a_child_goes_with_its_ended_parent(store: Store) -> None:
     """By age and by hand: only a parent that has not ended keeps its children."""
     store.given(ended(1) + ended(2, parent_id=1, parent_round=0) + ended(3, parent_id=1, parent_round=0))
-    (removed,) = store.sql("select deleted, waiting from @schema.remove(2)")
+    (removed,) = store.sql("select deleted, waiting from @schema.delete_instance(2)")
     assert tuple(removed) == (True, None)
     assert store.run(store.calls.gc(60, 60, 60, 10)) == 2
 
@@ -109,7 +109,7 @@ def test_a_report_of_a_lost_claim_changes_nothing(store: Store) -> None:
 def test_of_a_thousand_without_a_group_the_oldest_runs(store: Store) -> None:
     """A fair queue looks at the thousand oldest of them."""
     store.sql(
-        "insert into @schema.gen_durable (id, fsm, step, eligible_at) overriding system value"
+        "insert into @schema.instances (id, fsm, step, eligible_at) overriding system value"
         " select 2000 - i, 'm', 's', now() - make_interval(secs => i) from generate_series(1, 1001) as i"
     )
     assert pick(store, 1, kind="t") == [999]
@@ -124,7 +124,7 @@ def test_groups_take_turns_in_the_order_of_their_names(store: Store) -> None:
 def test_a_slot_is_offered_in_every_queue_that_waits_for_it(store: Store) -> None:
     """Perhaps only one of them has a worker."""
     store.given(
-        "insert into @schema.gen_durable_limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
+        "insert into @schema.limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
         + executing(1, slot_key="l")
         + "".join(instance(i, queue=q, slot_key="l", blocked_on="slot/l") for i, q in enumerate("abcd", 2))
     )
@@ -163,7 +163,7 @@ def test_the_rest_is_cancelled_when_the_barrier_opens_and_not_before(store: Stor
     store.given(parent(1, pending=3, children_needed=2, cancel_rest=True) + family)
     for id, listed in ((2, 0), (3, 1)):  # noqa: A001
         store.flush(Commit(id, 1, 0, "done", value="1", parent=1))
-        assert len(store.sql("select from @schema.gen_durable_cascades")) == listed
+        assert len(store.sql("select from @schema.cascades")) == listed
 
 
 def test_a_parent_that_went_on_counts_nobody(store: Store) -> None:
@@ -204,11 +204,11 @@ def test_the_oldest_due_row_is_taken_first(store: Store) -> None:
 def test_of_a_long_line_the_first_is_told_of_the_next_token(store: Store) -> None:
     """As many are looked at as can be told; they are the first, not the last."""
     store.given(
-        "insert into @schema.gen_durable_limits (name, kind, period, burst) values ('r', 'rate', 3600, 1);\n"
-        "insert into @schema.gen_durable_buckets values ('r', now() + interval '2 hours');\n"
+        "insert into @schema.limits (name, kind, period, burst) values ('r', 'rate', 3600, 1);\n"
+        "insert into @schema.rate_buckets values ('r', now() + interval '2 hours');\n"
         + "".join(instance(i, rate_key="r", blocked_on="rate/r", eligible_at=seconds(i - 60)) for i in range(1, 9))
     )
-    store.run(store.calls.sweep(None, 10))
+    store.run(store.calls.unblock_missed(None, 10))
     assert [row["id"] for row in store.rows() if row["blocked_on"] is None] == [1]
 
 
@@ -229,7 +229,7 @@ def test_what_a_group_leaves_is_for_others(store: Store, lonely: str | None) -> 
 
 
 def test_a_change_of_policy_reaches_all_partitions(store: Store) -> None:
-    store.given("insert into @schema.gen_durable_limits (name, kind, slots) values ('l', 'concurrency', 1);\n")
+    store.given("insert into @schema.limits (name, kind, slots) values ('l', 'concurrency', 1);\n")
     for number, part in enumerate("abc", 1):
         key = f"l/{part}"
         store.given(executing(number, slot_key=key) + instance(10 + number, slot_key=key, blocked_on=f"slot/{key}"))

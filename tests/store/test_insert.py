@@ -11,7 +11,7 @@ from tests.store.conftest import Store
 from tests.store.machine import M, fan_out, park, send
 
 from gen_durable.outcomes import Start
-from gen_durable.store.rows import Commit, Inserted
+from gen_durable.store.types import Commit, Inserted
 
 
 def keyed(key: str, **more: object) -> Start[object]:
@@ -101,7 +101,7 @@ def test_ten_thousand_in_one_call(store: Store) -> None:
     assert [one.id for one in answer[::2]] == [one.id for one in first]
 
 
-@pytest.mark.parametrize("kind", ["done", "stop"])
+@pytest.mark.parametrize("kind", ["done", "fail"])
 def test_an_end_frees_the_key(store: Store, kind: str) -> None:
     """The default scope is live: after the end the key can be taken again, and the old row keeps it for the record."""
     store.given(executing(1, unique_key=b"a", unique_scope=LIVE))
@@ -166,14 +166,14 @@ def test_every_wake_leaves_the_scope_for_good(store: Store, how: str) -> None:
             store.signal(send(1))
             store.flush(park(1, "go"))
         case "reap":
-            store.sql("update @schema.gen_durable set lease_expires_at = now() - interval '1 second'")
+            store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second'")
             store.run(store.calls.reap(1, None))
         case "release":
             store.run(store.calls.release([(1, 1, None, None)]))
         case "join":
             store.given(executing(2, parent_id=1, parent_round=1))
             store.sql(
-                "update @schema.gen_durable set status = 'awaiting_children', round = 1, children_pending = 1,"
+                "update @schema.instances set status = 'awaiting_children', round = 1, children_pending = 1,"
                 " locked_by = null, lease_expires_at = null where id = 1"
             )
             store.flush(Commit(2, 1, 0, "done", parent=1))

@@ -12,7 +12,7 @@ from tests.store.machine import child
 from tests.store.test_cancel import cancel, carry_on, status
 
 from gen_durable.instances import Status
-from gen_durable.store.rows import Claim, Commit, Flushed
+from gen_durable.store.types import Claim, Commit, Flushed
 
 
 def spread(store: Store, count: int, timeout: float | None = None, **barrier: Any) -> list[int]:
@@ -47,7 +47,7 @@ DONE, FAILED, EXECUTING = Status.DONE, Status.FAILED, Status.EXECUTING
 def test_so_many_must_be_done(store: Store, at_once: bool) -> None:
     """join=2 of 4: a failure does not count; the second that is done opens the barrier; the rest go on."""
     a, b, c, d = spread(store, 4, join=2)
-    assert end(store, a, kind="stop").wake == frozenset()
+    assert end(store, a, kind="fail").wake == frozenset()
     if at_once:
         assert end(store, b, c).wake == {"default"}
     else:
@@ -63,8 +63,8 @@ def test_so_many_must_be_done(store: Store, at_once: bool) -> None:
 def test_when_too_few_are_left_it_goes_on_too(store: Store) -> None:
     """join=2 of 3: with two failed it cannot be reached any more."""
     a, b, c = spread(store, 3, join=2)
-    assert end(store, a, kind="stop").wake == frozenset()
-    assert end(store, b, kind="stop").wake == {"default"}
+    assert end(store, a, kind="fail").wake == frozenset()
+    assert end(store, b, kind="fail").wake == {"default"}
     assert shown(woken(store)) == [FAILED, FAILED, EXECUTING]
     assert end(store, c).wake == frozenset()
 
@@ -93,14 +93,14 @@ def claim_of(store: Store) -> Claim:
 def test_all_and_a_failure(store: Store) -> None:
     """Without more words a failure is an end like others."""
     a, b = spread(store, 2)
-    assert end(store, a, kind="stop").wake == frozenset()
+    assert end(store, a, kind="fail").wake == frozenset()
     assert end(store, b).wake == {"default"}
 
 
 def test_the_first_failure_wakes(store: Store) -> None:
     a, b, c = spread(store, 3, on_failure="wake")
     assert end(store, a).wake == frozenset()
-    assert end(store, b, kind="stop").wake == {"default"}
+    assert end(store, b, kind="fail").wake == {"default"}
     assert carry_on(store) == (0, 0)
     assert shown(woken(store)) == [DONE, FAILED, EXECUTING]
     assert end(store, c).wake == frozenset()
@@ -117,7 +117,7 @@ def test_the_first_failure_cancels_the_rest(store: Store) -> None:
     """One runs and is asked to stop, one waits and ends at once; the parent shows them as they are."""
     a, b, c = spread(store, 3, on_failure="cancel_rest")
     store.run(store.calls.release([(c, 1, 60.0, None)]))
-    assert end(store, a, kind="stop").wake == {"default", "!1"}
+    assert end(store, a, kind="fail").wake == {"default", "!1"}
     assert carry_on(store) == (1, 1)
     assert status(store, a, b, c) == ["failed", "executing", "cancelled"]
     assert shown(woken(store)) == [FAILED, EXECUTING, Status.CANCELLED]
@@ -127,15 +127,17 @@ def test_the_first_failure_cancels_the_rest(store: Store) -> None:
 
 def test_the_last_failure_has_no_rest(store: Store) -> None:
     (a,) = spread(store, 1, on_failure="cancel_rest", cancel_rest=True)
-    assert end(store, a, kind="stop").wake == {"default"}
-    assert store.sql("select * from @schema.gen_durable_cascades") == []
+    assert end(store, a, kind="fail").wake == {"default"}
+    assert store.sql("select * from @schema.cascades") == []
 
 
 def test_enough_are_done_and_the_rest_is_cancelled(store: Store) -> None:
     a, b, c = spread(store, 3, join=1, cancel_rest=True)
     assert end(store, b).wake == {"default", "!1"}
     assert carry_on(store) == (0, 2)
-    assert store.run(store.calls.asked([(a, 1), (c, 1)])) == dict.fromkeys((a, c), "instance 1 goes on without it")
+    assert store.run(store.calls.cancel_requests([(a, 1), (c, 1)])) == dict.fromkeys(
+        (a, c), "instance 1 goes on without it"
+    )
     end(store, a, c, kind="cancel")
     assert shown(woken(store)) == [Status.CANCELLED, DONE, Status.CANCELLED]
     carry_on(store)
@@ -149,12 +151,12 @@ def test_a_deadline(store: Store, cancel_rest: bool) -> None:
     assert 50 < store.row(1)["deadline_in"] <= 60
     end(store, a)
     assert woken(store) is None
-    store.sql("update @schema.gen_durable set await_deadline = now() where id = 1")
+    store.sql("update @schema.instances set await_deadline = now() where id = 1")
     assert shown(woken(store)) == [DONE, EXECUTING]
     assert (store.row(1)["children_pending"], store.row(1)["await_deadline"]) == (0, None)
     assert carry_on(store) == (0, int(cancel_rest))
     assert end(store, b).wake == frozenset()
-    store.sql("update @schema.gen_durable set lease_expires_at = now() where id = 1")
+    store.sql("update @schema.instances set lease_expires_at = now() where id = 1")
     store.run(store.calls.reap(10, None))
     assert shown(woken(store)) == [DONE, DONE]  # by another worker after a crash: as they are then
     carry_on(store)
@@ -194,5 +196,5 @@ def test_a_signal_opens_no_barrier(store: Store) -> None:
     """A parent that waits for children is not woken by a signal, early barrier or not."""
     spread(store, 2, join=1, timeout=60)
     store.given("insert into @schema.signals (target_id, name) values (1, 'go');")
-    store.sql("update @schema.gen_durable set inbox = true where id = 1")
+    store.sql("update @schema.instances set inbox = true where id = 1")
     assert woken(store) is None

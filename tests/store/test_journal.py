@@ -11,28 +11,28 @@ from tests.interleavings.given import ended, executing, parent, signal
 from tests.store.conftest import Store
 from tests.store.machine import child, fan_out, park
 
-from gen_durable.store.calls import Call
 from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalCalls, Noted, Report
-from gen_durable.store.rows import Commit
+from gen_durable.store.statements import Statement
+from gen_durable.store.types import Commit
 
 FENCE = Fence(2, 1, 0)
 NOTED = Noted(1, "charge", "[7]", '"ok"', None, 0.5, 0.25, 0)
 REPORT = Report(2, 1, "s", "", 0.4, "so far", '{"n": 4}')
 TABLES = ("transitions", "checkpoints", "activities", "progress")
-WRITES: dict[str, Callable[[JournalCalls, Fence], Call[Any]]] = {
+WRITES: dict[str, Callable[[JournalCalls, Fence], Statement[Any]]] = {
     "checkpoint": lambda calls, fence: calls.checkpoint(fence, "1"),
     "clear": lambda calls, fence: calls.clear(fence),
     "activity": lambda calls, fence: calls.activity(fence, NOTED),
     "progress": lambda calls, fence: calls.report([Report(fence.id, fence.claim, "s", "", 1.0, None, None)]),
 }
 KINDS: dict[str, tuple[Callable[[], Commit], str, str | None]] = {
-    "hold": (lambda: Commit(2, 1, 0, "hold", step="t", value="1"), "Next", "t"),
+    "continue": (lambda: Commit(2, 1, 0, "continue", step="t", value="1"), "Next", "t"),
     "next": (lambda: Commit(2, 1, 0, "next", step="t", value="1"), "Next", "t"),
-    "replay": (lambda: Commit(2, 1, 0, "replay", value="1", error="why"), "Replay", "s"),
+    "retry": (lambda: Commit(2, 1, 0, "retry", value="1", error="why"), "Retry", "s"),
     "await": (lambda: park(2, "go"), "Await", "t"),
     "children": (lambda: fan_out(2, child()), "ScheduleChildren", "t"),
     "done": (lambda: Commit(2, 1, 0, "done", value="1", parent=1), "Done", None),
-    "stop": (lambda: Commit(2, 1, 0, "stop", error="no", parent=1), "Stop", None),
+    "fail": (lambda: Commit(2, 1, 0, "fail", error="no", parent=1), "Fail", None),
 }
 FAMILY = parent(1, pending=1) + executing(2, parent_id=1, parent_round=1, attempt=3)
 
@@ -99,11 +99,11 @@ def test_states_are_kept_where_they_are_asked_for(store: Store, journal: Journal
 def test_history_off_writes_nothing_and_sends_nothing(store: Store) -> None:
     """Outcomes without an origin are committed as before, beside others that have one."""
     store.given(executing(2) + executing(3))
-    call = store.calls.flush([Commit(2, 1, 0, "hold"), Commit(3, 1, 0, "hold")], "w", 10.0)
+    call = store.calls.flush([Commit(2, 1, 0, "continue"), Commit(3, 1, 0, "continue")], "w", 10.0)
     assert call.args[11:] == ("", [], [])
     store.run(call)
     assert everything(store)[0] == []
-    store.flush(Commit(2, 1, 1, "hold"), told(Commit(3, 1, 1, "hold")))
+    store.flush(Commit(2, 1, 1, "continue"), told(Commit(3, 1, 1, "continue")))
     assert [row["instance_id"] for row in store.sql("select * from @schema.transitions")] == [3]
 
 
@@ -116,11 +116,11 @@ def test_a_lost_claim_writes_nothing(store: Store, journal: JournalCalls, write:
     store.run(journal.activity(FENCE, NOTED))
     store.run(journal.report([REPORT]))
     if how == "gone":
-        store.sql("delete from @schema.gen_durable")
+        store.sql("delete from @schema.instances")
     elif how == "released":
         store.run(store.calls.release([(2, 1, None, None)]))
     else:
-        store.sql("update @schema.gen_durable set lease_expires_at = now() - interval '1 second' where id = 2")
+        store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 2")
         store.run(store.calls.reap(10, None))
         if how == "claimed again":
             store.pick(worker="w")
@@ -149,7 +149,7 @@ def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalC
         assert store.run(journal.checkpoint(FENCE, value))
     store.run(journal.activity(FENCE, Noted(1, "pay", "[]", None, "ValueError: no", 0.1, 0.1, 0)))
     store.run(journal.activity(FENCE, Noted(2, "pay", "[]", "null", None, 0.1, 0.1, 1)))
-    store.sql("update @schema.gen_durable set lease_expires_at = now() - interval '1 second' where id = 2")
+    store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 2")
     store.run(store.calls.reap(10, None))
     (claim,) = store.pick().claims
     assert claim.visit == 0
@@ -168,13 +168,13 @@ def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalC
 @pytest.mark.parametrize(
     ("commit", "stays"),
     [
-        (Commit(2, 1, 0, "replay"), True),
+        (Commit(2, 1, 0, "retry"), True),
         (Commit(2, 1, 0, "await", extra='{"awaits": ["go"], "seen": []}'), True),  # then omitted: the same step again
         (park(2, "go"), False),
         (Commit(2, 1, 0, "next", step="s"), False),
         (fan_out(2), False),
     ],
-    ids=["replay", "await at the same step", "await for another", "next to itself", "children"],
+    ids=["retry", "await at the same step", "await for another", "next to itself", "children"],
 )
 def test_which_outcomes_stay_in_the_visit(store: Store, journal: JournalCalls, commit: Commit, stays: bool) -> None:
     """A visit lasts while the step is tried again or waits at itself. Next to the same step is a new one."""
@@ -182,7 +182,7 @@ def test_which_outcomes_stay_in_the_visit(store: Store, journal: JournalCalls, c
     store.run(journal.checkpoint(FENCE, "1"))
     store.flush(commit)
     assert store.row(2)["visit"] == (0 if stays else 1)
-    store.sql("update @schema.gen_durable set status = 'runnable' where id = 2")
+    store.sql("update @schema.instances set status = 'runnable' where id = 2")
     (claim,) = store.pick().claims
     assert (claim.journal is not None) == stays
 
@@ -225,7 +225,7 @@ def test_a_report_does_not_wait_for_a_locked_row(store: Store, journal: JournalC
     other = Store(dsn, store.schema.name)
     try:
         other.given("begin")
-        other.sql("select from @schema.gen_durable where id = 2 for update")
+        other.sql("select from @schema.instances where id = 2 for update")
         both = [REPORT, Report(3, 1, "s", "", 1.0, None, None)]
         assert store.run(journal.report(both)) == {2}
         other.given("rollback")
@@ -251,7 +251,7 @@ def test_the_journal_goes_with_its_instance(store: Store, journal: JournalCalls)
         store.run(journal.activity(fence, NOTED))
         store.run(journal.report([Report(instance, 1, "s", "", 1.0, None, None)]))
         store.flush(told(Commit(instance, 1, 0, "done", value="1")))
-    store.sql("update @schema.gen_durable set finished_at = now() - interval '1 hour' where id = 2")
+    store.sql("update @schema.instances set finished_at = now() - interval '1 hour' where id = 2")
     assert store.run(store.calls.gc(60, 60, 60, 100)) == 2
     assert [{row[0] for row in table} for table in everything(store)] == [{3}] * 4
 
@@ -261,7 +261,7 @@ def test_reads_by_unique_key(store: Store, journal: JournalCalls) -> None:
     store.given(executing(2, unique_key=b"k", unique_scope="{executing}"))
     store.run(journal.activity(FENCE, NOTED))
     store.run(journal.report([REPORT]))
-    store.run(store.calls.flush([told(Commit(2, 1, 0, "hold"))], "w", 10.0))
+    store.run(store.calls.flush([told(Commit(2, 1, 0, "continue"))], "w", 10.0))
     assert [len(store.run(read(None, b"k"))) for read in (journal.history, journal.activities, journal.progress)] == [
         1,
         1,

@@ -7,7 +7,7 @@ from tests.interleavings.given import LIVE, ended, executing, instance, parent, 
 from tests.store.conftest import Store
 
 from gen_durable.store.journal import JournalCalls
-from gen_durable.store.rows import Commit, Reclaimed
+from gen_durable.store.types import Commit, Reclaimed
 
 LATE = {"lease_expires_at": seconds(-1)}
 
@@ -151,7 +151,7 @@ def test_a_dead_letter_joins_its_parent(store: Store) -> None:
     assert (store.row(1)["status"], store.row(1)["children_pending"]) == ("awaiting_children", 1)
     assert reap(store, max_crashes=1) == []
     store.sql(
-        "update @schema.gen_durable set status = 'executing', locked_by = 'w',"
+        "update @schema.instances set status = 'executing', locked_by = 'w',"
         " lease_expires_at = now() - interval '1 second' where id = 3"
     )
     assert [(r.id, r.dead) for r in reap(store, max_crashes=1)] == [(3, True)]
@@ -164,7 +164,7 @@ def test_a_dead_letter_whose_parent_is_held_waits(store: Store, dsn: str) -> Non
     store.given(parent(1, pending=1) + executing(2, parent_id=1, parent_round=1, **LATE) + executing(3, **LATE))
     other = Store(dsn, store.schema.name)
     try:
-        other.given("begin; select from @schema.gen_durable where id = 1 for update")
+        other.given("begin; select from @schema.instances where id = 1 for update")
         assert [r.id for r in reap(store, max_crashes=1)] == [3]
         assert store.row(2)["status"] == "executing"
         other.given("rollback")

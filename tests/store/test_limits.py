@@ -10,9 +10,9 @@ import pytest
 from tests.store.conftest import Store
 from tests.store.machine import KNOWN, M
 
+from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.outcomes import Start
-from gen_durable.policies import Concurrency, Limit, Rate
-from gen_durable.store.rows import Commit
+from gen_durable.store.types import Commit
 
 
 def ids(store: Store, demand: int = 10, **queues: int) -> list[int]:
@@ -20,7 +20,7 @@ def ids(store: Store, demand: int = 10, **queues: int) -> list[int]:
 
 
 def blocked(store: Store) -> dict[int, str]:
-    rows = store.sql("select id, blocked_on from @schema.gen_durable where blocked_on is not null order by id")
+    rows = store.sql("select id, blocked_on from @schema.instances where blocked_on is not null order by id")
     return {row["id"]: row["blocked_on"] for row in rows}
 
 
@@ -89,8 +89,8 @@ def test_partitions_are_limits_of_their_own(store: Store) -> None:
     "outcome",
     [
         Commit(101, 1, 0, "done"),
-        Commit(101, 1, 0, "stop", error="no"),
-        Commit(101, 1, 0, "replay", delay=60.0),
+        Commit(101, 1, 0, "fail", error="no"),
+        Commit(101, 1, 0, "retry", delay=60.0),
         Commit(101, 1, 0, "next", step="t", extra=json.dumps({"limits": []})),
         Commit(101, 1, 0, "await", extra=json.dumps({"awaits": ["x"], "seen": []})),
         Commit(101, 1, 0, "children", step="t", extra=json.dumps({"limits": [], "children": []})),
@@ -113,7 +113,7 @@ def test_the_reaper_and_release_give_slots_back(store: Store) -> None:
     assert ids(store) == []
     store.run(store.calls.release([(101, 1, 60.0, "no")]))
     assert ids(store) == [102]
-    store.sql("update @schema.gen_durable set lease_expires_at = now() - interval '1 s' where id = 102")
+    store.sql("update @schema.instances set lease_expires_at = now() - interval '1 s' where id = 102")
     store.run(store.calls.reap(10, 1))
     assert ids(store) == [103]
 
@@ -126,9 +126,7 @@ def test_tokens(store: Store) -> None:
     assert [c.id for c in picked.claims] == [101, 102, 103]
     assert blocked(store) == dict.fromkeys((105, 106), "rate/r")
     assert picked.news[0].next_due == pytest.approx(60, abs=1)
-    (told,) = store.sql(
-        "select extract(epoch from token_at - now())::float8 as s from @schema.gen_durable where id=104"
-    )
+    (told,) = store.sql("select extract(epoch from token_at - now())::float8 as s from @schema.instances where id=104")
     assert told["s"] == pytest.approx(60, abs=1)
     pass_by(store, 61)
     assert ids(store) == [104]
@@ -141,13 +139,11 @@ def test_tokens(store: Store) -> None:
 def pass_by(store: Store, seconds: float) -> None:
     """Time passes."""
     store.sql(
-        "update @schema.gen_durable set token_at = token_at - make_interval(secs => $1),"
+        "update @schema.instances set token_at = token_at - make_interval(secs => $1),"
         " eligible_at = eligible_at - make_interval(secs => $1)",
         seconds,
     )
-    store.sql(
-        "update @schema.gen_durable_buckets set drained_until = drained_until - make_interval(secs => $1)", seconds
-    )
+    store.sql("update @schema.rate_buckets set drained_until = drained_until - make_interval(secs => $1)", seconds)
 
 
 def test_weights(store: Store) -> None:
@@ -245,7 +241,7 @@ def test_refused(store: Store) -> None:
 
 def test_what_code_declares_does_not_undo_what_an_operator_changed(store: Store) -> None:
     def slots() -> int:
-        return int(store.sql("select slots from @schema.gen_durable_limits")[0]["slots"])
+        return int(store.sql("select slots from @schema.limits")[0]["slots"])
 
     assert store.run(store.calls.set_limit("l", Concurrency(5), declared=True))[0]
     assert store.run(store.calls.set_limit("l", Concurrency(2), declared=False))[0]
@@ -319,7 +315,7 @@ def test_limits_are_those_of_the_step_that_comes(store: Store) -> None:
     store.flush(Commit(101, 1, 0, "next", step="t", extra=json.dumps({"limits": [["l", "a", 1]]})))
     assert store.row(101)["slot_key"] == "l/a"
     assert store.pick().claims[0].limited == "l/a"
-    store.flush(Commit(101, 2, 1, "replay"))
+    store.flush(Commit(101, 2, 1, "retry"))
     assert store.row(101)["slot_key"] == "l/a"
     assert store.pick().claims[0].limited == "l/a"
     store.flush(Commit(101, 3, 2, "next", step="s", extra=json.dumps({"limits": [["r", None, 2]]})))

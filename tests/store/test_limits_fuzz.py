@@ -13,10 +13,10 @@ import pytest
 from tests.store.conftest import Store
 from tests.store.machine import M, child, send
 
+from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.outcomes import Start
-from gen_durable.policies import Concurrency, Limit, Rate
-from gen_durable.store.rows import Claim, Commit
 from gen_durable.store.schema import checks
+from gen_durable.store.types import Claim, Commit
 
 QUEUES = ["a", "b", "c"]
 KEYS = ["k", "j", None, None, None]
@@ -24,21 +24,21 @@ SEEDS = range(10)
 STEPS = 100
 PARTS = [None, None, "x", "y"]
 SHIFT = """
-update @schema.gen_durable set token_at = token_at - i, eligible_at = eligible_at - i, updated_at = updated_at - i,
+update @schema.instances set token_at = token_at - i, eligible_at = eligible_at - i, updated_at = updated_at - i,
   await_deadline = await_deadline - i
 from make_interval(secs => $1) as i where finished_at is null
 """
 HEADS = """
-select distinct on (g.partition_key) g.id, g.partition_key from @schema.gen_durable g
+select distinct on (i.partition_key) i.id, i.partition_key from @schema.instances i
 cross join lateral (
-  select case when g.blocked_on is not null or g.token_at is not null then g.eligible_at else g.due_at end as at
+  select case when i.blocked_on is not null or i.token_at is not null then i.eligible_at else i.due_at end as at
 ) as w
-where g.partition_key is not null and g.finished_at is null and g.status <> 'executing' and w.at <= now()
-order by g.partition_key, g.priority, w.at, g.id
+where i.partition_key is not null and i.finished_at is null and i.status <> 'executing' and w.at <= now()
+order by i.partition_key, i.priority, w.at, i.id
 """
 AHEAD = """
-select g.id from @schema.gen_durable g
-where g.partition_key is not null and (g.token_at is not null or not starts_with(g.blocked_on, 'partition/'))
+select i.id from @schema.instances i
+where i.partition_key is not null and (i.token_at is not null or not starts_with(i.blocked_on, 'partition/'))
 """
 
 
@@ -141,7 +141,7 @@ class World:
             self.within(key)
         claimed = [c.id for c in picked.claims]
         rates: dict[str, float] = {}
-        for row in self.store.sql("select rate_key, weight from @schema.gen_durable where id = any ($1)", claimed):
+        for row in self.store.sql("select rate_key, weight from @schema.instances where id = any ($1)", claimed):
             policy = self.policies.get((row["rate_key"] or "").partition("/")[0])
             if isinstance(policy, Rate):
                 rates[row["rate_key"]] = rates.get(row["rate_key"], 0) + min(row["weight"] or 1, policy.burst)
@@ -172,7 +172,7 @@ class World:
             return
         self.gone(c.id)
         kind = self.rnd.choice(
-            ["done", "done", "done", "stop", "next", "next", "replay", "await", "awaitfor", "children"]
+            ["done", "done", "done", "fail", "next", "next", "retry", "await", "awaitfor", "children"]
         )
         self.log.append(f"flush {c.id} {kind} {c.partition_key} {c.limited}")
         commit = Commit(c.id, c.claim, c.seq, kind)
@@ -187,7 +187,7 @@ class World:
                 extra["partition_key"] = new
                 if c.partition_key is not None:
                     extra["left"] = [f"partition/{c.partition_key}"]
-        elif kind == "replay":
+        elif kind == "retry":
             commit.delay = self.rnd.choice([None, 30.0, 3600.0])
         elif kind.startswith("await"):
             commit.kind, commit.delay = "await", 30.0 if kind == "awaitfor" else None
@@ -214,13 +214,11 @@ class World:
         if c := self.any_held():
             self.tickets = {t: of for t, of in self.tickets.items() if of[0] != c.id}
             self.log.append(f"reap {c.id}")
-            self.store.sql(
-                "update @schema.gen_durable set lease_expires_at = now() - interval '1 s' where id = $1", c.id
-            )
+            self.store.sql("update @schema.instances set lease_expires_at = now() - interval '1 s' where id = $1", c.id)
             self.store.run(self.store.calls.reap(10, self.rnd.choice([None, 1])))
 
     def signal(self) -> None:
-        found = self.store.sql("select id from @schema.gen_durable where finished_at is null")
+        found = self.store.sql("select id from @schema.instances where finished_at is null")
         if found:
             target = self.rnd.choice(found)["id"]
             self.log.append(f"signal {target}")
@@ -238,7 +236,7 @@ class World:
             return
         if limit.name not in self.policies:
             return
-        told = self.store.run(self.store.calls.enter(id, self.held[id].claim, limit, ticket))
+        told = self.store.run(self.store.calls.acquire_limit(id, self.held[id].claim, limit, ticket))
         self.log.append(f"enter {id} {limit} {told}")
         assert not told.lost
         if told.held:
@@ -259,23 +257,21 @@ class World:
 
     def go_out(self, ticket: int) -> None:
         self.log.append(f"leave {self.tickets.pop(ticket)}")
-        self.store.run(self.store.calls.leave(ticket))
+        self.store.run(self.store.calls.release_limit(ticket))
 
     def sweep(self) -> None:
         self.log.append("sweep")
-        self.store.run(self.store.calls.sweep(None, 100))
+        self.store.run(self.store.calls.unblock_missed(None, 100))
 
     def pass_by(self, seconds: float | None = None) -> None:
         seconds = seconds or self.rnd.choice([7, 25, 61, 601])
         self.log.append(f"{seconds} s pass")
         self.store.sql(SHIFT, float(seconds))
         self.store.sql(
-            "update @schema.gen_durable_buckets set drained_until = drained_until - make_interval(secs => $1)",
+            "update @schema.rate_buckets set drained_until = drained_until - make_interval(secs => $1)",
             float(seconds),
         )
-        self.store.sql(
-            "update @schema.gen_durable_limits set updated_at = updated_at - make_interval(secs => $1)", float(seconds)
-        )
+        self.store.sql("update @schema.limits set updated_at = updated_at - make_interval(secs => $1)", float(seconds))
         self.skipped += seconds
 
     def settle(self) -> None:
@@ -286,7 +282,7 @@ class World:
         else:
             raise AssertionError("picks go on and on")
         left = self.store.sql(
-            "select id, due_at, blocked_on, slot_key, rate_key from @schema.gen_durable where due_at <= now()"
+            "select id, due_at, blocked_on, slot_key, rate_key from @schema.instances where due_at <= now()"
         )
         assert not left, f"due, and not picked: {[dict(row) for row in left]}"
 
@@ -305,14 +301,14 @@ class World:
             if commits:
                 self.store.flush(*commits)
             else:
-                parked = self.store.sql("select id from @schema.gen_durable where status = 'awaiting_signal'")
+                parked = self.store.sql("select id from @schema.instances where status = 'awaiting_signal'")
                 if parked:
                     self.store.signal(*(send(row["id"]) for row in parked))
-                if not self.store.sql("select from @schema.gen_durable where finished_at is null limit 1"):
+                if not self.store.sql("select from @schema.instances where finished_at is null limit 1"):
                     return
                 self.pass_by(601)
             self.examine()
-        left = self.store.sql("select id, status, blocked_on from @schema.gen_durable where finished_at is null")
+        left = self.store.sql("select id, status, blocked_on from @schema.instances where finished_at is null")
         raise AssertionError(f"left behind: {[dict(row) for row in left]}")
 
 

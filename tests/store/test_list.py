@@ -14,8 +14,8 @@ from tests.store.machine import M, child, fan_out
 from gen_durable.instances import Instance
 from gen_durable.listing import Count, Page, place_of, wanted
 from gen_durable.outcomes import Start
-from gen_durable.store.answers import read_instance
-from gen_durable.store.calls import Call
+from gen_durable.store.decode import read_instance
+from gen_durable.store.statements import Statement
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
@@ -125,16 +125,16 @@ def test_pages_while_rows_change(store: Store) -> None:
         seen.append(one.id)
         if one.id == 36:  # the end of the first page
             store.given(
-                "delete from @schema.gen_durable where id in (36, 35);"
-                " update @schema.gen_durable set status = 'awaiting_signal', awaits = '{a}', seen = '{}' where id = 34;"
-                " update @schema.gen_durable set updated_at = now(), priority = 5 where id = 33;" + instance(50)
+                "delete from @schema.instances where id in (36, 35);"
+                " update @schema.instances set status = 'awaiting_signal', awaits = '{a}', seen = '{}' where id = 34;"
+                " update @schema.instances set updated_at = now(), priority = 5 where id = 33;" + instance(50)
             )
     assert seen == [*range(40, 35, -1), *range(33, 0, -1)]
 
 
 def cut(store: Store, below: int | None, limit: int, scan: int, **filters: Any) -> tuple[list[int], int | None]:
     """A call that looks at few rows."""
-    call = Call(
+    call = Statement(
         store.schema.render("select ids, rest from @schema.list($1, $2, $3, $4)"),
         (wanted(filters), below, limit, scan),
         lambda rows: (rows[0][0] or [], rows[0][1]),
@@ -157,7 +157,7 @@ def test_children_of_many_rounds(store: Store) -> None:
         executing(1, round=3) + "".join(ended(n, parent_id=1, parent_round=n // 10) for n in range(10, 40))
     )  # fmt: skip
     assert [one.id for one in through(store, 7, parent=1)] == [*range(39, 9, -1)]
-    store.given("delete from @schema.gen_durable where id = 25")
+    store.given("delete from @schema.instances where id = 25")
     assert cut(store, 25, 3, 100, parent=1) == ([24, 23, 22], 22)
 
 
@@ -172,13 +172,13 @@ def test_few_by_their_own_index_else_by_age(store: Store) -> None:
 def test_counts_that_are_estimated(store: Store) -> None:
     """Beyond what may be looked at a count is an estimate, never less than what was seen."""
     store.sql(
-        "insert into @schema.gen_durable (fsm, step) select 'm', case when n % 4 = 0 then 't' else 's' end"
+        "insert into @schema.instances (fsm, step) select 'm', case when n % 4 = 0 then 't' else 's' end"
         " from generate_series(1, 2000) n"
     )
 
     def count(most: int, scan: int, **filters: Any) -> tuple[int, bool]:
         text = store.schema.render("select value, exact from @schema.count($1, $2, $3, 10000)")
-        return store.run(Call(text, (wanted(filters), most, scan), lambda rows: (rows[0][0], rows[0][1])))
+        return store.run(Statement(text, (wanted(filters), most, scan), lambda rows: (rows[0][0], rows[0][1])))
 
     assert count(2000, 5000) == (2000, True)
     assert count(100, 5000, step="t") == (500, False)  # all pages are in the sample
@@ -189,7 +189,7 @@ def test_counts_that_are_estimated(store: Store) -> None:
 def test_metadata_index(zoo: Store) -> None:
     """With the index, what is rare is found at once and completely although the newest rows do not have it."""
     zoo.sql(
-        "insert into @schema.gen_durable (fsm, step, metadata) select 'm', 's', '{\"tenant\": \"many\"}'"
+        "insert into @schema.instances (fsm, step, metadata) select 'm', 's', '{\"tenant\": \"many\"}'"
         " from generate_series(1, 100) n"
     )
     assert cut(zoo, None, 5, 50, metadata={"tenant": "acme"}) == ([], 151)
@@ -221,13 +221,13 @@ def test_metadata_goes_in(store: Store) -> None:
     one = store.run(store.calls.get(rows[0]["id"], None))
     assert one is not None
     assert one.metadata == {"a": [1, None]}
-    assert read_instance(tuple(store.sql("select * from @schema.look($1, true)", [rows[0]["id"]])[0])) == one
+    assert read_instance(tuple(store.sql("select * from @schema.instances_of($1, true)", [rows[0]["id"]])[0])) == one
 
 
 def test_moments_of_insertion_bound_the_search(store: Store) -> None:
     """Old rows are found without going through the newer ones, and a search for new ones ends before the old ones."""
     store.sql(
-        "insert into @schema.gen_durable (fsm, step, inserted_at) "
+        "insert into @schema.instances (fsm, step, inserted_at) "
         "select 'm', 's', now() - make_interval(hours => 200 - n) from generate_series(1, 200) n order by n"
     )  # ids from 101 on, one an hour
     now = datetime.now(UTC)

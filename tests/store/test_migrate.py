@@ -11,21 +11,21 @@ from tests.store.machine import KNOWN, M
 
 from gen_durable.errors import ConfigError, SchemaMissing, SchemaTooNew
 from gen_durable.outcomes import Start
-from gen_durable.pg.link import Link, Target
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import check, installed_version, library_version, migrate, script
-from gen_durable.store.calls import Calls
 from gen_durable.store.journal import JournalCalls
-from gen_durable.store.rows import Commit
 from gen_durable.store.schema import Schema, migrations
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import Commit
 
 PROGRAM = """
 import asyncio, sys
-from gen_durable.pg.link import Link, Target
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
 async def main():
-    link = Link(Target(sys.argv[1]))
+    link = PersistentConnection(Target(sys.argv[1]))
     print(await migrate(link, Schema(sys.argv[2])))
     await link.close()
 
@@ -35,16 +35,16 @@ asyncio.run(main())
 
 async def test_migrate_is_idempotent(dsn: str, bare_schema: str) -> None:
     """The first call applies every version, the second none, and the data stays."""
-    schema, link = Schema(bare_schema), Link(Target(dsn))
+    schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
     try:
         assert await installed_version(link, schema) == 0
         with pytest.raises(SchemaMissing, match="migrate"):
             await check(link, schema)
         assert await migrate(link, schema) == list(range(1, library_version(schema) + 1))
         await check(link, schema)
-        await link.run(Calls(schema).insert([Start(M.s, {})], "raise"))
+        await link.run(Statements(schema).insert([Start(M.s, {})], "raise"))
         assert await migrate(link, schema) == []
-        assert len((await link.run(Calls(schema).pick("w", {"default": 5}, KNOWN, 60))).claims) == 1
+        assert len((await link.run(Statements(schema).pick("w", {"default": 5}, KNOWN, 60))).claims) == 1
     finally:
         await link.close()
 
@@ -62,7 +62,7 @@ async def test_eight_processes_at_once(dsn: str, bare_schema: str) -> None:
 
 async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
     """A schema that a newer library has migrated is not touched by an older one; using it is fine."""
-    schema, link = Schema(bare_schema), Link(Target(dsn))
+    schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
     try:
         await migrate(link, schema)
         await link.script(schema.render("insert into @schema.migrations (version) values (999)"))
@@ -74,7 +74,7 @@ async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
 
 
 FIRST_FUNCTIONS = """
-alter table @schema.gen_durable drop column visit, drop column journal;
+alter table @schema.instances drop column visit, drop column journal;
 create function @schema.pick(
   worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
   turns jsonb default null
@@ -89,18 +89,18 @@ language sql set search_path = pg_catalog, pg_temp as $$ select null::bigint[], 
 
 async def test_a_database_of_version_1_is_brought_along(dsn: str, bare_schema: str) -> None:
     """Functions whose answers have grown are made anew, and rows that were there go on."""
-    schema, link = Schema(bare_schema), Link(Target(dsn))
+    schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
     first = migrations(schema)[0]
     version = (
         "create table @schema.migrations (version int primary key, applied_at timestamptz not null default now());"
     )
-    rows = "insert into @schema.gen_durable (fsm, step) values ('m', 's'); insert into @schema.migrations values (1);"
+    rows = "insert into @schema.instances (fsm, step) values ('m', 's'); insert into @schema.migrations values (1);"
     try:
         await link.script(schema.render(f"create schema @schema; {version} {first.sql} {FIRST_FUNCTIONS} {rows}"))
         assert await migrate(link, schema) == list(range(2, library_version(schema) + 1))
-        (claim,) = (await link.run(Calls(schema).pick("w", {"default": 5}, KNOWN, 60))).claims
+        (claim,) = (await link.run(Statements(schema).pick("w", {"default": 5}, KNOWN, 60))).claims
         assert (claim.seq, claim.visit, claim.journal) == (0, 0, None)
-        flushed = await link.run(Calls(schema).flush([Commit(claim.id, claim.claim, 0, "done", origin="s")]))
+        flushed = await link.run(Statements(schema).flush([Commit(claim.id, claim.claim, 0, "done", origin="s")]))
         assert flushed.stale == set()
         assert len(await link.run(JournalCalls(schema).history(claim.id, None))) == 1
     finally:
@@ -138,13 +138,13 @@ def test_good_schema_names_are_taken(name: str) -> None:
 
 async def test_two_schemas_do_not_meet(dsn: str, bare_schema: str) -> None:
     """Two schemas in one database are two engines: rows of one are not seen in the other."""
-    link = Link(Target(dsn))
+    link = PersistentConnection(Target(dsn))
     one, two = Schema(bare_schema), Schema(f"{bare_schema}_too")
     try:
         await migrate(link, one)
         await migrate(link, two)
-        await link.run(Calls(one).insert([Start(M.s, {})], "raise"))
-        assert (await link.run(Calls(two).pick("w", {"default": 5}, KNOWN, 60))).claims == []
+        await link.run(Statements(one).insert([Start(M.s, {})], "raise"))
+        assert (await link.run(Statements(two).pick("w", {"default": 5}, KNOWN, 60))).claims == []
     finally:
         await link.script(two.render("drop schema if exists @schema cascade"))
         await link.close()
@@ -152,7 +152,7 @@ async def test_two_schemas_do_not_meet(dsn: str, bare_schema: str) -> None:
 
 async def test_the_script_runs_as_it_is_printed(dsn: str, bare_schema: str) -> None:
     """What `migrate --sql` prints can be run by any client, and leaves nothing for migrate to do."""
-    schema, link = Schema(bare_schema), Link(Target(dsn))
+    schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
     sql = script(schema, 0)
     assert "@schema" not in sql
     try:
@@ -171,7 +171,7 @@ create function "{trap}".unnest(bigint[]) returns setof bigint language sql as $
 create function "{trap}".pg_try_advisory_xact_lock(bigint) returns boolean language sql as $$ select false $$;
 create function "{trap}".eq(int, int) returns boolean language sql as $$ select false $$;
 create operator "{trap}".= (leftarg = int, rightarg = int, function = "{trap}".eq);
-create table "{trap}".gen_durable (id bigint);
+create table "{trap}".instances (id bigint);
 create table "{trap}".signals (id bigint);
 """
 
@@ -180,7 +180,7 @@ async def test_a_hostile_search_path_does_not_matter(dsn: str, schema: str) -> N
     """Functions, operators and tables that a caller's search_path puts first are never used."""
     trap = f"{schema}_trap"
     connection = await asyncpg.connect(dsn)
-    calls = Calls(Schema(schema))
+    calls = Statements(Schema(schema))
     try:
         await connection.execute(HOSTILE.format(trap=trap))
         await connection.execute(f'set search_path = "{trap}", pg_catalog, public')
@@ -192,7 +192,7 @@ async def test_a_hostile_search_path_does_not_matter(dsn: str, schema: str) -> N
         assert [claim.machine for claim in answer.claims] == ["m"]  # type: ignore[union-attr]
         beat = calls.heartbeat([(answer.claims[0].id, 1)], 60)  # type: ignore[union-attr]
         assert beat.read(await connection.fetch(beat.text, *beat.args)) == []
-        row = await connection.fetchrow(f'select * from "{schema}".gen_durable')
+        row = await connection.fetchrow(f'select * from "{schema}".instances')
         assert row is not None
         assert row["lease_expires_at"].year < 2090
         assert row["eligible_at"].year > 1970

@@ -20,17 +20,17 @@ from tests.store.machine import KNOWN, M, child, fan_out
 
 from gen_durable.outcomes import Start
 from gen_durable.store.journal import JournalCalls, Report
-from gen_durable.store.rows import Commit
+from gen_durable.store.types import Commit
 
-ROW = "select from @schema.gen_durable where id = {} for update"
-SLOTS = "insert into @schema.gen_durable_limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
-RATE = "insert into @schema.gen_durable_limits (name, kind, period, burst) values ('r', 'rate', 3600, 1);\n"
+ROW = "select from @schema.instances where id = {} for update"
+SLOTS = "insert into @schema.limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
+RATE = "insert into @schema.limits (name, kind, period, burst) values ('r', 'rate', 3600, 1);\n"
 EXPIRED = {"lease_expires_at": seconds(-1)}
 CASCADE = (
-    "insert into @schema.gen_durable_cascades (id, parent_id, first_round, last_round, origin, reason)"
+    "insert into @schema.cascades (id, parent_id, first_round, last_round, origin, reason)"
     " overriding system value values "
 )
-TICKET = "insert into @schema.gen_durable_slots (ticket, slot_key, instance_id, claim) values "
+TICKET = "insert into @schema.step_slots (ticket, slot_key, instance_id, claim) values "
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ CASES = {
     ),
     "crowd of a rate": Case(
         RATE
-        + "insert into @schema.gen_durable_buckets values ('r', now() + interval '2 hours');\n"
+        + "insert into @schema.rate_buckets values ('r', now() + interval '2 hours');\n"
         + many(1, 14, rate_key="r"),
         ROW.format(12),
         # The first of them is told when its token comes.
@@ -130,7 +130,7 @@ CASES = {
     "hand-over of a token": Case(
         RATE + many(2, 3, rate_key="r", blocked_on="rate/r"),
         ROW.format(2),
-        lambda s: (s.run(s.calls.sweep(None, 10)), blocked(s))[1],
+        lambda s: (s.run(s.calls.unblock_missed(None, 10)), blocked(s))[1],
         {2},
     ),
     "beat": Case(
@@ -159,15 +159,15 @@ CASES = {
     ),
     "cascade of a list": Case(
         ended(1) + ended(2) + CASCADE + "(1, 1, 0, 1, 1, 'a'), (2, 2, 0, 1, 2, 'b');\n",
-        "select from @schema.gen_durable_cascades where id = 1 for update",
-        lambda s: (s.run(s.calls.cascade(10, None)).more, len(s.sql("select from @schema.gen_durable_cascades"))),
+        "select from @schema.cascades where id = 1 for update",
+        lambda s: (s.run(s.calls.cascade(10, None)).more, len(s.sql("select from @schema.cascades"))),
         (True, 1),
     ),
     "cascade of a child": Case(
         ended(1)
         + parked(2, parent_id=1, parent_round=1)
         + parked(3, parent_id=1, parent_round=1)
-        + "update @schema.gen_durable set round = 1 where id = 1;"
+        + "update @schema.instances set round = 1 where id = 1;"
         + CASCADE
         + "(1, 1, 0, 1, 1, 'a');\n",
         ROW.format(2),
@@ -176,14 +176,14 @@ CASES = {
     ),
     "sweep of dead tickets": Case(
         executing(1, claims=2) + TICKET + "(7, 'l', 1, 1), (8, 'l', 1, 1);\n",
-        "select from @schema.gen_durable_slots where ticket = 7 for update",
-        lambda s: (s.run(s.calls.sweep(None, 10)), column(s, "ticket", "gen_durable_slots"))[1],
+        "select from @schema.step_slots where ticket = 7 for update",
+        lambda s: (s.run(s.calls.unblock_missed(None, 10)), column(s, "ticket", "step_slots"))[1],
         [7],
     ),
     "buckets": Case(
-        "insert into @schema.gen_durable_buckets select k, now() - interval '2 hours' from unnest('{a,b}'::text[]) k",
-        "select from @schema.gen_durable_buckets where key = 'a' for update",
-        lambda s: (s.run(s.calls.forget_buckets()), column(s, "key", "gen_durable_buckets")),
+        "insert into @schema.rate_buckets select k, now() - interval '2 hours' from unnest('{a,b}'::text[]) k",
+        "select from @schema.rate_buckets where key = 'a' for update",
+        lambda s: (s.run(s.calls.delete_full_buckets()), column(s, "key", "rate_buckets")),
         (1, ["a"]),
     ),
     "report": Case(
@@ -210,13 +210,13 @@ def test_what_is_held_is_passed_over(store: Store, other: Store, name: str) -> N
 
 PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
     "flush": (ROW.format(1), lambda s: s.calls.flush([Commit(1, 1, 0, "done", value="1")])),
-    "reserve": (ROW.format(1), lambda s: s.calls.reserve(Commit(1, 1, 0, "children"), 2)),
+    "begin_fanout": (ROW.format(1), lambda s: s.calls.begin_fanout(Commit(1, 1, 0, "children"), 2)),
     "spawn": (
         instance(90, unique_key=b"taken", unique_scope="{runnable}"),
         lambda s: s.calls.spawn(Commit(1, 1, 0, "children"), json.dumps([child("taken", id=91)])),
     ),
     "retry": (ROW.format(2), lambda s: s.reads.retry(2, None)),
-    "remove": (ROW.format(2), lambda s: s.reads.remove(2, None)),
+    "delete_instance": (ROW.format(2), lambda s: s.reads.delete_instance(2, None)),
 }
 
 
@@ -242,10 +242,10 @@ def test_who_waits_gives_up_in_the_end(store: Store, other: Store, dsn: str, nam
 def test_a_reserved_parent_stays_locked(store: Store, other: Store) -> None:
     """Until its children and its outcome are committed nobody takes its claim."""
     store.given(executing(1))
-    assert other.run(other.calls.reserve(Commit(1, 1, 0, "children"), 2)) == [101, 102]
+    assert other.run(other.calls.begin_fanout(Commit(1, 1, 0, "children"), 2)) == [101, 102]
     assert store.run(store.calls.unlocked([1])) == set()
     for stale in (Commit(1, 2, 0, "children"), Commit(1, 1, 1, "children")):
-        assert other.run(other.calls.reserve(stale, 2)) is None
+        assert other.run(other.calls.begin_fanout(stale, 2)) is None
 
 
 def test_a_row_that_is_being_inserted_under_a_key_is_waited_for(store: Store) -> None:

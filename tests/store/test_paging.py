@@ -14,8 +14,8 @@ from tests.interleavings.given import executing, instance, parent
 from tests.store.conftest import Store
 
 from gen_durable.listing import wanted
-from gen_durable.store.calls import Call
-from gen_durable.store.rows import Commit
+from gen_durable.store.statements import Statement
+from gen_durable.store.types import Commit
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=1)
 FILTERS: dict[str, dict[str, Any]] = {
@@ -57,13 +57,13 @@ class Traffic:
             self.done[kind] = self.done.get(kind, 0) + 1
 
     def _one(self, where: str) -> Any:
-        found = self.store.sql(f"select id, claims, seq, parent_id from @schema.gen_durable where {where} order by id")
+        found = self.store.sql(f"select id, claims, seq, parent_id from @schema.instances where {where} order by id")
         return self.rng.choice(found) if found else None
 
     def _insert(self) -> bool:
         fits = self.rng.random() < 0.5
         self.store.given(
-            "insert into @schema.gen_durable (fsm, step, metadata) values ('m', 's', "
+            "insert into @schema.instances (fsm, step, metadata) values ('m', 's', "
             + ("'{\"tenant\": \"acme\"}'" if fits else "null") + ")"
         )  # fmt: skip
         return True
@@ -74,7 +74,7 @@ class Traffic:
     def _end(self) -> bool:
         row = self._one("status = 'executing'")
         if row is not None:
-            kind = self.rng.choice(["done", "stop", "next"])
+            kind = self.rng.choice(["done", "fail", "next"])
             self.store.flush(Commit(row["id"], row["claims"], row["seq"], kind, parent=row["parent_id"]))
         return row is not None
 
@@ -90,13 +90,13 @@ class Traffic:
 
     def _delete(self) -> bool:
         row = self._one("status in ('done', 'failed', 'cancelled') and parent_id is null")
-        return row is not None and bool(self.store.run(self.store.reads.remove(row["id"], None)))
+        return row is not None and bool(self.store.run(self.store.reads.delete_instance(row["id"], None)))
 
     def _reap(self) -> bool:
         row = self._one("status = 'executing'")
         if row is not None:
             self.store.sql(
-                "update @schema.gen_durable set lease_expires_at = now() - interval '1 s' where id = $1", row["id"]
+                "update @schema.instances set lease_expires_at = now() - interval '1 s' where id = $1", row["id"]
             )
             self.store.run(self.store.calls.reap(10, self.rng.choice([None, 1])))
         return row is not None
@@ -104,9 +104,9 @@ class Traffic:
 
 def fitting(store: Store, filters: dict[str, Any]) -> set[int]:
     """All that fit now, by one plain query without pages."""
-    text = store.sql("select filters from @schema.seek($1)", wanted(filters))[0][0]
+    text = store.sql("select filters from @schema.filter_sql($1)", wanted(filters))[0][0]
     text = text.replace("$1", "$1::jsonb").replace("true", "$1::jsonb is not null", 1)
-    return {row[0] for row in store.sql(f"select g.id from @schema.gen_durable g where {text}", wanted(filters))}
+    return {row[0] for row in store.sql(f"select i.id from @schema.instances i where {text}", wanted(filters))}
 
 
 @pytest.mark.parametrize("scan", [20_000, 24], ids=["whole pages", "short pages"])
@@ -120,7 +120,7 @@ def test_no_row_is_missed_and_none_is_seen_twice(store: Store, name: str, scan: 
         steady, seen, below, pages = fitting(store, filters), list[int](), None, 0
         while True:
             text = store.schema.render("select ids, rest from @schema.list($1, $2, 6, $3)")
-            call = Call(text, (wanted(filters), below, scan), lambda rows: (rows[0][0] or [], rows[0][1]))
+            call = Statement(text, (wanted(filters), below, scan), lambda rows: (rows[0][0] or [], rows[0][1]))
             fits_now = fitting(store, filters)
             ids, below = store.run(call)
             assert set(ids) <= fits_now

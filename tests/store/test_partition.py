@@ -11,15 +11,13 @@ from tests.store.conftest import Store
 from tests.store.machine import M, park, send
 
 from gen_durable.outcomes import Start
-from gen_durable.store.rows import Commit
+from gen_durable.store.types import Commit
 
 GATE = "partition/k"
 
 
 def blocked(store: Store) -> list[int]:
-    return [
-        row["id"] for row in store.sql("select id from @schema.gen_durable where blocked_on is not null order by id")
-    ]
+    return [row["id"] for row in store.sql("select id from @schema.instances where blocked_on is not null order by id")]
 
 
 def waiting(id: int, **columns: object) -> str:  # noqa: A002  # the column's name
@@ -57,9 +55,9 @@ def test_with_unique_keys_all_come_into_the_index(store: Store) -> None:
     ("outcome", "next_in_line"),
     [
         (Commit(1, 1, 0, "done"), 2),
-        (Commit(1, 1, 0, "stop", error="no"), 2),
-        (Commit(1, 1, 0, "replay", delay=60.0), 2),
-        (Commit(1, 1, 0, "replay"), 2),  # it is due again, but after those who waited
+        (Commit(1, 1, 0, "fail", error="no"), 2),
+        (Commit(1, 1, 0, "retry", delay=60.0), 2),
+        (Commit(1, 1, 0, "retry"), 2),  # it is due again, but after those who waited
         (Commit(1, 1, 0, "next", step="t"), 2),
         (Commit(1, 1, 0, "next", step="t", extra=json.dumps({"priority": -1})), 1),
         (Commit(1, 1, 0, "next", step="t", extra=json.dumps({"partition_key": "new", "left": ["partition/k"]})), 2),
@@ -80,7 +78,7 @@ def test_an_outcome_hands_the_key_over(store: Store, outcome: Commit, next_in_li
 def test_a_held_step_keeps_the_key(store: Store) -> None:
     """Running ahead does not let others of the key in between."""
     store.given(executing(1, partition_key="k") + waiting(2))
-    assert store.flush(Commit(1, 1, 0, "hold", step="t")).wake == set()
+    assert store.flush(Commit(1, 1, 0, "continue", step="t")).wake == set()
     assert store.pick().claims == []
     assert blocked(store) == [2]
 
@@ -106,7 +104,7 @@ def test_the_reaper_hands_the_key_of_a_failed_row_over(store: Store) -> None:
     store.given(executing(1, partition_key="k", lease_expires_at=seconds(-5), eligible_at=seconds(-99)) + waiting(2))
     store.run(store.calls.reap(10, None))
     assert [claim.id for claim in store.pick().claims] == [1]
-    store.given("update @schema.gen_durable set lease_expires_at = now() - interval '1 second' where id = 1")
+    store.given("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 1")
     assert store.run(store.calls.reap(10, 1)).released == ["default"]
     assert [claim.id for claim in store.pick().claims] == [2]
 
@@ -115,7 +113,7 @@ def test_the_head_may_be_in_another_queue(store: Store) -> None:
     """The commit names the queue of the row that is next; and so does a pick that finds a row before its own."""
     store.given(executing(1, partition_key="k") + waiting(2, queue="other"))
     assert store.flush(Commit(1, 1, 0, "done")).wake == {"other"}
-    store.given("delete from @schema.gen_durable;" + waiting(3, queue="other") + instance(4, partition_key="k"))
+    store.given("delete from @schema.instances;" + waiting(3, queue="other") + instance(4, partition_key="k"))
     picked = store.pick()
     assert (picked.claims, picked.woken) == ([], {"other"})
     assert [claim.id for claim in store.pick(other=1).claims] == [3]
@@ -137,7 +135,7 @@ def test_a_blocked_row_whose_deadline_has_passed_still_gets_its_signal(store: St
 def test_a_deep_backlog_is_walked_over_once(store: Store) -> None:
     """5,000 rows of a hot key came in one by one, in front of others: they are blocked by the thousand."""
     store.given(
-        executing(1, partition_key="hot") + "insert into @schema.gen_durable (fsm, step, partition_key, eligible_at)"
+        executing(1, partition_key="hot") + "insert into @schema.instances (fsm, step, partition_key, eligible_at)"
         " select 'm', 's', 'hot', now() - interval '1 hour' from generate_series(1, 5000);"
         + "".join(instance(i) for i in range(2, 32))
     )
@@ -148,7 +146,7 @@ def test_a_deep_backlog_is_walked_over_once(store: Store) -> None:
         picks += 1
     assert picks <= 5
     assert len(blocked(store)) == 5000
-    still = "select count(*) as n from @schema.gen_durable where due_at is not null and partition_key = 'hot'"
+    still = "select count(*) as n from @schema.instances where due_at is not null and partition_key = 'hot'"
     assert store.sql(still)[0]["n"] == 0  # none of them is in the pick index
 
 
@@ -158,19 +156,19 @@ def test_the_sweep_finds_what_was_stranded(store: Store) -> None:
         "".join(instance(i, partition_key=f"k{i}", blocked_on=f"partition/k{i}") for i in (1, 2, 3))
         + executing(4, partition_key="k2")
     )
-    last, woken = store.run(store.calls.sweep(None, 2))
+    last, woken = store.run(store.calls.unblock_missed(None, 2))
     assert (last, woken, blocked(store)) == ("partition/k2", ["default"], [2, 3])
-    last, woken = store.run(store.calls.sweep(last, 2))
+    last, woken = store.run(store.calls.unblock_missed(last, 2))
     assert (last, woken, blocked(store)) == (None, ["default"], [2])
-    before = store.sql("select xmin::text, ctid::text from @schema.gen_durable order by id")
-    assert store.run(store.calls.sweep(None, 10)) == (None, [])
-    assert store.sql("select xmin::text, ctid::text from @schema.gen_durable order by id") == before
+    before = store.sql("select xmin::text, ctid::text from @schema.instances order by id")
+    assert store.run(store.calls.unblock_missed(None, 10)) == (None, [])
+    assert store.sql("select xmin::text, ctid::text from @schema.instances order by id") == before
 
 
 def test_thousands_of_keys_do_not_fill_the_lock_table(store: Store) -> None:
     """Keys share 2048 locks, however many of them one pick and one commit deal with."""
     store.given(
-        "insert into @schema.gen_durable (fsm, step, partition_key)"
+        "insert into @schema.instances (fsm, step, partition_key)"
         " select 'm', 's', 'key ' || n from generate_series(1, 5000) as n;"
     )
     counting = "select count(*) as n from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"

@@ -6,7 +6,7 @@ import pytest
 from tests.interleavings.given import ended, executing, instance, parent, parked, seconds, signal
 from tests.store.conftest import Store
 
-from gen_durable.store.rows import Commit
+from gen_durable.store.types import Commit
 
 
 def ids(store: Store, demand: int = 10, **queues: int) -> list[int]:
@@ -34,7 +34,7 @@ def test_priority_then_due_then_id(store: Store) -> None:
         + instance(2, eligible_at=seconds(-5))
         + instance(3, eligible_at=seconds(-50))
         + instance(4, priority=-1)
-        + "insert into @schema.gen_durable (id, fsm, step, eligible_at) overriding system value"
+        + "insert into @schema.instances (id, fsm, step, eligible_at) overriding system value"
         " select n, 'm', 's', now() - interval '30 seconds' from generate_series(5, 6) as n;"
     )
     assert ids(store) == [4, 3, 5, 6, 2, 1]
@@ -85,7 +85,7 @@ def test_deadlines_are_announced_and_picked(store: Store) -> None:
     """A parked row with a deadline is announced before it and claimed after it."""
     store.given(parked(1, await_deadline=seconds(20)))
     assert store.pick().news[0].next_due == pytest.approx(20, abs=5)
-    store.sql("update @schema.gen_durable set await_deadline = now()")
+    store.sql("update @schema.instances set await_deadline = now()")
     (claim,) = store.pick().claims
     assert (claim.id, claim.awaits) == (1, ["go"])
 
@@ -159,7 +159,7 @@ def test_a_parked_row_does_not_hold_its_key(store: Store) -> None:
 def test_a_hot_key_does_not_hide_others(store: Store) -> None:
     """A deep backlog of one busy key in front: rows without a key and of other keys behind it are still found."""
     store.given(
-        executing(1, partition_key="hot") + "insert into @schema.gen_durable (fsm, step, partition_key, eligible_at)"
+        executing(1, partition_key="hot") + "insert into @schema.instances (fsm, step, partition_key, eligible_at)"
         " select 'm', 's', 'hot', now() - interval '1 hour' from generate_series(1, 500);"
         + instance(2)
         + instance(3, partition_key="cold")
@@ -179,7 +179,7 @@ def test_locked_rows_are_passed_over(store: Store, dsn: str) -> None:
     store.given(instance(1) + instance(2))
     other = Store(dsn, store.schema.name)
     try:
-        other.given("begin; select from @schema.gen_durable where id = 1 for update")
+        other.given("begin; select from @schema.instances where id = 1 for update")
         assert ids(store) == [2]
         other.given("rollback")
     finally:

@@ -21,56 +21,56 @@ from tests.store.conftest import Store
 from tests.store.machine import KNOWN, M, child, fan_out, send
 
 from gen_durable.outcomes import Start
-from gen_durable.pg.link import Link, Target
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
-from gen_durable.store.calls import Call
 from gen_durable.store.journal import Fence, JournalCalls, Noted, Report
-from gen_durable.store.rows import Commit
 from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statement
+from gen_durable.store.types import Commit
 
 BATCH = 100
 SEED = """
-alter table @schema.gen_durable set (autovacuum_enabled = false);
+alter table @schema.instances set (autovacuum_enabled = false);
 alter table @schema.signals set (autovacuum_enabled = false);
 alter table @schema.transitions set (autovacuum_enabled = false);
 alter table @schema.checkpoints set (autovacuum_enabled = false);
 alter table @schema.activities set (autovacuum_enabled = false);
 alter table @schema.progress set (autovacuum_enabled = false);
-insert into @schema.gen_durable (fsm, step, status, claims, locked_by, lease_expires_at, unique_key, unique_scope)
+insert into @schema.instances (fsm, step, status, claims, locked_by, lease_expires_at, unique_key, unique_scope)
 select 'm', 's', 'executing', 1, 'w', now(), convert_to(n::text, 'UTF8'), '{executing}' from generate_series(1, 50) n;
-analyze @schema.gen_durable, @schema.signals;
-delete from @schema.gen_durable;
+analyze @schema.instances, @schema.signals;
+delete from @schema.instances;
 
-insert into @schema.gen_durable (fsm, step, status, finished_at, claims, seq, journal)
+insert into @schema.instances (fsm, step, status, finished_at, claims, seq, journal)
 select 'm', 's', 'done', now() - make_interval(secs => n % 100000), 1, 1, true from generate_series(1, 40000) as n;
-insert into @schema.gen_durable (fsm, step, queue, priority, eligible_at, journal)
+insert into @schema.instances (fsm, step, queue, priority, eligible_at, journal)
 select 'm', 's', (array['default', 'a', 'b'])[1 + n % 3], n % 5, now() - make_interval(secs => n % 1000), n % 3 = 2
 from generate_series(1, 30000) as n;
-insert into @schema.gen_durable (fsm, step, status, awaits, seen, claims, seq, await_deadline, unique_key, unique_scope)
+insert into @schema.instances (fsm, step, status, awaits, seen, claims, seq, await_deadline, unique_key, unique_scope)
 select 'm', 's', 'awaiting_signal', '{go}', '{}', 1, 1, case when n % 2 = 0 then now() + interval '1 day' end,
        convert_to('p' || n, 'UTF8'), '{runnable,executing,awaiting_signal,awaiting_children}'
 from generate_series(1, 19000) as n;
-insert into @schema.gen_durable (fsm, step, priority, eligible_at)
+insert into @schema.instances (fsm, step, priority, eligible_at)
 select 'm', 's', -7, now() + interval '1 year' from generate_series(1, 10000);
-insert into @schema.gen_durable (id, fsm, step, status, children_pending, round, claims, seq)
+insert into @schema.instances (id, fsm, step, status, children_pending, round, claims, seq)
 overriding system value select 900000, 'm', 's', 'awaiting_children', 500, 1, 1, 1;
-insert into @schema.gen_durable
+insert into @schema.instances
   (id, fsm, step, status, claims, locked_by, lease_expires_at, parent_id, parent_round, inbox)
 overriding system value
 select 900000 + n, 'm', 's', 'executing', 1, 'w', now() + make_interval(secs => case when n > 250 then -5 else 600 end),
        900000, 1, n between 101 and 200
 from generate_series(1, 500) as n;
 insert into @schema.signals (target_id, name)
-select g.id, 'other' from @schema.gen_durable g where g.status = 'awaiting_signal' and g.id % 2 = 0;
-update @schema.gen_durable g set inbox = true where g.status = 'awaiting_signal' and g.id % 2 = 0;
+select i.id, 'other' from @schema.instances i where i.status = 'awaiting_signal' and i.id % 2 = 0;
+update @schema.instances i set inbox = true where i.status = 'awaiting_signal' and i.id % 2 = 0;
 insert into @schema.transitions (instance_id, started_at, duration, seq, attempt, step, outcome)
-select g.id, now(), 0, 1, 0, 's', 'Done' from @schema.gen_durable g where g.seq = 1;
+select i.id, now(), 0, 1, 0, 's', 'Done' from @schema.instances i where i.seq = 1;
 insert into @schema.checkpoints (instance_id, visit, version, format, value)
-select g.id, 0, 1, 1, '1' from @schema.gen_durable g where g.journal;
+select i.id, 0, 1, 1, '1' from @schema.instances i where i.journal;
 insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, name, parameters)
-select g.id, now(), 0, 0, 1, 0, 'a', '[]' from @schema.gen_durable g where g.journal;
+select i.id, now(), 0, 0, 1, 0, 'a', '[]' from @schema.instances i where i.journal;
 insert into @schema.progress (instance_id, step)
-select g.id, 's' from @schema.gen_durable g where g.journal;
+select i.id, 's' from @schema.instances i where i.journal;
 """
 HELD = [900_000 + n for n in range(1, BATCH + 1)]
 MAILED = [900_100 + n for n in range(1, BATCH + 1)]  # these have been sent something before
@@ -83,7 +83,7 @@ def big(dsn: str) -> Iterator[Store]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def prepare() -> None:
-        link = Link(Target(dsn))
+        link = PersistentConnection(Target(dsn))
         await migrate(link, Schema(name))
         await link.script(Schema(name).render(SEED))
         await link.close()
@@ -91,7 +91,7 @@ def big(dsn: str) -> Iterator[Store]:
     asyncio.run(prepare())
     store = Store(dsn, name)
     store.given(
-        "set plan_cache_mode = force_generic_plan; select setval('@schema.gen_durable_id_seq', 1000000),"
+        "set plan_cache_mode = force_generic_plan; select setval('@schema.instances_id_seq', 1000000),"
         " setval('@schema.signals_id_seq', 1000000)"
     )
     yield store
@@ -103,14 +103,14 @@ def big(dsn: str) -> Iterator[Store]:
 class Work:
     """A call, the indexes it may use, and how many index entries it may read for each row of its batch."""
 
-    call: Callable[[Store], Call[Any]]
+    call: Callable[[Store], Statement[Any]]
     indexes: frozenset[str]
     per_row: int
     thrown: int = 2  # how many rows a statement may throw away for each row of the batch
     hashes: bool = False  # short lists with each other: of the table only places that are known already
 
 
-def commits(kind: str, ids: list[int] = HELD, **more: object) -> Callable[[Store], Call[Any]]:
+def commits(kind: str, ids: list[int] = HELD, **more: object) -> Callable[[Store], Statement[Any]]:
     return lambda s: s.calls.flush([Commit(i, 1, 0, kind, **more) for i in ids])  # type: ignore[arg-type]
 
 
@@ -119,25 +119,25 @@ def journal(store: Store) -> JournalCalls:
 
 
 def parked_ids(store: Store) -> list[int]:
-    found = store.sql("select id from @schema.gen_durable where status = 'awaiting_signal' order by id limit 100")
+    found = store.sql("select id from @schema.instances where status = 'awaiting_signal' order by id limit 100")
     return [row["id"] for row in found]
 
 
-def listed(store: Store) -> Call[Any]:
+def listed(store: Store) -> Statement[Any]:
     store.sql(
-        "insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)"
+        "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)"
         " values (900000, 0, 1, 900000, 'no')"
     )
     return store.calls.cascade(BATCH, None)
 
 
-PKEY, PICK, UNIQUE = "gen_durable_pkey", "gen_durable_pick", "gen_durable_unique"
+PKEY, PICK, UNIQUE = "instances_pkey", "instances_pick", "instances_unique"
 INBOX, DEDUP = "signals_inbox", "signals_dedup"
-SLOTS = "gen_durable_slots_instance"
+SLOTS = "step_slots_instance"
 HISTORY, CHECKPOINTS, ACTIVITIES = "transitions_pkey", "checkpoints_pkey", "activities_pkey"
 PROGRESS = "progress_pkey"
 JOURNAL = (HISTORY, CHECKPOINTS, ACTIVITIES, PROGRESS)
-CASCADES = ("gen_durable_cascades_origin", "gen_durable_cascades_pkey")
+CASCADES = ("cascades_origin", "cascades_pkey")
 WORKS = {
     "pick": Work(lambda s: s.calls.pick("w", {"default": BATCH}, KNOWN, 60), frozenset({PICK}), 3),
     "pick with a journal": Work(
@@ -149,8 +149,10 @@ WORKS = {
         4,
     ),
     "pick of nothing": Work(lambda s: s.calls.pick("w", {"empty": BATCH}, KNOWN, 60), frozenset({PICK}), 1),
-    "hold": Work(commits("hold", value="{}"), frozenset({PKEY}), 3),
-    "hold with history": Work(commits("hold", value="{}", origin="s", extra='{"keep": true}'), frozenset({PKEY}), 3),
+    "continue": Work(commits("continue", value="{}"), frozenset({PKEY}), 3),
+    "continue with history": Work(
+        commits("continue", value="{}", origin="s", extra='{"keep": true}'), frozenset({PKEY}), 3
+    ),
     "next": Work(commits("next"), frozenset({PKEY}), 3),
     "await": Work(commits("await", delay=None, extra='{"awaits": ["go"], "seen": []}'), frozenset({PKEY}), 3),
     "await with an inbox": Work(
@@ -159,7 +161,7 @@ WORKS = {
     "done with an inbox": Work(commits("done", MAILED), frozenset({PKEY, INBOX}), 6),
     "children": Work(
         lambda s: s.calls.flush([fan_out(i, child(f"c{i}"), child(f"p{i}")) for i in HELD]),
-        frozenset({PKEY, UNIQUE, "gen_durable_parent"}),
+        frozenset({PKEY, UNIQUE, "instances_parent"}),
         12,
     ),
     "done with a parent": Work(commits("done", parent=900_000), frozenset({PKEY}), 6),
@@ -179,9 +181,9 @@ WORKS = {
     ),
     "heartbeat": Work(lambda s: s.calls.heartbeat([(i, 1) for i in HELD], 60), frozenset({PKEY}), 5),
     "release": Work(lambda s: s.calls.release([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
-    "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"gen_durable_lease", SLOTS, PKEY, *CASCADES}), 5),
+    "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"instances_lease", SLOTS, PKEY, *CASCADES}), 5),
     "reap of crash loops": Work(
-        lambda s: s.calls.reap(BATCH, 1), frozenset({"gen_durable_lease", SLOTS, PKEY, INBOX, *CASCADES}), 16
+        lambda s: s.calls.reap(BATCH, 1), frozenset({"instances_lease", SLOTS, PKEY, INBOX, *CASCADES}), 16
     ),
     "cancel by id": Work(
         lambda s: s.calls.cancel([(i, None) for i in parked_ids(s)], "no", cascade=True),
@@ -193,11 +195,11 @@ WORKS = {
         frozenset({PKEY, DEDUP, INBOX, UNIQUE}),
         16,
     ),
-    "cascade": Work(listed, frozenset({PKEY, "gen_durable_parent", *CASCADES}), 12),
-    "asked": Work(lambda s: s.calls.asked([(i, 1) for i in HELD]), frozenset({PKEY}), 2),
+    "cascade": Work(listed, frozenset({PKEY, "instances_parent", *CASCADES}), 12),
+    "cancel_requests": Work(lambda s: s.calls.cancel_requests([(i, 1) for i in HELD]), frozenset({PKEY}), 2),
     "gc": Work(
         lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH),
-        frozenset({"gen_durable_finished", PKEY, INBOX, *JOURNAL}),
+        frozenset({"instances_finished", PKEY, INBOX, *JOURNAL}),
         16,
     ),
     "insert": Work(
@@ -205,10 +207,10 @@ WORKS = {
         frozenset({UNIQUE, PKEY}),
         6,
     ),
-    "watch": Work(lambda s: s.calls.watch(HELD), frozenset({PKEY}), 2),
+    "finished_of": Work(lambda s: s.calls.finished_of(HELD), frozenset({PKEY}), 2),
     "get by key": Work(lambda s: s.calls.get(None, b"p7"), frozenset({PKEY, UNIQUE}), 1),
     "page of children": Work(
-        lambda s: s.calls.children(900_000, HELD[-1], BATCH), frozenset({PKEY, "gen_durable_parent"}), 2
+        lambda s: s.calls.children(900_000, HELD[-1], BATCH), frozenset({PKEY, "instances_parent"}), 2
     ),
     "checkpoint": Work(lambda s: journal(s).checkpoint(FENCE, "1"), frozenset({PKEY, CHECKPOINTS}), 0),
     "clear checkpoint": Work(lambda s: journal(s).clear(FENCE), frozenset({PKEY, CHECKPOINTS}), 0),
@@ -226,7 +228,7 @@ WORKS = {
     "history by key": Work(lambda s: journal(s).history(None, b"p7"), frozenset({HISTORY, UNIQUE}), 0),
     "activities": Work(lambda s: journal(s).activities(7, None), frozenset({ACTIVITIES, UNIQUE}), 0),
     "progress of one": Work(lambda s: journal(s).progress(7, None), frozenset({PROGRESS, UNIQUE}), 0),
-    "strangers": Work(lambda s: s.calls.strangers(["default"], []), frozenset({PICK}), 11),
+    "unknown_steps": Work(lambda s: s.calls.unknown_steps(["default"], []), frozenset({PICK}), 11),
 }
 COUNTS = """
 select c.relname, c.relkind::text as kind, pg_stat_get_xact_numscans(c.oid) as scans,
@@ -248,7 +250,7 @@ def test_work_is_in_proportion_to_the_batch(big: Store, name: str) -> None:
 
 def check_work(big: Store, work: Work) -> None:
     call = work.call(big)
-    big.sql("vacuum (index_cleanup on) @schema.gen_durable")  # what other tests rolled back would be counted too
+    big.sql("vacuum (index_cleanup on) @schema.instances")  # what other tests rolled back would be counted too
     big.given("begin")
     try:
         before = counted(big)
@@ -264,7 +266,7 @@ def check_work(big: Store, work: Work) -> None:
     assert sum(indexes.values()) <= work.per_row * BATCH + 20, indexes
 
 
-def plans_of(store: Store, dsn: str, call: Call[Any]) -> list[str]:
+def plans_of(store: Store, dsn: str, call: Statement[Any]) -> list[str]:
     """The plans of all statements that a call runs, as text."""
 
     async def explain() -> list[str]:

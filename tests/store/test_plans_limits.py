@@ -16,43 +16,43 @@ from tests.store.conftest import Store
 from tests.store.machine import KNOWN
 from tests.store.test_plans import BATCH, PICK, PKEY, Work, check_plans, check_work
 
-from gen_durable.pg.link import Link, Target
+from gen_durable.limits import Concurrency, Limit, Rate
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
-from gen_durable.policies import Concurrency, Limit, Rate
-from gen_durable.store.rows import Commit
 from gen_durable.store.schema import Schema
+from gen_durable.store.types import Commit
 
 SEED = """
-alter table @schema.gen_durable set (autovacuum_enabled = false);
-insert into @schema.gen_durable (fsm, step, status, claims, locked_by, lease_expires_at, slot_key, rate_key)
+alter table @schema.instances set (autovacuum_enabled = false);
+insert into @schema.instances (fsm, step, status, claims, locked_by, lease_expires_at, slot_key, rate_key)
 select 'm', 's', 'executing', 1, 'w', now(), n::text, n::text from generate_series(1, 50) n;
-analyze @schema.gen_durable;
-delete from @schema.gen_durable;
+analyze @schema.instances;
+delete from @schema.instances;
 
-insert into @schema.gen_durable_limits (name, kind, slots, period, burst) values
+insert into @schema.limits (name, kind, slots, period, burst) values
   ('l', 'concurrency', 1000, null, null), ('g', 'concurrency', 1, null, null), ('h', 'concurrency', 1, null, null),
   ('m', 'concurrency', 10, null, null), ('r', 'rate', null, 0.01, 10);
-insert into @schema.gen_durable_buckets select 'r', now() + interval '1 second';
-insert into @schema.gen_durable (id, fsm, step, status, claims, locked_by, lease_expires_at, slot_key)
+insert into @schema.rate_buckets select 'r', now() + interval '1 second';
+insert into @schema.instances (id, fsm, step, status, claims, locked_by, lease_expires_at, slot_key)
 overriding system value
 select 900000 + n, 'm', 's', 'executing', 1, 'w', now() + interval '10 minutes', 'l' from generate_series(1, 1000) as n;
-insert into @schema.gen_durable (id, fsm, step, status, claims, locked_by, lease_expires_at, slot_key)
+insert into @schema.instances (id, fsm, step, status, claims, locked_by, lease_expires_at, slot_key)
 overriding system value
 select 910000 + n, 'm', 's', 'executing', 1, 'w', now() + interval '10 minutes', 'h/' || n
 from generate_series(1, 1000) as n;
-insert into @schema.gen_durable (fsm, step, queue, slot_key, blocked_on, eligible_at)
+insert into @schema.instances (fsm, step, queue, slot_key, blocked_on, eligible_at)
 select 'm', 's', (array['default', 'a'])[1 + n % 2], 'l', 'slot/l', now() - make_interval(secs => n)
 from generate_series(1, 100000) as n;
-insert into @schema.gen_durable (fsm, step, slot_key, blocked_on, eligible_at)
+insert into @schema.instances (fsm, step, slot_key, blocked_on, eligible_at)
 select 'm', 's', 'h/' || n % 1000, 'slot/h/' || n % 1000, now() - make_interval(secs => n)
 from generate_series(1, 5000) as n;
-insert into @schema.gen_durable (fsm, step, queue, slot_key, eligible_at)
+insert into @schema.instances (fsm, step, queue, slot_key, eligible_at)
 select 'm', 's', 'g', 'g/' || n % 1000, now() - make_interval(secs => 9000 - n) from generate_series(1, 5000) as n;
-insert into @schema.gen_durable (fsm, step, queue, slot_key, eligible_at)
+insert into @schema.instances (fsm, step, queue, slot_key, eligible_at)
 select 'm', 's', 'm', 'm', now() - make_interval(secs => n) from generate_series(1, 20000) as n;
-insert into @schema.gen_durable (fsm, step, queue, rate_key, blocked_on, eligible_at)
+insert into @schema.instances (fsm, step, queue, rate_key, blocked_on, eligible_at)
 select 'm', 's', 'r', 'r', 'rate/r', now() - make_interval(secs => n) from generate_series(1, 20000) as n;
-insert into @schema.gen_durable (fsm, step, queue, rate_key, eligible_at)
+insert into @schema.instances (fsm, step, queue, rate_key, eligible_at)
 select 'm', 's', 'r', 'r', now() - make_interval(secs => n) from generate_series(1, 20000) as n;
 """
 
@@ -63,14 +63,14 @@ def big(dsn: str) -> Iterator[Store]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def prepare() -> None:
-        link = Link(Target(dsn))
+        link = PersistentConnection(Target(dsn))
         await migrate(link, Schema(name))
         await link.script(Schema(name).render(SEED))
         await link.close()
 
     asyncio.run(prepare())
     store = Store(dsn, name)
-    store.given("set plan_cache_mode = force_generic_plan; select setval('@schema.gen_durable_id_seq', 1000000)")
+    store.given("set plan_cache_mode = force_generic_plan; select setval('@schema.instances_id_seq', 1000000)")
     yield store
     store.given("drop schema @schema cascade")
     store.close()
@@ -80,9 +80,9 @@ def done(base: int, count: int) -> list[Commit]:
     return [Commit(base + n, 1, 0, "done") for n in range(1, count + 1)]
 
 
-SLOT, SLOT_DUE, LIMITED = "gen_durable_slot", "gen_durable_slot_due", "gen_durable_limited"
-BLOCKED, TOLD, RATE_DUE = "gen_durable_blocked", "gen_durable_told", "gen_durable_rate_due"
-POLICIES, BUCKETS, TICKETS = "gen_durable_limits_pkey", "gen_durable_buckets_pkey", "gen_durable_slots_key"
+SLOT, SLOT_DUE, LIMITED = "instances_slot", "instances_slot_due", "instances_limited"
+BLOCKED, TOLD, RATE_DUE = "instances_blocked", "instances_token_due", "instances_rate_due"
+POLICIES, BUCKETS, TICKETS = "limits_pkey", "rate_buckets_pkey", "step_slots_key"
 HAND_OVER = frozenset({LIMITED, SLOT, SLOT_DUE, TOLD, POLICIES, BUCKETS, TICKETS})
 # The lists of rows and gates are gone through several times; what is thrown away there is no row of the table.
 WORKS = {
@@ -99,7 +99,9 @@ WORKS = {
     "flush that frees a hundred slots": Work(lambda s: s.calls.flush(done(900_000, BATCH)), HAND_OVER | {PKEY}, 25),
     "flush that frees one slot of a thousand": Work(lambda s: s.calls.flush(done(900_000, 1)), HAND_OVER | {PKEY}, 25),
     "flush at a hundred gates": Work(lambda s: s.calls.flush(done(910_000, BATCH)), HAND_OVER | {PKEY}, 20),
-    "sweep": Work(lambda s: s.calls.sweep(None, BATCH), HAND_OVER | {BLOCKED, "gen_durable_slots_instance"}, 20),
+    "unblock_missed": Work(
+        lambda s: s.calls.unblock_missed(None, BATCH), HAND_OVER | {BLOCKED, "step_slots_instance"}, 20
+    ),
     "set_limit of slots": Work(
         lambda s: s.calls.set_limit("l", Concurrency(1000 + BATCH), declared=False), HAND_OVER | {PKEY, BLOCKED}, 30
     ),
@@ -111,9 +113,9 @@ WORKS = {
         HAND_OVER | {PKEY, BLOCKED},
         20,
     ),
-    "enter": Work(
-        lambda s: s.calls.enter(900_001, 1, Limit("l"), 1),
-        frozenset({SLOT, POLICIES, TICKETS, PKEY, "gen_durable_slots_pkey"}),
+    "acquire_limit": Work(
+        lambda s: s.calls.acquire_limit(900_001, 1, Limit("l"), 1),
+        frozenset({SLOT, POLICIES, TICKETS, PKEY, "step_slots_pkey"}),
         25,
     ),
 }

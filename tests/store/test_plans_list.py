@@ -18,20 +18,20 @@ from tests.store.conftest import Store
 from tests.store.test_plans import counted, plans_of
 
 from gen_durable.listing import Filters, wanted
-from gen_durable.pg.link import Link, Target
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
-from gen_durable.store.calls import Call
 from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statement
 
 SCAN = 20_000
 SEED = """
-alter table @schema.gen_durable set (autovacuum_enabled = false);
-insert into @schema.gen_durable (fsm, step, status, claims, locked_by, lease_expires_at)
+alter table @schema.instances set (autovacuum_enabled = false);
+insert into @schema.instances (fsm, step, status, claims, locked_by, lease_expires_at)
 select 'm', 's', 'executing', 1, 'w', now() from generate_series(1, 50) n;
-analyze @schema.gen_durable;
-delete from @schema.gen_durable;
+analyze @schema.instances;
+delete from @schema.instances;
 
-insert into @schema.gen_durable
+insert into @schema.instances
   (fsm, step, status, inserted_at, updated_at, finished_at, claims, seq, queue, partition_key, metadata)
 select 'm' || n % 7, 's' || n % 3,
        (case when n % 10000 = 17 then 'failed'
@@ -40,22 +40,22 @@ select 'm' || n % 7, 's' || n % 3,
        now() - make_interval(secs => 200000 - n), 1, 1, 'q' || n % 5, 'p' || n % 1000,
        jsonb_build_object('tenant', 't' || n % 100, 'order', n)
 from generate_series(1, 160000) as n;
-insert into @schema.gen_durable (id, fsm, step, status, children_pending, round, claims, seq)
+insert into @schema.instances (id, fsm, step, status, children_pending, round, claims, seq)
 overriding system value select 500000, 'parent', 's', 'awaiting_children', 3000, 1, 1, 1;
-insert into @schema.gen_durable (id, fsm, step, parent_id, parent_round)
+insert into @schema.instances (id, fsm, step, parent_id, parent_round)
 overriding system value select 500000 + n, 'm1', 's', 500000, 1 from generate_series(1, 3000) as n;
-select setval('@schema.gen_durable_id_seq', 600000);
-insert into @schema.gen_durable (fsm, step, status, claims, locked_by, lease_expires_at)
+select setval('@schema.instances_id_seq', 600000);
+insert into @schema.instances (fsm, step, status, claims, locked_by, lease_expires_at)
 select 'm1', 's1', 'executing', 1, 'w', now() + interval '1 hour' from generate_series(1, 300) as n;
-insert into @schema.gen_durable (fsm, step, status, awaits, seen, claims, seq, unique_key, unique_scope)
+insert into @schema.instances (fsm, step, status, awaits, seen, claims, seq, unique_key, unique_scope)
 select 'm1', 's1', 'awaiting_signal', '{go}', '{}', 1, 1, convert_to('k' || n, 'UTF8'),
        '{runnable,executing,awaiting_signal,awaiting_children}'
 from generate_series(1, 36000) as n;
-vacuum @schema.gen_durable;
+vacuum @schema.instances;
 """
-PKEY = "gen_durable_pkey"
-TROUBLED, LEASE, FINISHED = "gen_durable_troubled", "gen_durable_lease", "gen_durable_finished"
-PARENT, UNIQUE = "gen_durable_parent", "gen_durable_unique"
+PKEY = "instances_pkey"
+TROUBLED, LEASE, FINISHED = "instances_ended_badly", "instances_lease", "instances_finished"
+PARENT, UNIQUE = "instances_parent", "instances_unique"
 
 
 def ago(seconds: float) -> datetime:
@@ -112,7 +112,7 @@ def big(dsn: str) -> Iterator[Store]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def prepare() -> None:
-        link = Link(Target(dsn))
+        link = PersistentConnection(Target(dsn))
         await migrate(link, Schema(name))
         for statement in Schema(name).render(SEED).split(";\n"):
             if statement.strip():
@@ -127,7 +127,7 @@ def big(dsn: str) -> Iterator[Store]:
     store.close()
 
 
-def check_work(big: Store, call: Call[Any], indexes: set[str], rows: int) -> None:
+def check_work(big: Store, call: Statement[Any], indexes: set[str], rows: int) -> None:
     big.given("begin")
     try:
         before = counted(big)
@@ -142,7 +142,7 @@ def check_work(big: Store, call: Call[Any], indexes: set[str], rows: int) -> Non
     assert sum(read.values()) <= rows, read
 
 
-def check_plans(big: Store, dsn: str, call: Call[Any], index: str) -> None:
+def check_plans(big: Store, dsn: str, call: Statement[Any], index: str) -> None:
     # What count.sql only has explained, for the planner's guess, is not run.
     plans = [plan for plan in plans_of(big, dsn, call) if "Query Text: explain" not in plan]
     assert any(re.search(rf"using {index}\b|on {index}\b", plan) for plan in plans), plans
@@ -151,7 +151,7 @@ def check_plans(big: Store, dsn: str, call: Call[Any], index: str) -> None:
         assert not re.search(r"Sort Method: external", plan), plan
 
 
-def calls(big: Store, look: Look) -> dict[str, Call[Any]]:
+def calls(big: Store, look: Look) -> dict[str, Statement[Any]]:
     what = wanted(look.filters)
     return {"list": big.reads.list(what, None, 50, payloads=False), "count": big.reads.count(what)}
 
@@ -161,7 +161,7 @@ def calls(big: Store, look: Look) -> dict[str, Call[Any]]:
 def test_work(big: Store, name: str, verb: str) -> None:
     """Rows are found by the index of their filter, and no more are looked at than may be."""
     look = LOOKS[name]
-    few = {FINISHED} if name == "finished, many" else set[str]()  # seek.sql has asked whether they are few
+    few = {FINISHED} if name == "finished, many" else set[str]()  # filter_sql.sql has asked whether they are few
     rows = look.rows if verb == "list" else 2 * SCAN
     check_work(big, calls(big, look)[verb], {look.index, PKEY, *few}, rows + 100 + (5001 if few else 0))
 
@@ -181,13 +181,13 @@ def test_what_is_found(big: Store, name: str) -> None:
     below: int | None = None
     while True:
         text = big.schema.render("select ids, rest from @schema.list($1, $2, 1000)")
-        ids, below = big.run(Call(text, (wanted(filters), below), lambda rows: (rows[0][0], rows[0][1])))
+        ids, below = big.run(Statement(text, (wanted(filters), below), lambda rows: (rows[0][0], rows[0][1])))
         found += ids or []
         if below is None:
             break
-    filter_text = big.sql("select filters from @schema.seek($1)", wanted(filters))[0][0]
+    filter_text = big.sql("select filters from @schema.filter_sql($1)", wanted(filters))[0][0]
     fits = filter_text.replace("$1", "$1::jsonb").replace("true", "$1::jsonb is not null", 1)
-    plain = big.sql(f"select g.id from @schema.gen_durable g where {fits} order by g.id desc", wanted(filters))
+    plain = big.sql(f"select i.id from @schema.instances i where {fits} order by i.id desc", wanted(filters))
     assert found == [row[0] for row in plain]
     count = big.run(big.reads.count(wanted(filters)))
     if count.exact:

@@ -6,7 +6,7 @@ from tests.interleavings.given import LIVE, ended, executing, instance, parked, 
 from tests.store.conftest import Store
 
 from gen_durable.instances import Status
-from gen_durable.store.rows import Stranger, Watched
+from gen_durable.store.types import FinishedInstance, UnknownStep
 
 
 def test_get_by_id(store: Store) -> None:
@@ -43,11 +43,11 @@ def test_get_by_key(store: Store) -> None:
 def test_watch(store: Store) -> None:
     """Those that have ended are told with their result or reason, unknown ones as such, live ones not at all."""
     store.given(instance(1) + ended(2, result="7") + ended(3, status="failed", last_error="no"))
-    found = store.run(store.calls.watch([1, 2, 3, 99]))
+    found = store.run(store.calls.finished_of([1, 2, 3, 99]))
     assert sorted(found, key=lambda w: w.id) == [
-        Watched(2, Status.DONE, "7", None),
-        Watched(3, Status.FAILED, None, "no"),
-        Watched(99, None, None, None),
+        FinishedInstance(2, Status.DONE, "7", None),
+        FinishedInstance(3, Status.FAILED, None, "no"),
+        FinishedInstance(99, None, None, None),
     ]
 
 
@@ -57,8 +57,8 @@ def test_strangers(store: Store) -> None:
         instance(1) + instance(2, fsm="x") + instance(3, fsm="x") + instance(4, fsm_version=2)
         + instance(5, fsm="x", eligible_at=seconds(60)) + instance(6, fsm="x", queue="other") + ended(7, fsm="x")
     )  # fmt: skip
-    found = store.run(store.calls.strangers(["default", "empty"], ["m/1/s"]))
-    assert found == [Stranger("x", 1, "s", "default", 2), Stranger("m", 2, "s", "default", 1)]
+    found = store.run(store.calls.unknown_steps(["default", "empty"], ["m/1/s"]))
+    assert found == [UnknownStep("x", 1, "s", "default", 2), UnknownStep("m", 2, "s", "default", 1)]
 
 
 def test_unlocked(store: Store, dsn: str) -> None:
@@ -66,7 +66,7 @@ def test_unlocked(store: Store, dsn: str) -> None:
     store.given(instance(1) + instance(2))
     other = Store(dsn, store.schema.name)
     try:
-        other.given("begin; select from @schema.gen_durable where id = 1 for no key update")
+        other.given("begin; select from @schema.instances where id = 1 for no key update")
         assert store.run(store.calls.unlocked([1, 2, 99])) == {2}
         other.given("rollback")
     finally:

@@ -88,7 +88,7 @@ def test_locked_rows_are_passed_over(store: Store, dsn: str) -> None:
     store.given(ended(1) + ended(2))
     other = Store(dsn, store.schema.name)
     try:
-        other.given("begin; select from @schema.gen_durable where id = 1 for no key update")
+        other.given("begin; select from @schema.instances where id = 1 for no key update")
         assert gc(store) == 1
         other.given("rollback")
     finally:

@@ -9,8 +9,8 @@ from tests.interleavings.given import LIVE, ended, executing, instance, parent, 
 from tests.store.conftest import Store
 
 from gen_durable.instances import Status
-from gen_durable.store.reads import Removed, Retried
-from gen_durable.store.rows import Commit
+from gen_durable.store.admin import Removed, Retried
+from gen_durable.store.types import Commit
 
 ENDS = ["done", "failed", "cancelled"]
 
@@ -19,10 +19,10 @@ ENDS = ["done", "failed", "cancelled"]
 def test_remove(store: Store, status: str) -> None:
     """An ended instance goes, with its signals."""
     store.given(ended(1, status=status) + signal(7, 1) + ended(2))
-    assert store.run(store.reads.remove(1, None)) == Removed(1, Status(status), deleted=True, parent=None)
+    assert store.run(store.reads.delete_instance(1, None)) == Removed(1, Status(status), deleted=True, parent=None)
     assert [row["id"] for row in store.rows()] == [2]
     assert store.inbox() == []
-    assert store.run(store.reads.remove(1, None)) is None
+    assert store.run(store.reads.delete_instance(1, None)) is None
 
 
 def test_remove_refuses(store: Store) -> None:
@@ -32,18 +32,18 @@ def test_remove_refuses(store: Store) -> None:
         + instance(6, parent_id=4, parent_round=1)
     )  # fmt: skip
     for id_ in (1, 2, 3, 4):
-        refused = store.run(store.reads.remove(id_, None))
+        refused = store.run(store.reads.delete_instance(id_, None))
         assert refused is not None
         assert not refused.deleted
-    assert store.run(store.reads.remove(5, None)) == Removed(5, Status.DONE, deleted=False, parent=4)
+    assert store.run(store.reads.delete_instance(5, None)) == Removed(5, Status.DONE, deleted=False, parent=4)
     assert len(store.rows()) == 6
 
 
 def test_remove_by_key(store: Store) -> None:
     """A key that is held beyond the end names an ended instance."""
     store.given(ended(1, unique_key=b"k", unique_scope="{runnable,done}"))
-    assert store.run(store.reads.remove(None, b"k")) == Removed(1, Status.DONE, deleted=True, parent=None)
-    assert store.run(store.reads.remove(None, b"k")) is None
+    assert store.run(store.reads.delete_instance(None, b"k")) == Removed(1, Status.DONE, deleted=True, parent=None)
+    assert store.run(store.reads.delete_instance(None, b"k")) is None
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])

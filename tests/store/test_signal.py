@@ -1,4 +1,4 @@
-"""Delivery: to the living, once per dedup key, waking on the name."""
+"""OutgoingSignal: to the living, once per dedup key, waking on the name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.interleavings.given import LIVE, ended, executing, instance, parent, 
 from tests.store.conftest import Store
 from tests.store.machine import send
 
-from gen_durable.store.rows import Commit, Delivery
+from gen_durable.store.types import Commit, OutgoingSignal
 
 
 def test_a_match_wakes(store: Store) -> None:
     """A signal by a name that is waited for makes the row runnable now; the names stay for the step that is woken."""
     store.given(parked(1, awaits=["go", "stop"], queue="q"))
-    assert store.signal(Delivery(1, None, "go", '{"n": 1}', None)) == [(1, "delivered", "q")]
+    assert store.signal(OutgoingSignal(1, None, "go", '{"n": 1}', None)) == [(1, "delivered", "q")]
     row = store.row(1)
     assert (row["status"], row["awaits"], row["inbox"]) == ("runnable", ["go", "stop"], True)
     assert row["eligible_in"] == pytest.approx(0, abs=5)
@@ -27,7 +27,7 @@ def test_a_match_wakes(store: Store) -> None:
 def test_a_wake_clears_the_deadline(store: Store) -> None:
     """A woken row has no deadline left."""
     store.given(parked(1))
-    store.sql("update @schema.gen_durable set await_deadline = now() + interval '1 hour'")
+    store.sql("update @schema.instances set await_deadline = now() + interval '1 hour'")
     store.signal(send(1))
     assert store.row(1)["await_deadline"] is None
 
@@ -49,7 +49,7 @@ def test_a_due_target_is_to_be_looked_at_again(store: Store) -> None:
     """A row that is due already names its queue too: our lock may have hidden it from a picker that was just told."""
     store.given(instance(1))
     assert store.signal(send(1)) == [(1, "delivered", "default")]
-    store.sql("update @schema.gen_durable set eligible_at = now() + interval '1 hour'")
+    store.sql("update @schema.instances set eligible_at = now() + interval '1 hour'")
     assert store.signal(send(1)) == [(1, "delivered", None)]
 
 
@@ -118,7 +118,7 @@ def test_a_batch_to_one_target(store: Store) -> None:
 def test_a_large_batch(store: Store) -> None:
     """A thousand targets in one call, answered in input order."""
     store.sql(
-        "insert into @schema.gen_durable (fsm, step, status, awaits, seen)"
+        "insert into @schema.instances (fsm, step, status, awaits, seen)"
         " select 'm', 's', 'awaiting_signal', '{go}', '{}' from generate_series(1, 1000)"
     )
     targets = [row["id"] for row in store.rows()][::-1]

@@ -6,21 +6,21 @@ import pytest
 from tests.interleavings.given import executing, parked
 from tests.store.conftest import Store
 
-from gen_durable.policies import Limit
-from gen_durable.store.rows import Entering
+from gen_durable.limits import Limit
+from gen_durable.store.types import LimitAnswer
 
-SLOT = "insert into @schema.gen_durable_limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
-RATE = "insert into @schema.gen_durable_limits (name, kind, period, burst) values ('r', 'rate', 3600, 2);\n"
+SLOT = "insert into @schema.limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
+RATE = "insert into @schema.limits (name, kind, period, burst) values ('r', 'rate', 3600, 2);\n"
 DEAD = {"claimed-again": executing(8, claims=3), "given-up": parked(8, claims=2)}
 
 
-def enter(store: Store, instance: int, ticket: int, name: str = "l", claim: int = 1) -> Entering:
-    return store.run(store.calls.enter(instance, claim, Limit(name), ticket))
+def enter(store: Store, instance: int, ticket: int, name: str = "l", claim: int = 1) -> LimitAnswer:
+    return store.run(store.calls.acquire_limit(instance, claim, Limit(name), ticket))
 
 
 def ticket(number: int, instance: int, claim: int) -> str:
     return (
-        "insert into @schema.gen_durable_slots (ticket, slot_key, instance_id, claim) values "
+        "insert into @schema.step_slots (ticket, slot_key, instance_id, claim) values "
         f"({number}, 'l', {instance}, {claim});\n"
     )
 
@@ -30,7 +30,7 @@ def test_who_has_lost_its_claim_is_told(store: Store, row: str) -> None:
     """Its row was claimed again, or it has committed an outcome and does not execute any more."""
     store.given(SLOT + row)
     assert enter(store, 8, 80, claim=2).lost
-    assert store.sql("select from @schema.gen_durable_slots") == []
+    assert store.sql("select from @schema.step_slots") == []
 
 
 @pytest.mark.parametrize("row", DEAD.values(), ids=DEAD)
@@ -40,8 +40,8 @@ def test_the_ticket_of_a_dead_claim_counts_nowhere(store: Store, row: str) -> No
     (limit,) = store.run(store.calls.limits())
     assert limit.taken == 0
     assert enter(store, 1, 10).may
-    store.run(store.calls.sweep(None, 10))
-    assert [r["ticket"] for r in store.sql("select * from @schema.gen_durable_slots")] == [10]
+    store.run(store.calls.unblock_missed(None, 10))
+    assert [r["ticket"] for r in store.sql("select * from @schema.step_slots")] == [10]
 
 
 @pytest.mark.parametrize("row", DEAD.values(), ids=DEAD)
@@ -55,7 +55,7 @@ def test_places_are_taken_in_the_order_of_asking(store: Store) -> None:
     """Who asks again has the place that it had."""
     store.given(SLOT + executing(1) + executing(2))
     assert [enter(store, 1, 10).may, enter(store, 2, 20).may, enter(store, 1, 10).may] == [True, False, True]
-    store.run(store.calls.leave(10))
+    store.run(store.calls.release_limit(10))
     assert enter(store, 2, 20).may
 
 

@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from gen_durable import Durable, Handle, Instance, Worker, job
-from gen_durable.store.calls import Call
-from gen_durable.store.rows import Claim, Commit, Flushed, Reclaimed
+from gen_durable.store.statements import Statement
+from gen_durable.store.types import Claim, Commit, Flushed, Reclaimed
 
 SOON = timedelta(seconds=15)
 BRIEF: dict[str, Any] = {
@@ -64,7 +64,7 @@ class Engine:
         return (await self.app.pool.run(self.app.calls.reap(100, max_crashes))).claims
 
     async def sql(self, text: str, *args: object) -> list[Any]:
-        return await self.app.pool.run(Call(self.app.calls.schema.render(text), args, list))
+        return await self.app.pool.run(Statement(self.app.calls.schema.render(text), args, list))
 
     async def end(self, handle: Handle[Any], **workers: Any) -> Any:
         """How an instance ends, with a worker for it."""

@@ -59,8 +59,8 @@ async def test_a_row_is_written_once(engine: Opening) -> None:
         handle = await e.app.insert(Shop.pay, 5)
         await e.end(handle, machines=[Shop()])
         before = await e.app.activities(handle)
-        (row,) = await e.sql("select claims, seq from @schema.gen_durable")
-        await e.sql("update @schema.gen_durable set visit = 0")  # the fence stands; the call is known by its number
-        note = "select @schema.note_activity($1, $2, $3, 1, 'charge', '[0]', '0', null, 0, 0, 0)"
+        (row,) = await e.sql("select claims, seq from @schema.instances")
+        await e.sql("update @schema.instances set visit = 0")  # the fence stands; the call is known by its number
+        note = "select @schema.record_activity($1, $2, $3, 1, 'charge', '[0]', '0', null, 0, 0, 0)"
         assert [bool(r[0]) for r in await e.sql(note, handle.id, row["claims"], row["seq"])] == [True]
         assert await e.app.activities(handle) == before

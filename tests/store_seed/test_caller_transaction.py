@@ -28,9 +28,7 @@ def runs(dsn: str, schema: str) -> Callable[[], list[int]]:
 
     def look() -> list[int]:
         with psycopg.connect(dsn) as connection:
-            return [
-                row[0] for row in connection.execute(f"select state from {schema}.gen_durable order by id".encode())
-            ]
+            return [row[0] for row in connection.execute(f"select state from {schema}.instances order by id".encode())]
 
     return look
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.store_seed.conftest import Opening
 
-from gen_durable import Context, DecodeError, Done, Finished, LeaseLost, Machine, Outcome, Replay, Worker, step
+from gen_durable import Context, DecodeError, Done, Finished, LeaseLost, Machine, Outcome, Retry, Worker, step
 
 
 class Load(Machine):
@@ -22,7 +22,7 @@ class Load(Machine):
 
 
 async def again(ctx: Context) -> Outcome[Any]:
-    return Replay(1)
+    return Retry(1)
 
 
 async def tell(ctx: Context) -> Outcome[Any]:
@@ -43,7 +43,7 @@ async def test_saved_and_loaded(engine: Opening) -> None:
     async def save(ctx: Context) -> Outcome[Any]:
         await ctx.checkpoint({"at": 1})
         await ctx.checkpoint({"at": 2})
-        return Replay(1)
+        return Retry(1)
 
     async with engine() as e:
         handle = await e.app.insert(Load.load, 1)
@@ -80,12 +80,12 @@ async def test_it_is_loaded_without_a_claim(engine: Opening) -> None:
 
         async def save(ctx: Context) -> Outcome[Any]:
             await ctx.checkpoint(7)
-            await e.sql("update @schema.gen_durable set claims = claims + 1 where id = $1", ctx.id)
+            await e.sql("update @schema.instances set claims = claims + 1 where id = $1", ctx.id)
             assert ctx.last_checkpoint == 7
             kept = await e.app.checkpoint(ctx.id)
             assert kept is not None
             assert kept.value == 7
-            await e.sql("update @schema.gen_durable set claims = claims - 1 where id = $1", ctx.id)
+            await e.sql("update @schema.instances set claims = claims - 1 where id = $1", ctx.id)
             return Done(kept.value)
 
         handle = await e.app.insert(Load.load, 1)
@@ -96,7 +96,7 @@ async def test_deleted(engine: Opening) -> None:
     async def save(ctx: Context) -> Outcome[Any]:
         await ctx.checkpoint(1)
         await ctx.clear_checkpoint()
-        return Replay(1)
+        return Retry(1)
 
     assert await run(engine, save, tell) == [False, None]
 
@@ -107,7 +107,7 @@ async def test_none_is_told_from_empty(engine: Opening, value: object) -> None:
 
     async def save(ctx: Context) -> Outcome[Any]:
         await ctx.checkpoint(value)
-        return Replay(1)
+        return Retry(1)
 
     assert await run(engine, again, tell) == [False, None]
     assert await run(engine, save, tell) == [True, value]
@@ -120,7 +120,7 @@ async def test_one_of_a_newer_version_is_refused(engine: Opening) -> None:
         async def save(ctx: Context) -> Outcome[Any]:
             await ctx.checkpoint(1)
             await e.sql("update @schema.checkpoints set format = 99")
-            return Replay(1)
+            return Retry(1)
 
         handle = await e.app.insert(Load.load, 1)
         async with Worker(e.app, machines=[Load(save)]):

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.store_seed.conftest import SOON, Opening, double
 
-from gen_durable import Await, Context, Done, Finished, Machine, Next, Outcome, Replay, Signal, Start, Worker, job, step
-from gen_durable.store.rows import Commit
+from gen_durable import Await, Context, Done, Finished, Machine, Next, Outcome, Retry, Signal, Start, Worker, job, step
+from gen_durable.store.types import Commit
 
 go = Signal("go", int)
 
@@ -17,7 +17,7 @@ go = Signal("go", int)
 class Shop(Machine):
     @step
     async def sell(self, n: int, ctx: Context) -> Outcome[int]:
-        return Done(n, then=[Start(call_back, n)])
+        return Done(n, spawn=[Start(call_back, n)])
 
 
 CALLS: list[int] = []
@@ -37,7 +37,7 @@ async def test_the_outbox_is_written_with_the_completion(engine: Opening) -> Non
     async with engine() as e:
         handle = await e.app.insert(Shop.sell, 1)
         await e.end(handle, machines=[Shop()])
-        rows = await e.sql("select fsm, xmin::text as transaction from @schema.gen_durable order by id")
+        rows = await e.sql("select fsm, xmin::text as transaction from @schema.instances order by id")
         assert [row["fsm"] for row in rows] == ["Shop", "call_back"]
         assert rows[0]["transaction"] == rows[1]["transaction"]
 
@@ -116,7 +116,7 @@ class Stumbles(Machine):
         return await self.stumble(ctx, Done(n))
 
     async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[int]:
-        return Replay(state)
+        return Retry(state)
 
 
 async def test_attempts_are_counted_for_each_step(engine: Opening) -> None:

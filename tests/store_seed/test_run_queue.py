@@ -48,7 +48,7 @@ async def test_heartbeat(engine: Opening) -> None:
         assert await e.beat(claim, 60) == []
         await asyncio.sleep(0.1)
         assert await e.reclaim() == []
-        await e.sql("update @schema.gen_durable set lease_expires_at = now() - interval '1 second'")
+        await e.sql("update @schema.instances set lease_expires_at = now() - interval '1 second'")
         assert [r.id for r in await e.reclaim()] == [claim.id]
         assert await e.beat(claim, 60) == [claim.id]
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable import Await, Context, Done, InputError, Machine, Next, Outcome, Signal, Stop, job, step
+from gen_durable import Await, Context, Done, Fail, InputError, Machine, Next, Outcome, Signal, job, step
 from gen_durable.testing import HarnessFactory
 
 payment = Signal("payment", int)
@@ -34,7 +34,7 @@ class Shop(Machine):
 
     @step
     async def ship(self, order: Order, ctx: Context) -> Outcome[Order]:
-        return Stop("lost at sea") if order.id == 0 else Done(order)
+        return Fail("lost at sea") if order.id == 0 else Done(order)
 
 
 @job

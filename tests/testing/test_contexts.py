@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable import Await, Context, Done, EncodeError, Machine, Next, Outcome, Signal, Status, Stop, job, step
+from gen_durable import Await, Context, Done, EncodeError, Fail, Machine, Next, Outcome, Signal, Status, job, step
 from gen_durable.testing import child_done, child_failed, make_context, round_trip, sent
 
 
@@ -29,7 +29,7 @@ class Shop(Machine, queue="shop", version=3):
     @step
     async def collect(self, order: int, ctx: Context) -> Outcome[int]:
         paid = ctx.first(payment)
-        return Stop("payment never came") if paid is None else Next(self.join, paid.amount)
+        return Fail("payment never came") if paid is None else Next(self.join, paid.amount)
 
     @step
     async def join(self, amount: int, ctx: Context) -> Outcome[int]:
@@ -56,7 +56,7 @@ async def test_signals_come_as_typed_values() -> None:
 
 async def test_no_signal_is_a_deadline_that_fired() -> None:
     outcome = await Shop().collect(42, make_context(Shop.collect))
-    assert isinstance(outcome, Stop)
+    assert isinstance(outcome, Fail)
     assert outcome.reason == "payment never came"
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable import Await, Context, Done, InputError, LeaseLost, Machine, Outcome, Signal, Start, Status, Stop, step
+from gen_durable import Await, Context, Done, Fail, InputError, LeaseLost, Machine, Outcome, Signal, Start, Status, step
 from gen_durable.testing import HarnessFactory
 
 go = Signal("go", int)
@@ -36,7 +36,7 @@ class Charge(Machine):
 
     async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[int]:
         self.errors += 1
-        return Stop(error)
+        return Fail(error)
 
 
 async def test_at_the_end_the_step_has_run_and_runs_again(durable_harness: HarnessFactory) -> None:

@@ -15,16 +15,16 @@ from gen_durable import (
     ConfigError,
     Context,
     Done,
+    Fail,
     InputError,
     Machine,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Signal,
     Start,
     Status,
-    Stop,
     job,
     step,
 )
@@ -188,7 +188,7 @@ async def test_errors_of_steps_are_in_the_tally_and_can_be_raised(durable_harnes
             return Done(n)
 
         async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[int]:
-            return Replay(state)
+            return Retry(state)
 
     async with durable_harness(machines=[Grumpy()]) as harness:
         handle = await harness.app.insert(Grumpy.grumble, 5)
@@ -196,7 +196,7 @@ async def test_errors_of_steps_are_in_the_tally_and_can_be_raised(durable_harnes
         assert (tally.replayed, tally.done) == (1, 1)
         assert [e.attempt for e in tally.executions] == [0, 1]
         assert [str(e) for e in tally.errors] == ["not at first"]
-        assert "instance 1 Grumpy.grumble (attempt 0): Replay after ValueError('not at first')" in map(
+        assert "instance 1 Grumpy.grumble (attempt 0): Retry after ValueError('not at first')" in map(
             str, tally.executions
         )
         with pytest.raises(ValueError, match="not at first"):
@@ -240,7 +240,7 @@ async def test_a_cancelled_drain_gives_its_row_back(durable_harness: HarnessFact
 
         async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[None]:
             asked.append(error)
-            return Stop(error)
+            return Fail(error)
 
     async with durable_harness(machines=[Stuck()]) as harness:
         handle = await harness.app.insert(Stuck.wait, 1)
@@ -289,14 +289,14 @@ async def test_an_outcome_that_the_database_refuses_is_the_steps_error(
             return Done(None)
 
         async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[None]:
-            return Stop(f"told of {type(error).__name__}") if state == 1 else Next(self.on, "forbidden")
+            return Fail(f"told of {type(error).__name__}") if state == 1 else Next(self.on, "forbidden")
 
     async with durable_harness(machines=[Refused()]) as harness:
-        await _sql(harness, f"""alter table "{gen_durable_schema}".gen_durable add check (state <> '"forbidden"')""")
+        await _sql(harness, f"""alter table "{gen_durable_schema}".instances add check (state <> '"forbidden"')""")
         answered = await harness.app.insert(Refused.go, 1)
         given_up = await harness.app.insert(Refused.go, 2)
         tally = await harness.drain()
-        assert tally.outcomes == {"Stop": 2}
+        assert tally.outcomes == {"Fail": 2}
         await harness.assert_failed(answered, "^told of OutcomeRejected$")
         await harness.assert_failed(given_up, "OutcomeRejected: the database refused")
 
@@ -343,8 +343,8 @@ async def test_a_harness_must_be_open(durable_harness: HarnessFactory) -> None:
 
 
 async def _sql(harness: Harness, sql: str) -> None:
-    from gen_durable.pg.link import Link
+    from gen_durable.pg.connection import PersistentConnection
 
-    link = Link(harness.app.target)
+    link = PersistentConnection(harness.app.target)
     await link.script(sql)
     await link.close()

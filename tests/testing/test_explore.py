@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from gen_durable import Await, ConfigError, Context, Done, InputError, Machine, Next, Outcome, Signal, Stop, step
+from gen_durable import Await, ConfigError, Context, Done, Fail, InputError, Machine, Next, Outcome, Signal, step
 from gen_durable.testing import HarnessFactory, Snapshot, explore, sends, starts
 
 paid = Signal("paid", int)
@@ -45,7 +45,7 @@ class Careless(Machine):
     @step
     async def collect(self, amount: int, ctx: Context) -> Outcome[int]:
         if ctx.first(paid) is None:
-            return Stop("nobody has paid")
+            return Fail("nobody has paid")
         await self.till.charge(amount)
         return Done(amount)
 
@@ -56,7 +56,7 @@ class Careful(Careless, name="careful"):
     @step
     async def collect(self, amount: int, ctx: Context) -> Outcome[int]:
         if ctx.first(paid) is None:
-            return Stop("nobody has paid")
+            return Fail("nobody has paid")
         await self.till.charge(amount, ctx.idempotency_key)
         return Done(amount)
 

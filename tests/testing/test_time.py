@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable import Await, Context, Done, InputError, Machine, Next, Outcome, Signal, Start, Stop, job, step
-from gen_durable.pg.link import Link
+from gen_durable import Await, Context, Done, Fail, InputError, Machine, Next, Outcome, Signal, Start, job, step
+from gen_durable.pg.connection import PersistentConnection
 from gen_durable.testing import HarnessFactory
 
 answer = Signal("answer", str)
@@ -23,7 +23,7 @@ class Question(Machine):
     @step
     async def hear(self, minutes: int, ctx: Context) -> Outcome[str]:
         heard = ctx.first(answer)
-        return Stop("no answer came") if heard is None else Done(heard)
+        return Fail("no answer came") if heard is None else Done(heard)
 
 
 class Patient(Machine):
@@ -141,7 +141,7 @@ async def test_firing_a_timeout_that_is_not_there_is_a_mistake_of_the_test(durab
 
 
 async def _sent_at(target: object, schema: str):  # type: ignore[no-untyped-def]
-    link = Link(target)  # type: ignore[arg-type]
+    link = PersistentConnection(target)  # type: ignore[arg-type]
     connection = await link.raw()
     sent = await connection.fetchval(f'select inserted_at from "{schema}".signals')
     await link.close()

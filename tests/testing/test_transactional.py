@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from gen_durable import Context, Done, Machine, Outcome, Replay, Stop, step
+from gen_durable import Context, Done, Fail, Machine, Outcome, Retry, step
 from gen_durable.testing import HarnessFactory, make_context
 
 
@@ -22,7 +22,7 @@ class Ledger(Machine):
         return Done(amount)
 
     async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[int]:
-        return Replay(state) if ctx.attempt == 0 else Stop(error)
+        return Retry(state) if ctx.attempt == 0 else Fail(error)
 
 
 async def test_drain_and_crash(durable_harness: HarnessFactory, gen_durable_dsn: str, gen_durable_schema: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from gen_durable.codec import codec_for, decode_plain, encode
 from gen_durable.errors import EncodeError, TooLarge
-from gen_durable.limits import MAX_PAYLOAD
+from gen_durable.validation import MAX_PAYLOAD
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from gen_durable import (
     Await,
     Context,
     Done,
+    Fail,
     Machine,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Signal,
     Start,
-    Stop,
     job,
     step,
 )
@@ -53,7 +53,7 @@ class Checkout(Machine, version=2):
     @step
     async def collect(self, order: Order, ctx: Context) -> Outcome[int]:
         if ctx.first(paid) is None:
-            return Stop("never came")
+            return Fail("never came")
         return Next(self.pack, order)
 
     @step(name="pack-all", aliases=["pack"])
@@ -64,13 +64,13 @@ class Checkout(Machine, version=2):
     @step
     async def ship(self, order: Order, ctx: Context) -> Outcome[int]:
         if ctx.attempt < 3:
-            return Replay(order)
+            return Retry(order)
         if not ctx.children:
             return Await(refused, state=order)
         return Done(1)
 
     async def on_error(self, state: Order, ctx: Context, error: Exception) -> Outcome[int]:
-        return Replay(state) if ctx.attempt < 3 else Next(self.collect, state)
+        return Retry(state) if ctx.attempt < 3 else Next(self.collect, state)
 
 
 def edges_of(machine: type[Machine], source: str) -> list[tuple[str | None, str, str]]:
@@ -85,13 +85,13 @@ def test_every_kind_of_outcome_is_an_edge() -> None:
         ("start", "collect", "pack-all", "ship"),
         (
             Edge("start", "collect", "await", "paid.v2 or refused or timeout"),
-            Edge("collect", None, "stop"),
+            Edge("collect", None, "fail"),
             Edge("collect", "pack-all", "next"),
             Edge("pack-all", "ship", "children", "Pack.pack, measure"),
-            Edge("ship", "ship", "replay"),
+            Edge("ship", "ship", "retry"),
             Edge("ship", "ship", "await", "refused"),
             Edge("ship", None, "done"),
-            Edge(EVERY, EVERY, "error", "replay"),
+            Edge(EVERY, EVERY, "error", "retry"),
             Edge(EVERY, "collect", "error", "next"),
         ),
     )
@@ -109,16 +109,16 @@ def test_text() -> None:
         "  start",
         "    await paid.v2 or refused or timeout -> collect",
         "  collect",
-        "    stop",
+        "    fail",
         "    next -> pack-all",
         "  pack-all",
         "    children Pack.pack, measure -> ship",
         "  ship",
-        "    replay -> the same step",
+        "    retry -> the same step",
         "    await refused -> the same step",
         "    done",
         "  on error, in every step",
-        "    error replay -> the same step",
+        "    error retry -> the same step",
         "    error next -> collect",
     ]
 
@@ -130,7 +130,7 @@ def test_mermaid() -> None:
     assert '    state "pack-all" as s2' in lines
     assert "    [*] --> s0" in lines
     assert "    s0 --> s1 : await paid.v2 or refused or timeout" in lines
-    assert "    s1 --> [*] : stop" in lines
+    assert "    s1 --> [*] : fail" in lines
     assert "    s4 --> s1 : error next" in lines
 
 
@@ -164,7 +164,7 @@ class Helped(Machine):
     async def whole(self, order: Order, ctx: Context) -> Outcome[int]:
         outcome: Outcome[int]
         if order.id == 1:
-            outcome = Stop("x")
+            outcome = Fail("x")
         elif order.id == 2:
             outcome = self._end()
         else:
@@ -189,7 +189,7 @@ def test_helpers_variables_and_choices_are_followed() -> None:
     """Methods that a step calls, both arms of a choice, every value of a variable, other names of an outcome."""
     assert edges_of(Helped, "start") == [(None, "done", "")]
     assert edges_of(Helped, "whole") == [
-        (None, "stop", ""),
+        (None, "fail", ""),
         (None, "done", ""),
         ("start", "next", ""),
         ("choose", "next", ""),
@@ -212,20 +212,20 @@ class Child(Base, name="child"):
     @step
     async def start(self, order: Order, ctx: Context) -> Outcome[int]:
         if order.id:
-            return Replay(order)
+            return Retry(order)
         return await super().start(order, ctx)
 
 
 def test_inherited_steps_are_read_where_they_are_written() -> None:
     """A subclass has its own edges and, through super(), those of its base."""
-    assert edges_of(Child, "start") == [("start", "replay", ""), ("end", "next", "")]
+    assert edges_of(Child, "start") == [("start", "retry", ""), ("end", "next", "")]
     assert edges_of(Child, "end") == [(None, "done", "")]
     assert graph(Child).name == "child"
 
 
 def test_errors_stop_by_default() -> None:
     """A machine without on_error says what happens then."""
-    assert edges_of(Base, EVERY) == [(None, "error", "stop")]
+    assert edges_of(Base, EVERY) == [(None, "error", "fail")]
 
 
 def elsewhere(order: Order) -> Outcome[int]:
@@ -242,7 +242,7 @@ class Doubtful(Machine):
 
     @step
     async def loop(self, order: Order, ctx: Context) -> Outcome[int]:
-        return Replay(order)
+        return Retry(order)
 
     @step
     async def never(self, order: Order, ctx: Context) -> Outcome[int]:
@@ -335,7 +335,7 @@ def test_a_spec_whose_class_cannot_be_found() -> None:
 def test_a_job_is_a_graph_of_one_step() -> None:
     """It ends, or is tried again."""
     found = graph(measure.__gen_durable_step__.machine)
-    assert found.edges == (Edge("run", None, "done"), Edge("run", "run", "error", "replay"))
+    assert found.edges == (Edge("run", None, "done"), Edge("run", "run", "error", "retry"))
     assert found.problems() == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
-from gen_durable.jobs import DEFAULT_MAX_ATTEMPTS, Cancel, backoff, job
+from gen_durable.jobs import DEFAULT_MAX_ATTEMPTS, Abort, backoff, job
 from gen_durable.outcomes import step_of
 
 
@@ -145,6 +145,6 @@ def test_backoff_stays_within_its_bounds(attempt: int) -> None:
 
 
 def test_cancel_carries_its_reason() -> None:
-    """`raise Cancel("why")` fails a job at once, with those words."""
-    error = Cancel("no such customer")
+    """`raise Abort("why")` fails a job at once, with those words."""
+    error = Abort("no such customer")
     assert error.reason == str(error) == "no such customer"

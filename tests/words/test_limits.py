@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gen_durable.errors import ConfigError, DefinitionError, InputError, TooLarge
-from gen_durable.limits import (
+from gen_durable.validation import (
     MAX_DELAY,
     MAX_ERROR,
     check_delay,

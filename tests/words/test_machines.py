@@ -13,7 +13,7 @@ from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.jobs import job
 from gen_durable.machines import Machine, StepSpec, step
-from gen_durable.outcomes import Await, Done, Next, Outcome, Stop, step_of
+from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, step_of
 from gen_durable.signals import Signal
 
 
@@ -108,12 +108,12 @@ class Loose(Machine):
         return Done(state)
 
     @step
-    async def union(self, state: None, ctx: Context) -> Stop | Await[Any] | Next[Order]:
-        return Stop("x")
+    async def union(self, state: None, ctx: Context) -> Fail | Await[Any] | Next[Order]:
+        return Fail("x")
 
     @step
-    async def no_result(self, state: None, ctx: Context) -> Stop:
-        return Stop("x")
+    async def no_result(self, state: None, ctx: Context) -> Fail:
+        return Fail("x")
 
     @step
     async def none(self, state: None, ctx: Context) -> Outcome[None]:
@@ -145,7 +145,7 @@ def test_an_annotation_that_cannot_be_resolved_is_a_definition_error() -> None:
 async def test_on_error_stops_by_default() -> None:
     """Whoever does not say otherwise has the instance fail, with the error as its reason."""
     outcome = await Shop().on_error(Order(1), cast(Any, None), ValueError("no stock"))
-    assert isinstance(outcome, Stop)
+    assert isinstance(outcome, Fail)
     assert outcome.reason == "ValueError: no stock"
 
 

@@ -13,23 +13,23 @@ import pytest
 from gen_durable.context import Context
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome, TooLarge
 from gen_durable.jobs import job
-from gen_durable.limits import MAX_CHILDREN
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import (
-    KEEP,
     LIVE,
+    UNCHANGED,
     Await,
     Done,
+    Fail,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Start,
     StartOptions,
-    Stop,
     describe,
 )
 from gen_durable.signals import Signal
+from gen_durable.validation import MAX_CHILDREN
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def test_next_keeps_what_it_was_told() -> None:
     plain = Next(shop.ship, order)
     assert (plain.step.label, plain.state) == ("Shop.ship", order)
     assert (plain.delay, plain.queue, plain.priority) == (0.0, None, None)
-    assert plain.partition_key is KEEP
+    assert plain.partition_key is UNCHANGED
     assert plain.run_ahead
     full = Next(
         shop.ship, order, delay=timedelta(seconds=2), queue="q", priority=-1, partition_key="p", run_ahead=False
@@ -132,12 +132,12 @@ def test_what_is_no_step_is_named(wrong: Any, words: str) -> None:
 
 def test_replay() -> None:
     """The same step again, at once unless told otherwise."""
-    assert Replay(order).after == 0.0
-    assert Replay(order, after=timedelta(minutes=1)).after == 60.0
-    assert Replay(order).state is order
+    assert Retry(order).delay == 0.0
+    assert Retry(order, delay=timedelta(minutes=1)).delay == 60.0
+    assert Retry(order).state is order
     for wrong in (5, timedelta(seconds=-1)):
-        with pytest.raises(InputError, match=r"Replay\(after=\)"):
-            Replay(order, after=cast(Any, wrong))
+        with pytest.raises(InputError, match=r"Retry\(delay=\)"):
+            Retry(order, delay=cast(Any, wrong))
 
 
 def test_await_takes_one_signal_or_several() -> None:
@@ -210,9 +210,9 @@ def test_done_and_stop() -> None:
     """A result may be left out; a reason is text, or an exception told by its type and words."""
     assert Done().result is None
     assert Done({"a": 1}).result == {"a": 1}
-    assert Stop("why").reason == "why"
-    assert Stop(ValueError("no stock")).reason == "ValueError: no stock"
-    assert Stop(KeyError()).reason == "KeyError"
+    assert Fail("why").reason == "why"
+    assert Fail(ValueError("no stock")).reason == "ValueError: no stock"
+    assert Fail(KeyError()).reason == "KeyError"
 
 
 def test_an_exception_is_described_whatever_it_is() -> None:
@@ -229,7 +229,7 @@ def test_an_exception_is_described_whatever_it_is() -> None:
 
 def test_outcomes_do_not_show_what_they_carry() -> None:
     """A log line with an outcome in it holds no payload."""
-    for outcome in (Next(shop.ship, order), Replay(order), Await(paid, state=order), Done("CANARY"), Stop("CANARY")):
+    for outcome in (Next(shop.ship, order), Retry(order), Await(paid, state=order), Done("CANARY"), Fail("CANARY")):
         assert repr(outcome) == f"{type(outcome).__name__}(...)"
     assert repr(Start(Shop.start, order)) == "Start(Shop.start)"
 

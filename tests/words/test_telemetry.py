@@ -8,22 +8,22 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from gen_durable.telemetry import Event, Events, Reaped, Swept
+from gen_durable.telemetry import ClaimsReaped, Event, Events, InstancesCollected
 
 
 def test_every_subscriber_hears_every_event_in_order() -> None:
     """Events are active only while somebody listens."""
     events = Events()
     assert not events.active
-    events.emit(Swept(1))
+    events.emit(InstancesCollected(1))
     first: list[Event] = []
     second: list[Event] = []
     events.subscribe(first.append)
     assert events.active
     events.subscribe(second.append)
-    events.emit(Swept(2))
-    events.emit(Reaped((3,)))
-    assert first == second == [Swept(2), Reaped((3,))]
+    events.emit(InstancesCollected(2))
+    events.emit(ClaimsReaped((3,)))
+    assert first == second == [InstancesCollected(2), ClaimsReaped((3,))]
 
 
 def test_unsubscribing_ends_one_subscription() -> None:
@@ -32,16 +32,16 @@ def test_unsubscribing_ends_one_subscription() -> None:
     heard: list[Event] = []
     end_first = events.subscribe(heard.append)
     end_second = events.subscribe(heard.append)
-    events.emit(Swept(1))
+    events.emit(InstancesCollected(1))
     assert len(heard) == 2
     end_first()
     end_first()
     assert events.active
-    events.emit(Swept(2))
+    events.emit(InstancesCollected(2))
     assert len(heard) == 3
     end_second()
     assert not events.active
-    events.emit(Swept(3))
+    events.emit(InstancesCollected(3))
     assert len(heard) == 3
 
 
@@ -57,7 +57,7 @@ def test_a_broken_subscriber_breaks_nothing(caplog: pytest.LogCaptureFixture) ->
     events.subscribe(heard.append)
     with caplog.at_level(logging.ERROR, "gen_durable.telemetry"):
         for number in range(3):
-            events.emit(Swept(number))
+            events.emit(InstancesCollected(number))
     assert len(heard) == 3
     assert [record.message for record in caplog.records] == [
         "a telemetry subscriber raised; its further errors are not logged"
@@ -73,7 +73,7 @@ def test_each_broken_subscriber_is_told_of(caplog: pytest.LogCaptureFixture) -> 
 
     for _ in range(2):
         end = events.subscribe(broken)
-        events.emit(Swept(1))
+        events.emit(InstancesCollected(1))
         end()
     assert len(caplog.records) == 2
 
@@ -88,8 +88,8 @@ def test_a_subscriber_may_unsubscribe_while_it_is_called() -> None:
 
     end = events.subscribe(once)
     events.subscribe(heard.append)
-    events.emit(Swept(1))
-    events.emit(Swept(2))
+    events.emit(InstancesCollected(1))
+    events.emit(InstancesCollected(2))
     assert len(heard) == 2
 
 
@@ -99,4 +99,4 @@ def test_events_are_frozen_values_without_payloads() -> None:
         assert not {"state", "result", "payload"} & set(kind.__dataclass_fields__), kind
         assert kind.__dataclass_params__.frozen, kind
     with pytest.raises(FrozenInstanceError):
-        cast(Any, Swept(1)).count = 2
+        cast(Any, InstancesCollected(1)).count = 2

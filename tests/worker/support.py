@@ -94,11 +94,11 @@ class Rows:
         return (await self.fetch(sql, *args))[0][0]
 
     async def count(self, where: str = "true") -> int:
-        return int(await self.value(f"select count(*) from @.gen_durable where {where}"))
+        return int(await self.value(f"select count(*) from @.instances where {where}"))
 
     async def row(self, instance: int | Handle[Any]) -> asyncpg.Record:
         number = instance if isinstance(instance, int) else instance.id
-        (row,) = await self.fetch("select * from @.gen_durable where id = $1", number)
+        (row,) = await self.fetch("select * from @.instances where id = $1", number)
         return row
 
     async def until(self, instance: int | Handle[Any], **columns: object) -> asyncpg.Record:

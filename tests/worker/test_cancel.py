@@ -20,6 +20,7 @@ from gen_durable import (
     Concurrency,
     Context,
     Done,
+    Fail,
     Failed,
     Finished,
     InputError,
@@ -29,7 +30,6 @@ from gen_durable import (
     Outcome,
     Signal,
     Status,
-    Stop,
     SyncDurable,
     job,
     step,
@@ -62,7 +62,7 @@ class Long(Machine):
             if state == "done":
                 return Done(7)
             if state == "stop":
-                return Stop("no")
+                return Fail("no")
         return Next(self.work, state)
 
     @step
@@ -267,7 +267,7 @@ async def test_without_a_notification_the_heartbeat_sees_it(engine: Opening, dsn
         async with e.worker(long, lease_ttl=seconds(0.9), heartbeat_interval=seconds(0.3)):
             handle = await e.app.insert(Long.work, "x")
             await soon(long.began.wait())
-            assert await e.rows.value("select @.cancel($1::bigint, 'by hand')", handle.id) == "asked"
+            assert await e.rows.value("select @.cancel($1::bigint, 'by hand')", handle.id) == "requested"
             assert await e.end(handle) == Cancelled(handle.id, "by hand")
 
 

@@ -150,7 +150,7 @@ async def test_a_dead_letter_joins_its_parent(engine: Opening) -> None:
             handle = await e.app.insert(Family.spread, 1)
             await e.rows.until(handle, status="awaiting_children")
             await e.rows.fetch(
-                "update @.gen_durable set status = 'executing', claims = 1, locked_by = 'dead',"
+                "update @.instances set status = 'executing', claims = 1, locked_by = 'dead',"
                 " lease_expires_at = now() - interval '1 second' where parent_id = $1", handle.id,
             )  # fmt: skip
             assert await e.end(handle) == Finished(handle.id, ["failed"])

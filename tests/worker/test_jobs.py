@@ -8,8 +8,8 @@ from datetime import timedelta
 from tests.worker.conftest import Opening
 from tests.worker.support import seconds
 
-from gen_durable import Cancel, Context, Failed, Finished, Status, backoff, job
-from gen_durable.telemetry import StepStopped
+from gen_durable import Abort, Context, Failed, Finished, Status, backoff, job
+from gen_durable.telemetry import StepCommitted
 
 asked: list[int] = []
 
@@ -28,7 +28,7 @@ async def flaky(good_from: int, ctx: Context) -> str:
 
 @job
 def refuse(reason: str) -> None:
-    raise Cancel(reason)
+    raise Abort(reason)
 
 
 @job(backoff=lambda attempt: "soon")  # type: ignore[arg-type,return-value]
@@ -56,7 +56,7 @@ async def test_retries_until_it_works(engine: Opening) -> None:
     asked.clear()
     async with engine() as e, e.worker(flaky):
         handle = await e.app.insert(flaky, 3)
-        stopped = await e.seen.until(StepStopped, lambda s: s.outcome == "Replay")
+        stopped = await e.seen.until(StepCommitted, lambda s: s.outcome == "Retry")
         assert stopped[0].attempt == 0
         assert await e.end(handle) == Finished(handle.id, "attempt 3")
         assert asked == [0, 1, 2]
@@ -88,7 +88,7 @@ async def patient(_: None) -> None:
 
 
 async def test_cancel_fails_at_once(engine: Opening) -> None:
-    """`Cancel` ends a job as failed without another attempt."""
+    """`Abort` ends a job as failed without another attempt."""
     async with engine() as e, e.worker(refuse):
         handle = await e.app.insert(refuse, "not today")
         assert await e.end(handle) == Failed(handle.id, "cancelled: not today")

@@ -9,7 +9,7 @@ from tests.worker.conftest import Opening
 from tests.worker.support import NEVER, seconds
 
 from gen_durable import Concurrency, Finished, Rate, Start, job
-from gen_durable.telemetry import Blocked, PartitionContended, Throttled, Unblocked
+from gen_durable.telemetry import PartitionContended, RowsBlocked, RowsThrottled, RowsUnblocked
 
 gates: dict[str, asyncio.Event] = {}
 
@@ -39,10 +39,10 @@ async def test_blocked_and_unblocked(engine: Opening) -> None:
             await e.rows.when(lambda: there(e, "status = 'executing'", 1))
             handles = await one_by_one(e, 3, limit=("l", "acme"))
             await e.rows.when(lambda: there(e, "blocked_on = 'slot/l/acme'", 3))
-            blocked = await e.seen.until(Blocked)
+            blocked = await e.seen.until(RowsBlocked)
             assert {event.limit for event in blocked} == {"l/acme"}
             await e.rows.when(lambda: told(e, 3))
-            assert e.seen.of(Throttled) == []
+            assert e.seen.of(RowsThrottled) == []
             gates["g"].set()
             for handle in handles:
                 assert isinstance(await e.end(handle), Finished)
@@ -53,7 +53,7 @@ async def there(e: Any, where: str, count: int) -> bool:
 
 
 async def told(e: Any, count: int) -> bool:
-    return sum(int(event.count) for event in e.seen.of(Blocked)) == count
+    return sum(int(event.count) for event in e.seen.of(RowsBlocked)) == count
 
 
 async def test_throttled(engine: Opening) -> None:
@@ -62,13 +62,13 @@ async def test_throttled(engine: Opening) -> None:
         await e.app.set_limit("r", Rate(1, NEVER * 24, burst=2))
         await one_by_one(e, 6, limit="r")
         async with e.worker(quick, poll_interval=seconds(0.05)):
-            throttled = await e.seen.until(Throttled)
+            throttled = await e.seen.until(RowsThrottled)
             await e.rows.when(lambda: there(e, "status = 'done'", 2))
             await asyncio.sleep(0.3)  # further picks have nothing to tell
-            throttled = e.seen.of(Throttled)
+            throttled = e.seen.of(RowsThrottled)
         assert {event.limit for event in throttled} == {"r"}
         assert sum(event.count for event in throttled) == 4
-        assert e.seen.of(Blocked) == []
+        assert e.seen.of(RowsBlocked) == []
 
 
 async def test_unblocked_by_a_pick_and_by_a_sweep(engine: Opening) -> None:
@@ -79,13 +79,13 @@ async def test_unblocked_by_a_pick_and_by_a_sweep(engine: Opening) -> None:
         async with e.worker(quick):
             for handle in handles:
                 await e.end(handle)
-        assert Unblocked("default") in e.seen.of(Unblocked)
+        assert RowsUnblocked("default") in e.seen.of(RowsUnblocked)
         e.seen.events.clear()
 
         await e.app.set_limit("l", Concurrency(1))
         lost = await e.app.insert(quick, 1, limit="l")
-        await e.rows.fetch("update @.gen_durable set blocked_on = 'slot/l' where id = $1", lost.id)
+        await e.rows.fetch("update @.instances set blocked_on = 'slot/l' where id = $1", lost.id)
         async with e.worker(quick, reap_interval=seconds(0.1)):
-            await e.seen.until(Unblocked)
+            await e.seen.until(RowsUnblocked)
             assert isinstance(await e.end(lost), Finished)
         assert e.seen.of(PartitionContended) == []

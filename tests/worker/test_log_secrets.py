@@ -14,7 +14,7 @@ from tests.worker.conftest import Opening
 from tests.worker.support import BRIEF, Engine, seconds
 
 from gen_durable import Await, Context, Done, Durable, GenDurableError, Machine, Outcome, Signal, Start, job, step
-from gen_durable.telemetry import Event, Undecodable
+from gen_durable.telemetry import Event, StateUndecodable
 
 CANARY = "canary-7f3a"
 
@@ -76,10 +76,10 @@ BAD_ROWS = [
 async def everything(e: Engine) -> None:
     """All that can be done with a payload, well and badly."""
     for step_, state in BAD_ROWS:
-        sql = "insert into @.gen_durable (fsm, step, state) values ('Vault', $1, $2) returning id"
+        sql = "insert into @.instances (fsm, step, state) values ('Vault', $1, $2) returning id"
         await e.rows.fetch(sql, step_, state)
     async with e.worker(Vault(), burn, **BRIEF):
-        await e.seen.until(Undecodable, count=len(BAD_ROWS))
+        await e.seen.until(StateUndecodable, count=len(BAD_ROWS))
         handle = await e.app.insert(Vault.store, Secret(CANARY), unique_key="k")
         await e.rows.until(handle, status="awaiting_signal")
         await handle.signal(told, Secret(CANARY), dedup_key="d")
@@ -112,7 +112,7 @@ async def test_no_payload_in_the_errors_of_undecodable_rows(engine: Opening) -> 
     """What is stored as the reason of an undecodable row does not quote the state either."""
     async with engine() as e:
         await everything(e)
-        reasons = await e.rows.fetch("select last_error from @.gen_durable where last_error is not null and seq = 0")
+        reasons = await e.rows.fetch("select last_error from @.instances where last_error is not null and seq = 0")
         assert len(reasons) == len(BAD_ROWS)
         assert [row[0] for row in reasons if CANARY in row[0]] == []
 

@@ -7,8 +7,8 @@ from typing import Any
 from tests.worker.conftest import Opening
 from tests.worker.support import NEVER, Engine, seconds
 
-from gen_durable import Context, Done, Machine, Outcome, Retention, ScheduleChildren, Start, Stop, job, step
-from gen_durable.telemetry import Swept
+from gen_durable import Context, Done, Fail, Machine, Outcome, Retention, ScheduleChildren, Start, job, step
+from gen_durable.telemetry import InstancesCollected
 
 OFTEN: dict[str, Any] = {"gc_interval": seconds(0.1), "reap_interval": None}
 
@@ -25,13 +25,13 @@ class Ends(Machine):
 
     @step
     async def badly(self, _: int, ctx: Context) -> Outcome[None]:
-        return Stop("badly")
+        return Fail("badly")
 
 
 async def ended(e: Engine, count: int, status: str = "done", hours: float = 2) -> None:
     """Rows that ended some hours ago."""
     sql = """
-        insert into @.gen_durable (fsm, step, state, status, claims, seq, finished_at)
+        insert into @.instances (fsm, step, state, status, claims, seq, finished_at)
         select 'nothing', 'run', '1', $2::text::@.durable_status, 1, 1, now() - make_interval(secs => $3)
         from generate_series(1, $1)
     """
@@ -39,7 +39,7 @@ async def ended(e: Engine, count: int, status: str = "done", hours: float = 2) -
 
 
 async def left(e: Engine) -> dict[str, int]:
-    rows = await e.rows.fetch("select status::text, count(*) from @.gen_durable group by 1")
+    rows = await e.rows.fetch("select status::text, count(*) from @.instances group by 1")
     return {row[0]: row[1] for row in rows}
 
 
@@ -51,7 +51,7 @@ async def test_retention_as_a_timedelta(engine: Opening) -> None:
             await ended(e, 1, status, hours=0.5)
         await e.app.insert(nothing, 1, delay=NEVER)
         async with e.worker(nothing, gc_retention=seconds(3600), **OFTEN):
-            assert [swept.count for swept in await e.seen.until(Swept)] == [6]
+            assert [swept.count for swept in await e.seen.until(InstancesCollected)] == [6]
         assert await left(e) == {"done": 1, "failed": 1, "cancelled": 1, "runnable": 1}
 
 
@@ -63,7 +63,7 @@ async def test_retention_per_status(engine: Opening) -> None:
             await ended(e, 2, status, hours=2)
             await ended(e, 1, status, hours=24 * 365)
         async with e.worker(nothing, gc_retention=keep, **OFTEN):
-            assert [swept.count for swept in await e.seen.until(Swept)] == [4]
+            assert [swept.count for swept in await e.seen.until(InstancesCollected)] == [4]
         assert await left(e) == {"failed": 3, "cancelled": 2}
 
 
@@ -74,7 +74,7 @@ async def test_no_retention_keeps_all(engine: Opening) -> None:
         async with e.worker(nothing, gc_retention=None, **OFTEN):
             await e.rows.fetch("select pg_sleep(0.4)")
         assert await left(e) == {"done": 5}
-        assert e.seen.of(Swept) == []
+        assert e.seen.of(InstancesCollected) == []
 
 
 async def test_retention_of_no_time(engine: Opening) -> None:
@@ -104,7 +104,7 @@ async def test_gc_batch(engine: Opening) -> None:
         await ended(e, 25)
         often = OFTEN | {"gc_interval": NEVER}
         async with e.worker(nothing, gc_retention=seconds(60), gc_batch=10, **often):
-            swept = await e.seen.until(Swept, count=3)
+            swept = await e.seen.until(InstancesCollected, count=3)
         assert [event.count for event in swept] == [10, 10, 5]
 
 

@@ -10,8 +10,8 @@ from tests.worker.conftest import Opening
 from tests.worker.support import BRIEF, Engine, seconds
 
 from gen_durable import Failed, Finished, job
-from gen_durable.rooms.keep import Keep
-from gen_durable.telemetry import DeadLettered, Reaped
+from gen_durable.engine.heartbeat import Heartbeat
+from gen_durable.telemetry import ClaimsReaped, InstanceDeadLettered
 
 
 @job
@@ -35,7 +35,7 @@ async def double(number: int) -> int:
 async def dead_claim(e: Engine, *, crashes: int = 0) -> int:
     """A row that a worker took and died with: its lease is over."""
     sql = """
-        insert into @.gen_durable
+        insert into @.instances
           (fsm, step, state, status, claims, crashes, attempt, locked_by, lease_expires_at, eligible_at)
         values ('double', 'run', '21', 'executing', 1, $1, $1, 'dead', now() - interval '1 second', now())
         returning id
@@ -75,10 +75,10 @@ async def test_a_blocked_loop_keeps_its_claim(engine: Opening) -> None:
 
 async def test_without_beats_the_claim_is_lost(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counter-test: a worker that does not beat loses a long step to the reaper, which burns an attempt."""
-    monkeypatch.setattr(Keep, "start", lambda _: None)
+    monkeypatch.setattr(Heartbeat, "start", lambda _: None)
     async with engine() as e, e.worker(rest, **BRIEF):
         handle = await e.app.insert(rest, 1.6)
-        await e.seen.until(Reaped, lambda reaped: handle.id in reaped.ids)
+        await e.seen.until(ClaimsReaped, lambda reaped: handle.id in reaped.ids)
         row = await e.rows.row(handle)
         assert row["attempt"] >= 1
         assert row["crashes"] >= 1
@@ -105,7 +105,7 @@ async def test_reap_interval_none(engine: Opening) -> None:
             await e.rows.fetch("select pg_sleep(0.3)")
             row = await e.rows.row(number)
         assert (row["status"], row["claims"], row["locked_by"]) == ("executing", 1, "dead")
-        assert e.seen.of(Reaped) == []
+        assert e.seen.of(ClaimsReaped) == []
 
 
 async def test_max_crashes_dead_letters(engine: Opening) -> None:
@@ -118,8 +118,8 @@ async def test_max_crashes_dead_letters(engine: Opening) -> None:
             assert isinstance(ended, Failed)
             assert "crash loop" in ended.error
             assert await e.end(e.app.handle(spared, double)) == Finished(spared, 42)
-            (event,) = await e.seen.until(DeadLettered)
-        assert event == DeadLettered(doomed, "double", "run", 3)
+            (event,) = await e.seen.until(InstanceDeadLettered)
+        assert event == InstanceDeadLettered(doomed, "double", "run", 3)
 
 
 async def test_max_crashes_is_off_by_default(engine: Opening) -> None:

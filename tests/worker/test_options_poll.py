@@ -10,7 +10,7 @@ from tests.worker.conftest import Opening
 from tests.worker.support import NEVER, Engine, Rows, seconds
 
 from gen_durable import Finished, job
-from gen_durable.telemetry import Picked
+from gen_durable.telemetry import RowsPicked
 
 
 @job
@@ -20,7 +20,7 @@ async def double(number: int) -> int:
 
 async def silent_insert(rows: Rows, number: int) -> int:
     """A row that nobody is told of, as from psql: only polling finds it."""
-    sql = "insert into @.gen_durable (fsm, step, state) values ('double', 'run', to_jsonb($1::int)) returning id"
+    sql = "insert into @.instances (fsm, step, state) values ('double', 'run', to_jsonb($1::int)) returning id"
     return int(await rows.value(sql, number))
 
 
@@ -30,7 +30,7 @@ async def idle_picks(e: Engine, count: int) -> list[float]:
     done = asyncio.Event()
 
     def note(event: object) -> None:
-        if isinstance(event, Picked):
+        if isinstance(event, RowsPicked):
             times.append(time.monotonic())
             if len(times) >= count:
                 done.set()
@@ -54,7 +54,7 @@ async def test_an_idle_worker_backs_off(engine: Opening) -> None:
 async def test_polling_finds_what_nobody_told(engine: Opening) -> None:
     """A row that came without a notification is found by the next poll."""
     async with engine() as e, e.worker(double, poll_interval=seconds(0.1), max_poll_interval=seconds(0.1)):
-        await e.seen.until(Picked, count=3)
+        await e.seen.until(RowsPicked, count=3)
         handle = e.app.handle(await silent_insert(e.rows, 4), double)
         assert await e.end(handle) == Finished(handle.id, 8)
 
@@ -62,11 +62,11 @@ async def test_polling_finds_what_nobody_told(engine: Opening) -> None:
 async def test_work_resets_the_back_off(engine: Opening) -> None:
     """After a pick that brought work the next poll comes after poll_interval again."""
     async with engine() as e, e.worker(double, poll_interval=seconds(0.05), max_poll_interval=seconds(0.8)):
-        await e.seen.until(Picked, count=5)
-        began = len(e.seen.of(Picked))
+        await e.seen.until(RowsPicked, count=5)
+        began = len(e.seen.of(RowsPicked))
         await e.end(await e.app.insert(double, 1))
         times = await idle_picks(e, 3)
-        assert len(e.seen.of(Picked)) >= began + 3
+        assert len(e.seen.of(RowsPicked)) >= began + 3
         assert times[-1] - times[0] < 0.7
 
 
@@ -74,9 +74,9 @@ async def test_an_idle_worker_is_silent(engine: Opening) -> None:
     """Between polls an idle worker with ten queues makes no picks, and one pick asks for all of them."""
     queues = {f"q{n}": 2 for n in range(10)}
     async with engine() as e, e.worker(double, queues=queues, poll_interval=NEVER, max_poll_interval=NEVER):
-        await e.seen.until(Picked, count=10)
+        await e.seen.until(RowsPicked, count=10)
         await e.rows.fetch("select pg_sleep(0.4)")
-        calls = len(e.seen.of(Picked)) / len(queues)
+        calls = len(e.seen.of(RowsPicked)) / len(queues)
         assert calls <= 3  # at the start, and when the listening connection is there
 
 

@@ -8,7 +8,7 @@ from tests.worker.conftest import Opening
 from tests.worker.support import BRIEF, NEVER, Engine, soon
 
 from gen_durable import Finished, Start, job
-from gen_durable.telemetry import Picked, StepStopped
+from gen_durable.telemetry import RowsPicked, StepCommitted
 
 
 class Crowd:
@@ -82,12 +82,12 @@ async def test_prefetch_fills_a_buffer(engine: Opening) -> None:
         async with e.worker(visit, queues={"default": 2}, prefetch=4, poll_interval=NEVER, max_poll_interval=NEVER):
             await crowd.until("a", 2)
             assert await e.rows.count("status = 'executing'") == 6
-            assert e.seen.of(Picked)[0].demand == 6
+            assert e.seen.of(RowsPicked)[0].demand == 6
             crowd.gate.set()
             for handle in handles:
                 await e.end(handle)
     assert crowd.most == {"a": 2}
-    assert sum(picked.count for picked in e.seen.of(Picked)) == 8
+    assert sum(picked.count for picked in e.seen.of(RowsPicked)) == 8
 
 
 async def test_buffered_rows_are_beaten_too(engine: Opening) -> None:
@@ -107,7 +107,7 @@ async def test_buffered_rows_are_beaten_too(engine: Opening) -> None:
 
 async def leases_renewed(e: Engine, times: int) -> None:
     """Wait until every executing row has been given a later lease so many times."""
-    oldest = "select min(lease_expires_at) from @.gen_durable where status = 'executing'"
+    oldest = "select min(lease_expires_at) from @.instances where status = 'executing'"
     for _ in range(times):
         before = await e.rows.value(oldest)
 
@@ -129,8 +129,8 @@ async def test_min_demand_gathers_slots(engine: Opening) -> None:
         async with e.worker(count, queues={"default": 4}, min_demand=4, prefetch=0):
             for n, handle in enumerate(handles):
                 assert await e.end(handle) == Finished(handle.id, n)
-            await e.seen.until(StepStopped, count=12)
-    taken = [picked for picked in e.seen.of(Picked) if picked.count]
+            await e.seen.until(StepCommitted, count=12)
+    taken = [picked for picked in e.seen.of(RowsPicked) if picked.count]
     assert [(picked.demand, picked.count) for picked in taken] == [(4, 4)] * 3
 
 
@@ -143,7 +143,7 @@ async def test_min_demand_one_does_not_wait(engine: Opening) -> None:
             await crowd.until("slow", 1)
             for handle in await e.app.insert_many(Start(count, n) for n in range(5)):
                 await e.end(handle)
-            assert max(picked.demand for picked in e.seen.of(Picked) if picked.count) <= 2
+            assert max(picked.demand for picked in e.seen.of(RowsPicked) if picked.count) <= 2
             crowd.gate.set()
             await e.end(slow)
 
@@ -155,4 +155,4 @@ async def test_more_rows_than_one_pick(engine: Opening) -> None:
         async with e.worker(count, queues={"default": 100}):
             for handle in handles:
                 await e.end(handle)
-    assert e.seen.of(Picked)[0].count == 100
+    assert e.seen.of(RowsPicked)[0].count == 100

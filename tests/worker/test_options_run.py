@@ -94,7 +94,7 @@ async def test_flush_batch(engine: Opening, batch: int, most: int) -> None:
         gathered[gate].set()
         for handle in handles:
             await e.end(handle)
-        sizes = await e.rows.fetch("select count(*) as n from @.gen_durable group by finished_at order by n")
+        sizes = await e.rows.fetch("select count(*) as n from @.instances group by finished_at order by n")
     assert sizes[-1]["n"] <= batch
     assert sizes[-1]["n"] > (1 if batch == 3 else 3)
     assert most >= sizes[-1]["n"]

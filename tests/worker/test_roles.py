@@ -9,7 +9,7 @@ from tests.worker.conftest import Opening
 from tests.worker.support import BRIEF, seconds, soon
 
 from gen_durable import ConfigError, Context, Done, Durable, Finished, Machine, Outcome, Start, Worker, job, step
-from gen_durable.telemetry import Picked, Reaped, StepStopped, Swept
+from gen_durable.telemetry import ClaimsReaped, InstancesCollected, RowsPicked, StepCommitted
 
 
 @job
@@ -32,7 +32,7 @@ async def test_a_client_alone_runs_nothing(engine: Opening) -> None:
         handle = await e.app.insert(double, 1)
         await handle.wait(seconds(0.2))
         assert (await e.rows.row(handle))["claims"] == 0
-        assert e.seen.of(Picked) == []
+        assert e.seen.of(RowsPicked) == []
 
 
 async def test_maintenance_only(engine: Opening) -> None:
@@ -40,33 +40,33 @@ async def test_maintenance_only(engine: Opening) -> None:
     async with engine() as e:
         waiting = await e.app.insert(double, 1)
         dead = await e.rows.value("""
-            insert into @.gen_durable (fsm, step, state, status, claims, locked_by, lease_expires_at)
+            insert into @.instances (fsm, step, state, status, claims, locked_by, lease_expires_at)
             values ('double', 'run', '1', 'executing', 1, 'dead', now() - interval '1 minute') returning id
         """)
         await e.rows.fetch("""
-            insert into @.gen_durable (fsm, step, state, status, claims, seq, finished_at)
+            insert into @.instances (fsm, step, state, status, claims, seq, finished_at)
             values ('double', 'run', '1', 'done', 1, 1, now() - interval '1 year')
         """)
         async with Worker(e.app, queues={}, gc_interval=seconds(0.2), **BRIEF):
-            assert (await e.seen.until(Reaped))[0].ids == (dead,)
-            assert (await e.seen.until(Swept))[0].count == 1
+            assert (await e.seen.until(ClaimsReaped))[0].ids == (dead,)
+            assert (await e.seen.until(InstancesCollected))[0].count == 1
             await e.rows.until(dead, status="runnable", attempt=1)
         assert (await e.rows.row(waiting))["claims"] == 0
-        assert e.seen.of(Picked) == []
+        assert e.seen.of(RowsPicked) == []
 
 
 async def test_work_only(engine: Opening) -> None:
     """Without reaper and gc a worker only runs steps."""
     async with engine() as e:
         await e.rows.fetch("""
-            insert into @.gen_durable (fsm, step, state, status, claims, seq, finished_at)
+            insert into @.instances (fsm, step, state, status, claims, seq, finished_at)
             values ('double', 'run', '1', 'done', 1, 1, now() - interval '1 year')
         """)
         async with e.worker(double, reap_interval=None, gc_interval=None):
             handle = await e.app.insert(double, 4)
             assert await e.end(handle) == Finished(handle.id, 8)
         assert await e.rows.count("status = 'done'") == 2
-        assert (e.seen.of(Reaped), e.seen.of(Swept)) == ([], [])
+        assert (e.seen.of(ClaimsReaped), e.seen.of(InstancesCollected)) == ([], [])
 
 
 async def test_several_workers_on_one_durable(engine: Opening) -> None:
@@ -95,7 +95,7 @@ async def test_a_worker_opens_and_closes_its_client(dsn: str, schema: str) -> No
     """`Worker.run` on a `Durable` that is not open opens it, and closes it again when it is stopped."""
     app = Durable(dsn, schema=schema)
     seen = asyncio.Event()
-    app.events.subscribe(lambda event: seen.set() if isinstance(event, StepStopped) else None)
+    app.events.subscribe(lambda event: seen.set() if isinstance(event, StepCommitted) else None)
     running = asyncio.ensure_future(Worker(app, jobs=[double]).run())
     async with Durable(dsn, schema=schema) as client:
         await client.insert(double, 1)

@@ -13,15 +13,15 @@ from tests.worker.support import BRIEF, seconds
 from gen_durable import (
     Context,
     Done,
+    Fail,
     Failed,
     Finished,
     GenDurableError,
     Machine,
     Next,
     Outcome,
-    Replay,
+    Retry,
     Start,
-    Stop,
     step,
 )
 
@@ -74,7 +74,7 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "step of another machine": lambda: Next(Other().elsewhere, "x"),
     "wrong state for the next step": lambda: Next(Wild().fine, 5),  # type: ignore[arg-type]
     "no step": lambda: Next(len, "x"),  # type: ignore[arg-type]
-    "negative delay": lambda: Replay("x", after=seconds(-1)),
+    "negative delay": lambda: Retry("x", delay=seconds(-1)),
 }
 
 
@@ -191,7 +191,7 @@ class Worse(Machine):
             case "unencodable":
                 return Done(object())  # type: ignore[arg-type]
             case _:
-                return Stop(error)
+                return Fail(error)
 
 
 async def test_on_error_that_fails(engine: Opening) -> None:
@@ -221,11 +221,11 @@ class SyncHandler(Machine):
         return Done(f"attempt {ctx.attempt}")
 
     def on_error(self, state: None, ctx: Context, error: Exception) -> Outcome[str]:  # type: ignore[override]
-        return Replay(state)
+        return Retry(state)
 
 
 async def test_a_plain_on_error(engine: Opening) -> None:
-    """`on_error` may be a plain function; `Replay` counts attempts, and the last error stays until it is over."""
+    """`on_error` may be a plain function; `Retry` counts attempts, and the last error stays until it is over."""
     async with engine() as e, e.worker(SyncHandler()):
         handle = await e.app.insert(SyncHandler.work, None)
         assert await e.end(handle) == Finished(handle.id, "attempt 2")

@@ -15,16 +15,16 @@ from tests.worker.support import seconds
 from gen_durable import (
     Context,
     Done,
+    Fail,
     Failed,
     Finished,
     Machine,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Start,
     StepTimeout,
-    Stop,
     step,
 )
 
@@ -45,7 +45,7 @@ class Places(Machine):
             asyncio.get_running_loop()
         except RuntimeError:
             return Done((threading.current_thread().name, tenant.get()))
-        return Stop("there is a loop in this thread")
+        return Fail("there is a loop in this thread")
 
 
 async def test_where_steps_run(engine: Opening) -> None:
@@ -212,7 +212,7 @@ class Forgetful(Machine):
         return Done(bag.items)
 
     async def on_error(self, state: Bag, ctx: Context, error: Exception) -> Outcome[Any]:
-        return Replay(state)
+        return Retry(state)
 
 
 async def test_on_error_gets_the_committed_state(engine: Opening) -> None:

@@ -10,7 +10,7 @@ from tests.worker.conftest import Opening
 from tests.worker.support import BRIEF, NEVER, seconds
 
 from gen_durable import Context, Done, Finished, Machine, Next, Outcome, Pending, Start, job, step
-from gen_durable.telemetry import Drained, StepStopped
+from gen_durable.telemetry import QueueDrained, StepCommitted
 
 running: dict[str, asyncio.Event] = {}
 gates: dict[str, asyncio.Event] = {}
@@ -69,7 +69,7 @@ async def test_unstarted_rows_are_given_back(engine: Opening) -> None:
     name = gate("prefetched")
     async with engine() as e:
         handles = await e.app.insert_many([Start(hold, name, priority=n) for n in range(5)])
-        before = {row["id"]: row for row in await e.rows.fetch("select * from @.gen_durable")}
+        before = {row["id"]: row for row in await e.rows.fetch("select * from @.instances")}
         worker = e.worker(hold, queues={"default": 1}, prefetch=3)
         await worker.start()
         await running[name].wait()
@@ -85,7 +85,7 @@ async def test_unstarted_rows_are_given_back(engine: Opening) -> None:
         gates[name].set()
         await stopping
         assert (await e.rows.row(handles[0]))["status"] == "done"
-        assert e.seen.of(Drained) == [Drained("default", 3, 0)]
+        assert e.seen.of(QueueDrained) == [QueueDrained("default", 3, 0)]
 
 
 async def test_given_back_rows_run_elsewhere_at_once(engine: Opening) -> None:
@@ -117,7 +117,7 @@ async def test_overdue_steps_are_cancelled_and_given_back(engine: Opening) -> No
         assert (row["status"], row["attempt"], row["crashes"], row["claims"]) == ("runnable", 0, 0, 2)
         assert row["locked_by"] is None
         assert interrupted[-1] == name
-        assert e.seen.of(Drained) == [Drained("default", 0, 1)]
+        assert e.seen.of(QueueDrained) == [QueueDrained("default", 0, 1)]
         gates[name].set()
         async with e.worker(hold):
             assert await e.end(handle) == Finished(handle.id, "held")
@@ -157,12 +157,12 @@ async def test_run_ahead_stops(engine: Opening) -> None:
         handle = await e.app.insert(Chain.link, name)
         async with e.worker(Chain(), run_ahead_time=NEVER, run_ahead_steps=10**6):
             await running[name].wait()
-            await e.seen.until(StepStopped, count=3)
+            await e.seen.until(StepCommitted, count=3)
             began = time.monotonic()
         assert time.monotonic() - began < 2
         row = await e.rows.row(handle)
         assert (row["status"], row["claims"], row["attempt"], row["locked_by"]) == ("runnable", 1, 0, None)
-        assert row["seq"] == len(e.seen.of(StepStopped))
+        assert row["seq"] == len(e.seen.of(StepCommitted))
 
 
 async def test_stopping_twice(engine: Opening) -> None:
@@ -236,7 +236,7 @@ async def test_stopping_in_the_middle_of_a_crowd(engine: Opening) -> None:
         handles = await e.app.insert_many(Start(tick, n) for n in range(1500))
         for _ in range(4):
             async with e.worker(tick, queues={"default": 8}, prefetch=8):
-                await e.seen.until(StepStopped, count=len(e.seen.of(StepStopped)) + 20)
+                await e.seen.until(StepCommitted, count=len(e.seen.of(StepCommitted)) + 20)
             assert await e.rows.count("status = 'executing'") == 0
         async with e.worker(tick, queues={"default": 50}):
             for n, handle in enumerate(handles):

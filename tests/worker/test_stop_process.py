@@ -93,7 +93,7 @@ async def test_run_ahead_stops_on_a_signal(engine: Opening, spawn: Spawning, tmp
     gate = tmp_path / "gate"
     chain = program_job("chain", str, int)
     async with engine() as e, spawn("run_ahead_time=60", "run_ahead_steps=1000000") as p:
-        sql = "insert into @.gen_durable (fsm, step, state) values ('chain', 'link', to_jsonb($1::text)) returning id"
+        sql = "insert into @.instances (fsm, step, state) values ('chain', 'link', to_jsonb($1::text)) returning id"
         number = await e.rows.value(sql, str(gate))
         await p.line("running")
         p.signal(signal.SIGTERM)

@@ -16,31 +16,31 @@ from gen_durable import (
     Await,
     Context,
     Done,
+    Fail,
     Finished,
     Machine,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Signal,
     Start,
-    Stop,
     job,
     step,
 )
-from gen_durable.rooms.keep import Keep
+from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.telemetry import (
-    Drained,
+    ClaimLost,
+    ClaimsReaped,
     Event,
-    LeaseWasLost,
-    LoopLag,
+    EventLoopBlocked,
+    InstancesCollected,
     PartitionContended,
-    Picked,
-    Reaped,
-    Saturation,
+    QueueDrained,
+    QueueSaturation,
+    RowsPicked,
     StaleOutcome,
-    StepStopped,
-    Swept,
+    StepCommitted,
 )
 
 go = Signal("go")
@@ -51,11 +51,11 @@ class Tour(Machine, version=5):
 
     @step
     async def begin(self, n: int, ctx: Context) -> Outcome[int]:
-        return Next(self.again, n) if ctx.attempt == 0 else Stop("no")
+        return Next(self.again, n) if ctx.attempt == 0 else Fail("no")
 
     @step
     async def again(self, n: int, ctx: Context) -> Outcome[int]:
-        return Replay(n) if ctx.attempt == 0 else Await(go, then=self.fan, state=n)
+        return Retry(n) if ctx.attempt == 0 else Await(go, then=self.fan, state=n)
 
     @step
     async def fan(self, n: int, ctx: Context) -> Outcome[int]:
@@ -93,17 +93,17 @@ async def test_step_stopped(engine: Opening) -> None:
         handle = await e.app.insert(Tour.begin, 1)
         await handle.signal(go)
         await e.end(handle)
-        stopped = [s for s in await e.seen.until(StepStopped, count=6) if s.id == handle.id]
+        stopped = [s for s in await e.seen.until(StepCommitted, count=6) if s.id == handle.id]
         assert [(s.machine, s.version) for s in stopped] == [("Tour", 5)] * 5
         assert [(s.step, s.outcome, s.attempt) for s in stopped] == [
             ("begin", "Next", 0),
-            ("again", "Replay", 0),
+            ("again", "Retry", 0),
             ("again", "Await", 1),
             ("fan", "ScheduleChildren", 0),
             ("end", "Done", 0),
         ]
         assert 0.05 <= stopped[-1].duration < 2
-        (child,) = [s for s in e.seen.of(StepStopped) if s.machine == "double"]
+        (child,) = [s for s in e.seen.of(StepCommitted) if s.machine == "double"]
         assert (child.step, child.outcome) == ("run", "Done")
 
 
@@ -113,9 +113,9 @@ async def test_picked_and_saturation(engine: Opening) -> None:
     async with engine() as e:
         handles = await e.app.insert_many([Start(hold, name, queue="q")] * 3)
         async with e.worker(hold, queues={"q": 2, "idle": 3}, prefetch=1) as worker:
-            (picked,) = await e.seen.until(Picked, lambda p: p.count > 0)
-            assert picked == Picked("q", 3, 3, worker.name)
-            assert Picked("idle", 0, 4, worker.name) in e.seen.of(Picked)
+            (picked,) = await e.seen.until(RowsPicked, lambda p: p.count > 0)
+            assert picked == RowsPicked("q", 3, 3, worker.name)
+            assert RowsPicked("idle", 0, 4, worker.name) in e.seen.of(RowsPicked)
             gates[name].set()
             for handle in handles:
                 await e.end(handle)
@@ -129,7 +129,7 @@ async def test_saturation_shows_a_full_queue(engine: Opening) -> None:
         async with e.worker(hold, queues={"default": 2}, prefetch=1):
             await running[name].wait()
             try:
-                assert Saturation("default", 2, 1, 2, 1) in e.seen.of(Saturation)
+                assert QueueSaturation("default", 2, 1, 2, 1) in e.seen.of(QueueSaturation)
             finally:
                 gates[name].set()
 
@@ -152,14 +152,14 @@ async def test_reaped_and_swept(engine: Opening) -> None:
     """A reap names the ids that were taken back, a sweep how many rows were deleted."""
     async with engine() as e:
         dead = await e.rows.fetch("""
-            insert into @.gen_durable (fsm, step, state, status, claims, locked_by, lease_expires_at)
+            insert into @.instances (fsm, step, state, status, claims, locked_by, lease_expires_at)
             select 'double', 'run', '1', 'executing', 1, 'dead', now() - interval '1 minute' from generate_series(1, 3)
             returning id
         """)
         async with e.worker(double, gc_interval=seconds(0.1), gc_retention=seconds(0), **BRIEF):
-            (reaped,) = await e.seen.until(Reaped)
+            (reaped,) = await e.seen.until(ClaimsReaped)
             assert sorted(reaped.ids) == sorted(row["id"] for row in dead)
-            assert sum(swept.count for swept in await e.seen.until(Swept)) <= 3
+            assert sum(swept.count for swept in await e.seen.until(InstancesCollected)) <= 3
 
 
 async def test_lease_was_lost(engine: Opening) -> None:
@@ -168,9 +168,9 @@ async def test_lease_was_lost(engine: Opening) -> None:
     async with engine() as e, e.worker(hold, **(BRIEF | {"reap_interval": None})):
         handle = await e.app.insert(hold, name)
         await running[name].wait()
-        await e.rows.fetch("update @.gen_durable set claims = claims + 1, locked_by = 'thief' where id = $1", handle.id)
-        (lost,) = await e.seen.until(LeaseWasLost)
-        assert lost == LeaseWasLost(handle.id, "hold", "run")
+        await e.rows.fetch("update @.instances set claims = claims + 1, locked_by = 'thief' where id = $1", handle.id)
+        (lost,) = await e.seen.until(ClaimLost)
+        assert lost == ClaimLost(handle.id, "hold", "run")
         gates[name].set()
         other = await e.app.insert(hold, name)
         await e.end(other)
@@ -180,18 +180,18 @@ async def test_lease_was_lost(engine: Opening) -> None:
 
 async def test_stale_outcome(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outcome for a claim that was taken over changes nothing and is told."""
-    monkeypatch.setattr(Keep, "start", lambda _: None)  # no beat shall find out first
+    monkeypatch.setattr(Heartbeat, "start", lambda _: None)  # no beat shall find out first
     name = gate("stale")
     async with engine() as e, e.worker(hold, reap_interval=None):
         handle = await e.app.insert(hold, name)
         await running[name].wait()
-        await e.rows.fetch("update @.gen_durable set claims = claims + 1, locked_by = 'thief' where id = $1", handle.id)
+        await e.rows.fetch("update @.instances set claims = claims + 1, locked_by = 'thief' where id = $1", handle.id)
         gates[name].set()
         (stale,) = await e.seen.until(StaleOutcome)
         assert stale == StaleOutcome(handle.id, "hold", "run")
         row = await e.rows.row(handle)
         assert (row["status"], row["seq"], row["result"]) == ("executing", 0, None)
-        assert e.seen.of(StepStopped) == []
+        assert e.seen.of(StepCommitted) == []
 
 
 async def test_drained(engine: Opening) -> None:
@@ -201,7 +201,10 @@ async def test_drained(engine: Opening) -> None:
         await e.app.insert_many([Start(hold, name, queue="q")] * 4)
         async with e.worker(hold, queues={"q": 1, "idle": 1}, prefetch=2, drain_timeout=seconds(0.2)):
             await running[name].wait()
-        assert sorted(e.seen.of(Drained), key=lambda d: d.queue) == [Drained("idle", 0, 0), Drained("q", 2, 1)]
+        assert sorted(e.seen.of(QueueDrained), key=lambda d: d.queue) == [
+            QueueDrained("idle", 0, 0),
+            QueueDrained("q", 2, 1),
+        ]
 
 
 @job
@@ -213,7 +216,7 @@ async def test_loop_lag(engine: Opening) -> None:
     """A step that blocks the loop is noticed, and how long it blocked."""
     async with engine() as e, e.worker(block, **BRIEF):
         await e.end(await e.app.insert(block, 0.7))
-        found = await e.seen.until(LoopLag, lambda lag: lag.seconds > 0.3)
+        found = await e.seen.until(EventLoopBlocked, lambda lag: lag.seconds > 0.3)
         assert found[0].seconds < 2
 
 
@@ -231,7 +234,7 @@ async def test_a_raising_subscriber_harms_nothing(engine: Opening, caplog: pytes
             for n in range(5):
                 handle = await e.app.insert(double, n)
                 assert await e.end(handle) == Finished(handle.id, n * 2)
-    assert len([event for event in heard if isinstance(event, StepStopped)]) == 5
+    assert len([event for event in heard if isinstance(event, StepCommitted)]) == 5
     lines = [record for record in caplog.records if record.name == "gen_durable.telemetry"]
     assert len(lines) == 1
     assert lines[0].levelno == logging.ERROR

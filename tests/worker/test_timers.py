@@ -7,7 +7,7 @@ import time
 from tests.worker.conftest import Opening
 from tests.worker.support import NEVER, seconds
 
-from gen_durable import Await, Context, Done, Finished, Machine, Next, Outcome, Replay, Signal, job, step
+from gen_durable import Await, Context, Done, Finished, Machine, Next, Outcome, Retry, Signal, job, step
 
 never = Signal("never")
 SLACK = 0.4
@@ -17,7 +17,7 @@ SLACK = 0.4
 class Timers(Machine):
     @step
     async def replays(self, began: float, ctx: Context) -> Outcome[float]:
-        return Done(time.time() - began) if ctx.attempt else Replay(began, after=seconds(0.3))
+        return Done(time.time() - began) if ctx.attempt else Retry(began, delay=seconds(0.3))
 
     @step
     async def delays(self, began: float, ctx: Context) -> Outcome[float]:
@@ -40,7 +40,7 @@ async def flaky(began: float, ctx: Context) -> float:
 
 
 async def test_what_a_step_puts_off(engine: Opening) -> None:
-    """`Replay(after=)`, `Next(delay=)`, `Await(timeout=)` and a job's backoff end on time, without a poll."""
+    """`Retry(delay=)`, `Next(delay=)`, `Await(timeout=)` and a job's backoff end on time, without a poll."""
     async with engine() as e, e.worker(Timers(), flaky, poll_interval=NEVER, max_poll_interval=NEVER):
         for start in (Timers.replays, Timers.delays, Timers.awaits, flaky):
             handle = await e.app.insert(start, time.time())

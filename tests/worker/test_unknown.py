@@ -11,7 +11,7 @@ from tests.worker.conftest import Opening
 from tests.worker.support import BRIEF, NEVER, Engine, seconds
 
 from gen_durable import Context, Done, Finished, Machine, Next, Outcome, job, step
-from gen_durable.telemetry import Undecodable, UnknownMachine
+from gen_durable.telemetry import StateUndecodable, UnknownStepsFound
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ async def written(e: Engine, **columns: Any) -> int:
     names = ", ".join(values)
     places = ", ".join(f"${n}" for n in range(1, len(values) + 1))
     return int(
-        await e.rows.value(f"insert into @.gen_durable ({names}) values ({places}) returning id", *values.values())
+        await e.rows.value(f"insert into @.instances ({names}) values ({places}) returning id", *values.values())
     )
 
 
@@ -54,7 +54,7 @@ async def test_strangers_are_left_alone(engine: Opening, caplog: pytest.LogCaptu
     """Unknown machines, versions and steps are neither failed nor claimed, are reported, and hide nobody."""
     caplog.set_level(logging.WARNING, "gen_durable")
     async with engine() as e:
-        strangers = [
+        unknown_steps = [
             await written(e, fsm="Nobody", priority=-5),
             await written(e, fsm="os.system", priority=-5),
             await written(e, fsm="__class__", priority=-5),
@@ -68,14 +68,14 @@ async def test_strangers_are_left_alone(engine: Opening, caplog: pytest.LogCaptu
         async with e.worker(Shop(), double, queues={"default": 2}, **BRIEF):
             known = await e.app.insert(Shop.open, Order(1))
             assert await e.end(known) == Finished(known.id, "sold 1")
-            events = await e.seen.until(UnknownMachine, lambda u: u.step == "vanished")
-            await e.seen.until(UnknownMachine, lambda u: u.machine == "Nobody", count=2)
-        for stranger in strangers:
+            events = await e.seen.until(UnknownStepsFound, lambda u: u.step == "vanished")
+            await e.seen.until(UnknownStepsFound, lambda u: u.machine == "Nobody", count=2)
+        for stranger in unknown_steps:
             row = await e.rows.row(stranger)
             assert (row["status"], row["attempt"], row["claims"], row["seq"]) == ("runnable", 0, 0, 0)
             assert (row["last_error"], row["locked_by"]) == (None, None)
-        assert events[0] == UnknownMachine("Shop", 1, "vanished", "default", 1)
-        (most, *_) = [u for u in e.seen.of(UnknownMachine) if u.machine == "Nobody"]
+        assert events[0] == UnknownStepsFound("Shop", 1, "vanished", "default", 1)
+        (most, *_) = [u for u in e.seen.of(UnknownStepsFound) if u.machine == "Nobody"]
         assert most.count == 31
         lines = [record for record in caplog.records if "wait for Nobody version 1, step open" in record.getMessage()]
         assert len(lines) == 1
@@ -129,7 +129,7 @@ async def test_undecodable_states(engine: Opening) -> None:
         async with e.worker(Shop(), queues={"default": 3}):
             for n, neighbour in enumerate(neighbours):
                 assert await e.end(neighbour) == Finished(neighbour.id, f"sold {n}")
-            events = await e.seen.until(Undecodable, count=len(bad))
+            events = await e.seen.until(StateUndecodable, count=len(bad))
             for number in bad:
                 await e.rows.until(number, status="runnable", locked_by=None)
         assert {event.id for event in events} == set(bad)
@@ -147,9 +147,9 @@ async def test_an_undecodable_row_runs_when_it_fits_again(engine: Opening) -> No
     """The row is not lost: once the code (or the row) is mended it runs, and its error is gone."""
     async with engine() as e, e.worker(Shop(), poll_interval=seconds(0.1), max_poll_interval=seconds(0.1)):
         number = await written(e, state="{}")
-        await e.seen.until(Undecodable)
+        await e.seen.until(StateUndecodable)
         await e.rows.until(number, status="runnable")
-        await e.rows.fetch("update @.gen_durable set state = '{\"id\": 3}', eligible_at = now() where id = $1", number)
+        await e.rows.fetch("update @.instances set state = '{\"id\": 3}', eligible_at = now() where id = $1", number)
         handle = e.app.handle(number, Shop.open)
         assert await e.end(handle) == Finished(number, "sold 3")
         assert (await handle.get()).last_error is None

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from gen_durable.cli.act import cancel, retry, rm, signal
 from gen_durable.cli.demo.command import demo
 from gen_durable.cli.doctor import doctor
 from gen_durable.cli.graph import graph
 from gen_durable.cli.history import history
+from gen_durable.cli.instance import cancel, retry, rm, signal
 from gen_durable.cli.limits import limits
-from gen_durable.cli.ls import count, ls
+from gen_durable.cli.list import count, ls
 from gen_durable.cli.migrate import migrate
 from gen_durable.cli.show import show
 from gen_durable.cli.worker import worker

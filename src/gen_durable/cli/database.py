@@ -18,9 +18,9 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 import typer
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
+from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.dsn import hosts_of
 from gen_durable.pg.faults import ConnectionLost, SqlError
-from gen_durable.pg.hosts import hosts_of
-from gen_durable.pg.link import Link, Target
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
 DsnOption = Annotated[
@@ -46,7 +46,7 @@ class Database:
     dsn: str
     where: str
     directory: Path | None
-    link: Link
+    link: PersistentConnection
 
     def __repr__(self) -> str:
         return f"Database({self.where})"  # a DSN holds a password
@@ -71,7 +71,7 @@ async def reach(dsn: str | None, *, directory: Path | None = None) -> AsyncGener
 
 @asynccontextmanager
 async def _connected(dsn: str, where: str, directory: Path | None) -> AsyncGenerator[Database]:
-    link = Link(Target(dsn))
+    link = PersistentConnection(Target(dsn))
     try:
         try:
             await link.raw()

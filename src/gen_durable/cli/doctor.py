@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gen_durable.cli.console import plainly
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, reach
-from gen_durable.insight import Finding, diagnose
+from gen_durable.doctor import Finding, diagnose
 from gen_durable.pg.migrate import check
 from gen_durable.store.schema import Schema
 

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gen_durable.cli.asking import CodecOption, IdArgument, KeyOption, ask, target, words
 from gen_durable.cli.console import plainly, say
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, ask, target, words
 from gen_durable.cli.tables import lines, span
 from gen_durable.client import Durable
 from gen_durable.journal import Transition

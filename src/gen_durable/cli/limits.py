@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.asking import ask
 from gen_durable.cli.console import fail, plainly, say
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.policies import Concurrency, LimitState, Policy, Rate
+from gen_durable.cli.options import ask
+from gen_durable.limits import Concurrency, LimitState, Policy, Rate
 
 SHOWN = 50
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")

@@ -12,7 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.asking import (
+from gen_durable.cli.console import plainly
+from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.history import outcome_fields
+from gen_durable.cli.options import (
     CodecOption,
     IdArgument,
     KeyOption,
@@ -26,9 +29,6 @@ from gen_durable.cli.asking import (
     target,
     words,
 )
-from gen_durable.cli.console import plainly
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.history import outcome_fields
 from gen_durable.cli.tables import lines, span
 from gen_durable.client import Durable
 from gen_durable.instances import Instance

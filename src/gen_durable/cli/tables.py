@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.asking import plain
+from gen_durable.cli.options import plain
 
 
 def lines(heads: Sequence[str], rows: Iterable[Sequence[str]], *, style: str = "") -> Table:

@@ -19,9 +19,9 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from gen_durable.encryption import PayloadContext
 from gen_durable.errors import ConfigError, DecodeError
-from gen_durable.limits import check_name
-from gen_durable.sealing import PayloadContext
+from gen_durable.validation import check_name
 
 FORMAT: Final = 1
 NONCE: Final = 12

@@ -29,7 +29,7 @@ from gen_durable.context import Context
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.jobs import backoff
 from gen_durable.machines import Machine, step
-from gen_durable.outcomes import Done, Outcome, Replay, Stop, describe
+from gen_durable.outcomes import Done, Fail, Outcome, Retry, describe
 
 if TYPE_CHECKING:
     import ssl
@@ -84,7 +84,7 @@ class Undelivered(Exception):
 
 
 class Webhook(Machine, name="gen_durable.webhook"):
-    """Posts deliveries: `app.insert(Webhook.send, Delivery(url, body))`, as a child, or in `Done(then=[...])`.
+    """Posts deliveries: `app.insert(Webhook.send, Delivery(url, body))`, as a child, or in `Done(spawn=[...])`.
 
     A 2xx is success and 410 (Gone) ends it at once; everything else is tried again, after a backoff from `base` to
     `cap` or what Retry-After says, until `max_attempts`. Redirects are not followed. `secrets` are texts or bytes by
@@ -128,13 +128,13 @@ class Webhook(Machine, name="gen_durable.webhook"):
         """Try again later, or give up: the instance fails with the reason."""
         reason = str(error) if isinstance(error, Undelivered) else describe(error)
         if isinstance(error, Undelivered) and error.final:
-            return Stop(f"webhook to {state.host}: {reason}")
+            return Fail(f"webhook to {state.host}: {reason}")
         if ctx.attempt + 1 >= self._max_attempts:
-            return Stop(f"webhook to {state.host}: gave up after {ctx.attempt + 1} attempts: {reason}")
+            return Fail(f"webhook to {state.host}: gave up after {ctx.attempt + 1} attempts: {reason}")
         after = backoff(ctx.attempt, base=self._base, cap=self._cap)
         if isinstance(error, Undelivered) and error.retry_after is not None:
             after = max(after, min(error.retry_after, MAX_WAIT))
-        return Replay(state, after=after)
+        return Retry(state, delay=after)
 
     def _headers(self, delivery: Delivery, body: bytes, key: str, now: int) -> dict[str, str]:
         ours = {

@@ -38,7 +38,7 @@ from gen_durable.errors import EmbeddedUnavailable
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from gen_durable.embedded.membership import Membership
+    from gen_durable.embedded.user import Membership
 
 __all__ = ["EmbeddedServer", "release", "start"]
 
@@ -90,12 +90,12 @@ def start(directory: Path | None = None) -> EmbeddedServer:
     if sys.platform == "win32":
         raise EmbeddedUnavailable("The embedded server runs on Linux and macOS only. Pass a DSN or set DATABASE_URL.")
     # Imported here because they need fcntl, which Windows has not: there, the error above shall be what is seen.
-    from gen_durable.embedded import address, binaries, layout, membership
+    from gen_durable.embedded import address, binaries, layout, user
 
     found = binaries.find()
     place = layout.prepare(Path.cwd() / ".gen_durable" if directory is None else directory)
     dsn = f"postgresql://postgres@/postgres?host={address.publish(place)}&port={address.PORT}"
-    server = EmbeddedServer(dsn=dsn, directory=place.directory, _membership=membership.join(place, found))
+    server = EmbeddedServer(dsn=dsn, directory=place.directory, _membership=user.join(place, found))
     logger.info("%s", server.notice)
     return server
 

@@ -15,12 +15,12 @@ from typing import Any, Final
 import asyncpg
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable, SchemaMissing, SchemaTooNew
+from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, sqlstate
-from gen_durable.pg.link import Link
 from gen_durable.pg.pool import Pool
-from gen_durable.store.calls import Call
-from gen_durable.store.rows import Row
 from gen_durable.store.schema import Migration, Schema, functions, migrations
+from gen_durable.store.statements import Statement
+from gen_durable.store.types import Row
 
 log = logging.getLogger("gen_durable.migrate")
 LOCK_TRIES: Final = 10
@@ -55,20 +55,20 @@ def script(schema: Schema, current: int) -> str:
     return schema.render("\n".join(parts))
 
 
-async def installed_version(link: Link | Pool, schema: Schema) -> int:
+async def installed_version(link: PersistentConnection | Pool, schema: Schema) -> int:
     """The schema version of the database; 0 when there is none."""
-    there = Call("select pg_catalog.to_regclass($1) is not null", (f'"{schema.name}".migrations',), _first)
+    there = Statement("select pg_catalog.to_regclass($1) is not null", (f'"{schema.name}".migrations',), _first)
     if not await link.run(there):
         return 0
     version = schema.render("select coalesce(pg_catalog.max(version), 0) from @schema.migrations")
-    return int(await link.run(Call(version, (), _first)))
+    return int(await link.run(Statement(version, (), _first)))
 
 
 def _first(rows: Sequence[Row]) -> Any:
     return rows[0][0]
 
 
-async def check(link: Link | Pool, schema: Schema) -> None:
+async def check(link: PersistentConnection | Pool, schema: Schema) -> None:
     """Refuse a database that lacks what this library calls. A newer one is fine: old calls keep working."""
     found, needed = await installed_version(link, schema), library_version(schema)
     if found < needed:
@@ -80,7 +80,7 @@ async def check(link: Link | Pool, schema: Schema) -> None:
         )
 
 
-async def migrate(link: Link, schema: Schema, *, roles: str | None = None) -> list[int]:
+async def migrate(link: PersistentConnection, schema: Schema, *, roles: str | None = None) -> list[int]:
     """Apply what is missing. Returns the versions applied, oldest first.
 
     With `roles`, a prefix, roles are made too; once there are some, every migration sees to them.
@@ -98,7 +98,7 @@ async def migrate(link: Link, schema: Schema, *, roles: str | None = None) -> li
     raise AssertionError("unreachable")
 
 
-async def _migrate(link: Link, schema: Schema, roles: str | None) -> list[int]:
+async def _migrate(link: PersistentConnection, schema: Schema, roles: str | None) -> list[int]:
     connection = await link.raw()
     async with connection.transaction():
         await connection.execute(SETTINGS)

@@ -1,6 +1,7 @@
 """Links lent out one call at a time: a few of our own, or those of a pool that the caller has made.
 
-In: a `Call`. Out: its answer. asyncpg's own pool resets a connection by a round trip at every release and may be shared
+In: a `Statement`. Out: its answer. asyncpg's own pool resets a connection by a round trip at every release and may
+be shared
 with user code that holds it; ours does neither. There the last link used is used next, so few stay open under light
 load. A pool that is lent to us is never closed, and no setting of its connections is changed.
 """
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import asyncpg
 
 from gen_durable.errors import ConfigError
+from gen_durable.pg.connection import PersistentConnection, Target, has_news
 from gen_durable.pg.faults import ConnectionLost, Fault, classify, lost
-from gen_durable.pg.link import Link, Target, has_news
 
 if TYPE_CHECKING:
-    from gen_durable.store.calls import Call
+    from gen_durable.store.statements import Statement
 
 T = TypeVar("T")
 DriverPool: TypeAlias = "asyncpg.Pool[Any]"
@@ -31,14 +32,14 @@ class Pool(ABC):
     __slots__ = ()
 
     @abstractmethod
-    async def run(self, call: Call[T], *, timeout: float | None = None) -> T:
+    async def run(self, call: Statement[T], *, timeout: float | None = None) -> T:
         """Run a call on a free connection. Raises `ConnectionLost`, or the server's own error."""
 
     @abstractmethod
     async def close(self) -> None:
         """Close what is ours."""
 
-    async def run_safely(self, call: Call[T], *, tries: int = 5) -> T:
+    async def run_safely(self, call: Statement[T], *, tries: int = 5) -> T:
         """Run a call that may be run twice (a read, or a write that knows itself again)."""
         pause = 0.05
         while True:
@@ -58,11 +59,11 @@ class OwnPool(Pool):
     __slots__ = ("_free", "_links", "_turn")
 
     def __init__(self, target: Target, size: int) -> None:
-        self._links = [Link(target) for _ in range(size)]
+        self._links = [PersistentConnection(target) for _ in range(size)]
         self._free = list(self._links)
         self._turn = asyncio.Semaphore(size)
 
-    async def run(self, call: Call[T], *, timeout: float | None = None) -> T:
+    async def run(self, call: Statement[T], *, timeout: float | None = None) -> T:
         """When the server has gone or is a standby now, no other link to it is kept."""
         async with self._turn:
             link = self._free.pop()
@@ -90,7 +91,7 @@ class LentPool(Pool):
             raise ConfigError(f"pool= takes a pool of asyncpg, got {type(pool).__name__}")
         self._pool = pool
 
-    async def run(self, call: Call[T], *, timeout: float | None = None) -> T:
+    async def run(self, call: Statement[T], *, timeout: float | None = None) -> T:
         """A connection found dead before anything was sent is given back, and another one taken."""
         connection = await self._acquire()
         try:

@@ -11,14 +11,14 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from gen_durable.pg.connection import PersistentConnection, RunStatement
 from gen_durable.pg.faults import ConnectionLost, Fault, classify, lost
-from gen_durable.pg.link import Ask, Link
 
 if TYPE_CHECKING:
     import asyncpg
     from asyncpg.transaction import Transaction as DriverTransaction
 
-    from gen_durable.store.calls import Call
+    from gen_durable.store.statements import Statement
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -30,13 +30,15 @@ class Transaction:
 
     __slots__ = ("_inner", "_link", "connection")
 
-    def __init__(self, link: Link, connection: asyncpg.Connection[Any], inner: DriverTransaction) -> None:
+    def __init__(
+        self, link: PersistentConnection, connection: asyncpg.Connection[Any], inner: DriverTransaction
+    ) -> None:
         self._link = link
         self._inner = inner
         self.connection = connection
 
     @classmethod
-    async def begin(cls, link: Link) -> Transaction:
+    async def begin(cls, link: PersistentConnection) -> Transaction:
         """Begin on a link. What an earlier user of it has SET is forgotten. Raises `ConnectionLost`."""
         connection = await link.raw()
         # The driver's own transaction: inside it `connection.transaction()` of the user makes a savepoint.
@@ -59,10 +61,10 @@ class Transaction:
         """Whether it is still open: the user may have ended it by a statement."""
         return self.connection.is_in_transaction()
 
-    async def within(self, work: Callable[[Ask], Awaitable[T]]) -> T:
+    async def within(self, work: Callable[[RunStatement], Awaitable[T]]) -> T:
         """Run calls of ours, all of them or none. Raises `ConnectionLost`, or the server's own error."""
 
-        async def ask(call: Call[U]) -> U:
+        async def ask(call: Statement[U]) -> U:
             return call.read(await self.connection.fetch(call.text, *call.args))
 
         try:

@@ -8,24 +8,24 @@ declare
   role text;
   -- What the codec seals, and what viewers do not see.
   payloads constant text[] := array[
-    'gen_durable.state', 'gen_durable.result', 'gen_durable.last_error', 'signals.payload', 'transitions.error',
+    'instances.state', 'instances.result', 'instances.last_error', 'signals.payload', 'transitions.error',
     'transitions.state', 'checkpoints.value', 'activities.parameters', 'activities.result', 'activities.error',
     'progress.message', 'progress.detail'
   ];
   -- Start, tell, stop; and see what became of what one has started oneself.
   client constant text[] := array[
-    'insert', 'draw', 'holder', 'signal', 'cancel', 'cascade', 'watch', 'get', 'progress_of'
+    'insert', 'allocate_ids', 'id_of_key', 'signal', 'cancel', 'cascade', 'finished_of', 'get', 'progress_of'
   ];
-  viewer constant text[] := array['get', 'look', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
-    'progress_of', 'limits_now', 'slots_taken'];
+  viewer constant text[] := array['get', 'instances_of', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
+    'progress_of', 'limit_states', 'slots_taken'];
   worker constant text[] := client || array[
-    'pick', 'flush', 'reserve', 'spawn', 'children_page', 'asked', 'heartbeat', 'reap', 'sweep', 'release', 'gc',
-    'strangers', 'unlocked', 'set_limit', 'limits_now', 'enter', 'leave', 'forget_buckets', 'note_checkpoint',
-    'clear_checkpoint', 'note_activity', 'note_progress', 'history_of', 'activities_of', 'checkpoint_of', 'look', 'list', 'count',
+    'pick', 'flush', 'begin_fanout', 'spawn', 'children_page', 'cancel_requests', 'heartbeat', 'reap', 'unblock_missed', 'release', 'gc',
+    'unknown_steps', 'unlocked', 'set_limit', 'limit_states', 'acquire_limit', 'release_limit', 'delete_full_buckets', 'record_checkpoint',
+    'clear_checkpoint', 'record_activity', 'record_progress', 'history_of', 'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count',
     'slots_taken'
   ];
   admin constant text[] := client || viewer || array[
-    'retry', 'remove', 'set_limit', 'remove_limit'
+    'retry', 'delete_instance', 'set_limit', 'remove_limit'
   ];
 begin
   foreach role in array array['@owner', '@worker', '@client', '@viewer', '@admin'] loop

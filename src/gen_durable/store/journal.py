@@ -1,6 +1,6 @@
 """The calls of the journal: what a step writes before its outcome, and what can be read of it all.
 
-In: the fence (id, claim, seq) and typed values. Out: a `Call`, as in `store.calls`.
+In: the fence (id, claim, seq) and typed values. Out: a `Statement`, as in `store.calls`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from gen_durable.errors import DecodeError
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
-from gen_durable.store.calls import Call
-from gen_durable.store.rows import Row
 from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statement
+from gen_durable.store.types import Row
 
 CHECKPOINT_FORMAT: Final = 1
 """The format of a checkpoint's row that this library writes, and the newest that it reads."""
@@ -72,10 +72,10 @@ class JournalCalls:
 
     def __init__(self, schema: Schema) -> None:
         s = f'"{schema.name}"'
-        self._checkpoint = f"select {s}.note_checkpoint($1,$2,$3,$4,$5)"
+        self._checkpoint = f"select {s}.record_checkpoint($1,$2,$3,$4,$5)"
         self._clear = f"select {s}.clear_checkpoint($1,$2,$3)"
-        self._activity = f"select {s}.note_activity($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)"
-        self._report = f"select locked from {s}.note_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
+        self._activity = f"select {s}.record_activity($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)"
+        self._report = f"select locked from {s}.record_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._history = (
             "select seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state::text "  # noqa: S608
             f"from {s}.history_of($1,$2,$3)"
@@ -91,15 +91,15 @@ class JournalCalls:
         )
         self._installation = f"select token from {s}.installation"  # noqa: S608
 
-    def checkpoint(self, fence: Fence, value: str) -> Call[bool]:
+    def checkpoint(self, fence: Fence, value: str) -> Statement[bool]:
         args = (fence.id, fence.claim, fence.seq, value, CHECKPOINT_FORMAT)
-        return Call(self._checkpoint, args, lambda rows: rows[0][0] is not None)
+        return Statement(self._checkpoint, args, lambda rows: rows[0][0] is not None)
 
-    def clear(self, fence: Fence) -> Call[bool]:
-        return Call(self._clear, (fence.id, fence.claim, fence.seq), _read_truth)
+    def clear(self, fence: Fence) -> Statement[bool]:
+        return Statement(self._clear, (fence.id, fence.claim, fence.seq), _read_truth)
 
-    def activity(self, fence: Fence, noted: Noted) -> Call[bool]:
-        return Call(
+    def activity(self, fence: Fence, noted: Noted) -> Statement[bool]:
+        return Statement(
             self._activity,
             (
                 fence.id,
@@ -117,9 +117,9 @@ class JournalCalls:
             _read_truth,
         )
 
-    def report(self, reports: Sequence[Report]) -> Call[set[int]]:
+    def report(self, reports: Sequence[Report]) -> Statement[set[int]]:
         """`reports` in the order of ids. Tells whose rows were locked by somebody, so that they were passed over."""
-        return Call(
+        return Statement(
             self._report,
             (
                 [r.id for r in reports],
@@ -133,21 +133,23 @@ class JournalCalls:
             lambda rows: {row[0] for row in rows},
         )
 
-    def history(self, instance: int | None, key: bytes | None, last: int | None = None) -> Call[list[Transition]]:
-        return Call(self._history, (instance, key, last), lambda rows: [Transition(*_raw(row, 9)) for row in rows])
+    def history(self, instance: int | None, key: bytes | None, last: int | None = None) -> Statement[list[Transition]]:
+        return Statement(self._history, (instance, key, last), lambda rows: [Transition(*_raw(row, 9)) for row in rows])
 
-    def activities(self, instance: int | None, key: bytes | None, last: int | None = None) -> Call[list[Activity]]:
-        return Call(self._activities, (instance, key, last), lambda rows: [Activity(*_raw(row, 6)) for row in rows])
+    def activities(self, instance: int | None, key: bytes | None, last: int | None = None) -> Statement[list[Activity]]:
+        return Statement(
+            self._activities, (instance, key, last), lambda rows: [Activity(*_raw(row, 6)) for row in rows]
+        )
 
-    def checkpoint_of(self, instance: int | None, key: bytes | None) -> Call[Checkpoint | None]:
-        return Call(self._checkpoint_of, (instance, key), _read_checkpoint)
+    def checkpoint_of(self, instance: int | None, key: bytes | None) -> Statement[Checkpoint | None]:
+        return Statement(self._checkpoint_of, (instance, key), _read_checkpoint)
 
-    def progress(self, instance: int | None, key: bytes | None) -> Call[list[Progress]]:
-        return Call(self._progress, (instance, key), lambda rows: [Progress(*_raw(row, 5)) for row in rows])
+    def progress(self, instance: int | None, key: bytes | None) -> Statement[list[Progress]]:
+        return Statement(self._progress, (instance, key), lambda rows: [Progress(*_raw(row, 5)) for row in rows])
 
-    def installation(self) -> Call[str]:
+    def installation(self) -> Statement[str]:
         """The token that tells this installation from others."""
-        return Call(self._installation, (), lambda rows: str(rows[0][0]))
+        return Statement(self._installation, (), lambda rows: str(rows[0][0]))
 
 
 def check_format(written: int) -> None:

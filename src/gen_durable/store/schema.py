@@ -80,7 +80,7 @@ def functions(schema: Schema) -> str:
     """Every function, to be installed (again) with each migration: `create or replace`, callers first or last alike."""
     texts = [
         file.read_text("utf-8")
-        for file in sorted(_SQL.joinpath("functions").iterdir(), key=lambda f: (f.name != "entitled.sql", f.name))
+        for file in sorted(_SQL.joinpath("functions").iterdir(), key=lambda f: (f.name != "may_read.sql", f.name))
         if file.name.endswith(".sql")
     ]
     return schema.render("\n".join(texts))

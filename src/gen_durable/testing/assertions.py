@@ -14,12 +14,12 @@ from gen_durable.codec import decode_plain, encode
 from gen_durable.errors import InputError
 from gen_durable.handles import Handle
 from gen_durable.instances import Status
-from gen_durable.limits import check_key
 from gen_durable.outcomes import Startable, step_of
 from gen_durable.signals import Signal
 from gen_durable.testing.snapshot import Snapshot, shorten
-from gen_durable.testing.statements import Statements
+from gen_durable.testing.statements import HarnessStatements
 from gen_durable.testing.tally import listed
+from gen_durable.validation import check_key
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -43,7 +43,7 @@ class Assertions:
 
     def __init__(self, app: Durable) -> None:
         self.app = app
-        self._statements = Statements(app.calls.schema)
+        self._statements = HarnessStatements(app.calls.schema)
         self._errors: dict[int, Exception] = {}
         """What the last execution of each instance raised."""
 

@@ -21,7 +21,7 @@ from gen_durable.instances import Status
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine
 from gen_durable.registry import Registry
-from gen_durable.store.rows import Claim
+from gen_durable.store.types import Claim
 from gen_durable.testing.assertions import Assertions, Target
 from gen_durable.testing.schema import check_throw_away
 from gen_durable.testing.snapshot import Snapshot
@@ -178,7 +178,7 @@ class Harness(Assertions):
             if (claim := await self._next()) is not None:
                 return claim
             tally = await self._tally(())
-            raise AssertionError("\n".join(["no step can run now", *listed(tally.waiting, tally.strangers)]))
+            raise AssertionError("\n".join(["no step can run now", *listed(tally.waiting, tally.unknown_steps)]))
         stepper = self._working
         await stepper.reap()
         found = await self.look(target)
@@ -201,8 +201,8 @@ class Harness(Assertions):
 
     async def _tally(self, ran: Iterable[Execution]) -> Tally:
         waiting = await self.waiting()
-        strangers = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
-        return Tally(tuple(ran), waiting, frozenset(strangers))
+        unknown_steps = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
+        return Tally(tuple(ran), waiting, frozenset(unknown_steps))
 
     def _runaway(self, tally: Tally, claim: Claim) -> Runaway:
         return Runaway(

@@ -13,10 +13,10 @@ from typing import Final
 
 from gen_durable.client import Durable
 from gen_durable.errors import ConfigError
-from gen_durable.pg.link import Link, Target
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
-from gen_durable.store.calls import Call
 from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statement
 
 MARK: Final = "gen_durable: made for a test, to be thrown away"
 PREFIX: Final = "gd_test_"
@@ -35,7 +35,7 @@ async def throw_away_schema(dsn: str) -> AsyncGenerator[str]:
 async def make_schema(dsn: str) -> str:
     """Make, migrate and mark a schema; returns its name."""
     schema = Schema(f"{PREFIX}{uuid.uuid4().hex[:16]}")
-    link = Link(Target(dsn))
+    link = PersistentConnection(Target(dsn))
     try:
         await link.raw()
         if not link.target.pooled:  # behind a pooler the next client would have it
@@ -50,7 +50,7 @@ async def make_schema(dsn: str) -> str:
 async def drop_schema(dsn: str, name: str) -> None:
     """Drop a schema that was made for a test."""
     schema = Schema(name)
-    link = Link(Target(dsn))
+    link = PersistentConnection(Target(dsn))
     try:
         if await link.run(_mark_of(schema)) == MARK:
             await link.script(schema.render("set local synchronous_commit = off; drop schema @schema cascade"))
@@ -68,8 +68,8 @@ async def check_throw_away(app: Durable) -> None:
         )
 
 
-def _mark_of(schema: Schema) -> Call[str | None]:
-    return Call(
+def _mark_of(schema: Schema) -> Statement[str | None]:
+    return Statement(
         "select obj_description(to_regnamespace($1)::oid, 'pg_namespace')",
         (f'"{schema.name}"',),
         lambda rows: rows[0][0],

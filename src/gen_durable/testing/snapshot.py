@@ -1,6 +1,6 @@
 """What an instance is doing, read from its row and put into words.
 
-In: a row of `look.sql`. Out: a `Snapshot`, whose `str` is one sentence and whose `details` tell the rest.
+In: a row of `instances_of.sql`. Out: a `Snapshot`, whose `str` is one sentence and whose `details` tell the rest.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Snapshot:
 
 
 def read_snapshot(row: Sequence[Any]) -> Snapshot:
-    """A row of `look.sql`."""
+    """A row of `instances_of.sql`."""
     return Snapshot(
         id=row[0],
         machine=row[1],

@@ -1,20 +1,20 @@
 """The statements that only tests need, as values: they look at rows, and they bend time.
 
-In: typed values. Out: a `Call`, as in `store.calls`. Their texts lie in `sql/`, one per file.
+In: typed values. Out: a `Statement`, as in `store.calls`. Their texts lie in `sql/`, one per file.
 """
 
 from __future__ import annotations
 
 from importlib.resources import files
 
-from gen_durable.store.calls import Call
 from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statement
 from gen_durable.testing.snapshot import Snapshot, read_snapshot
 
 _SQL = files("gen_durable.testing").joinpath("sql")
 
 
-class Statements:
+class HarnessStatements:
     """All statements, for one schema."""
 
     __slots__ = ("_due_queues", "_expire", "_fire_timeouts", "_look", "_schema", "_shifts", "empty", "lock_others")
@@ -31,20 +31,20 @@ class Statements:
 
     def look(
         self, *, instance: int | None = None, key: bytes | None = None, machine: str | None = None, live: bool = False
-    ) -> Call[list[Snapshot]]:
-        return Call(self._look, (instance, key, machine, live), lambda rows: [read_snapshot(row) for row in rows])
+    ) -> Statement[list[Snapshot]]:
+        return Statement(self._look, (instance, key, machine, live), lambda rows: [read_snapshot(row) for row in rows])
 
-    def due_queues(self) -> Call[list[str]]:
-        return Call(self._due_queues, (), lambda rows: [row[0] for row in rows])
+    def due_queues(self) -> Statement[list[str]]:
+        return Statement(self._due_queues, (), lambda rows: [row[0] for row in rows])
 
-    def shifts(self) -> Call[list[str]]:
-        return Call(self._shifts, (self._schema.name,), lambda rows: [row[0] for row in rows])
+    def shifts(self) -> Statement[list[str]]:
+        return Statement(self._shifts, (self._schema.name,), lambda rows: [row[0] for row in rows])
 
-    def fire_timeouts(self, instance: int | None) -> Call[list[int]]:
-        return Call(self._fire_timeouts, (instance,), lambda rows: [row[0] for row in rows])
+    def fire_timeouts(self, instance: int | None) -> Statement[list[int]]:
+        return Statement(self._fire_timeouts, (instance,), lambda rows: [row[0] for row in rows])
 
-    def expire(self, instance: int, claim: int) -> Call[list[int]]:
-        return Call(self._expire, (instance, claim), lambda rows: [row[0] for row in rows])
+    def expire(self, instance: int, claim: int) -> Statement[list[int]]:
+        return Statement(self._expire, (instance, claim), lambda rows: [row[0] for row in rows])
 
 
 def _text(schema: Schema, name: str) -> str:

@@ -17,22 +17,22 @@ from typing import Any, Final, TypeVar
 
 from gen_durable.client import Durable
 from gen_durable.context import Context
+from gen_durable.core.notifier import BELL
+from gen_durable.core.payloads import ClaimEncryption
+from gen_durable.engine.committer import CommitResult, Committer
+from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
+from gen_durable.engine.fanout import ReadChildren, children_reader
+from gen_durable.engine.journal import JournalWriter
+from gen_durable.engine.outcome_encoder import EncodedOutcome
+from gen_durable.engine.step_limits import StepLimits
+from gen_durable.engine.thread_pool import ThreadPool
+from gen_durable.engine.transactional import TransactionalExecutor
 from gen_durable.errors import LeaseLost, OutcomeRejected
 from gen_durable.jobs import backoff
-from gen_durable.pg.link import Link
+from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
-from gen_durable.rooms.brood import ReadChildren, reader
-from gen_durable.rooms.doors import Doors
-from gen_durable.rooms.encode import Ran
-from gen_durable.rooms.flush import Flush, Verdict
-from gen_durable.rooms.run import Run, StepRaised, Undecodable
-from gen_durable.rooms.scribe import Scribe
-from gen_durable.rooms.sealer import Sealer
-from gen_durable.rooms.threads import Threads
-from gen_durable.rooms.transact import Transact
-from gen_durable.rooms.wake import BELL
-from gen_durable.store.rows import Claim
-from gen_durable.testing.statements import Statements
+from gen_durable.store.types import Claim
+from gen_durable.testing.statements import HarnessStatements
 from gen_durable.testing.tally import LOST, UNDECODABLE, Execution
 
 T = TypeVar("T")
@@ -60,25 +60,27 @@ class Stepper:
         "_transact",
     )
 
-    def __init__(self, app: Durable, registry: Registry, statements: Statements, errors: dict[int, Exception]) -> None:
+    def __init__(
+        self, app: Durable, registry: Registry, statements: HarnessStatements, errors: dict[int, Exception]
+    ) -> None:
         self._app = app
         self._registry = registry
         self._statements = statements
-        self._link = Link(app.target)
-        self._side_link = Link(app.target)
-        self._threads = Threads(1)
+        self._link = PersistentConnection(app.target)
+        self._side_link = PersistentConnection(app.target)
+        self._threads = ThreadPool(1)
         self._errors = errors
         self._cascade = False
-        doors = Doors(app.ask, app.calls, _nobody)
-        self._scribe = Scribe(
+        doors = StepLimits(app.ask, app.calls, _nobody)
+        self._scribe = JournalWriter(
             app.pool, app.calls.schema.name, app.journal, self._threads, app.installation, seal=app.seal
         )
-        sealer = None if app.seal is None else Sealer(app.seal, app.pool, app.calls)
+        sealer = None if app.seal is None else ClaimEncryption(app.seal, app.pool, app.calls)
         self._run = _Run(
-            self._threads, reader(app.pool, app.calls, app.seal), doors, self._scribe, errors, sealer=sealer
+            self._threads, children_reader(app.pool, app.calls, app.seal), doors, self._scribe, errors, sealer=sealer
         )
-        self._flush = Flush(self._link, self._side_link, app.calls, 1, self._woke, worker=WORKER)
-        self._transact = Transact(self._run, app.target, app.calls, 1, self._woke, worker=WORKER)
+        self._flush = Committer(self._link, self._side_link, app.calls, 1, self._woke, worker=WORKER)
+        self._transact = TransactionalExecutor(self._run, app.target, app.calls, 1, self._woke, worker=WORKER)
 
     async def open(self) -> None:
         # What is committed here is thrown away anyhow, so nobody waits for the disk.
@@ -113,7 +115,7 @@ class Stepper:
             await transaction.rollback()
 
     async def execute(self, claim: Claim) -> Execution:
-        """Run the step of a claim and commit its outcome."""
+        """Executor the step of a claim and commit its outcome."""
         entry = self._entry(claim)
         if claim.children is None or any(not child.status.terminal for child in claim.children):
             self._cascade = True
@@ -127,7 +129,7 @@ class Stepper:
             began = time.perf_counter()
             ran = await self._step(claim, entry)
             ran.commit.began, ran.commit.took = began, time.perf_counter() - began
-        except Undecodable as error:
+        except UndecodableState as error:
             self._errors[claim.id] = error
             rest = backoff(min(claim.claim, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10))  # as a worker
             await self.release(claim, rest.total_seconds(), str(error))
@@ -160,7 +162,7 @@ class Stepper:
                     await self._step(claim, entry)
             except StepRaised as raised:
                 self._errors[claim.id] = raised.error
-            except (Undecodable, LeaseLost) as error:
+            except (UndecodableState, LeaseLost) as error:
                 self._errors[claim.id] = error
         await self._link.run(self._statements.expire(claim.id, claim.claim))
         await self.reap()
@@ -198,7 +200,7 @@ class Stepper:
         assert entry is not None, "pick returns only names that it was given"
         return entry
 
-    async def _step(self, claim: Claim, entry: Entry) -> Ran:
+    async def _step(self, claim: Claim, entry: Entry) -> EncodedOutcome:
         self._errors.pop(claim.id, None)
         return await self._in_task(claim, self._run.step(claim, entry, hold=False))
 
@@ -209,9 +211,9 @@ class Stepper:
         except StepRaised as raised:
             ran = await self._run.rejected(claim, entry, raised.error, hold=False)
             return await self._commit(claim, entry, ran)
-        if verdict is Verdict.ASKED:
+        if verdict is CommitResult.CANCEL_REQUESTED:
             return await self._cancel(claim, entry)
-        return LOST if verdict is Verdict.STALE else ran.outcome
+        return LOST if verdict is CommitResult.STALE else ran.outcome
 
     async def _in_task(self, claim: Claim, running: Coroutine[Any, Any, T]) -> T:
         task = asyncio.get_running_loop().create_task(running)
@@ -227,7 +229,7 @@ class Stepper:
             await self.release(claim)
             raise
 
-    async def _commit(self, claim: Claim, entry: Entry, ran: Ran) -> str:
+    async def _commit(self, claim: Claim, entry: Entry, ran: EncodedOutcome) -> str:
         """Hand in the outcome as a worker does: a refused one is the step's error; if that is refused too, it ends."""
         try:
             verdict = await self._flush.submit(ran.commit)
@@ -240,17 +242,17 @@ class Stepper:
                 ran = await self._run.given_up(claim, entry, refused)
                 ran.commit.began, ran.commit.took = former.began, former.took
                 verdict = await self._flush.submit(ran.commit)
-        if verdict is Verdict.ASKED:
+        if verdict is CommitResult.CANCEL_REQUESTED:
             return await self._cancel(claim, entry)
-        return LOST if verdict is Verdict.STALE else ran.outcome
+        return LOST if verdict is CommitResult.STALE else ran.outcome
 
     async def _cancel(self, claim: Claim, entry: Entry) -> str:
         """The instance was cancelled while its step ran, by the step itself or by the test."""
-        asked = await self._link.run(self._app.calls.asked([(claim.id, claim.claim)]))
+        asked = await self._link.run(self._app.calls.cancel_requests([(claim.id, claim.claim)]))
         reason = await self._run.cancelled(claim, entry, asked.get(claim.id, "cancelled"), CANCEL_TIMEOUT)
         ran = self._run.ended(claim, entry, reason)
         ran.commit.began = time.perf_counter()
-        return LOST if await self._flush.submit(ran.commit) is Verdict.STALE else ran.outcome
+        return LOST if await self._flush.submit(ran.commit) is CommitResult.STALE else ran.outcome
 
     def _told(self, claim: Claim, outcome: str) -> Execution:
         error = self._errors.get(claim.id)
@@ -258,25 +260,25 @@ class Stepper:
         return Execution(claim.id, claim.machine, claim.version, step, claim.attempt, outcome, error)
 
 
-class _Run(Run):
+class _Run(Executor):
     """The same room, which also remembers what steps raised."""
 
     __slots__ = ("_errors",)
 
     def __init__(
         self,
-        threads: Threads,
+        threads: ThreadPool,
         read_children: ReadChildren,
-        doors: Doors,
-        desk: Scribe,
+        doors: StepLimits,
+        desk: JournalWriter,
         errors: dict[int, Exception],
         *,
-        sealer: Sealer | None,
+        sealer: ClaimEncryption | None,
     ) -> None:
         super().__init__(WORKER, threads, read_children, doors, desk, sealer=sealer)
         self._errors = errors
 
-    async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> Ran:
+    async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> EncodedOutcome:
         self._errors[claim.id] = error
         return await super().failed(claim, entry, ctx, error, hold=hold)
 

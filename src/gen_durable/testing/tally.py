@@ -53,7 +53,7 @@ class Tally:
 
     executions: tuple[Execution, ...] = ()
     waiting: tuple[Snapshot, ...] = ()
-    strangers: frozenset[int] = frozenset()
+    unknown_steps: frozenset[int] = frozenset()
     """The waiting instances whose machine, version or step the harness was not given."""
 
     @property
@@ -79,12 +79,12 @@ class Tally:
     @property
     def failed(self) -> int:
         """How many instances failed for good."""
-        return self.outcomes.get("Stop", 0)
+        return self.outcomes.get("Fail", 0)
 
     @property
     def replayed(self) -> int:
-        """How many executions ended in a `Replay`: a job's retries, and what `on_error` or a step asked for."""
-        return self.outcomes.get("Replay", 0)
+        """How many executions ended in a `Retry`: a job's retries, and what `on_error` or a step asked for."""
+        return self.outcomes.get("Retry", 0)
 
     @property
     def awaiting(self) -> int:
@@ -106,7 +106,7 @@ class Tally:
         lines = [
             f"{self.executed} steps ran: {ran}" if ran else "no step ran",
             f"{self.done} done, {self.failed} failed, {self.replayed} replayed, {len(self.waiting)} still waiting",
-            *listed(self.waiting, self.strangers),
+            *listed(self.waiting, self.unknown_steps),
         ]
         return "\n".join(lines)
 
@@ -119,10 +119,10 @@ class Runaway(GenDurableError):
         self.tally = tally
 
 
-def listed(waiting: Iterable[Snapshot], strangers: frozenset[int]) -> list[str]:
+def listed(waiting: Iterable[Snapshot], unknown_steps: frozenset[int]) -> list[str]:
     """A line for each waiting instance, as far as they fit a message."""
     several = list(waiting)
-    lines = [f"  {one}{not_given(one) if one.id in strangers else ''}" for one in several[:LISTED]]
+    lines = [f"  {one}{not_given(one) if one.id in unknown_steps else ''}" for one in several[:LISTED]]
     if len(several) > LISTED:
         lines.append(f"  and {len(several) - LISTED} more")
     return lines

@@ -4,9 +4,9 @@ import asyncio
 import os
 from pathlib import Path
 
-from gen_durable.pg.link import Link, Target
-from gen_durable.store.calls import Calls
+from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statements
 
 
 def ready() -> None:
@@ -15,7 +15,7 @@ def ready() -> None:
 
 
 async def main() -> None:
-    link, calls = Link(Target(os.environ["DSN"])), Calls(Schema(os.environ["SCHEMA"]))
+    link, calls = PersistentConnection(Target(os.environ["DSN"])), Statements(Schema(os.environ["SCHEMA"]))
     ready()
     while True:
         picked = await link.run(calls.pick(str(os.getpid()), {"default": 20}, [os.environ["KNOWN"]], 600))

@@ -10,7 +10,7 @@ from datetime import timedelta
 from tests.security.support import Secret, Waiter, burn, echo, told
 
 from gen_durable import Durable, Worker
-from gen_durable.telemetry import UnknownMachine
+from gen_durable.telemetry import UnknownStepsFound
 
 WATCHED = (
     "import",
@@ -35,7 +35,7 @@ async def main() -> None:
     sys.addaudithook(hook)
     async with Durable(os.environ["DSN"], schema=os.environ["SCHEMA"]) as app:
         unknown = asyncio.Event()
-        app.events.subscribe(lambda event: unknown.set() if isinstance(event, UnknownMachine) else None)
+        app.events.subscribe(lambda event: unknown.set() if isinstance(event, UnknownStepsFound) else None)
         brief = timedelta(seconds=0.2)
         async with Worker(app, machines=[Waiter()], jobs=[echo, burn], queues={"default": 50}, reap_interval=brief):
             # Once through everything, so that what is imported at first use is there.

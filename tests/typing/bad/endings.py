@@ -1,11 +1,11 @@
-"""Mistakes with `Done`, `Stop` and `Replay`, and with what a step returns."""
+"""Mistakes with `Done`, `Fail` and `Retry`, and with what a step returns."""
 
 # ruff: noqa: RET503  # a forgotten return is one of the mistakes
 from __future__ import annotations
 
 from good.checkout import Order
 
-from gen_durable import Context, Done, Machine, Outcome, Replay, Stop, step
+from gen_durable import Context, Done, Fail, Machine, Outcome, Retry, step
 
 
 class Shop(Machine):
@@ -27,19 +27,19 @@ class Shop(Machine):
 
     @step
     async def reason_as_number(self, order: Order, ctx: Context) -> Outcome[int]:
-        return Stop(404)  # E
+        return Fail(404)  # E
 
     @step
     async def reason_forgotten(self, order: Order, ctx: Context) -> Outcome[int]:
-        return Stop()  # E
+        return Fail()  # E
 
     @step
     async def after_as_number(self, order: Order, ctx: Context) -> Outcome[int]:
-        return Replay(order, after=5)  # E
+        return Retry(order, delay=5)  # E
 
     @step
     async def replay_without_state(self, order: Order, ctx: Context) -> Outcome[int]:
-        return Replay()  # E
+        return Retry()  # E
 
     @step
     async def nothing(self, order: Order, ctx: Context) -> Outcome[int]:

@@ -9,14 +9,14 @@ from gen_durable import (
     Await,
     Context,
     Done,
+    Fail,
     Machine,
     Next,
     Outcome,
-    Replay,
+    Retry,
     ScheduleChildren,
     Signal,
     Start,
-    Stop,
     step,
 )
 
@@ -70,7 +70,7 @@ class Checkout(Machine, queue="checkout", version=1):
     async def collect(self, order: Order, ctx: Context) -> Outcome[int]:
         paid = ctx.first(payment)
         if paid is None:
-            return Stop("payment never came")
+            return Fail("payment never came")
         return Next(self.pack, PaidOrder(order, paid.amount))
 
     @step(timeout=timedelta(seconds=10), aliases=["wrap"])
@@ -84,11 +84,11 @@ class Checkout(Machine, queue="checkout", version=1):
         if sum(weights) > 30:
             return Await({payment, refusal}, state=paid)
         if len(weights) < len(paid.order.skus) and ctx.attempt < 3:
-            return Replay(paid, after=timedelta(seconds=1))
+            return Retry(paid, delay=timedelta(seconds=1))
         return Done(paid.amount)
 
     async def on_error(self, state: Order | PaidOrder, ctx: Context, error: Exception) -> Outcome[int]:
         if isinstance(state, PaidOrder):
             await self.stripe.refund(state.amount)
-            return Stop(error)
-        return Replay(state, after=timedelta(seconds=1))
+            return Fail(error)
+        return Retry(state, delay=timedelta(seconds=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gen_durable import Child, Context, Done, Machine, Outcome, ScheduleChildren, Start, Stop, job, step
+from gen_durable import Child, Context, Done, Fail, Machine, Outcome, ScheduleChildren, Start, job, step
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Survey(Machine):
     async def add_up(self, site: Site, ctx: Context) -> Outcome[int]:
         failed: list[Child] = [child for child in ctx.children if not child.ok]
         if failed:
-            return Stop(f"{len(failed)} pages failed, the first with {failed[0].last_error}")
+            return Fail(f"{len(failed)} pages failed, the first with {failed[0].last_error}")
         links: list[dict[str, int]] = ctx.results(Crawl.fetch)
         titles: list[str] = ctx.results(title)
         return Done(sum(size.bytes for size in ctx.results(measure)) + len(links) + len(titles))

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
 
-from gen_durable import Await, Context, Done, Machine, Next, Outcome, Replay, Signal, Stop, backoff, step
+from gen_durable import Await, Context, Done, Fail, Machine, Next, Outcome, Retry, Signal, backoff, step
 
 go = Signal("go")
 halt = Signal("halt", str)
@@ -27,8 +27,8 @@ class Patient(Machine):
 
     async def on_error(self, state: object, ctx: Context, error: Exception) -> Outcome[int]:
         if ctx.attempt < 5:
-            return Replay(state, after=backoff(ctx.attempt))
-        return Stop(error)
+            return Retry(state, delay=backoff(ctx.attempt))
+        return Fail(error)
 
 
 class Base(Patient):
@@ -40,7 +40,7 @@ class Base(Patient):
     async def work(self, task: Task, ctx: Context) -> Outcome[int]:
         reason: str | None = ctx.first(halt)
         if reason is not None:
-            return Stop(reason)
+            return Fail(reason)
         return self._after(task) if ctx.attempt else Next(self.start, UrgentTask(task.id))
 
     def _after(self, task: Task) -> Outcome[int]:

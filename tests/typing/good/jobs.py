@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from gen_durable import Cancel, Context, Job, Start, backoff, job
+from gen_durable import Abort, Context, Job, Start, backoff, job
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ async def send(mail: Mail) -> int:
 @job
 async def send_once(mail: Mail, ctx: Context) -> int:
     if ctx.attempt > 0:
-        raise Cancel("a second mail would be worse than none")
+        raise Abort("a second mail would be worse than none")
     return len(mail.body)
 
 

@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 import msgspec
 from pydantic import BaseModel, Field
 
-from gen_durable import Context, Done, Machine, Next, Outcome, Replay, Signal, step
+from gen_durable import Context, Done, Machine, Next, Outcome, Retry, Signal, step
 
 
 class Customer(BaseModel):
@@ -55,7 +55,7 @@ class Shop(Machine, name="shop.v2"):
     @step
     async def choose(self, size: Literal["small", "large"] | None, ctx: Context) -> Outcome[Invoice]:
         if size is None:
-            return Replay("large")
+            return Retry("large")
         return Done({"total": 0, "lines": [size]})
 
 

@@ -17,13 +17,13 @@ from rich.live import Live
 
 from gen_durable.cli.console import plainly
 from gen_durable.cli.database import Database, reach
-from gen_durable.cli.demo.crew import Crew
+from gen_durable.cli.demo.checks import Verdict, judge
+from gen_durable.cli.demo.processes import Crew
 from gen_durable.cli.demo.program import SCHEMA
-from gen_durable.cli.demo.stage import Stage
-from gen_durable.cli.demo.story import Story, Stuck
-from gen_durable.cli.demo.verdict import Verdict, judge
-from gen_durable.cli.demo.view import Lines, Picture, summary
-from gen_durable.store.calls import Call
+from gen_durable.cli.demo.script import Story, Stuck
+from gen_durable.cli.demo.terminal import Lines, Picture, summary
+from gen_durable.cli.demo.view import Stage
+from gen_durable.store.statements import Statement
 
 SECONDS = 12.0
 _AT_PACE_1 = 9.0
@@ -85,7 +85,7 @@ def _stage(console: Console, *, moving: bool) -> Generator[Stage]:
 
 async def _be_the_only_one(database: Database) -> None:
     """Two demos in one database would drop each other's schema. The lock goes with our connection."""
-    call = Call("select pg_try_advisory_lock(hashtextextended($1, 0))", (SCHEMA,), lambda rows: bool(rows[0][0]))
+    call = Statement("select pg_try_advisory_lock(hashtextextended($1, 0))", (SCHEMA,), lambda rows: bool(rows[0][0]))
     if not await database.link.run(call):
         raise Stuck("another demo is running in this database: wait until it has ended")
 

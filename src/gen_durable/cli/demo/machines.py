@@ -16,17 +16,17 @@ from gen_durable import (
     Await,
     Context,
     Done,
+    Fail,
     Machine,
     Next,
     Outcome,
     ScheduleChildren,
     Signal,
     Start,
-    Stop,
     job,
     step,
 )
-from gen_durable.cli.demo.outside import act
+from gen_durable.cli.demo.event_log import act
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Checkout(Machine, queue="checkout"):
         await act(ctx, f"order {order.number}", seconds=0.05)
         paid = ctx.first(payment)
         if paid is None:
-            return Stop("payment never came")
+            return Fail("payment never came")
         return Next(self.charge, PaidOrder(order, paid.amount))
 
     @step

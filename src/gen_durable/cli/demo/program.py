@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Final
 
 from gen_durable import Durable, Worker
+from gen_durable.cli.demo.event_log import Note, write
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
-from gen_durable.cli.demo.outside import Note, write
-from gen_durable.telemetry import Event, Picked, Reaped, StepStopped
+from gen_durable.telemetry import ClaimsReaped, Event, RowsPicked, StepCommitted
 
 SCHEMA: Final = "gen_durable_demo"
 LEASE: Final = timedelta(seconds=2)
@@ -39,16 +39,16 @@ class _Witness:
 
     def heard(self, event: Event) -> None:
         match event:
-            case Picked() if not self._ready:
+            case RowsPicked() if not self._ready:
                 self._ready = True
                 write(Note("ready", time.time(), os.getpid(), event.worker))
-            case StepStopped(id=instance, machine=machine, step=step, outcome=outcome):
+            case StepCommitted(id=instance, machine=machine, step=step, outcome=outcome):
                 write(
                     Note(
                         "committed", time.time(), os.getpid(), id=instance, machine=machine, step=step, outcome=outcome
                     )
                 )
-            case Reaped(ids=ids):
+            case ClaimsReaped(ids=ids):
                 write(Note("reaped", time.time(), os.getpid(), ids=ids))
             case _:
                 pass

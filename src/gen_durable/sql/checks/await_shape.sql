@@ -1,3 +1,3 @@
 -- A parked instance names what it waits for.
-select g.id, 'awaiting_signal without names' as problem
-from @schema.gen_durable g where g.status = 'awaiting_signal' and coalesce(cardinality(g.awaits), 0) = 0
+select i.id, 'awaiting_signal without names' as problem
+from @schema.instances i where i.status = 'awaiting_signal' and coalesce(cardinality(i.awaits), 0) = 0

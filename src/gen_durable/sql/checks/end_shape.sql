@@ -1,10 +1,10 @@
 -- An instance that has ended has finished_at, waits for nothing and has an empty inbox; one that has not ended has none.
-select g.id, format('%s with finished_at %s', g.status, g.finished_at) as problem
-from @schema.gen_durable g
-where (g.status in ('done', 'failed', 'cancelled')) <> (g.finished_at is not null)
+select i.id, format('%s with finished_at %s', i.status, i.finished_at) as problem
+from @schema.instances i
+where (i.status in ('done', 'failed', 'cancelled')) <> (i.finished_at is not null)
 union all
-select g.id, format('has ended but awaits %s', g.awaits)
-from @schema.gen_durable g where g.finished_at is not null and g.awaits is not null
+select i.id, format('has ended but awaits %s', i.awaits)
+from @schema.instances i where i.finished_at is not null and i.awaits is not null
 union all
-select distinct g.id, 'has ended but its inbox is not empty'
-from @schema.gen_durable g join @schema.signals s on s.target_id = g.id where g.finished_at is not null
+select distinct i.id, 'has ended but its inbox is not empty'
+from @schema.instances i join @schema.signals s on s.target_id = i.id where i.finished_at is not null

@@ -1,5 +1,5 @@
 -- A parked instance has a matching signal that its parking step was not shown: it should have been woken.
-select g.id, format('waits for %s although signal %s has come', g.awaits, s.id) as problem
-from @schema.gen_durable g
-join @schema.signals s on s.target_id = g.id and not s.consumed and s.name = any (g.awaits)
-where g.status = 'awaiting_signal' and s.id <> all (coalesce(g.seen, '{}'))
+select i.id, format('waits for %s although signal %s has come', i.awaits, s.id) as problem
+from @schema.instances i
+join @schema.signals s on s.target_id = i.id and not s.consumed and s.name = any (i.awaits)
+where i.status = 'awaiting_signal' and s.id <> all (coalesce(i.seen, '{}'))

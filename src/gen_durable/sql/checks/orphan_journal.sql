@@ -6,4 +6,4 @@ from (
   union all select distinct a.instance_id, 'activities' from @schema.activities a
   union all select distinct p.instance_id, 'progress' from @schema.progress p
 ) as j
-where not exists (select from @schema.gen_durable g where g.id = j.instance_id)
+where not exists (select from @schema.instances i where i.id = j.instance_id)

@@ -1,4 +1,4 @@
 -- Two instances of one partition key are executing.
-select min(g.id) as id, format('partition key %s is executing %s times', g.partition_key, count(*)) as problem
-from @schema.gen_durable g where g.status = 'executing' and g.partition_key is not null
-group by g.partition_key having count(*) > 1
+select min(i.id) as id, format('partition key %s is executing %s times', i.partition_key, count(*)) as problem
+from @schema.instances i where i.status = 'executing' and i.partition_key is not null
+group by i.partition_key having count(*) > 1

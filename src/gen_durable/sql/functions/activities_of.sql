@@ -1,6 +1,6 @@
 -- activities_of: the activity log of an instance, in the order they began; by id or, where that is null, by its key. Of so
--- many only the last (null: all). Whoever may not see payloads (entitled.sql) is told of an error that there was one.
--- Index: primary key of activities; gen_durable_unique.
+-- many only the last (null: all). Whoever may not see payloads (may_read.sql) is told of an error that there was one.
+-- Index: primary key of activities; instances_unique.
 create or replace function @schema.activities_of(instance bigint, key bytea default null, last int default null)
 returns table (
   visit int, name text, attempt int, started_at timestamptz, duration float8, error text, parameters jsonb, result jsonb
@@ -13,10 +13,10 @@ as $$
   select l.visit, l.name, l.attempt, l.started_at, l.duration,
     case when s.sees then l.error when l.error is not null then '(not shown)' end,
     case when s.sees then l.parameters else '[]' end, case when s.sees then l.result end
-  from (select @schema.entitled('state') offset 0) as s (sees)
+  from (select @schema.may_read('state') offset 0) as s (sees)
   cross join (
     select a.* from @schema.activities a
-    where a.instance_id = coalesce(instance, (select g.id from @schema.gen_durable g where g.unique_guard = key))
+    where a.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
     order by a.visit desc, a.n desc
     limit last
   ) as l

@@ -2,13 +2,13 @@
 --
 -- In: targets by id or, where that is null, by unique key; why; whether their children, and those of them, are cancelled
 -- too. Out: one row per target, in input order: its id, its status before, what became of it: 'ended' (it waited for
--- something), 'asked' (it executes: its worker stops it), 'over' (it had ended), 'no_target'; and what to ring: queues,
+-- something), 'requested' (it executes: its worker stops it), 'over' (it had ended), 'no_target'; and what to ring: queues,
 -- '!WORKER' for a worker that is to look which of its claims are to be cancelled.
 -- Descendants come after the target, in transactions of their own (cascade.sql): what is to be done is written down here.
 -- guest: this is a part of somebody's transaction, which may be long and go on to lock rows. Gates are not locked then; they
 -- are written down too, to be handed over after the commit, and '!ID' is told to be rung with it
 -- (tests/interleavings: guest_cancel).
--- Index: primary key, gen_durable_unique.
+-- Index: primary key, instances_unique.
 -- Locks: targets and parents in id order, unconditionally, as flush and signal do: what a row is doing is decided under its
 -- lock (tests/interleavings: cancel_flush, cancel_join, cancel_pick).
 create or replace function @schema.cancel(
@@ -35,31 +35,31 @@ begin
   select array_agg(coalesce(o.id, h.id) order by o.n) into wanted
   from unnest(targets, keys) with ordinality as o (id, key, n)
   left join lateral (
-    select g.id from @schema.gen_durable g where o.id is null and g.unique_guard = o.key
+    select i.id from @schema.instances i where o.id is null and i.unique_guard = o.key
   ) as h on true;
-  above := array(select c.parent_id from @schema.gen_durable c where c.id = any (wanted));  -- who never change
-  perform from @schema.gen_durable g
-  where g.id = any (wanted || above)
-  order by g.id
+  above := array(select c.parent_id from @schema.instances c where c.id = any (wanted));  -- who never change
+  perform from @schema.instances i
+  where i.id = any (wanted || above)
+  order by i.id
   for no key update;
 
-  select array_agg(case when o.key is null or g.unique_guard = o.key then g.id end order by o.n),
-    array_agg(g.status::text order by o.n)
+  select array_agg(case when o.key is null or i.unique_guard = o.key then i.id end order by o.n),
+    array_agg(i.status::text order by o.n)
   into live, states
   from unnest(wanted, keys) with ordinality as o (id, key, n)
-  left join @schema.gen_durable g on g.id = o.id;
+  left join @schema.instances i on i.id = o.id;
   select * into outcome from @schema.cancel_rows(
     live, array_fill(reason, array[cardinality(live)]), array_fill(cascades, array[cardinality(live)]), live
   );
   if guest then
-    insert into @schema.gen_durable_cascades (origin, reason, gates)
+    insert into @schema.cascades (origin, reason, gates)
     select outcome.ended[1], reason, outcome.freed where outcome.freed is not null;
-    later := array(select distinct '!' || l.origin from @schema.gen_durable_cascades l where l.origin = any (live));
+    later := array(select distinct '!' || l.origin from @schema.cascades l where l.origin = any (live));
   elsif outcome.freed is not null then
-    later := @schema.hand_over(outcome.freed, true);
+    later := @schema.unblock(outcome.freed, true);
   end if;
   hidden := array(
-    select distinct p.queue from @schema.gen_durable p
+    select distinct p.queue from @schema.instances p
     where p.id = any (above) and p.due_at <= now() is true  -- said so, or the pick index is read
   );
 
@@ -68,7 +68,7 @@ begin
       o.n::int, o.id, case when o.id is not null then o.status end,
       case
         when o.id is null then 'no_target' when o.id = any (outcome.ended) then 'ended'
-        when o.id = any (outcome.asked) then 'asked' else 'over'
+        when o.id = any (outcome.asked) then 'requested' else 'over'
       end,
       case when o.n = 1 then coalesce(outcome.woken, '{}') || hidden || later end
     from unnest(live, states) with ordinality as o (id, status, n)

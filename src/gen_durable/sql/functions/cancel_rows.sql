@@ -25,21 +25,21 @@ declare
   parents bigint[];  -- the rows that may have children
   marked bigint[];
 begin
-  select array_agg(g.id), array_agg(distinct '!' || g.locked_by) into asked, woken
-  from @schema.gen_durable g where g.id = any (ids) and g.lease_expires_at is not null;
+  select array_agg(i.id), array_agg(distinct '!' || i.locked_by) into asked, woken
+  from @schema.instances i where i.id = any (ids) and i.lease_expires_at is not null;
 
   with m as (
-    update @schema.gen_durable g set cancel_reason = o.reason, updated_at = now()
+    update @schema.instances i set cancel_reason = o.reason, updated_at = now()
     from unnest(ids, reasons) as o (id, reason)
-    where g.id = o.id and g.lease_expires_at is not null and g.cancel_reason is null  -- the first reason stays
-    returning g.id, g.round
+    where i.id = o.id and i.lease_expires_at is not null and i.cancel_reason is null  -- the first reason stays
+    returning i.id, i.round
   )
   select array_agg(m.id) filter (where m.round > 0) into marked from m;
 
   with u as (
-    update @schema.gen_durable g set
+    update @schema.instances i set
       status = 'cancelled',
-      claims = g.claims + 1,
+      claims = i.claims + 1,
       last_error = o.reason,
       finished_at = now(),
       await_deadline = null,
@@ -48,11 +48,11 @@ begin
       token_at = null,
       blocked_on = null,
       children_pending = 0,
-      unique_scope = case when 'cancelled' = any (g.unique_scope) then g.unique_scope else '{}' end,
+      unique_scope = case when 'cancelled' = any (i.unique_scope) then i.unique_scope else '{}' end,
       updated_at = now()
     from unnest(ids, reasons) as o (id, reason)
-    where g.id = o.id and g.finished_at is null and g.lease_expires_at is null
-    returning g.id, g.inbox, g.round, g.partition_key, g.slot_key, g.rate_key
+    where i.id = o.id and i.finished_at is null and i.lease_expires_at is null
+    returning i.id, i.inbox, i.round, i.partition_key, i.slot_key, i.rate_key
   )
   select
     array_agg(u.id),
@@ -66,17 +66,17 @@ begin
 
   parents := parents || marked;
   if parents is not null then
-    insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)
-    select g.id, 0, g.round, o.origin, o.reason
+    insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)
+    select i.id, 0, i.round, o.origin, o.reason
     from unnest(ids, reasons, cascades, origins) as o (id, reason, cascades, origin)
-    join @schema.gen_durable g on g.id = o.id
+    join @schema.instances i on i.id = o.id
     where o.cascades and o.id = any (parents);
   end if;
   if emptied is not null then
     delete from @schema.signals s where s.target_id = any (emptied);
   end if;
   if ended is not null then
-    woken := woken || @schema.join_up(ended);
+    woken := woken || @schema.release_parents(ended);
   end if;
 end
 $$;

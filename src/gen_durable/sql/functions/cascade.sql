@@ -4,10 +4,10 @@
 -- cancel), and whether there may be more to do.
 -- A parent in the list starts no child of these rounds any more, so each is visited once, in the order of ids. Children that
 -- have children are put on the list in turn. Whoever dies in the middle leaves the rest to the next: the list is in the database.
--- Index: gen_durable_parent, in its order; primary keys.
+-- Index: instances_parent, in its order; primary keys.
 -- Gates that a guest has left behind (cancel.sql) are handed over with those of the children.
 -- Locks: entries of the list, then the children in id order, both with SKIP LOCKED: a child that somebody holds, perhaps for
--- long, is left to the next turn. Parents do not wait for these children any more: join_up finds nobody and locks nobody.
+-- long, is left to the next turn. Parents do not wait for these children any more: release_parents finds nobody and locks nobody.
 -- Gates come last.
 create or replace function @schema.cascade(batch int, of_origin bigint default null)
 returns table (ended int, asked int, woken text[], more boolean)
@@ -35,7 +35,7 @@ declare
 begin
   select array_agg(l.id) into taken
   from (
-    select l.id from @schema.gen_durable_cascades l where of_origin is null or l.origin = of_origin
+    select l.id from @schema.cascades l where of_origin is null or l.origin = of_origin
     order by l.id limit entries for update skip locked
   ) as l;
   if taken is null then
@@ -47,19 +47,19 @@ begin
   select array_agg(c.id order by c.id), array_agg(l.id order by c.id), array_agg(l.reason order by c.id),
     array_agg(l.origin order by c.id)
   into ids, lists, reasons, origins
-  from @schema.gen_durable_cascades l
+  from @schema.cascades l
   cross join lateral (
-    select c.id from @schema.gen_durable c
+    select c.id from @schema.instances c
     where c.parent_id = l.parent_id and c.parent_round between l.first_round and l.last_round and c.id > l.after
       and c.finished_at is null and c.cancel_reason is null
     order by c.parent_id, c.parent_round, c.id
     limit share
   ) as c
   where l.id = any (taken);
-  select array_agg(k.gate) into gates from @schema.gen_durable_cascades l, unnest(l.gates) as k (gate)
+  select array_agg(k.gate) into gates from @schema.cascades l, unnest(l.gates) as k (gate)
   where l.id = any (taken);
   locked := array(
-    select g.id from @schema.gen_durable g where g.id = any (ids) order by g.id for no key update skip locked
+    select i.id from @schema.instances i where i.id = any (ids) order by i.id for no key update skip locked
   );
 
   -- An entry of which somebody was skipped stays as it is, for the next time.
@@ -71,9 +71,9 @@ begin
     group by t.id
   ),
   gone as (
-    delete from @schema.gen_durable_cascades l where l.id in (select s.id from seen s where s.whole and s.found < share)
+    delete from @schema.cascades l where l.id in (select s.id from seen s where s.whole and s.found < share)
   )
-  update @schema.gen_durable_cascades l set after = s.last
+  update @schema.cascades l set after = s.last
   from seen s where l.id = s.id and s.whole and s.found = share;
 
   select array_agg(f.id), array_agg(f.reason), array_agg(f.origin) into ids, reasons, origins
@@ -83,11 +83,11 @@ begin
   );
   gates := gates || outcome.freed;
   if gates is not null then
-    later := @schema.hand_over(gates, true);
+    later := @schema.unblock(gates, true);
   end if;
   return query
     select
       coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.asked), 0), outcome.woken || later,
-      exists (select from @schema.gen_durable_cascades l where of_origin is null or l.origin = of_origin);
+      exists (select from @schema.cascades l where of_origin is null or l.origin = of_origin);
 end
 $$;

@@ -1,7 +1,7 @@
 -- children_page: some children of one round of a parent, in the order they were started, as a JSON array.
 --
 -- In: the parent; its round, null for the present one; the id after which to begin; how many.
--- Index: gen_durable_parent, in its order: no page is sorted, and none reads what the pages before it have read.
+-- Index: instances_parent, in its order: no page is sorted, and none reads what the pages before it have read.
 create or replace function @schema.children_page(parent bigint, of_round int, after bigint, count int)
 returns jsonb
 language plpgsql
@@ -12,7 +12,7 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $$
 declare
-  wanted constant int := coalesce(of_round, (select g.round from @schema.gen_durable g where g.id = parent));
+  wanted constant int := coalesce(of_round, (select i.round from @schema.instances i where i.id = parent));
 begin
   return (
     select jsonb_agg(
@@ -22,7 +22,7 @@ begin
       )
     )
     from (
-      select * from @schema.gen_durable c
+      select * from @schema.instances c
       where c.parent_id = parent and c.parent_round = wanted and c.id > after
       order by c.parent_id, c.parent_round, c.id
       limit count

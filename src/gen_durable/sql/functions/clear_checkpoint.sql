@@ -1,6 +1,6 @@
 -- clear_checkpoint: forget the checkpoint of a step.
 --
--- In: the fence (open_journal.sql). Out: false: the claim is lost, and nothing was changed.
+-- In: the fence (fence_journal.sql). Out: false: the claim is lost, and nothing was changed.
 -- Index: primary keys. Locks: the instance.
 create or replace function @schema.clear_checkpoint(instance bigint, claim int, outcomes int)
 returns boolean
@@ -10,7 +10,7 @@ set jit = off
 set enable_seqscan = off
 as $$
 begin
-  if @schema.open_journal(instance, claim, outcomes) is null then
+  if @schema.fence_journal(instance, claim, outcomes) is null then
     return false;
   end if;
   delete from @schema.checkpoints c where c.instance_id = instance;

@@ -1,9 +1,9 @@
 -- count: how many instances fit a filter; quick, whatever the answer.
 --
--- In: what is wanted (seek.sql); up to which number to count; at how many rows to look at most; how many pages to sample.
+-- In: what is wanted (filter_sql.sql); up to which number to count; at how many rows to look at most; how many pages to sample.
 -- Out: the number, and whether it is exact. It is when looking at so many rows was enough; else it is reckoned from pages
 -- of the table drawn at random or from the planner's statistics, and never less than what was seen.
--- Index: seek.sql; gen_durable_metadata, as list.sql; a sample of the table's pages. Locks: none.
+-- Index: filter_sql.sql; instances_metadata, as list.sql; a sample of the table's pages. Locks: none.
 create or replace function @schema.count(wanted jsonb, most int, scan int default 20000, sample int default 500)
 returns table (value bigint, exact boolean)
 language plpgsql  -- not stable: explain is not allowed there
@@ -16,7 +16,7 @@ declare
     (wanted ->> 'inserted_before')::timestamptz, (wanted ->> 'updated_before')::timestamptz,
     (wanted ->> 'finished_before')::timestamptz
   );
-  newest constant bigint := coalesce(@schema.inserted_below(before), 9223372036854775807);
+  newest constant bigint := coalesce(@schema.id_before(before), 9223372036854775807);
   how record;
   looked int;
   lowest bigint;
@@ -24,14 +24,14 @@ declare
   seen bigint;
   percent float8;
 begin
-  select s.* into how from @schema.seek(wanted, scan / 4) as s;
-  execute format('select count(*) from (select from (%s limit $3) as g where %s limit $4) as c', how.candidates, how.filters)
+  select s.* into how from @schema.filter_sql(wanted, scan / 4) as s;
+  execute format('select count(*) from (select from (%s limit $3) as i where %s limit $4) as c', how.candidates, how.filters)
     into seen using wanted, newest, scan, most + 1;
-  execute format('select min(c.id), count(*) from (select g.id from (%s limit $3) as g) as c', how.candidates)
+  execute format('select min(c.id), count(*) from (select i.id from (%s limit $3) as i) as c', how.candidates)
     into lowest, looked using wanted, newest, scan;
   if seen <= most and (looked < scan or (
-    select g.inserted_at + interval '1 hour' < (wanted ->> 'inserted_after')::timestamptz
-    from @schema.gen_durable g where g.id = lowest
+    select i.inserted_at + interval '1 hour' < (wanted ->> 'inserted_after')::timestamptz
+    from @schema.instances i where i.id = lowest
   )) then
     return query select seen, true;
     return;
@@ -39,8 +39,8 @@ begin
   if wanted ? 'metadata' and @schema.metadata_indexed() then
     -- As in list.sql: what is rare altogether is told by its index.
     execute format(
-      'select count(*) filter (where %s), count(*) from (select g.* from @schema.gen_durable g '
-      'where g.metadata @> ($1 -> ''metadata'') and g.metadata is not null limit $2) as g', how.filters
+      'select count(*) filter (where %s), count(*) from (select i.* from @schema.instances i '
+      'where i.metadata @> ($1 -> ''metadata'') and i.metadata is not null limit $2) as i', how.filters
     ) into value, looked using wanted, scan / 20 + 1;
     if looked <= scan / 20 then
       exact := true;
@@ -49,17 +49,17 @@ begin
     end if;
   end if;
   percent := least(100, 100.0 * sample / greatest(
-    1, pg_relation_size('@schema.gen_durable'::regclass) / current_setting('block_size')::int
+    1, pg_relation_size('@schema.instances'::regclass) / current_setting('block_size')::int
   ));
-  execute format('select count(*) from @schema.gen_durable g tablesample system ($2) where %s', how.filters)
+  execute format('select count(*) from @schema.instances i tablesample system ($2) where %s', how.filters)
     into value using wanted, percent;
   -- Few in the sample are a poor measure: rows of a kind lie together. Of a single column the planner knows better.
   if value < 1000 and percent < 100
     and array(select jsonb_object_keys(wanted)) <@ '{status,machine,version,step,queue,partition_key}'
     and (select count(*) <= 1 from jsonb_object_keys(wanted))
-    and (select c.reltuples >= 0 from pg_class c where c.oid = '@schema.gen_durable'::regclass)
+    and (select c.reltuples >= 0 from pg_class c where c.oid = '@schema.instances'::regclass)
   then
-    execute format('explain (format json) select from @schema.gen_durable g where %s', how.filters)
+    execute format('explain (format json) select from @schema.instances i where %s', how.filters)
       into plan using wanted, newest;
     return query select greatest(seen, (plan -> 0 -> 'Plan' ->> 'Plan Rows')::float8::bigint), false;
     return;

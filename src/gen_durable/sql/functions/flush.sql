@@ -11,7 +11,7 @@
 --   extra             null for most: {queue, priority, partition_key, limits, left (the gates it leaves), awaits, seen,
 --                     consumed, children, join (how many must be done), on_failure, cancel_rest, spawn (instances to be
 --                     started that nobody waits for)}
---   origin            the step that ran, for the history (note_transitions.sql); null: none is kept. With it ago and
+--   origin            the step that ran, for the history (record_transitions.sql); null: none is kept. With it ago and
 --                     duration; worker for all
 -- Out: one row: ids that are stale (the claim was taken over), ids that a former call had already committed, the
 -- queues in which rows became runnable now ('!ID': children of ID are to be cancelled), and ids that are to be cancelled:
@@ -58,7 +58,7 @@ declare
   starts constant boolean := 'children' = any (kinds) or exists (select from unnest(extras) as e (x) where e.x ? 'spawn');
 begin
   if starts or exists (select from unnest(parents) as p (id) where p.id is not null) then
-    perform from @schema.gen_durable g where g.id = any (ids || parents) order by g.id for no key update;
+    perform from @schema.instances i where i.id = any (ids || parents) order by i.id for no key update;
   end if;
 
   -- Children go in while the parents' rows are locked but not yet changed: an insert waits for a change of the row that
@@ -72,75 +72,75 @@ begin
     select
       o.*,
       case o.kind
-        when 'hold' then 'executing' when 'next' then 'runnable' when 'replay' then 'runnable'
+        when 'continue' then 'executing' when 'next' then 'runnable' when 'retry' then 'runnable'
         when 'await' then 'awaiting_signal' when 'children' then 'awaiting_children'
-        when 'done' then 'done' when 'stop' then 'failed' when 'cancel' then 'cancelled'
+        when 'done' then 'done' when 'fail' then 'failed' when 'cancel' then 'cancelled'
       end::@schema.durable_status as status
     from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
       as o (id, claim, seq, kind, step, value, delay, error, extra)
   ),
   u as (
-    update @schema.gen_durable g set
+    update @schema.instances i set
       status = o.status,
-      step = coalesce(o.step, g.step),
-      state = case when o.kind in ('done', 'stop', 'cancel') then g.state else coalesce(o.value, g.state) end,
-      result = case when o.kind = 'done' then o.value else g.result end,
+      step = coalesce(o.step, i.step),
+      state = case when o.kind in ('done', 'fail', 'cancel') then i.state else coalesce(o.value, i.state) end,
+      result = case when o.kind = 'done' then o.value else i.result end,
       attempt = case
-        when o.kind = 'replay' then g.attempt + 1
-        when o.kind in ('done', 'stop', 'cancel') or (o.kind = 'await' and o.step is null) then g.attempt
+        when o.kind = 'retry' then i.attempt + 1
+        when o.kind in ('done', 'fail', 'cancel') or (o.kind = 'await' and o.step is null) then i.attempt
         else 0
       end,
-      seq = g.seq + 1,
+      seq = i.seq + 1,
       -- An end stays in its visit: who is tried again goes on with what is finished (retry.sql).
       visit = case
-        when o.kind in ('replay', 'done', 'stop', 'cancel') or (o.kind = 'await' and o.step is null) then g.visit
-        else g.seq + 1
+        when o.kind in ('retry', 'done', 'fail', 'cancel') or (o.kind = 'await' and o.step is null) then i.visit
+        else i.seq + 1
       end,
       crashes = 0,
       eligible_at = case
-        when o.kind not in ('next', 'replay') then g.eligible_at
+        when o.kind not in ('next', 'retry') then i.eligible_at
         when o.delay > 0 then statement_timestamp() + make_interval(secs => o.delay)
         else now()
       end,
       await_deadline = case when o.kind in ('await', 'children') then statement_timestamp() + make_interval(secs => o.delay) end,
       awaits = case o.kind
         when 'await' then array(select jsonb_array_elements_text(o.extra -> 'awaits'))
-        when 'replay' then g.awaits
+        when 'retry' then i.awaits
       end,
       seen = case when o.kind = 'await' then array(select jsonb_array_elements_text(o.extra -> 'seen')::bigint) end,
-      joined = g.joined and (o.kind = 'replay' or (o.kind = 'await' and o.step is null)),
-      round = case when o.kind = 'children' then g.round + 1 else g.round end,
+      joined = i.joined and (o.kind = 'retry' or (o.kind = 'await' and o.step is null)),
+      round = case when o.kind = 'children' then i.round + 1 else i.round end,
       children_pending = case
-        when o.kind <> 'children' then g.children_pending
-        else (select count(*) from @schema.gen_durable c where c.parent_id = g.id and c.parent_round = g.round + 1)
+        when o.kind <> 'children' then i.children_pending
+        else (select count(*) from @schema.instances c where c.parent_id = i.id and c.parent_round = i.round + 1)
       end,
       children_needed = case when o.kind = 'children' then (o.extra ->> 'join')::int end,
       on_failure = case when o.kind = 'children' then o.extra ->> 'on_failure' end,
       cancel_rest = case when o.kind = 'children' then (o.extra ->> 'cancel_rest')::boolean end,
-      queue = coalesce(o.extra ->> 'queue', g.queue),
-      priority = coalesce((o.extra ->> 'priority')::smallint, g.priority),
-      partition_key = case when o.extra ? 'partition_key' then o.extra ->> 'partition_key' else g.partition_key end,
-      last_error = case when o.kind in ('replay', 'stop', 'cancel') then coalesce(o.error, g.last_error) end,
-      locked_by = case when o.kind = 'hold' then g.locked_by end,
-      lease_expires_at = case when o.kind = 'hold' then g.lease_expires_at end,
-      finished_at = case when o.kind in ('done', 'stop', 'cancel') then now() end,
-      unique_scope = case when o.status = any (g.unique_scope) then g.unique_scope else '{}' end,
+      queue = coalesce(o.extra ->> 'queue', i.queue),
+      priority = coalesce((o.extra ->> 'priority')::smallint, i.priority),
+      partition_key = case when o.extra ? 'partition_key' then o.extra ->> 'partition_key' else i.partition_key end,
+      last_error = case when o.kind in ('retry', 'fail', 'cancel') then coalesce(o.error, i.last_error) end,
+      locked_by = case when o.kind = 'continue' then i.locked_by end,
+      lease_expires_at = case when o.kind = 'continue' then i.lease_expires_at end,
+      finished_at = case when o.kind in ('done', 'fail', 'cancel') then now() end,
+      unique_scope = case when o.status = any (i.unique_scope) then i.unique_scope else '{}' end,
       updated_at = now()
     from o
-    where g.id = o.id and g.claims = o.claim and g.seq = o.seq
-      and (g.cancel_reason is null or o.kind in ('done', 'stop', 'cancel'))
-    returning g.id, g.ctid as place, g.inbox, g.parent_id, g.queue, g.partition_key, g.slot_key, o.kind, o.delay, o.extra
+    where i.id = o.id and i.claims = o.claim and i.seq = o.seq
+      and (i.cancel_reason is null or o.kind in ('done', 'fail', 'cancel'))
+    returning i.id, i.ctid as place, i.inbox, i.parent_id, i.queue, i.partition_key, i.slot_key, o.kind, o.delay, o.extra
   )
   select
     array_agg(u.id),
     array_agg(u.place) filter (where u.kind = 'await' and u.inbox),
     array_agg(u.id) filter (where u.kind = 'children'),
     array_agg(u.id) filter (where u.extra ? 'consumed'),
-    array_agg(u.id) filter (where u.kind in ('done', 'stop', 'cancel') and u.inbox),
-    array_agg(u.id) filter (where u.kind in ('done', 'stop', 'cancel') and u.parent_id is not null),
-    array_agg(distinct u.queue) filter (where u.kind in ('next', 'replay') and coalesce(u.delay, 0) = 0),
-    array_agg(distinct 'partition/' || u.partition_key) filter (where u.kind <> 'hold' and u.partition_key is not null)
-      || array_agg(distinct 'slot/' || u.slot_key) filter (where u.kind <> 'hold' and u.slot_key is not null),
+    array_agg(u.id) filter (where u.kind in ('done', 'fail', 'cancel') and u.inbox),
+    array_agg(u.id) filter (where u.kind in ('done', 'fail', 'cancel') and u.parent_id is not null),
+    array_agg(distinct u.queue) filter (where u.kind in ('next', 'retry') and coalesce(u.delay, 0) = 0),
+    array_agg(distinct 'partition/' || u.partition_key) filter (where u.kind <> 'continue' and u.partition_key is not null)
+      || array_agg(distinct 'slot/' || u.slot_key) filter (where u.kind <> 'continue' and u.slot_key is not null),
     array_agg(u.id) filter (where u.extra ? 'limits'),
     array_agg(u.extra -> 'limits') filter (where u.extra ? 'limits')
   into written, parked, spawning, consuming, emptied, ended, queues, freed, limited, wants
@@ -149,17 +149,17 @@ begin
   if coalesce(cardinality(written), 0) < cardinality(ids) then
     -- A retry after a lost answer finds its own outcome: same claim, one outcome further.
     select
-      array_agg(o.id) filter (where g.id is null),
-      array_agg(o.id) filter (where g.seq = o.seq + 1),
-      array_agg(o.id) filter (where g.seq = o.seq)
+      array_agg(o.id) filter (where i.id is null),
+      array_agg(o.id) filter (where i.seq = o.seq + 1),
+      array_agg(o.id) filter (where i.seq = o.seq)
     into stale, already, asked
     from unnest(ids, claims, seqs) as o (id, claim, seq)
-    left join @schema.gen_durable g on g.id = o.id and g.claims = o.claim and g.seq in (o.seq, o.seq + 1)
+    left join @schema.instances i on i.id = o.id and i.claims = o.claim and i.seq in (o.seq, o.seq + 1)
     where o.id <> all (coalesce(written, '{}'));
   end if;
 
   if cardinality(origins) > 0 and written is not null then
-    perform @schema.note_transitions(
+    perform @schema.record_transitions(
       ids, seqs, kinds, steps, errors, extras, worker, origins, agos, durations,
       case when cardinality(written) < cardinality(ids) then written end
     );
@@ -188,15 +188,15 @@ begin
   if spawning is not null then
     -- Nothing to wait for, or too few were started: go straight on.
     with u as (
-      update @schema.gen_durable g set
+      update @schema.instances i set
         status = 'runnable',
         eligible_at = now(),
         await_deadline = null,
         children_pending = 0,
         joined = true,
-        unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end
-      where g.id = any (spawning) and g.children_pending < coalesce(g.children_needed, 1)
-      returning g.queue
+        unique_scope = case when 'runnable' = any (i.unique_scope) then i.unique_scope else '{}' end
+      where i.id = any (spawning) and i.children_pending < coalesce(i.children_needed, 1)
+      returning i.queue
     )
     select array_agg(distinct u.queue) into more from u;
     queues := coalesce(queues, '{}') || more;
@@ -208,15 +208,15 @@ begin
   end if;
 
   if ended is not null then
-    more := @schema.join_up(ended);
+    more := @schema.release_parents(ended);
     queues := coalesce(queues, '{}') || more;
   end if;
 
   if limited is not null then
-    update @schema.gen_durable g set slot_key = l.slot_key, rate_key = l.rate_key, weight = l.weight
+    update @schema.instances i set slot_key = l.slot_key, rate_key = l.rate_key, weight = l.weight
     from @schema.limit_keys(wants) as k
     cross join lateral unnest(limited, k.slot_keys, k.rate_keys, k.weights) as l (id, slot_key, rate_key, weight)
-    where g.id = l.id;
+    where i.id = l.id;
   end if;
   if cardinality(extras) > 0 then
     -- What they had before, not what they have now.
@@ -227,7 +227,7 @@ begin
     );
   end if;
   if freed is not null then
-    more := @schema.hand_over(freed, true);
+    more := @schema.unblock(freed, true);
     queues := coalesce(queues, '{}') || more;
   end if;
 

@@ -1,4 +1,4 @@
--- get: one instance, by id or, where that is null, by the unique key it holds. Index: primary key, gen_durable_unique.
+-- get: one instance, by id or, where that is null, by the unique key it holds. Index: primary key, instances_unique.
 create or replace function @schema.get(instance bigint, key bytea default null)
 returns table (
   id bigint, fsm text, fsm_version int, step text, status text, queue text, priority smallint, partition_key text,
@@ -13,10 +13,10 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 begin
-  return query select * from @schema.look(
+  return query select * from @schema.instances_of(
     case
       when instance is not null then array[instance]
-      else array(select g.id from @schema.gen_durable g where g.unique_guard = key)
+      else array(select i.id from @schema.instances i where i.unique_guard = key)
     end,
     true
   );

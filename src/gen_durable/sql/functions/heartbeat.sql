@@ -19,21 +19,21 @@ declare
 begin
   select array_agg(h.ctid) into held
   from (
-    select g.ctid
+    select i.ctid
     from unnest(ids, claims) as o (id, claim)
-    join @schema.gen_durable g on g.id = o.id and g.claims = o.claim
-    where g.lease_expires_at is not null
-    order by g.id
-    for no key update of g skip locked
+    join @schema.instances i on i.id = o.id and i.claims = o.claim
+    where i.lease_expires_at is not null
+    order by i.id
+    for no key update of i skip locked
   ) as h;
-  update @schema.gen_durable g
-  set lease_expires_at = greatest(g.lease_expires_at, now() + make_interval(secs => lease))
-  where g.ctid = any (held);
+  update @schema.instances i
+  set lease_expires_at = greatest(i.lease_expires_at, now() + make_interval(secs => lease))
+  where i.ctid = any (held);
 
   return query
     select o.id
     from unnest(ids, claims) as o (id, claim)
-    left join @schema.gen_durable g on g.id = o.id and g.claims = o.claim
-    where g.id is null;
+    left join @schema.instances i on i.id = o.id and i.claims = o.claim
+    where i.id is null;
 end
 $$;

@@ -1,6 +1,6 @@
 -- history_of: the committed outcomes of an instance, in their order; by id or, where that is null, by the key it holds. Of so
--- many only the last (null: all). Errors and states only for whoever may see them (entitled.sql).
--- Index: primary key of transitions; gen_durable_unique.
+-- many only the last (null: all). Errors and states only for whoever may see them (may_read.sql).
+-- Index: primary key of transitions; instances_unique.
 create or replace function @schema.history_of(instance bigint, key bytea default null, last int default null)
 returns table (
   seq int, step text, outcome text, next_step text, attempt int, started_at timestamptz, duration float8, worker text,
@@ -13,10 +13,10 @@ set enable_seqscan = off
 as $$
   select h.* from (
     select t.seq, t.step, t.outcome, t.next_step, t.attempt, t.started_at, t.duration, t.worker,
-      case when (select @schema.entitled('state')) then t.error end as error,
-      case when (select @schema.entitled('state')) then t.state end as state
+      case when (select @schema.may_read('state')) then t.error end as error,
+      case when (select @schema.may_read('state')) then t.state end as state
     from @schema.transitions t
-    where t.instance_id = coalesce(instance, (select g.id from @schema.gen_durable g where g.unique_guard = key))
+    where t.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
     order by t.seq desc
     limit last
   ) as h

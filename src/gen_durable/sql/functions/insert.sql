@@ -3,10 +3,10 @@
 -- In: one array per column; one that is null for all may be shorter. delays are seconds from now (null: none); a
 -- schedule_at wins over its delay; a unique_scope is the text of an array of statuses; a priority of null is 0.
 -- limits as limit_keys.sql takes them; groups: 'KIND/GROUP'; metadatas: objects, or null.
--- drawn: the ids of the rows, if the caller had to know them before (draw.sql); others than drawn ones are refused.
+-- drawn: the ids of the rows, if the caller had to know them before (allocate_ids.sql); others than drawn ones are refused.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (id null), 'existing' (the holder's id).
 -- Out: one row per input row, in input order.
--- Index: gen_durable_unique. Locks: rows go in by the order of their keys, so that two calls with the same keys wait
+-- Index: instances_unique. Locks: rows go in by the order of their keys, so that two calls with the same keys wait
 -- for each other in one direction only (tests/interleavings: insert_insert).
 create or replace function @schema.insert(
   fsms text[],
@@ -43,7 +43,7 @@ declare
   rate_keys text[];
   weights int[];
   -- Asked only where it can matter: with roles, who calls is not who runs this.
-  starter constant text := case when session_user <> current_user and not @schema.entitled('state') then session_user end;
+  starter constant text := case when session_user <> current_user and not @schema.may_read('state') then session_user end;
 begin
   if on_conflict is null or on_conflict not in ('raise', 'skip', 'existing') then
     raise exception 'on_conflict must be raise, skip or existing, not %', on_conflict using errcode = '22023';
@@ -51,13 +51,13 @@ begin
 
   -- Ids in input order, so that equal priorities run in the order in which they were handed in.
   if cardinality(drawn) = 0 then
-    select array_agg(nextval('@schema.gen_durable_id_seq'::regclass)) into ids from generate_series(1, total);
+    select array_agg(nextval('@schema.instances_id_seq'::regclass)) into ids from generate_series(1, total);
   else
     -- An id that the sequence has not come to yet would be in the way of somebody else's row later on.
     if cardinality(drawn) <> total
-      or exists (select from unnest(drawn) as d (id) where d.id is null or d.id < 1 or d.id > (select last_value from @schema.gen_durable_id_seq))
+      or exists (select from unnest(drawn) as d (id) where d.id is null or d.id < 1 or d.id > (select last_value from @schema.instances_id_seq))
     then
-      raise exception 'drawn must hold an id of draw() for each row' using errcode = '22023';
+      raise exception 'drawn must hold an id of allocate_ids() for each row' using errcode = '22023';
     end if;
     ids := drawn;
   end if;
@@ -69,14 +69,14 @@ begin
   -- Of the rows of one gate only the first can run at once, so the others do not come into the pick index. With unique
   -- keys it is not known which of them go in: then all come, and pick sorts them out.
   if cardinality(unique_keys) = 0 and (cardinality(partition_keys) > 0 or cardinality(limits) > 0) then
-    blocked := @schema.blocked_at_once(
+    blocked := @schema.initial_blocks(
       fsms, versions, steps, queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats
     );
   end if;
 
   for try in 1..20 loop
     with added as (
-      insert into @schema.gen_durable
+      insert into @schema.instances
         (id, fsm, fsm_version, step, state, queue, priority, partition_key, blocked_on, eligible_at, unique_key,
          unique_scope, slot_key, rate_key, weight, group_key, metadata, inserted_by)
       overriding system value
@@ -91,7 +91,7 @@ begin
       where o.holder is null
       order by o.unique_key, o.n
       on conflict (unique_guard) where unique_guard is not null do nothing
-      returning gen_durable.id
+      returning instances.id
     )
     select array_agg(added.id) into new from added;
     made := made || new;
@@ -106,7 +106,7 @@ begin
     from unnest(ids, unique_keys) with ordinality as o (id, unique_key, n)
     left join unnest(made) as m (id) on m.id = o.id
     left join lateral (
-      select g.id from @schema.gen_durable g where m.id is null and g.unique_guard = o.unique_key
+      select i.id from @schema.instances i where m.id is null and i.unique_guard = o.unique_key
     ) as h on true;
 
     if on_conflict = 'raise' then

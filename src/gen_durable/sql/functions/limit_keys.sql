@@ -2,7 +2,7 @@
 --
 -- In: per row null, or [[name, partition or null, weight], ...]. Out: arrays of the same length.
 -- Refused: GD002 a name that no limit has; GD003 more weight than a limit can ever give; GD004 two limits of one kind.
--- Index: the primary key of gen_durable_limits.
+-- Index: the primary key of limits.
 create or replace function @schema.limit_keys(
   wants jsonb[], out slot_keys text[], out rate_keys text[], out weights int[]
 )
@@ -24,7 +24,7 @@ begin
            case when count(*) over (partition by o.n, l.kind) > 1 then l.kind end as twice
     from unnest(wants) with ordinality as o (wants, n)
     cross join lateral jsonb_array_elements(o.wants) as e (want)
-    left join @schema.gen_durable_limits l on l.name = e.want ->> 0
+    left join @schema.limits l on l.name = e.want ->> 0
   ) as w;
   if unknown is not null then
     raise exception 'no limit is called %', unknown using errcode = 'GD002';
@@ -36,7 +36,7 @@ begin
   select l.name, l.kind, l.burst, (e.want ->> 2)::int as weight into heavy
   from unnest(wants) as o (wants)
   cross join lateral jsonb_array_elements(o.wants) as e (want)
-  join @schema.gen_durable_limits l on l.name = e.want ->> 0
+  join @schema.limits l on l.name = e.want ->> 0
   where (e.want ->> 2)::int > coalesce(l.burst, 1)
   limit 1;
   if found then
@@ -58,7 +58,7 @@ begin
     left join lateral (
       select l.kind, (e.want ->> 0) || coalesce('/' || (e.want ->> 1), '') as key, (e.want ->> 2)::int as weight
       from jsonb_array_elements(o.wants) as e (want)
-      join @schema.gen_durable_limits l on l.name = e.want ->> 0
+      join @schema.limits l on l.name = e.want ->> 0
     ) as w on true
     group by o.n
   ) as k;

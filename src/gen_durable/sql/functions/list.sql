@@ -1,9 +1,9 @@
 -- list: a page of the instances that fit a filter, newest first.
 --
--- In: what is wanted (seek.sql); the id below which the page begins (null: at the newest); how many instances it may have;
+-- In: what is wanted (filter_sql.sql); the id below which the page begins (null: at the newest); how many instances it may have;
 -- at how many rows to look at most. Out: their ids, and the id below which the rest is, null at the end. A page
 -- may be short, even empty, and still not be the last: then so many rows were looked at, and the rest is left to the next call.
--- Index: seek.sql, inserted_below.sql; gen_durable_metadata, where it was asked for and the newest rows have not filled the page. Locks: none.
+-- Index: filter_sql.sql, id_before.sql; instances_metadata, where it was asked for and the newest rows have not filled the page. Locks: none.
 create or replace function @schema.list(wanted jsonb, after bigint, page int, scan int default 20000)
 returns table (ids bigint[], rest bigint)
 language plpgsql
@@ -18,7 +18,7 @@ declare
     (wanted ->> 'inserted_before')::timestamptz, (wanted ->> 'updated_before')::timestamptz,
     (wanted ->> 'finished_before')::timestamptz
   );
-  below constant bigint := least(coalesce(after, 9223372036854775807), @schema.inserted_below(before));
+  below constant bigint := least(coalesce(after, 9223372036854775807), @schema.id_before(before));
   few constant int := scan / 4;
   rare constant int := scan / 20;  -- these are strewn over the table, a page for each
   how record;
@@ -26,9 +26,9 @@ declare
   lowest bigint;
   found bigint[];
 begin
-  select s.* into how from @schema.seek(wanted, few) as s;
+  select s.* into how from @schema.filter_sql(wanted, few) as s;
   execute format(
-    'select array_agg(c.id order by c.id desc) from (select g.id from (%s limit $3) as g where %s limit $4) as c',
+    'select array_agg(c.id order by c.id desc) from (select i.id from (%s limit $3) as i where %s limit $4) as c',
     how.candidates, how.filters
   ) into ids using wanted, below, scan, page + 1;
   if cardinality(ids) > page then
@@ -38,26 +38,26 @@ begin
     return;
   end if;
 
-  execute format('select min(c.id), count(*) from (select g.id from (%s limit $3) as g) as c', how.candidates)
+  execute format('select min(c.id), count(*) from (select i.id from (%s limit $3) as i) as c', how.candidates)
     into lowest, looked using wanted, below, scan;
   if looked = scan then
     rest := lowest;
     if wanted ? 'inserted_after' and (
-      -- As in inserted_below.sql: nothing below has been inserted since.
-      select g.inserted_at + interval '1 hour' < (wanted ->> 'inserted_after')::timestamptz
-      from @schema.gen_durable g where g.id = lowest
+      -- As in id_before.sql: nothing below has been inserted since.
+      select i.inserted_at + interval '1 hour' < (wanted ->> 'inserted_after')::timestamptz
+      from @schema.instances i where i.id = lowest
     ) then
       rest := null;
     elsif wanted ? 'metadata' and @schema.metadata_indexed() then
       -- What is rare among the newest may be rare altogether: then all of it is told at once.
-      select array_agg(g.id) into found from (
-        select g.id from @schema.gen_durable g
-        where g.metadata @> (wanted -> 'metadata') and g.metadata is not null limit rare + 1
-      ) as g;
+      select array_agg(i.id) into found from (
+        select i.id from @schema.instances i
+        where i.metadata @> (wanted -> 'metadata') and i.metadata is not null limit rare + 1
+      ) as i;
       if coalesce(cardinality(found), 0) <= rare then
         execute format(
           'select array_agg(c.id order by c.id desc) from ('
-          'select g.id from @schema.gen_durable g where g.id = any ($3) and g.id < $2 and %s order by g.id desc limit $4) as c',
+          'select i.id from @schema.instances i where i.id = any ($3) and i.id < $2 and %s order by i.id desc limit $4) as c',
           how.filters
         ) into ids using wanted, below, found, page + 1;
         rest := case when cardinality(ids) > page then ids[page] end;

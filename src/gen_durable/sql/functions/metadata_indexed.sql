@@ -6,6 +6,6 @@ stable
 set search_path = pg_catalog, pg_temp
 as $$
   select coalesce(
-    (select i.indisvalid from pg_index i where i.indexrelid = to_regclass('@schema.gen_durable_metadata')), false
+    (select i.indisvalid from pg_index i where i.indexrelid = to_regclass('@schema.instances_metadata')), false
   )
 $$;

@@ -8,17 +8,17 @@
 -- tells of the floors of a queue; or of the group that had the last turn; or, without a queue, of queues in which other
 -- rows became due (in awaits), and how many rows were blocked, by gate (in heads). limited: the slot that a row takes, or
 -- '' for one that has a rate limit only.
--- Index: gen_durable_pick, one (queue, priority) at a time: stepping from priority to priority means that rows due
+-- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority means that rows due
 -- in the future are never read, however urgent.
 -- Floors: what was picked before leaves dead entries at the head of the index. They go with the next look at them,
 -- unless a long transaction holds them all back: then every pick walks over more of them. One that has walked for more
 -- than 5 ms tells where the live rows begin: [priority, due_at, id] for each priority that it came to. With these floors
 -- the next picks begin there, and go on with the priorities after them. What comes in below a floor is found when the
--- asker asks without floors again (rooms/floors.py).
+-- asker asks without floors again (engine/scan_floors.py).
 -- Locks: FOR NO KEY UPDATE SKIP LOCKED, so that pickers never wait for each other, nor for a delivery in progress.
 --
--- Partition keys and limits: admit.sql and ration.sql say which rows may run and block the others, so that a row is
--- passed over once. Fair queues: take_turns.sql finds the rows.
+-- Partition keys and limits: admit_partitions.sql and admit_limits.sql say which rows may run and block the others, so that a row is
+-- passed over once. Fair queues: pick_fair.sql finds the rows.
 create or replace function @schema.pick(
   worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
   turns jsonb default null
@@ -59,7 +59,7 @@ declare
   ids bigint[];          -- and their ids
   taken_keys text[] := '{}';
   taken_ids bigint[] := '{}';
-  slots text[];          -- what ration has let run: their slots
+  slots text[];          -- what admit_limits has let run: their slots
   taken_slots text[] := '{}';
   refused jsonb;
   tally jsonb := '{}';   -- how many were blocked, by gate
@@ -89,18 +89,18 @@ begin
       low := floors -> q -> level;
       if low is not null then
         prio := (low ->> 0)::int;
-        select g.due_at, g.id into head, head_id from @schema.gen_durable g
-        where g.queue = q and g.priority = prio and g.due_at is not null
-          and (g.due_at, g.id) >= ((low ->> 1)::timestamptz, (low ->> 2)::bigint)
-        order by g.due_at, g.id limit 1;
+        select i.due_at, i.id into head, head_id from @schema.instances i
+        where i.queue = q and i.priority = prio and i.due_at is not null
+          and (i.due_at, i.id) >= ((low ->> 1)::timestamptz, (low ->> 2)::bigint)
+        order by i.due_at, i.id limit 1;
         if not found then
           found_heads := found_heads || jsonb_build_array(low);
           continue;
         end if;
       else
-        select g.priority, g.due_at, g.id into prio, head, head_id from @schema.gen_durable g
-        where g.queue = q and g.due_at is not null and g.priority > prio
-        order by g.priority, g.due_at, g.id limit 1;
+        select i.priority, i.due_at, i.id into prio, head, head_id from @schema.instances i
+        where i.queue = q and i.due_at is not null and i.priority > prio
+        order by i.priority, i.due_at, i.id limit 1;
         exit when not found;
       end if;
       walked := walked + (clock_timestamp() - began);
@@ -120,7 +120,7 @@ begin
       while demand > 0 loop
         if fair then
           select t.hits, t.keyed, t.last, t.more into hits, keyed, last_turn, unfinished
-          from @schema.take_turns(q, prio, known, demand, turns -> q ->> 0, last_turn, tids) as t;
+          from @schema.pick_fair(q, prio, known, demand, turns -> q ->> 0, last_turn, tids) as t;
           if unfinished then
             next_at := least(next_at, now() + interval '20 milliseconds');
           end if;
@@ -128,11 +128,11 @@ begin
         else
           select array_agg(c.ctid), bool_or(c.keyed) into hits, keyed
           from (
-            select g.ctid, coalesce(g.partition_key, g.slot_key, g.rate_key) is not null as keyed
-            from @schema.gen_durable g
-            where g.queue = q and g.priority = prio and g.due_at <= now() and (g.due_at, g.id) >= (head, head_id)
-              and g.fsm || '/' || g.fsm_version || '/' || g.step = any (known)
-            order by g.due_at, g.id
+            select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as keyed
+            from @schema.instances i
+            where i.queue = q and i.priority = prio and i.due_at <= now() and (i.due_at, i.id) >= (head, head_id)
+              and i.fsm || '/' || i.fsm_version || '/' || i.step = any (known)
+            order by i.due_at, i.id
             limit demand
             for no key update skip locked
           ) as c;
@@ -142,21 +142,21 @@ begin
         busy := 0;
         if keyed then
           if not fair then
-            select g.due_at, g.id + 1 into head, head_id from @schema.gen_durable g
-            where g.ctid = hits[cardinality(hits)];
+            select i.due_at, i.id + 1 into head, head_id from @schema.instances i
+            where i.ctid = hits[cardinality(hits)];
           end if;
           select a.allowed, a.denied, a.contended, rings || a.woken, a.keys, a.ids
           into hits, denied, busy, rings, keys, ids
-          from @schema.admit(hits, taken_keys, taken_ids, case when passed < 10 then 10 else 1 end) as a;
+          from @schema.admit_partitions(hits, taken_keys, taken_ids, case when passed < 10 then 10 else 1 end) as a;
           taken_keys := taken_keys || keys;
           taken_ids := taken_ids || ids;
           if exists (
-            select from @schema.gen_durable g
-            where g.ctid = any (hits) and coalesce(g.slot_key, g.rate_key) is not null
+            select from @schema.instances i
+            where i.ctid = any (hits) and coalesce(i.slot_key, i.rate_key) is not null
           ) then
             select r.allowed, r.denied, busy + r.contended, rings || r.woken, r.slots, r.tally
             into hits, more_denied, busy, rings, slots, refused
-            from @schema.ration(hits, tids, taken_slots, case when passed < 10 then 10 else 1 end) as r;
+            from @schema.admit_limits(hits, tids, taken_slots, case when passed < 10 then 10 else 1 end) as r;
             taken_slots := taken_slots || slots;
             denied := denied + more_denied;
             if refused is not null then
@@ -183,8 +183,8 @@ begin
       end if;
       exit when demand <= 0;
 
-      select g.due_at into due from @schema.gen_durable g
-      where g.queue = q and g.priority = prio and g.due_at > now() order by g.due_at limit 1;
+      select i.due_at into due from @schema.instances i
+      where i.queue = q and i.priority = prio and i.due_at > now() order by i.due_at limit 1;
       next_at := least(next_at, due);
     end loop;
 
@@ -224,36 +224,36 @@ begin
 
   return query
     with claimed as (
-      update @schema.gen_durable g set
+      update @schema.instances i set
         status = 'executing',
-        claims = g.claims + 1,
+        claims = i.claims + 1,
         locked_by = worker,
         lease_expires_at = now() + make_interval(secs => lease),
         await_deadline = null,
-        joined = g.joined or g.status = 'awaiting_children',  -- by its deadline
+        joined = i.joined or i.status = 'awaiting_children',  -- by its deadline
         children_pending = 0,
         token_at = null,
         seen = null,
-        unique_scope = case when 'executing' = any (g.unique_scope) then g.unique_scope else '{}' end,
+        unique_scope = case when 'executing' = any (i.unique_scope) then i.unique_scope else '{}' end,
         updated_at = now()
-      where g.ctid = any (tids)
-      returning g.*
+      where i.ctid = any (tids)
+      returning i.*
     ),
     -- A barrier that its deadline has opened. (Others have been dealt with when they opened.)
     rest as (
-      insert into @schema.gen_durable_cascades (parent_id, first_round, last_round, origin, reason)
-      select g.id, g.round, g.round, g.id, format('instance %s goes on without it', g.id) from claimed g
-      where g.cancel_rest and g.joined
+      insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)
+      select i.id, i.round, i.round, i.id, format('instance %s goes on without it', i.id) from claimed i
+      where i.cancel_rest and i.joined
     )
     select
-      g.id, g.fsm, g.fsm_version, g.step, g.state, g.attempt, g.claims, g.seq, g.queue, g.priority, g.partition_key,
-      g.unique_key, g.parent_id, g.awaits,
-      coalesce(g.slot_key, case when g.rate_key is not null then '' end),
-      case when g.inbox then @schema.inbox_of(g.id) end,
-      case when g.joined then @schema.children_of(g.id, g.round) end,
+      i.id, i.fsm, i.fsm_version, i.step, i.state, i.attempt, i.claims, i.seq, i.queue, i.priority, i.partition_key,
+      i.unique_key, i.parent_id, i.awaits,
+      coalesce(i.slot_key, case when i.rate_key is not null then '' end),
+      case when i.inbox then @schema.inbox_of(i.id) end,
+      case when i.joined then @schema.children_of(i.id, i.round) end,
       null::float8, null::int, null::jsonb, null::text,
-      g.visit, case when g.journal then @schema.journal_of(g.id, g.visit) end
-    from claimed g
-    order by g.priority, g.eligible_at, g.id;
+      i.visit, case when i.journal then @schema.journal_of(i.id, i.visit) end
+    from claimed i
+    order by i.priority, i.eligible_at, i.id;
 end
 $$;

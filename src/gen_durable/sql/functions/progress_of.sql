@@ -1,5 +1,5 @@
 -- progress_of: how far the steps of an instance have come, the latest word last; by id or, where that is null, by its key.
--- Of others' only to whoever may see them (entitled.sql). Index: primary key of progress; gen_durable_unique.
+-- Of others' only to whoever may see them (may_read.sql). Index: primary key of progress; instances_unique.
 create or replace function @schema.progress_of(instance bigint, key bytea default null)
 returns table (step text, branch text, fraction float8, message text, updated_at timestamptz, detail jsonb)
 language sql
@@ -9,10 +9,10 @@ set enable_seqscan = off
 as $$
   select p.step, p.branch, p.fraction, p.message, p.updated_at, p.detail
   from @schema.progress p
-  where p.instance_id = coalesce(instance, (select g.id from @schema.gen_durable g where g.unique_guard = key))
+  where p.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
     and (
-      (select @schema.entitled('state'))
-      or (select g.inserted_by = session_user from @schema.gen_durable g where g.id = p.instance_id)
+      (select @schema.may_read('state'))
+      or (select i.inserted_by = session_user from @schema.instances i where i.id = p.instance_id)
     )
   order by p.updated_at, p.step, p.branch
 $$;

@@ -17,16 +17,16 @@ declare
   woken text[];
 begin
   with u as (
-    update @schema.gen_durable g set
+    update @schema.instances i set
       status = 'runnable',
       eligible_at = now(),
       await_deadline = null,
-      unique_scope = case when 'runnable' = any (g.unique_scope) then g.unique_scope else '{}' end
-    where g.ctid = any (parked) and exists (
+      unique_scope = case when 'runnable' = any (i.unique_scope) then i.unique_scope else '{}' end
+    where i.ctid = any (parked) and exists (
       select from @schema.signals s
-      where s.target_id = g.id and not s.consumed and s.name = any (g.awaits) and s.id <> all (g.seen)
+      where s.target_id = i.id and not s.consumed and s.name = any (i.awaits) and s.id <> all (i.seen)
     )
-    returning g.queue
+    returning i.queue
   )
   select array_agg(distinct u.queue) into woken from u;
   return woken;

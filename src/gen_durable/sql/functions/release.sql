@@ -17,30 +17,30 @@ as $$
 #variable_conflict use_column
 begin
   return query
-    update @schema.gen_durable g set
+    update @schema.instances i set
       -- One that is to be cancelled is left to the reaper, who ends it: its parent is told there, in the right order.
-      status = case when g.cancel_reason is null then 'runnable' else 'executing' end::@schema.durable_status,
-      claims = g.claims + 1,
-      crashes = g.crashes + case when o.reason is null then 0 else 1 end,
-      eligible_at = case when o.delay is null then g.eligible_at else now() + make_interval(secs => o.delay) end,
-      last_error = coalesce(o.reason, g.last_error),
-      locked_by = case when g.cancel_reason is not null then g.locked_by end,
-      lease_expires_at = case when g.cancel_reason is not null then now() end,
+      status = case when i.cancel_reason is null then 'runnable' else 'executing' end::@schema.durable_status,
+      claims = i.claims + 1,
+      crashes = i.crashes + case when o.reason is null then 0 else 1 end,
+      eligible_at = case when o.delay is null then i.eligible_at else now() + make_interval(secs => o.delay) end,
+      last_error = coalesce(o.reason, i.last_error),
+      locked_by = case when i.cancel_reason is not null then i.locked_by end,
+      lease_expires_at = case when i.cancel_reason is not null then now() end,
       unique_scope = case
-        when g.cancel_reason is not null or 'runnable' = any (g.unique_scope) then g.unique_scope else '{}'
+        when i.cancel_reason is not null or 'runnable' = any (i.unique_scope) then i.unique_scope else '{}'
       end,
       updated_at = now()
     from unnest(ids, release.claims, delays, reasons) as o (id, claim, delay, reason)
     -- Only executing rows have a lease. Asked for the status, the planner may read all leases for each row of the batch.
-    where g.id = o.id and g.claims = o.claim and g.lease_expires_at is not null
-    returning g.id, null::text;
+    where i.id = o.id and i.claims = o.claim and i.lease_expires_at is not null
+    returning i.id, null::text;
 
   return query
     select null::bigint, w.queue
-    from unnest(@schema.hand_over(array(
-      select distinct v.gate from @schema.gen_durable g
-      cross join lateral (values ('partition/' || g.partition_key), ('slot/' || g.slot_key)) as v (gate)
-      where g.id = any (ids) and v.gate is not null
+    from unnest(@schema.unblock(array(
+      select distinct v.gate from @schema.instances i
+      cross join lateral (values ('partition/' || i.partition_key), ('slot/' || i.slot_key)) as v (gate)
+      where i.id = any (ids) and v.gate is not null
     ), true)) as w (queue);
 end
 $$;

@@ -5,7 +5,7 @@
 -- Its error stays until it progresses. A key that was freed is not taken again (ADR 2). A parent that still waits for this
 -- round waits for it again; one that went on has gone on. Children of its last round come along, as with a join. It is the same
 -- visit of the step: finished activities and the checkpoint count, the idempotency key is the same.
--- Index: primary key, gen_durable_unique. Locks: the parent and the row, in id order, as flush does.
+-- Index: primary key, instances_unique. Locks: the parent and the row, in id order, as flush does.
 create or replace function @schema.retry(instance bigint, key bytea default null)
 returns table (id bigint, was text, woken text)
 language plpgsql
@@ -17,15 +17,15 @@ as $$
 #variable_conflict use_column
 declare
   target constant bigint := coalesce(
-    instance, (select g.id from @schema.gen_durable g where g.unique_guard = key)
+    instance, (select i.id from @schema.instances i where i.unique_guard = key)
   );
   old record;
 begin
-  perform from @schema.gen_durable g
-  where g.id = any (array[target, (select c.parent_id from @schema.gen_durable c where c.id = target)])
-  order by g.id for no key update;
-  select g.id, g.status::text as status, g.parent_id, g.parent_round, g.queue into old
-  from @schema.gen_durable g where g.id = target;
+  perform from @schema.instances i
+  where i.id = any (array[target, (select c.parent_id from @schema.instances c where c.id = target)])
+  order by i.id for no key update;
+  select i.id, i.status::text as status, i.parent_id, i.parent_round, i.queue into old
+  from @schema.instances i where i.id = target;
   if not found then
     return;
   end if;
@@ -33,23 +33,23 @@ begin
     return query select old.id, old.status, null::text;
     return;
   end if;
-  update @schema.gen_durable g set
+  update @schema.instances i set
     status = 'runnable',
     attempt = 0,
     crashes = 0,
-    claims = g.claims + 1,
+    claims = i.claims + 1,
     cancel_reason = null,  -- stays with a row that was executing when it was cancelled
     children_pending = 0,
     children_needed = null,
     on_failure = null,
     cancel_rest = null,
-    joined = g.round > 0,
+    joined = i.round > 0,
     eligible_at = now(),
     await_deadline = null,
     finished_at = null,
     updated_at = now()
-  where g.id = target;
-  update @schema.gen_durable p set children_pending = p.children_pending + 1, updated_at = now()
+  where i.id = target;
+  update @schema.instances p set children_pending = p.children_pending + 1, updated_at = now()
   where p.id = old.parent_id and p.round = old.parent_round and p.status = 'awaiting_children';
   return query select old.id, old.status, old.queue;
 end

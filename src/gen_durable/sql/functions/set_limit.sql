@@ -18,8 +18,8 @@ as $$
 declare
   old record;
 begin
-  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.policy_number(name));
-  select * into old from @schema.gen_durable_limits l where l.name = name;
+  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.policy_lock_id(name));
+  select * into old from @schema.limits l where l.name = name;
   changed := old.name is null
     or (old.kind, old.slots, old.period, old.burst) is distinct from (kind, slots, period, burst);
   if declared is not null and old.declared = declared then
@@ -30,21 +30,21 @@ begin
     raise exception 'limit % is one of %: remove it before making it one of %', name, old.kind, kind
       using errcode = 'GD005';
   end if;
-  insert into @schema.gen_durable_limits as l (name, kind, slots, period, burst, declared)
+  insert into @schema.limits as l (name, kind, slots, period, burst, declared)
   values (name, kind, slots, period, burst, declared)
-  on conflict on constraint gen_durable_limits_pkey do update set
+  on conflict on constraint limits_pkey do update set
     slots = excluded.slots, period = excluded.period, burst = excluded.burst,
     declared = coalesce(excluded.declared, l.declared), updated_at = clock_timestamp();
   if (old.period, old.burst) <> (period, burst) then
     -- Tokens that are gone stay gone, but come back at the new pace, and no more of them than there can be.
-    update @schema.gen_durable_buckets b set
+    update @schema.rate_buckets b set
       drained_until = now() + make_interval(secs => least(
         extract(epoch from b.drained_until - now())::float8 * (period / old.period), burst * period
       ))
     where b.drained_until > now() and (b.key = name or (b.key > name || '/' and b.key < name || '0'));
   end if;
   if changed then
-    woken := @schema.policy_changed(name);
+    woken := @schema.reapply_limit(name);
   end if;
 end
 $$;
@@ -55,12 +55,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 begin
-  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.policy_number(name));
-  delete from @schema.gen_durable_limits l where l.name = name;
+  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.policy_lock_id(name));
+  delete from @schema.limits l where l.name = name;
   removed := found;
   if removed then
-    delete from @schema.gen_durable_buckets b where b.key = name or (b.key > name || '/' and b.key < name || '0');
-    woken := @schema.policy_changed(name);
+    delete from @schema.rate_buckets b where b.key = name or (b.key > name || '/' and b.key < name || '0');
+    woken := @schema.reapply_limit(name);
   end if;
 end
 $$;

@@ -4,7 +4,7 @@
 -- Out: one row per input row, in input order: the target's id, what became of it ('delivered', 'duplicate',
 -- 'no_target', 'full': 10,000 are in its inbox and not consumed), and the queue to be looked at: of a row that was woken, and of one that was due already, for the lock
 -- taken here may have hidden it from a picker that had just been told of it (tests/flows/test_signals.py).
--- Index: primary key, gen_durable_unique, signals_dedup.
+-- Index: primary key, instances_unique, signals_dedup.
 -- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock taken only
 -- on rows that look parked would miss the one that is about to park (tests/interleavings: park_deliver).
 create or replace function @schema.signal(
@@ -25,22 +25,22 @@ begin
   select array_agg(coalesce(o.id, h.id) order by o.n) into resolved
   from unnest(targets, keys) with ordinality as o (id, key, n)
   left join lateral (
-    select g.id from @schema.gen_durable g where o.id is null and g.unique_guard = o.key
+    select i.id from @schema.instances i where o.id is null and i.unique_guard = o.key
   ) as h on true;
 
   select array_agg(l.ctid) into locked
   from (
-    select g.ctid from @schema.gen_durable g where g.id = any (resolved) order by g.id for no key update
+    select i.ctid from @schema.instances i where i.id = any (resolved) order by i.id for no key update
   ) as l;
 
   -- From here on the rows are found by their place, which cannot change under the lock: one look by key for each.
   return query
     with rows as materialized (
-      select g.ctid as place, g.id, g.queue, g.status, g.awaits, g.inbox, g.unique_guard, g.due_at <= now() as due,
-             g.inbox and exists (
-               select from @schema.signals s where s.target_id = g.id and not s.consumed order by s.id offset 9999
+      select i.ctid as place, i.id, i.queue, i.status, i.awaits, i.inbox, i.unique_guard, i.due_at <= now() as due,
+             i.inbox and exists (
+               select from @schema.signals s where s.target_id = i.id and not s.consumed order by s.id offset 9999
              ) as full
-      from @schema.gen_durable g where g.ctid = any (locked) and g.finished_at is null
+      from @schema.instances i where i.ctid = any (locked) and i.finished_at is null
     ),
     o as (
       select o.*, r.queue, r.id as live_id, r.due, r.full
@@ -54,22 +54,22 @@ begin
       returning s.target_id, s.name, s.dedup_key
     ),
     touched as (
-      update @schema.gen_durable g set
+      update @schema.instances i set
         inbox = true,
-        status = case when w.wakes then 'runnable' else g.status end,
-        eligible_at = case when w.wakes then now() else g.eligible_at end,
-        await_deadline = case when w.wakes then null else g.await_deadline end,
+        status = case when w.wakes then 'runnable' else i.status end,
+        eligible_at = case when w.wakes then now() else i.eligible_at end,
+        await_deadline = case when w.wakes then null else i.await_deadline end,
         unique_scope = case
-          when not w.wakes or 'runnable' = any (g.unique_scope) then g.unique_scope else '{}'
+          when not w.wakes or 'runnable' = any (i.unique_scope) then i.unique_scope else '{}'
         end,
-        updated_at = case when w.wakes then now() else g.updated_at end
+        updated_at = case when w.wakes then now() else i.updated_at end
       from (
         select r.place, r.inbox, r.status = 'awaiting_signal' and r.awaits && d.names as wakes
         from (select d.target_id, array_agg(d.name) as names from delivered d group by d.target_id) as d
         join rows r on r.id = d.target_id
       ) as w
-      where g.ctid = w.place and (w.wakes or not w.inbox)
-      returning g.id, w.wakes
+      where i.ctid = w.place and (w.wakes or not w.inbox)
+      returning i.id, w.wakes
     )
     select
       o.n::int,

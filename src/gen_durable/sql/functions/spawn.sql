@@ -3,10 +3,10 @@
 --
 -- In: the arrays of flush that hold the fence, the kind and the children (extra.children: an array of objects), or the
 -- instances that nobody waits for (extra.spawn: the same). Out: the queues in which rows became runnable.
--- A child that has an id already (reserve.sql) keeps it.
+-- A child that has an id already (begin_fanout.sql) keeps it.
 -- The fence is asked here as in flush, and who is to be cancelled starts nobody; the lock makes both answers the same. A child whose unique key is taken is not
 -- made and not waited for. Rows go in by the order of their keys (insert.sql).
--- Index: gen_durable_unique, primary key.
+-- Index: instances_unique, primary key.
 create or replace function @schema.spawn(ids bigint[], claims int[], seqs int[], kinds text[], extras jsonb[])
 returns text[]
 language plpgsql
@@ -21,7 +21,7 @@ begin
     select o.id as starter, case o.kind when 'children' then o.id end as parent_id,
            case o.kind when 'children' then p.round + 1 end as round, c.*
     from unnest(ids, spawn.claims, seqs, kinds, extras) as o (id, claim, seq, kind, extra)
-    join @schema.gen_durable p on p.id = o.id and p.claims = o.claim and p.seq = o.seq
+    join @schema.instances p on p.id = o.id and p.claims = o.claim and p.seq = o.seq
       and (p.cancel_reason is null or o.kind = 'done')  -- as flush: an end is taken also from who is to be cancelled
     cross join lateral rows from (
       jsonb_to_recordset(o.extra -> case o.kind when 'children' then 'children' else 'spawn' end) as (
@@ -42,11 +42,11 @@ begin
   ),
   -- Ids in the order the parent listed them, whatever order the keys ask for.
   numbered as materialized (
-    select s.*, coalesce(s.id, nextval('@schema.gen_durable_id_seq'::regclass)) as child_id
+    select s.*, coalesce(s.id, nextval('@schema.instances_id_seq'::regclass)) as child_id
     from (select * from source order by starter, n) as s
   ),
   made as (
-    insert into @schema.gen_durable
+    insert into @schema.instances
       (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope,
        slot_key, rate_key, weight, group_key, parent_id, parent_round, metadata)
     overriding system value

@@ -7,5 +7,5 @@ language sql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-  select g.id from @schema.gen_durable g where g.id = any (ids) order by g.id for no key update skip locked
+  select i.id from @schema.instances i where i.id = any (ids) order by i.id for no key update skip locked
 $$;

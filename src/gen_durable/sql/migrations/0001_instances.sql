@@ -5,7 +5,7 @@ create type @schema.durable_status as enum (
 );
 
 -- One row per instance.
-create table @schema.gen_durable (
+create table @schema.instances (
   id                bigint generated always as identity primary key,
   parent_id         bigint,               -- the instance that started this one; no foreign key: see below
   inserted_at       timestamptz not null default now(),
@@ -80,62 +80,62 @@ with (
 -- row that retention deletes. A child never outlives its parent's barrier (gc.sql), so nothing dangles that is read.
 
 -- pick.sql: due rows of one queue and priority, in order. Rows that cannot run are not in it.
-create index gen_durable_pick on @schema.gen_durable (queue, priority, due_at, id) where due_at is not null;
+create index instances_pick on @schema.instances (queue, priority, due_at, id) where due_at is not null;
 
 -- reap.sql: claims by the end of their lease.
-create index gen_durable_lease on @schema.gen_durable (lease_expires_at) where status = 'executing';
+create index instances_lease on @schema.instances (lease_expires_at) where status = 'executing';
 
--- admit.sql: at most one claim per partition key. The arbiter of last resort; nobody ever runs into it.
-create unique index gen_durable_partition on @schema.gen_durable (partition_key)
+-- admit_partitions.sql: at most one claim per partition key. The arbiter of last resort; nobody ever runs into it.
+create unique index instances_partition on @schema.instances (partition_key)
   where status = 'executing' and partition_key is not null;
 
--- admit.sql, hand_over.sql: the head of a partition key among the rows that may be picked, so that order holds in it.
-create index gen_durable_partition_order on @schema.gen_durable (partition_key, priority, due_at, id)
+-- admit_partitions.sql, unblock.sql: the head of a partition key among the rows that may be picked, so that order holds in it.
+create index instances_partition_order on @schema.instances (partition_key, priority, due_at, id)
   where due_at is not null and partition_key is not null;
 
--- admit.sql, hand_over.sql: the head among those that wait for a partition key; sweep.sql: all gates.
-create index gen_durable_blocked on @schema.gen_durable (blocked_on, priority, eligible_at, id)
+-- admit_partitions.sql, unblock.sql: the head among those that wait for a partition key; unblock_missed.sql: all gates.
+create index instances_blocked on @schema.instances (blocked_on, priority, eligible_at, id)
   where blocked_on is not null;
 
--- admit.sql, hand_over.sql: whom a partition key has let go on to a limit: nobody of the key overtakes it.
-create index gen_durable_partition_ahead on @schema.gen_durable (partition_key)
+-- admit_partitions.sql, unblock.sql: whom a partition key has let go on to a limit: nobody of the key overtakes it.
+create index instances_partition_admitted on @schema.instances (partition_key)
   where partition_key is not null and (token_at is not null or not starts_with(blocked_on, 'partition/'));
 
--- hand_over.sql: those that wait for a limit, by queue.
-create index gen_durable_limited on @schema.gen_durable (blocked_on, queue, priority, eligible_at, id)
+-- unblock.sql: those that wait for a limit, by queue.
+create index instances_limited on @schema.instances (blocked_on, queue, priority, eligible_at, id)
   where not starts_with(blocked_on, 'partition/');
 
--- ration.sql, hand_over.sql: how many of a concurrency limit execute, and how many may be picked. The latter says due_at in
--- other words: asked for plainly, the rows of a limit are also in gen_durable_pick, and a planner who knows of no due rows
+-- admit_limits.sql, unblock.sql: how many of a concurrency limit execute, and how many may be picked. The latter says due_at in
+-- other words: asked for plainly, the rows of a limit are also in instances_pick, and a planner who knows of no due rows
 -- thinks that as good and reads all of it.
-create index gen_durable_slot on @schema.gen_durable (slot_key) where status = 'executing' and slot_key is not null;
-create index gen_durable_slot_due on @schema.gen_durable (slot_key, queue, coalesce(due_at, 'infinity'))
+create index instances_slot on @schema.instances (slot_key) where status = 'executing' and slot_key is not null;
+create index instances_slot_due on @schema.instances (slot_key, queue, coalesce(due_at, 'infinity'))
   where slot_key is not null and coalesce(due_at, 'infinity') < 'infinity';
 
--- ration.sql: rows of a rate limit that have not asked yet; due_at as above.
-create index gen_durable_rate_due on @schema.gen_durable (rate_key, coalesce(due_at, 'infinity'))
+-- admit_limits.sql: rows of a rate limit that have not asked yet; due_at as above.
+create index instances_rate_due on @schema.instances (rate_key, coalesce(due_at, 'infinity'))
   where rate_key is not null and token_at is null and coalesce(due_at, 'infinity') < 'infinity';
 
--- hand_over.sql, set_limit.sql: those that were told when their token is expected.
-create index gen_durable_told on @schema.gen_durable (rate_key, queue, token_at) where token_at is not null;
+-- unblock.sql, set_limit.sql: those that were told when their token is expected.
+create index instances_token_due on @schema.instances (rate_key, queue, token_at) where token_at is not null;
 
--- take_turns.sql: the groups of a fair queue.
-create index gen_durable_group on @schema.gen_durable (queue, priority, group_key, due_at, id)
+-- pick_fair.sql: the groups of a fair queue.
+create index instances_group on @schema.instances (queue, priority, group_key, due_at, id)
   where due_at is not null and group_key is not null;
 
 -- insert.sql, signal.sql: one holder of a key.
-create unique index gen_durable_unique on @schema.gen_durable (unique_guard) where unique_guard is not null;
+create unique index instances_unique on @schema.instances (unique_guard) where unique_guard is not null;
 
 -- children_of.sql, children_page.sql: the children of a round, in the order they were started.
-create index gen_durable_parent on @schema.gen_durable (parent_id, parent_round, id) where parent_id is not null;
+create index instances_parent on @schema.instances (parent_id, parent_round, id) where parent_id is not null;
 
 -- gc.sql: ended rows by age.
-create index gen_durable_finished on @schema.gen_durable (finished_at) where finished_at is not null;
+create index instances_finished on @schema.instances (finished_at) where finished_at is not null;
 
 -- cascade.sql: whose children are to be cancelled. Whoever ends a parent, or opens a barrier early, writes it down in the
 -- same transaction; it is carried out afterwards, some children at a time, by whoever comes first. Gates that a guest must
 -- not lock are left here too.
-create table @schema.gen_durable_cascades (
+create table @schema.cascades (
   id           bigint generated always as identity primary key,
   parent_id    bigint,                    -- null: there are only gates to be handed over
   first_round  int,                       -- of which rounds. A parent that is tried again begins a round that is none of
@@ -146,12 +146,12 @@ create table @schema.gen_durable_cascades (
   gates        text[],
   inserted_at  timestamptz not null default now()
 );
-create index gen_durable_cascades_origin on @schema.gen_durable_cascades (origin);
+create index cascades_origin on @schema.cascades (origin);
 
 -- The inbox of each instance.
 create table @schema.signals (
   id           bigint generated always as identity primary key,
-  target_id    bigint not null,  -- no foreign key: forget_signals.sql
+  target_id    bigint not null,  -- no foreign key: delete_signals_trg.sql
   inserted_at  timestamptz not null default now(),
   -- A consumed signal with a dedup key stays, emptied, until its instance ends: a second delivery must still be known.
   consumed     boolean not null default false,
@@ -169,7 +169,7 @@ create unique index signals_dedup on @schema.signals (target_id, dedup_key) wher
 create index signals_inbox on @schema.signals (target_id, consumed, id);
 
 -- The policies of limits, by name. A limit may be partitioned: then each partition has its own slots or tokens.
-create table @schema.gen_durable_limits (
+create table @schema.limits (
   name        text collate "C" primary key check (name <> '' and name !~ '/'),
   kind        text not null check (kind in ('concurrency', 'rate')),
   slots       int check (slots >= 1),         -- concurrency: so many execute at a time
@@ -182,22 +182,22 @@ create table @schema.gen_durable_limits (
   check (period * burst <= 3.2e9)             -- a bucket is full again within a hundred years: moments must not overflow
 );
 
--- ration.sql: the buckets of rate limits. `drained_until`: when all tokens that were taken will have come back; one that
+-- admit_limits.sql: the buckets of rate limits. `drained_until`: when all tokens that were taken will have come back; one that
 -- is full again may as well be absent.
-create table @schema.gen_durable_buckets (
+create table @schema.rate_buckets (
   key            text collate "C" primary key,
   drained_until  timestamptz not null
 )
 with (fillfactor = 50);
 
--- enter.sql: slots of concurrency limits that steps have asked for from inside, in the order of asking. One counts as
+-- acquire_limit.sql: slots of concurrency limits that steps have asked for from inside, in the order of asking. One counts as
 -- long as the claim that has asked lives.
-create table @schema.gen_durable_slots (
+create table @schema.step_slots (
   ticket       bigint primary key,        -- drawn by the asker, so that one who asks again is known
   id           bigint generated always as identity,
   slot_key     text collate "C" not null,
   instance_id  bigint not null,
   claim        int not null
 );
-create index gen_durable_slots_key on @schema.gen_durable_slots (slot_key, id);
-create index gen_durable_slots_instance on @schema.gen_durable_slots (instance_id);
+create index step_slots_key on @schema.step_slots (slot_key, id);
+create index step_slots_instance on @schema.step_slots (instance_id);

@@ -7,12 +7,12 @@ drop function if exists @schema.flush(
 );
 
 -- In a new database they are among the first columns: there they are cheaper to update.
-alter table @schema.gen_durable
+alter table @schema.instances
   add column if not exists visit int not null default 0,
   add column if not exists journal boolean not null default false;
 
 -- flush.sql, history_of.sql: one row per committed outcome. No foreign key, no other index: it is written at every step.
--- Rows go with their instance (forget_journal.sql).
+-- Rows go with their instance (delete_journal_trg.sql).
 create table @schema.transitions (
   instance_id  bigint not null,
   started_at   timestamptz not null,
@@ -20,7 +20,7 @@ create table @schema.transitions (
   seq          int not null,
   attempt      int not null,
   step         text not null,
-  outcome      text not null,         -- as it is called in code: Next, Replay, Await, ...
+  outcome      text not null,         -- as it is called in code: Next, Retry, Await, ...
   next_step    text,                  -- null: it has ended
   worker       text,
   error        text,
@@ -32,7 +32,7 @@ with (
   autovacuum_vacuum_cost_delay = 0
 );
 
--- note_checkpoint.sql, journal_of.sql: the newest checkpoint of an instance. One of an earlier visit counts for nothing.
+-- record_checkpoint.sql, journal_of.sql: the newest checkpoint of an instance. One of an earlier visit counts for nothing.
 create table @schema.checkpoints (
   instance_id  bigint primary key,
   updated_at   timestamptz not null default now(),
@@ -46,7 +46,7 @@ with (
   autovacuum_vacuum_cost_delay = 0
 );
 
--- note_activity.sql, journal_of.sql, activities_of.sql: every call of an activity that has ended, in the order they began.
+-- record_activity.sql, journal_of.sql, activities_of.sql: every call of an activity that has ended, in the order they began.
 create table @schema.activities (
   instance_id  bigint not null,
   started_at   timestamptz not null,
@@ -62,7 +62,7 @@ create table @schema.activities (
 )
 with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 
--- note_progress.sql, progress_of.sql: how far each step has come, by its own words.
+-- record_progress.sql, progress_of.sql: how far each step has come, by its own words.
 create table @schema.progress (
   instance_id  bigint not null,
   updated_at   timestamptz not null default now(),

@@ -8,7 +8,7 @@ drop function if exists @schema.get(bigint, bytea);
 
 -- What its owner says about an instance, to find it by: a JSON object. The engine never looks at it. There is no index
 -- unless somebody asks for one: metadata_index.sql.
-alter table @schema.gen_durable add column if not exists metadata jsonb;
+alter table @schema.instances add column if not exists metadata jsonb;
 
--- seek.sql: what has failed or was cancelled, newest first. Rows that go well are never in it and pay nothing for it.
-create index if not exists gen_durable_troubled on @schema.gen_durable (id) where status in ('failed', 'cancelled');
+-- filter_sql.sql: what has failed or was cancelled, newest first. Rows that go well are never in it and pay nothing for it.
+create index if not exists instances_ended_badly on @schema.instances (id) where status in ('failed', 'cancelled');

@@ -2,7 +2,7 @@
 --
 -- In: an id; null: all. Out: the ids of the instances that had a deadline ahead.
 -- Index: none is needed. Locks: the rows.
-update @schema.gen_durable g set await_deadline = now()
-where ($1::bigint is null or g.id = $1)
-  and g.status in ('awaiting_signal', 'awaiting_children') and g.await_deadline is not null
-returning g.id
+update @schema.instances i set await_deadline = now()
+where ($1::bigint is null or i.id = $1)
+  and i.status in ('awaiting_signal', 'awaiting_children') and i.await_deadline is not null
+returning i.id

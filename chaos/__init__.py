@@ -1,4 +1,0 @@
-"""Chaos: break everything around the engine for minutes on end, and then account for every step.
-
-`python -m chaos`, or `make chaos`. See docs/explanation/trust.md.
-"""

@@ -1,0 +1,191 @@
+"""The site: where the database is, and the connections that a `Durable` has to it.
+
+In: a DSN, nothing (DATABASE_URL, else the embedded server), or a pool that the caller has made. Out: a pool for the
+calls of the client, a pool for everything else, and the target of connections of our own.
+
+This module owns the invariant that user code cannot hold what the engine needs: a pool that was lent to us serves the
+client's calls alone, and is never closed by us. What runs steps has connections of its own, and so needs a DSN.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gen_durable.core.requests import to_error
+from gen_durable.errors import ConfigError, DatabaseUnavailable
+from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.faults import ConnectionLost, SqlError
+from gen_durable.pg.migrate import check, migrate
+from gen_durable.pg.pool import DriverPool, LentPool, OwnPool, Pool
+from gen_durable.pg.tls import weakness
+from gen_durable.store.journal import JournalCalls
+from gen_durable.store.schema import Schema
+
+if TYPE_CHECKING:
+    from gen_durable.embedded import EmbeddedServer
+
+log = logging.getLogger("gen_durable")
+
+
+class Database:
+    """One database, from one `Durable`. After `open`: `pool`, `calls_pool` and `installation`."""
+
+    __slots__ = (
+        "_directory",
+        "_dsn",
+        "_embedded",
+        "_lent",
+        "_listen_dsn",
+        "_migrate",
+        "_pooler",
+        "_roles",
+        "_size",
+        "_target",
+        "calls_pool",
+        "installation",
+        "pool",
+        "schema",
+    )
+
+    def __init__(
+        self,
+        dsn: str | None,
+        pool: DriverPool | None,
+        schema: Schema,
+        *,
+        pooler: str | None,
+        listen_dsn: str | None,
+        pool_size: int,
+        migrate: bool | None,
+        roles: str | None,
+        embedded_directory: str | Path | None,
+    ) -> None:
+        if pooler not in (None, "transaction"):
+            raise ConfigError(f"pooler must be None or 'transaction', got {pooler!r}")
+        if not isinstance(pool_size, int) or pool_size < 1:
+            raise ConfigError(f"pool_size must be 1 or more, got {pool_size!r}")
+        if roles is not None and not migrate:
+            raise ConfigError("roles are made by a migration: pass migrate=True with roles=")
+        for name, given in (("dsn", dsn), ("listen_dsn", listen_dsn)):
+            if given is not None:
+                _check_dsn(name, given)
+        if pool is not None and dsn is None:
+            said = {
+                "pooler": pooler,
+                "listen_dsn": listen_dsn,
+                "migrate": migrate,
+                "embedded_directory": embedded_directory,
+            }
+            for name in [name for name, value in said.items() if value]:
+                raise ConfigError(f"{name} is about a dsn: pass one beside pool=, or leave {name} out")
+        self.schema = schema
+        self._dsn = dsn
+        self._lent = None if pool is None else LentPool(pool)
+        self._pooler = pooler
+        self._listen_dsn = listen_dsn
+        self._size = pool_size
+        self._migrate = migrate
+        self._roles = roles
+        self._directory = Path(embedded_directory) if embedded_directory is not None else None
+        self._embedded: EmbeddedServer | None = None
+        self._target: Target | None = None
+
+    @property
+    def target(self) -> Target:
+        """Where connections of our own lead. Raises `ConfigError` when there is only a pool."""
+        if self._target is None:
+            raise ConfigError(
+                "this Durable has only a pool of yours, which serves its calls. What runs steps needs connections of "
+                "its own, for heartbeats, commits and LISTEN: pass a dsn too, Durable(dsn, pool=pool)"
+            )
+        return self._target
+
+    @property
+    def listening(self) -> Target | None:
+        """Where to LISTEN; None: through a transaction pooler nothing would be heard."""
+        if self._listen_dsn is not None:
+            return Target(self._listen_dsn, pooled=False)
+        return None if self.target.pooled else self.target
+
+    async def open(self) -> None:
+        """Find the database, and check that the schema is there."""
+        try:
+            if self._lent is None or self._dsn is not None:
+                found = Target(await self._find_dsn(), pooled=True if self._pooler is not None else None)
+                for dsn in (found.dsn, self._listen_dsn):
+                    if dsn is not None and (weak := weakness(dsn, os.environ)) is not None:
+                        log.warning("%s", weak)
+                self._target = await self._prepare(found)
+                self.pool: Pool = OwnPool(self._target, self._size)
+            if self._lent is not None:
+                await self._check_lent(self._lent)
+            self.calls_pool: Pool = self._lent or self.pool
+        except SqlError as error:
+            await self._release_embedded()
+            raise to_error(error, "open", self.schema.name) from None
+        except ConnectionLost as error:
+            await self._release_embedded()
+            raise DatabaseUnavailable(f"the database is not reachable: {error}") from error
+        except BaseException:
+            await self._release_embedded()
+            raise
+
+    async def close(self) -> None:
+        """Close the connections that are ours."""
+        await self.pool.close()
+        await asyncio.sleep(0)  # connections that were cut close their sockets in the next turn of the loop
+        await self._release_embedded()
+
+    async def _prepare(self, target: Target) -> Target:
+        """See to the schema; returns the target with what was found out about it."""
+        link = PersistentConnection(target)
+        try:
+            if self._migrate or (self._migrate is None and self._embedded is not None):
+                await migrate(link, self.schema, roles=self._roles)
+            else:
+                await check(link, self.schema)
+            self.installation = await link.run(JournalCalls(self.schema).installation())
+        finally:
+            await link.close()
+        if link.target.pooled and self._pooler is None:
+            log.warning(
+                "the DSN leads through a pooler, so statements are not prepared%s; say so with pooler='transaction'",
+                "" if self._listen_dsn is not None else " and workers poll: listen_dsn= takes a direct DSN",
+            )
+        return link.target
+
+    async def _check_lent(self, lent: LentPool) -> None:
+        await check(lent, self.schema)
+        found = await lent.run(JournalCalls(self.schema).installation())
+        if self._target is None:
+            self.pool = lent
+            self.installation = found
+        elif found != self.installation:
+            raise ConfigError("pool= leads to another database than the dsn does")
+
+    async def _find_dsn(self) -> str:
+        if self._dsn is not None:
+            return self._dsn
+        if dsn := os.environ.get("DATABASE_URL"):
+            return _check_dsn("DATABASE_URL", dsn)
+        from gen_durable.embedded import start
+
+        self._embedded = await asyncio.to_thread(start, self._directory)
+        return self._embedded.dsn
+
+    async def _release_embedded(self) -> None:
+        server, self._embedded = self._embedded, None
+        if server is not None:
+            from gen_durable.embedded import release
+
+            await asyncio.to_thread(release, server)
+
+
+def _check_dsn(name: str, dsn: str) -> str:
+    if not isinstance(dsn, str) or not dsn.startswith(("postgres://", "postgresql://")):
+        raise ConfigError(f"{name} must be a str that begins with postgresql://")
+    return dsn

@@ -1,0 +1,205 @@
+"""Sealing: payloads pass through the user's codec on their way into the database and back.
+
+In: JSON or text of one field of one instance, and a `PayloadCodec`. Out: an envelope, `sealed:1:` and base64, which is
+a JSON string in a jsonb column and plain text in a text column; and what was in it.
+
+This module owns the invariants that an envelope is read only as the field of the instance that it was made for (the
+codec is told both, and an authenticated one refuses all others), and that JSON which is not sealed is refused, unless
+that was asked for. Texts that are not sealed are the engine's own words, written in SQL: a crash loop, a cancellation.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+from gen_durable.codec import SEALED, Unread, is_sealed
+from gen_durable.context import Child
+from gen_durable.errors import ConfigError, DecodeError, EncodeError
+from gen_durable.instances import Instance
+from gen_durable.journal import Activity, Checkpoint, Progress, Transition
+from gen_durable.signals import Received
+
+STATE: Final = "state"
+RESULT: Final = "result"
+ERROR: Final = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadContext:
+    """Where a payload lies: the schema, the instance, and the field.
+
+    Fields are `state`, `result`, `error`, `signal/NAME`, `checkpoint`, `activity/VISIT/NAME/parameters` (or
+    `result`, `error`) and `progress/message` (or `detail`).
+    """
+
+    schema: str
+    instance: int
+    field: str
+
+    def as_bytes(self) -> bytes:
+        """All of it, as associated data for authenticated encryption: no two places have the same bytes."""
+        return f"{self.schema}/{self.instance}/{self.field}".encode()
+
+
+@runtime_checkable
+class PayloadCodec(Protocol):
+    """What `Durable(codec=...)` takes. Called from any thread; what one encodes all others must be able to decode."""
+
+    def encode(self, data: bytes, context: PayloadContext) -> bytes:
+        """A payload as it is to be stored."""
+        ...
+
+    def decode(self, data: bytes, context: PayloadContext) -> bytes:
+        """The payload again. Raises when it was made for another place, or cannot be read."""
+        ...
+
+
+class PayloadEncryption:
+    """The codec of one `Durable`, for the payloads of one schema."""
+
+    __slots__ = ("_clear", "_codec", "_schema")
+
+    def __init__(self, codec: PayloadCodec, schema: str, *, read_unsealed: bool) -> None:
+        if not isinstance(codec, PayloadCodec):
+            raise ConfigError(f"codec must have encode and decode, got {type(codec).__name__}")
+        self._codec = codec
+        self._schema = schema
+        self._clear = read_unsealed
+
+    def close(self, json: str, instance: int, field: str) -> str:
+        """JSON as the JSON of an envelope."""
+        return f'"{self._encode(json.encode(), PayloadContext(self._schema, instance, field))}"'
+
+    def close_text(self, text: str, instance: int, field: str) -> str:
+        """Text as an envelope. What the codec cannot encode is lost rather than stored in clear."""
+        try:
+            return self._encode(text.encode(), PayloadContext(self._schema, instance, field))
+        except EncodeError as error:
+            return f"EncodeError: {error}"
+
+    def open(self, json: str | bytes, instance: int, field: str) -> str:
+        """The JSON in an envelope; one that is not sealed is refused."""
+        text = json if isinstance(json, str) else json.decode()
+        if is_sealed(text):
+            return self._decode(text[1:-1], PayloadContext(self._schema, instance, field))
+        if self._clear:
+            return text
+        raise DecodeError(
+            f"instance {instance}: its {field} is stored in clear, and with a codec that is refused: "
+            "open the Durable with read_unsealed=True while rows from before the codec are left"
+        )
+
+    def open_text(self, text: str, instance: int, field: str) -> str:
+        """The text in an envelope; one that is not sealed is the engine's own."""
+        if not text.startswith(SEALED):
+            return text
+        return self._decode(text, PayloadContext(self._schema, instance, field))
+
+    def look(self, raw: bytes, instance: int, field: str) -> bytes:
+        """JSON for somebody who looks at an instance: what cannot be opened is told when it is asked for."""
+        try:
+            return self.open(raw, instance, field).encode()
+        except DecodeError as error:
+            unread = Unread(raw)
+            unread.why = str(error)
+            return unread
+
+    def look_text(self, text: str | None, instance: int, field: str) -> str | None:
+        """Text for somebody who looks at an instance."""
+        if text is None:
+            return None
+        try:
+            return self.open_text(text, instance, field)
+        except DecodeError as error:
+            return f"(cannot be read: {error})"
+
+    def instance(self, one: Instance) -> Instance:
+        """An instance, opened."""
+        return dataclasses.replace(
+            one,
+            last_error=self.look_text(one.last_error, one.id, ERROR),
+            raw_state=None if one.raw_state is None else self.look(one.raw_state, one.id, STATE),
+            raw_result=None if one.raw_result is None else self.look(one.raw_result, one.id, RESULT),
+        )
+
+    def transition(self, one: Transition, instance: int) -> Transition:
+        """A transition of an instance, opened."""
+        state = None if one.raw_state is None else self.look(one.raw_state, instance, STATE)
+        return dataclasses.replace(one, error=self.look_text(one.error, instance, ERROR), raw_state=state)
+
+    def activity(self, one: Activity, instance: int) -> Activity:
+        """An activity of an instance, opened."""
+
+        def field(part: str) -> str:
+            return of_activity(one.visit, one.name, part)
+
+        return dataclasses.replace(
+            one,
+            error=self.look_text(one.error, instance, field(ERROR)),
+            raw_parameters=self.look(one.raw_parameters, instance, field("parameters")),
+            raw_result=None if one.raw_result is None else self.look(one.raw_result, instance, field(RESULT)),
+        )
+
+    def checkpoint(self, one: Checkpoint, instance: int) -> Checkpoint:
+        """The checkpoint of an instance, opened."""
+        return dataclasses.replace(one, raw_value=self.look(one.raw_value, instance, "checkpoint"))
+
+    def progress(self, one: Progress, instance: int) -> Progress:
+        """The progress of an instance, opened."""
+        detail = None if one.raw_detail is None else self.look(one.raw_detail, instance, "progress/detail")
+        message = self.look_text(one.message, instance, "progress/message")
+        return dataclasses.replace(one, message=message, raw_detail=detail)
+
+    def children(self, several: Iterable[Child]) -> tuple[Child, ...]:
+        """Children for their parent's step. Raises `DecodeError`."""
+        return tuple(
+            dataclasses.replace(
+                one,
+                last_error=None if one.last_error is None else self.open_text(one.last_error, one.id, ERROR),
+                raw_result=None if one.raw_result is None else self.open(one.raw_result, one.id, RESULT).encode(),
+                raw_state=self.open(one.raw_state, one.id, STATE).encode(),
+            )
+            for one in several
+        )
+
+    def inbox(self, several: Iterable[Received], instance: int) -> tuple[Received, ...]:
+        """Signals for a step. Raises `DecodeError`. One without a payload carries nothing that could be sealed."""
+        return tuple(
+            dataclasses.replace(one, payload=self.open(one.payload, instance, of_signal(one.name)).encode())
+            if one.payload != b"null"
+            else one
+            for one in several
+        )
+
+    def _encode(self, data: bytes, context: PayloadContext) -> str:
+        try:
+            return SEALED + base64.b64encode(self._codec.encode(data, context)).decode()
+        except Exception as error:
+            # Its kind alone: its words may quote the payload.
+            raise EncodeError(f"the codec could not encode {context.field} ({type(error).__name__})") from None
+
+    def _decode(self, envelope: str, context: PayloadContext) -> str:
+        where = f"instance {context.instance}: its {context.field} cannot be decoded"
+        try:
+            return self._codec.decode(base64.b64decode(envelope[len(SEALED) :], validate=True), context).decode()
+        except DecodeError as error:
+            raise DecodeError(f"{where}: {error}") from None
+        except (binascii.Error, UnicodeDecodeError):
+            raise DecodeError(f"{where}: the envelope was changed") from None
+        except Exception as error:
+            raise DecodeError(f"{where} ({type(error).__name__})") from None
+
+
+def of_signal(name: str) -> str:
+    """The field of a signal's payload."""
+    return f"signal/{name}"
+
+
+def of_activity(visit: int, name: str, part: str) -> str:
+    """A field of an activity."""
+    return f"activity/{visit}/{name}/{part}"

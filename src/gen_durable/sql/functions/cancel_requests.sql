@@ -1,0 +1,15 @@
+-- cancel_requests: which of a worker's claims are to be cancelled, and why. In: ids and claims. Index: primary key.
+create or replace function @schema.cancel_requests(ids bigint[], claims int[])
+returns table (id bigint, reason text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+  select i.id, i.cancel_reason
+  from unnest(ids, claims) as o (id, claim)
+  join @schema.instances i on i.id = o.id and i.claims = o.claim
+  where i.cancel_reason is not null and i.lease_expires_at is not null
+$$;

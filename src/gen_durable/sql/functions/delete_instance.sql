@@ -1,0 +1,34 @@
+-- delete_instance: delete one instance that has ended.
+--
+-- In: an id or, where that is null, the unique key that it holds. Out: one row: its id, its status, and whether it was
+-- deleted; no row if it is unknown. A child of a parent that has not ended is spared, as by gc: `waiting` is that parent.
+-- Index: primary key, instances_unique. Locks: the row.
+create or replace function @schema.delete_instance(instance bigint, key bytea default null)
+returns table (id bigint, was text, deleted boolean, waiting bigint)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set lock_timeout = '5s'
+as $$
+#variable_conflict use_column
+declare
+  old record;
+begin
+  select i.id, i.status::text as status, i.finished_at is not null as ended, i.parent_id into old
+  from @schema.instances i
+  where i.id = coalesce(instance, (select h.id from @schema.instances h where h.unique_guard = key))
+  for update;
+  if not found then
+    return;
+  end if;
+  id := old.id;
+  was := old.status;
+  select p.id into waiting from @schema.instances p where p.id = old.parent_id and p.finished_at is null;
+  deleted := old.ended and waiting is null;
+  if deleted then
+    delete from @schema.instances i where i.id = old.id;
+  end if;
+  return next;
+end
+$$;

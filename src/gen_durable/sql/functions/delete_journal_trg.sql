@@ -1,0 +1,25 @@
+-- delete_journal_trg: the journal goes with its instance, whoever deletes it; by a trigger of the whole statement (ADR 10).
+-- Index: the primary keys of the journal's tables.
+create or replace function @schema.delete_journal_trg()
+returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  ids bigint[];
+begin
+  ids := array(select i.id from gone i where i.seq > 0);
+  delete from @schema.transitions t where t.instance_id = any (ids);
+  ids := array(select i.id from gone i where i.journal);
+  if cardinality(ids) > 0 then
+    delete from @schema.checkpoints c where c.instance_id = any (ids);
+    delete from @schema.activities a where a.instance_id = any (ids);
+    delete from @schema.progress p where p.instance_id = any (ids);
+  end if;
+  return null;
+end
+$$;
+
+create or replace trigger delete_journal_trg after delete on @schema.instances
+referencing old table as gone for each statement execute function @schema.delete_journal_trg();

@@ -1,0 +1,95 @@
+-- filter_sql: how to find instances that fit a filter, newest first. list.sql and count.sql run what this writes.
+--
+-- In: what is wanted, a JSON object: status (an array), machine, version, step, queue, partition_key, parent, unique_key
+-- (hex, as its present holder has it), metadata (to be contained), and inserted_after, inserted_before, updated_...,
+-- finished_... (from the one on, up to but without the other). Up to how many rows count as few.
+-- Out: two texts of SQL. `candidates` selects rows in the order of ids, newest first, below $2, by one index; `filters` is
+-- the condition on such a row i. In both $1 is the object. They are put together of the pieces below: no value becomes part
+-- of a text, but the words of statuses, by which the planner knows how many there are.
+-- Index: instances_unique, instances_parent, instances_ended_badly, instances_lease, instances_finished, else the
+-- primary key backwards. Sets that their index has in another order are taken only if they are few. Locks: none.
+create or replace function @schema.filter_sql(wanted jsonb, few int default 5000)
+returns table (candidates text, filters text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  statuses constant @schema.durable_status[] := array(select jsonb_array_elements_text(wanted -> 'status'));
+  ranged constant boolean := wanted ?| array['finished_after', 'finished_before'];
+  many int;
+  parts text[] := '{true}';
+begin
+  if wanted ? 'unique_key' then
+    candidates := $text$
+      select i.* from @schema.instances i
+      where i.unique_guard = decode($1 ->> 'unique_key', 'hex') and i.id < $2 order by i.id desc $text$;
+  elsif wanted ? 'parent' then
+    -- Later rounds have higher ids, so this is the order of ids too.
+    candidates := $text$
+      select i.* from @schema.instances i
+      where i.parent_id = ($1 ->> 'parent')::bigint and (i.parent_round, i.id) < (
+        coalesce((select c.parent_round from @schema.instances c where c.id = $2), 2147483647), $2
+      ) and i.id < $2
+      order by i.parent_round desc, i.id desc $text$;
+  elsif statuses <> '{}' and statuses <@ '{failed,cancelled}' then
+    candidates := $text$
+      select i.* from @schema.instances i
+      where i.status in ('failed', 'cancelled') and i.id < $2 order by i.id desc $text$;
+  elsif statuses = '{executing}' then
+    select count(*) into many from (
+      select from @schema.instances i where i.status = 'executing' limit few + 1
+    ) as e;
+    if many <= few then
+      candidates := $text$
+        select i.* from (select e.* from @schema.instances e where e.status = 'executing' offset 0) as i
+        where i.id < $2 order by i.id desc $text$;
+    end if;
+  elsif ranged then
+    select count(*) into many from (
+      select from @schema.instances i
+      where i.finished_at >= coalesce((wanted ->> 'finished_after')::timestamptz, '-infinity')
+        and i.finished_at < coalesce((wanted ->> 'finished_before')::timestamptz, 'infinity')
+      limit few + 1
+    ) as e;
+    if many <= few then
+      candidates := $text$
+        select i.* from (
+          select e.* from @schema.instances e
+          where e.finished_at >= coalesce((select ($1 ->> 'finished_after')::timestamptz), '-infinity')
+            and e.finished_at < coalesce((select ($1 ->> 'finished_before')::timestamptz), 'infinity')
+          offset 0
+        ) as i
+        where i.id < $2 order by i.id desc $text$;
+    end if;
+  end if;
+  candidates := coalesce(candidates, $text$
+    select i.* from @schema.instances i where i.id < $2 order by i.id desc $text$);
+
+  parts := parts || array(
+    select p.piece from (values
+      ('status', format('i.status = any (%L::@schema.durable_status[])', statuses)),
+      ('machine', $text$i.fsm = $1 ->> 'machine'$text$),
+      ('version', $text$i.fsm_version = ($1 ->> 'version')::int$text$),
+      ('step', $text$i.step = $1 ->> 'step'$text$),
+      ('queue', $text$i.queue = $1 ->> 'queue'$text$),
+      ('partition_key', $text$i.partition_key = $1 ->> 'partition_key'$text$),
+      ('parent', $text$i.parent_id = ($1 ->> 'parent')::bigint$text$),
+      ('unique_key', $text$i.unique_guard = decode($1 ->> 'unique_key', 'hex')$text$),
+      ('inserted_after', $text$i.inserted_at >= (select ($1 ->> 'inserted_after')::timestamptz)$text$),
+      ('inserted_before', $text$i.inserted_at < (select ($1 ->> 'inserted_before')::timestamptz)$text$),
+      ('updated_after', $text$i.updated_at >= (select ($1 ->> 'updated_after')::timestamptz)$text$),
+      ('updated_before', $text$i.updated_at < (select ($1 ->> 'updated_before')::timestamptz)$text$),
+      ('finished_after', $text$i.finished_at >= (select ($1 ->> 'finished_after')::timestamptz)$text$),
+      ('finished_before', $text$i.finished_at < (select ($1 ->> 'finished_before')::timestamptz)$text$),
+      ('metadata', $text$i.metadata @> ($1 -> 'metadata')$text$)
+    ) as p (name, piece)
+    where wanted ? p.name
+  );
+  filters := array_to_string(parts, ' and ');
+  return next;
+end
+$$;

@@ -1,0 +1,10 @@
+-- id_of_key: the id of the instance that holds a unique key; null: nobody does. Index: instances_unique.
+create or replace function @schema.id_of_key(key bytea)
+returns bigint
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+  select i.id from @schema.instances i where i.unique_guard = id_of_key.key
+$$;

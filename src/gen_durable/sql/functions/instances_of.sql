@@ -1,0 +1,28 @@
+-- instances_of: instances by their ids, newest first.
+--
+-- In: ids; whether states and results come along, which may be large. Out: one row per instance that exists.
+-- Whoever may see no other instances sees those that he has started (may_read.sql). Index: primary key. Locks: none.
+create or replace function @schema.instances_of(ids bigint[], payloads boolean)
+returns table (
+  id bigint, fsm text, fsm_version int, step text, status text, queue text, priority smallint, partition_key text,
+  unique_key bytea, awaits text[], attempt int, crashes int, claims int, seq int, last_error text, locked_by text,
+  parent_id bigint, children_pending int, eligible_at timestamptz, await_deadline timestamptz, inserted_at timestamptz,
+  updated_at timestamptz, finished_at timestamptz, state jsonb, result jsonb, metadata jsonb, blocked_on text,
+  due_at timestamptz
+)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+  select
+    i.id, i.fsm, i.fsm_version, i.step, i.status::text, i.queue, i.priority, i.partition_key, i.unique_key, i.awaits,
+    i.attempt, i.crashes, i.claims, i.seq, case when p.seen then i.last_error end, i.locked_by, i.parent_id,
+    i.children_pending, i.eligible_at, i.await_deadline, i.inserted_at, i.updated_at, i.finished_at,
+    case when payloads and p.seen then i.state end, case when payloads and p.seen then i.result end, i.metadata,
+    i.blocked_on, i.due_at
+  from @schema.instances i
+  cross join lateral (select (select @schema.may_read('state')) or coalesce(i.inserted_by = session_user, false)) as p (seen)
+  where i.id = any (ids) and ((select @schema.may_read('id')) or i.inserted_by = session_user)
+  order by i.id desc
+$$;

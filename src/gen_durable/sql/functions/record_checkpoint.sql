@@ -1,0 +1,33 @@
+-- record_checkpoint: keep a value for the next execution of the same visit of a step.
+--
+-- In: the fence (fence_journal.sql); the value; the format of the row. Out: how many were written in this visit, with this
+-- one; null: the claim is lost, and nothing was written.
+-- Index: primary keys. Locks: the instance.
+create or replace function @schema.record_checkpoint(instance bigint, claim int, outcomes int, value jsonb, format int)
+returns int
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+as $$
+#variable_conflict use_variable
+declare
+  at_visit int;
+  written int;
+begin
+  at_visit := @schema.fence_journal(instance, claim, outcomes);
+  if at_visit is null then
+    return null;
+  end if;
+  insert into @schema.checkpoints as c (instance_id, visit, version, format, value)
+  values (instance, at_visit, 1, format, value)
+  on conflict (instance_id) do update set
+    version = case when c.visit = excluded.visit then c.version + 1 else 1 end,
+    visit = excluded.visit,
+    format = excluded.format,
+    value = excluded.value,
+    updated_at = now()
+  returning c.version into written;
+  return written;
+end
+$$;

@@ -1,0 +1,50 @@
+-- record_progress: how far steps have come.
+--
+-- In: one array per column, in the order of ids: id and claim, step and branch, fraction, message, detail. Out: the ids of
+-- rows that were locked by somebody, to be tried again. What comes for a claim that was taken over changes nothing.
+-- No seq in the fence: a last word that comes just after the step's own outcome is still about that step.
+-- Index: primary keys. Locks: id order, SKIP LOCKED: nobody waits for a report.
+create or replace function @schema.record_progress(
+  ids bigint[], claims int[], steps text[], branches text[], fractions float8[], messages text[], details jsonb[]
+)
+returns table (locked bigint)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  held bigint[];
+begin
+  select coalesce(array_agg(distinct h.id), '{}') into held
+  from (
+    select i.id
+    from unnest(ids, record_progress.claims) as o (id, claim)
+    join @schema.instances i on i.id = o.id and i.claims = o.claim
+    order by i.id
+    for no key update of i skip locked
+  ) as h;
+  update @schema.instances i set journal = true where i.id = any (held) and not i.journal;
+  insert into @schema.progress as p (instance_id, step, branch, fraction, message, detail)
+  select distinct on (o.id, o.step, o.branch) o.id, o.step, o.branch, o.fraction, o.message, o.detail
+  from unnest(ids, record_progress.claims, steps, branches, fractions, messages, details) with ordinality
+    as o (id, claim, step, branch, fraction, message, detail, n)
+  join @schema.instances i on i.id = o.id and i.claims = o.claim
+  where o.id = any (held)
+  order by o.id, o.step, o.branch, o.n desc
+  on conflict on constraint progress_pkey do update set
+    fraction = excluded.fraction,
+    message = excluded.message,
+    detail = excluded.detail,
+    updated_at = now();
+
+  return query
+    select distinct o.id
+    from unnest(ids, record_progress.claims) as o (id, claim)
+    join @schema.instances i on i.id = o.id and i.claims = o.claim
+    where o.id <> all (held);
+end
+$$;

@@ -1,0 +1,42 @@
+-- record_transitions: the history of a flush, in its transaction.
+--
+-- In: the columns of flush.sql; per outcome the step that ran (null: no history is kept), how many seconds ago it began and
+-- how long it took; in extra attempt, if it was not 0, and keep: the state after the outcome is kept too; the ids that were
+-- written, null for all. A statement of its own: with history off a flush has nothing more to do. The arrays are taken apart
+-- in the select list: as a function in FROM each of them would first be copied into a store of its own.
+-- Index: primary key, for states. Locks: none that flush has not.
+create or replace function @schema.record_transitions(
+  ids bigint[], seqs int[], kinds text[], steps text[], errors text[], extras jsonb[], worker text, origins text[],
+  agos float8[], durations float8[], written bigint[]
+)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+  clock constant float8 := extract(epoch from statement_timestamp());
+begin
+  if written is not null then
+    origins := array(select case when o.id = any (written) then o.origin end from unnest(ids, origins) as o (id, origin));
+  end if;
+  insert into @schema.transitions (
+    instance_id, seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state
+  )
+  select
+    o.id, o.seq + 1, o.origin,
+    case o.kind
+      when 'continue' then 'Next' when 'next' then 'Next' when 'retry' then 'Retry' when 'await' then 'Await'
+      when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'fail' then 'Fail' when 'cancel' then 'Cancel'
+    end,
+    coalesce(o.step, case when o.kind not in ('done', 'fail', 'cancel') then o.origin end),
+    coalesce((o.extra ->> 'attempt')::int, 0), to_timestamp(clock - o.ago), o.duration, worker, o.error,
+    case when o.extra ? 'keep' then (select i.state from @schema.instances i where i.id = o.id) end
+  from (
+    select unnest(ids) as id, unnest(seqs) as seq, unnest(kinds) as kind, unnest(steps) as step, unnest(errors) as error,
+      unnest(extras) as extra, unnest(origins) as origin, unnest(agos) as ago, unnest(durations) as duration
+  ) as o
+  where o.origin is not null;
+end
+$$;

@@ -1,0 +1,62 @@
+-- release_parents: tell parents that children have ended. Each terminal commit calls it once for its rows.
+--
+-- In: ids of children that this transaction has ended, and whose parents' rows it has locked in id order.
+-- Out: the queues of the parents that were released; '!ID' of a parent whose other children are to be cancelled.
+-- A barrier opens when all children have ended, when as many are done as are needed, when so many cannot be done any more,
+-- or at the first that is not done, if the parent wants that. A parent that does not wait for this round any more is left
+-- alone: children that end after their barrier has opened disturb nobody (tests/interleavings: join_early).
+-- Index: primary key; `parent_id is not null` is not asked, it would let all of instances_parent be read. Siblings that end in two transactions wait for each other on the parent's row.
+create or replace function @schema.release_parents(ended bigint[])
+returns text[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+  woken text[];
+begin
+  with n as (
+    select c.parent_id, c.parent_round, count(*)::int as ended, (count(*) filter (where c.status = 'done'))::int as done
+    from @schema.instances c where c.id = any (ended)
+    group by c.parent_id, c.parent_round
+  ),
+  u as (
+    update @schema.instances p set
+      (children_pending, children_needed, status, joined, eligible_at, await_deadline, unique_scope, cancel_rest) = (
+        select
+          case when b.opens then 0 else p.children_pending - n.ended end,
+          p.children_needed - n.done,
+          case when b.opens then 'runnable' else p.status end,
+          b.opens,
+          case when b.opens then now() else p.eligible_at end,
+          case when b.opens then null else p.await_deadline end,
+          case when not b.opens or 'runnable' = any (p.unique_scope) then p.unique_scope else '{}' end,
+          case
+            when not b.opens then p.cancel_rest
+            when p.children_pending > n.ended then p.cancel_rest or (p.on_failure = 'cancel_rest' and n.done < n.ended)
+          end
+        from (
+          select p.children_needed <= n.done is true
+            or p.children_pending - n.ended < coalesce(p.children_needed - n.done, 1)
+            or (p.on_failure is not null and n.done < n.ended) as opens
+        ) as b
+      ),
+      updated_at = now()
+    from n
+    where p.id = n.parent_id and p.round = n.parent_round and p.status = 'awaiting_children'
+    returning p.id, p.round, p.queue, p.status, p.cancel_rest
+  ),
+  rest as (
+    insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)
+    select u.id, u.round, u.round, u.id, format('instance %s goes on without it', u.id) from u
+    where u.status = 'runnable' and u.cancel_rest
+    returning parent_id
+  )
+  select array_agg(distinct u.queue) filter (where u.status = 'runnable')
+    || array(select '!' || rest.parent_id from rest)
+  into woken from u;
+  return woken;
+end
+$$;

@@ -1,0 +1,72 @@
+"""The calls of people who look after instances: a page of them, how many there are, delete one, let one go on again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gen_durable.instances import Instance, Status
+from gen_durable.listing import MAX_COUNT, Count, Page, cursor_of
+from gen_durable.store.decode import INSTANCE, read_instance
+from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statement
+from gen_durable.store.types import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """An instance that was to be deleted: its status, whether that was done, and the live parent that forbids it."""
+
+    id: int
+    was: Status
+    deleted: bool
+    parent: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """An instance that was to go on again: the status it had, and its queue if it does."""
+
+    id: int
+    was: Status
+    queue: str | None
+
+
+class AdminStatements:
+    """All of them, for one schema."""
+
+    __slots__ = ("_count", "_list", "_remove", "_retry")
+
+    def __init__(self, schema: Schema) -> None:
+        s = f'"{schema.name}"'
+        self._list = (
+            f"select l.rest, {INSTANCE} from {s}.list($1::text::jsonb,$2,$3) as l "  # noqa: S608
+            f"left join lateral {s}.instances_of(l.ids,$4) as i on true order by i.id desc"
+        )
+        self._count = f"select value, exact from {s}.count($1::text::jsonb,$2)"  # noqa: S608
+        self._remove = f"select id, was, deleted, waiting from {s}.delete_instance($1,$2)"  # noqa: S608
+        self._retry = f"select id, was, woken from {s}.retry($1,$2)"  # noqa: S608
+
+    def list(self, wanted: str, below: int | None, limit: int, *, payloads: bool) -> Statement[Page]:
+        """`wanted` as `gen_durable.listing.wanted` makes it."""
+        return Statement(self._list, (wanted, below, limit, payloads), _read_page)
+
+    def count(self, wanted: str) -> Statement[Count]:
+        return Statement(self._count, (wanted, MAX_COUNT), lambda rows: Count(*rows[0]))
+
+    def delete_instance(self, instance: int | None, key: bytes | None) -> Statement[Removed | None]:
+        def read(rows: Sequence[Row]) -> Removed | None:
+            return Removed(rows[0][0], Status(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
+
+        return Statement(self._remove, (instance, key), read)
+
+    def retry(self, instance: int | None, key: bytes | None) -> Statement[Retried | None]:
+        def read(rows: Sequence[Row]) -> Retried | None:
+            return Retried(rows[0][0], Status(rows[0][1]), rows[0][2]) if rows else None
+
+        return Statement(self._retry, (instance, key), read)
+
+
+def _read_page(rows: Sequence[Row]) -> Page:
+    instances: tuple[Instance, ...] = tuple(read_instance(tuple(row)[1:]) for row in rows if row[1] is not None)
+    return Page(instances, cursor_of(rows[0][0]))

@@ -1,0 +1,350 @@
+"""The calls of the engine: each builds one statement with its parameters and knows how to read its answer.
+
+In: typed values. Out: a `Statement`, which `pg` runs. Every write takes arrays; a single is a batch of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from gen_durable.codec import encode
+from gen_durable.context import Child
+from gen_durable.instances import Instance, Status
+from gen_durable.limits import Concurrency, Limit, LimitState, Policy
+from gen_durable.outcomes import Start
+from gen_durable.store.decode import (
+    INSTANCE,
+    read_cancelled,
+    read_cascaded,
+    read_children,
+    read_flushed,
+    read_instance,
+    read_picked,
+    read_reaping,
+    read_released,
+)
+from gen_durable.store.schema import Schema
+from gen_durable.store.types import (
+    CancelTarget,
+    Cascaded,
+    Commit,
+    FinishedInstance,
+    Flushed,
+    Inserted,
+    LimitAnswer,
+    OutgoingSignal,
+    Picked,
+    Reaping,
+    Released,
+    Row,
+    UnknownStep,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement(Generic[T]):
+    """A statement, its parameters, and how to read its rows."""
+
+    text: str
+    args: tuple[object, ...]
+    read: Callable[[Sequence[Row]], T]
+
+
+class Statements:
+    """All calls, for one schema."""
+
+    __slots__ = (
+        "_acquire_limit",
+        "_allocate_ids",
+        "_begin_fanout",
+        "_cancel",
+        "_cancel_requests",
+        "_cascade",
+        "_children",
+        "_finished_of",
+        "_flush",
+        "_forget_buckets",
+        "_gc",
+        "_get",
+        "_heartbeat",
+        "_id_of_key",
+        "_insert",
+        "_insert_as",
+        "_limits",
+        "_notify",
+        "_pick",
+        "_reap",
+        "_release",
+        "_release_limit",
+        "_remove_limit",
+        "_set_limit",
+        "_signal",
+        "_spawn",
+        "_strangers",
+        "_unblock_missed",
+        "_unlocked",
+        "schema",
+    )
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        s = f'"{schema.name}"'
+        # In what clients call JSON goes as text: a codec that a caller's pool has for jsonb must not touch it.
+        json = "::pg_catalog.text[]::pg_catalog.jsonb[]"
+        self._insert = (
+            f"select ord, id, inserted from {s}.insert($1,$2,$3,$4{json},$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
+            f"$13{json},$14,$15{json})"
+        )
+        self._insert_as = self._insert[:-1] + ",$16)"
+        self._allocate_ids = f"select {s}.allocate_ids($1)"
+        self._id_of_key = f"select {s}.id_of_key($1)"
+        self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
+        self._flush = (
+            f"select stale, already, wake, asked from {s}.flush($1,$2,$3,{_words(4)},{_words(5)},$6,$7,$8,$9,$10,$11,"  # noqa: S608
+            f"{_words(12)},$13,$14)"
+        )
+        self._begin_fanout = f"select {s}.begin_fanout($1,$2,$3,$4)"
+        self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
+        self._children = f"select {s}.children_page($1,null,$2,$3)"
+        self._signal = (
+            "select ord, target, verdict, woken from "  # noqa: S608
+            f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{json},$5)"
+        )
+        self._cancel = (
+            f"select ord, target, was, verdict, woken from {s}.cancel($1::bigint[],$2::pg_catalog.bytea[],$3,$4)"  # noqa: S608
+        )
+        self._cascade = f"select ended, asked, woken, more from {s}.cascade($1,$2)"  # noqa: S608
+        self._cancel_requests = f"select id, reason from {s}.cancel_requests($1,$2)"  # noqa: S608
+        self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
+        self._reap = f"select id, fsm, fsm_version, step, queue, crashes, dead from {s}.reap($1,$2,$3)"  # noqa: S608
+        self._unblock_missed = f"select last, woken from {s}.unblock_missed($1,$2)"  # noqa: S608
+        self._release = f"select id, woken from {s}.release($1,$2,$3,$4)"  # noqa: S608
+        self._gc = f"select {s}.gc($1,$2,$3,$4)"
+        self._finished_of = f"select id, status, result::text, last_error from {s}.finished_of($1)"  # noqa: S608
+        self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
+        self._strangers = f"select fsm, fsm_version, step, queue, waiting from {s}.unknown_steps($1,$2)"  # noqa: S608
+        self._unlocked = f"select id from {s}.unlocked($1)"  # noqa: S608
+        self._set_limit = f"select changed, woken from {s}.set_limit($1,$2,$3,$4,$5,$6::text::jsonb)"  # noqa: S608
+        self._remove_limit = f"select removed, woken from {s}.remove_limit($1)"  # noqa: S608
+        self._limits = f"select * from {s}.limit_states()"  # noqa: S608
+        self._acquire_limit = f"select may, seconds, held, lost from {s}.acquire_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608
+        self._release_limit = f"select {s}.release_limit($1)"
+        self._forget_buckets = f"select {s}.delete_full_buckets()"
+        self._notify = (
+            "select pg_catalog.pg_notify($1, q) from pg_catalog.unnest($2::pg_catalog.text[]) as q, "
+            "pg_catalog.set_config('synchronous_commit', 'off', true)"
+        )
+
+    def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Statement[list[Inserted]]:
+        return Statement(
+            self._insert,
+            (
+                [s.step.machine.name for s in starts],
+                [s.step.machine.version for s in starts],
+                [s.step.name for s in starts],
+                [s.step.state_codec.store(s.state)[0] for s in starts],
+                [s.queue for s in starts],
+                _sparse([s.priority or None for s in starts]),
+                _sparse([s.partition_key for s in starts]),
+                _sparse([s.delay or None for s in starts]),
+                _sparse([s.schedule_at for s in starts]),
+                _sparse([s.unique_key for s in starts]),
+                _sparse(["{" + ",".join(s.unique_scope) + "}" if s.unique_scope else None for s in starts]),
+                on_conflict,
+                _sparse([encode_limits(s.limits) if s.limits else None for s in starts]),
+                _sparse([s.group for s in starts]),
+                _sparse([s.metadata for s in starts]),
+            ),
+            lambda rows: [Inserted(row[1], row[2]) for row in rows],
+        )
+
+    def insert_as(
+        self, call: Statement[list[Inserted]], ids: list[int], states: list[str]
+    ) -> Statement[list[Inserted]]:
+        """An `insert` whose ids were drawn before, with the states that were sealed for them."""
+        return Statement(self._insert_as, (*call.args[:3], states, *call.args[4:], ids), call.read)
+
+    def allocate_ids(self, count: int) -> Statement[list[int]]:
+        """Ids for instances that are to be inserted."""
+        return Statement(self._allocate_ids, (count,), lambda rows: list(rows[0][0]))
+
+    def id_of_key(self, key: bytes) -> Statement[int | None]:
+        """The instance that holds a unique key."""
+        return Statement(self._id_of_key, (key,), lambda rows: rows[0][0])
+
+    def pick(
+        self,
+        worker: str,
+        demands: Mapping[str, int],
+        known: list[str],
+        lease: float,
+        *,
+        floors: str | None = None,
+        turns: str | None = None,
+    ) -> Statement[Picked]:
+        """`floors` and `turns` are JSON, as a former pick has told them."""
+        args = (worker, list(demands), list(demands.values()), known, lease, floors, turns)
+        return Statement(self._pick, args, read_picked)
+
+    def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Statement[Flushed]:
+        """`commits` in the order of their ids: rows are locked in that order. `now`: by the clock of `Commit.began`."""
+        origins = _joined([c.origin for c in commits])
+        told = commits if origins else ()
+        return Statement(
+            self._flush,
+            (
+                [c.id for c in commits],
+                [c.claim for c in commits],
+                [c.seq for c in commits],
+                " ".join([c.kind for c in commits]),
+                _joined([c.step for c in commits]),
+                [c.value for c in commits],
+                _sparse([c.delay for c in commits]),
+                _sparse([c.error for c in commits]),
+                _sparse([c.parent for c in commits]),
+                _sparse([c.extra for c in commits]),
+                worker,
+                origins,
+                [now - c.began for c in told],
+                [c.took for c in told],
+            ),
+            read_flushed,
+        )
+
+    def begin_fanout(self, commit: Commit, count: int) -> Statement[list[int] | None]:
+        """Lock the row of a commit, and get ids for its children; None: the claim is not ours any more."""
+        return Statement(self._begin_fanout, (commit.id, commit.claim, commit.seq, count), lambda rows: rows[0][0])
+
+    def spawn(self, commit: Commit, children: str) -> Statement[list[str]]:
+        """Start children, a JSON array of them, of a row that `reserve` has locked."""
+        extra = f'{{"children":{children}}}'
+        args = ([commit.id], [commit.claim], [commit.seq], [extra])
+        return Statement(self._spawn, args, lambda rows: rows[0][0] or [])
+
+    def children(self, parent: int, after: int, limit: int) -> Statement[list[Child]]:
+        """Some children of a parent's present round, in the order of their ids, from the one after `after` on."""
+        return Statement(self._children, (parent, after, limit), lambda rows: list(read_children(rows[0][0] or "[]")))
+
+    def signal(self, deliveries: Sequence[OutgoingSignal]) -> Statement[list[tuple[int | None, str, str | None]]]:
+        return Statement(
+            self._signal,
+            (
+                [d.target for d in deliveries],
+                [d.key for d in deliveries],
+                [d.name for d in deliveries],
+                [d.payload for d in deliveries],
+                [d.dedup_key for d in deliveries],
+            ),
+            lambda rows: [(row[1], row[2], row[3]) for row in rows],
+        )
+
+    def cancel(
+        self, targets: Sequence[tuple[int | None, bytes | None]], reason: str, *, cascade: bool
+    ) -> Statement[tuple[list[CancelTarget], list[str]]]:
+        """`targets` are (id, key), one of them None; the answer also tells what to ring (`rooms.wake`)."""
+        args = ([t[0] for t in targets], [t[1] for t in targets], reason, cascade)
+        return Statement(self._cancel, args, read_cancelled)
+
+    def cascade(self, batch: int, origin: int | None) -> Statement[Cascaded]:
+        """Cancel some children of what was cancelled before; `origin`: of one cancelled tree only."""
+        return Statement(self._cascade, (batch, origin), read_cascaded)
+
+    def cancel_requests(self, claims: Sequence[tuple[int, int]]) -> Statement[dict[int, str]]:
+        """Which claims, (id, claim), are to be cancelled, and why."""
+        args = ([c[0] for c in claims], [c[1] for c in claims])
+        return Statement(self._cancel_requests, args, lambda rows: {row[0]: row[1] for row in rows})
+
+    def heartbeat(self, claims: Sequence[tuple[int, int]], lease: float) -> Statement[list[int]]:
+        """`claims` are (id, claim), in the order of ids."""
+        return Statement(
+            self._heartbeat,
+            ([c[0] for c in claims], [c[1] for c in claims], lease),
+            lambda rows: [row[0] for row in rows],
+        )
+
+    def reap(self, batch: int, max_crashes: int | None, silent: Sequence[str] = ()) -> Statement[Reaping]:
+        """`silent`: machines that keep no history."""
+        return Statement(self._reap, (batch, max_crashes, list(silent)), read_reaping)
+
+    def unblock_missed(self, after: str | None, batch: int) -> Statement[tuple[str | None, list[str]]]:
+        """Hand over keys that are free although rows wait for them, a batch at a time: where it ended, and queues."""
+        return Statement(self._unblock_missed, (after, batch), lambda rows: (rows[0][0], rows[0][1] or []))
+
+    def release(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[Released]:
+        """`claims` are (id, claim, delay, reason), in the order of ids."""
+        columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
+        return Statement(self._release, tuple(columns), read_released)
+
+    def set_limit(self, name: str, policy: Policy, *, declared: bool) -> Statement[tuple[bool, list[str]]]:
+        """Make or change a policy. `declared`: by code, which does not undo what was changed since it said the same."""
+        kind, slots, period, burst = (
+            ("concurrency", policy.slots, None, None)
+            if isinstance(policy, Concurrency)
+            else ("rate", None, policy.period, policy.burst)
+        )
+        told = encode([kind, slots, period, burst], "a policy").decode() if declared else None
+        args = (name, kind, slots, period, burst, told)
+        return Statement(self._set_limit, args, lambda rows: (rows[0][0], rows[0][1] or []))
+
+    def remove_limit(self, name: str) -> Statement[tuple[bool, list[str]]]:
+        return Statement(self._remove_limit, (name,), lambda rows: (rows[0][0], rows[0][1] or []))
+
+    def limits(self) -> Statement[list[LimitState]]:
+        return Statement(self._limits, (), lambda rows: [LimitState(*row) for row in rows])
+
+    def acquire_limit(self, instance: int, claim: int, limit: Limit, ticket: int) -> Statement[LimitAnswer]:
+        """Ask for a limit from inside a step. `ticket`: drawn by the asker, the same when it asks again."""
+        args = (instance, claim, limit.name, limit.partition, limit.weight, ticket)
+        return Statement(self._acquire_limit, args, lambda rows: LimitAnswer(*rows[0]))
+
+    def release_limit(self, ticket: int) -> Statement[list[str]]:
+        return Statement(self._release_limit, (ticket,), lambda rows: rows[0][0] or [])
+
+    def delete_full_buckets(self) -> Statement[int]:
+        return Statement(self._forget_buckets, (), lambda rows: int(rows[0][0]))
+
+    def gc(self, done: float | None, failed: float | None, cancelled: float | None, batch: int) -> Statement[int]:
+        return Statement(self._gc, (done, failed, cancelled, batch), lambda rows: int(rows[0][0]))
+
+    def finished_of(self, ids: Sequence[int]) -> Statement[list[FinishedInstance]]:
+        return Statement(
+            self._finished_of,
+            (list(ids),),
+            lambda rows: [FinishedInstance(r[0], None if r[1] is None else Status(r[1]), r[2], r[3]) for r in rows],
+        )
+
+    def get(self, instance: int | None, key: bytes | None) -> Statement[Instance | None]:
+        return Statement(self._get, (instance, key), lambda rows: read_instance(rows[0]) if rows else None)
+
+    def unknown_steps(self, queues: list[str], known: list[str]) -> Statement[list[UnknownStep]]:
+        return Statement(self._strangers, (queues, known), lambda rows: [UnknownStep(*row) for row in rows])
+
+    def unlocked(self, ids: Sequence[int]) -> Statement[set[int]]:
+        return Statement(self._unlocked, (list(ids),), lambda rows: {row[0] for row in rows})
+
+    def notify(self, queues: Sequence[str]) -> Statement[None]:
+        return Statement(self._notify, (self.schema.channel, list(queues)), lambda _rows: None)
+
+
+def encode_limits(limits: Sequence[Limit]) -> str:
+    """Limits as `limit_keys.sql` takes them."""
+    return encode([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
+
+
+def _sparse(column: list[T | None]) -> list[T | None]:
+    """A column, or nothing for one that is all null: the driver looks at every element, and SQL fills up with nulls."""
+    return column if column.count(None) < len(column) else []
+
+
+def _words(n: int) -> str:
+    """A parameter of names as an array: names hold no space, and the driver takes one text faster than many."""
+    return f"pg_catalog.string_to_array(${n}, ' ', '')"
+
+
+def _joined(names: list[str | None]) -> str:
+    """Names for `_words`; nothing if all are null."""
+    return " ".join([name or "" for name in names]) if names.count(None) < len(names) else ""

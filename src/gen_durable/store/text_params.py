@@ -1,0 +1,120 @@
+"""The calls that may run on a caller's own connection, whatever its driver.
+
+In: the calls of `Statements`. Out: the same with parameters that are texts, each cast where it stands: every driver
+binds a
+text alike, and no codec or adapter that the caller has set up for arrays, JSON or times can touch it. They also notify
+inside the caller's transaction, so that workers hear of the work with its commit and not before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, cast
+
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import CancelTarget, Inserted, OutgoingSignal
+
+INSERT: Final = (
+    *("text[]", "int4[]", "text[]", "jsonb[]", "text[]", "int2[]", "text[]", "float8[]", "timestamptz[]"),
+    *("bytea[]", "text[]", "text", "jsonb[]", "text[]", "jsonb[]"),
+)
+IDS: Final = "int8[]"
+SIGNAL: Final = ("int8[]", "bytea[]", "text[]", "jsonb[]", "text[]", "text")
+CANCEL: Final = ("int8[]", "bytea[]", "text", "bool", "text")
+_PARAMETER: Final = re.compile(r"\$(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class TextStatements:
+    """The calls of `insert`, `signal` and `cancel` for a caller's connection."""
+
+    calls: Statements
+
+    def insert(self, call: Statement[list[Inserted]]) -> Statement[list[Inserted]]:
+        """`call` is an `insert` or an `insert_as`."""
+        types = (*INSERT, IDS)[: len(call.args)]
+        columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
+        # Once for a queue: more would be the same news.
+        text = (
+            "select m.ord, m.id, m.inserted, "  # noqa: S608
+            f"case when m.inserted and m.first then pg_catalog.pg_notify(${len(types) + 1}, m.queue) end from "
+            "(select i.*, q.queue, pg_catalog.row_number() over (partition by q.queue, i.inserted order by i.ord) "
+            "operator(pg_catalog.=) 1 as first "
+            f'from "{self.calls.schema.name}".insert({columns}) as i, '
+            "lateral (select ($5)[i.ord] as queue) as q) as m order by m.ord"
+        )
+        return _with_texts(Statement(text, (*call.args, self.calls.schema.channel), call.read), (*types, "text"))
+
+    def allocate_ids(self, count: int) -> Statement[list[int]]:
+        """Arrays come back as text: each driver has its own idea of them."""
+        call = self.calls.allocate_ids(count)
+        text = call.text.replace("allocate_ids($1)", "allocate_ids($1)::pg_catalog.text")
+        return _with_texts(
+            Statement(text, call.args, lambda rows: [int(n) for n in rows[0][0][1:-1].split(",")]), ("int4",)
+        )
+
+    def id_of_key(self, key: bytes) -> Statement[int | None]:
+        return _with_texts(self.calls.id_of_key(key), ("bytea",))
+
+    def signal(self, delivery: OutgoingSignal) -> Statement[list[tuple[int | None, str, str | None]]]:
+        call = self.calls.signal([delivery])
+        text = (
+            "select s.ord, s.target, s.verdict, s.woken, "  # noqa: S608
+            "case when s.woken is not null then pg_catalog.pg_notify($6, s.woken) end "
+            f'from "{self.calls.schema.name}".signal($1,$2,$3,$4,$5) as s'
+        )
+        return _with_texts(Statement(text, (*call.args, self.calls.schema.channel), call.read), SIGNAL)
+
+    def cancel(
+        self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
+    ) -> Statement[tuple[list[CancelTarget], list[str]]]:
+        """What is to be rung is rung by the caller's commit, and not told."""
+        call = self.calls.cancel([(instance, key)], reason, cascade=cascade)
+        text = (
+            "select c.ord, c.target, c.was, c.verdict, null, "  # noqa: S608
+            "(select pg_catalog.count(*) from (select pg_catalog.pg_notify($5, w.bell) "
+            "from pg_catalog.unnest(c.woken) as w (bell)) as n) "
+            f'from "{self.calls.schema.name}".cancel($1,$2,$3,$4,true) as c'
+        )
+        return _with_texts(Statement(text, (*call.args, self.calls.schema.channel), call.read), CANCEL)
+
+
+def _with_texts(call: Statement[Any], types: Sequence[str]) -> Statement[Any]:
+    def typed(parameter: re.Match[str]) -> str:
+        # By their full names: the caller's search_path may lead anywhere.
+        return f"cast({parameter[0]} as pg_catalog.text)::pg_catalog.{types[int(parameter[1]) - 1]}"
+
+    return Statement(_PARAMETER.sub(typed, call.text), tuple(_text(value) for value in call.args), call.read)
+
+
+def named(text: str, before: str, after: str = "") -> str:
+    """A statement with `$1` written as another driver wants it: `%(p1)s`, or `:p1`."""
+    return _PARAMETER.sub(lambda parameter: f"{before}p{parameter[1]}{after}", text)
+
+
+def names(args: Sequence[object]) -> dict[str, object]:
+    """The parameters that go with `named`."""
+    return {f"p{n}": value for n, value in enumerate(args, start=1)}
+
+
+def _text(value: object) -> str | None:
+    """A value as Postgres reads it from text."""
+    match value:
+        case None:
+            return None
+        case list():
+            items = cast("list[object]", value)
+            return "{" + ",".join("NULL" if item is None else _quoted(item) for item in items) + "}"
+        case bytes():
+            return "\\x" + value.hex()
+        case datetime():
+            return value.isoformat()
+        case _:
+            return str(value)
+
+
+def _quoted(item: object) -> str:
+    return '"' + str(_text(item)).replace("\\", "\\\\").replace('"', '\\"') + '"'

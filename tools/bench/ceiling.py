@@ -1,0 +1,122 @@
+"""The bare ceiling: the engine's own SQL functions, called by a loop that does nothing else.
+
+One connection, one statement after the other, in batches: no slots, no tasks, no codecs, no leases to keep, nobody to
+wake. What the engine loses against it is what all that costs; what it gains is that its pick and its flush overlap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+from gen_durable import Context, Durable, ScheduleChildren, Start
+from gen_durable.engine.fanout import commit_in_transaction
+from gen_durable.engine.outcome_encoder import encode_outcome
+from gen_durable.outcomes import step_of
+from gen_durable.pg.connect import connect
+from gen_durable.pg.connection import PersistentConnection
+from gen_durable.store.statements import Statement
+from gen_durable.store.types import Claim, Commit
+from tools.bench.role import Line
+from tools.bench.work import CHAIN, Fan, known
+
+T = TypeVar("T")
+Ask = Callable[[Statement[Any]], Awaitable[Any]]
+BATCH = 200
+LEASE = 15.0
+VALUE = "1"
+AFTER = dict(pairwise(CHAIN))
+
+
+async def asker(app: Durable) -> Ask:
+    """One connection, as a function that runs a call on it."""
+    connection = (await connect(app.target)).connection
+
+    async def ask(call: Statement[T]) -> T:
+        return call.read(await connection.fetch(call.text, *call.args))
+
+    return ask
+
+
+async def pick(ask: Ask, app: Durable, batch: int, queue: str = "default") -> list[Claim]:
+    """Claims in the order of their ids."""
+    picked = await ask(app.calls.pick("bare", {queue: batch}, known(), LEASE))
+    return sorted(picked.claims, key=lambda claim: claim.id)
+
+
+async def finish(ask: Ask, app: Durable, claims: list[Claim], *, steps: int = 0) -> None:
+    """End claims that have gone on by so many steps."""
+    commits = [Commit(c.id, c.claim, c.seq + steps, "done", value=VALUE, parent=c.parent_id) for c in claims]
+    await ask(app.calls.flush(commits))
+
+
+async def drain(line: Line, app: Durable, *, batch: int = BATCH, queue: str = "default") -> None:
+    """A role: pick, finish, and again."""
+    ask = await asker(app)
+    count, at = 0, 0.0
+    await line.go()
+    while claims := await pick(ask, app, batch, queue):
+        await finish(ask, app, claims)
+        count += len(claims)
+        at = time.monotonic()
+    line.ended(count, at)
+    await line.stop()
+
+
+async def chain(line: Line, app: Durable, *, run_ahead: bool, batch: int = BATCH) -> None:
+    """A role: chains of five steps; with run-ahead one claim serves all steps, without it each has its own."""
+    ask = await asker(app)
+    count, at = 0, 0.0
+    await line.go()
+    while claims := await pick(ask, app, batch):
+        if run_ahead:
+            for number, following in enumerate(CHAIN[1:]):
+                commits = [
+                    Commit(c.id, c.claim, c.seq + number, "continue", step=following, value=VALUE) for c in claims
+                ]
+                await ask(app.calls.flush(commits))
+            ending = claims
+        else:
+            going = [c for c in claims if c.step != CHAIN[-1]]
+            ending = [c for c in claims if c.step == CHAIN[-1]]
+            if going:
+                commits = [Commit(c.id, c.claim, c.seq, "next", step=AFTER[c.step], value=VALUE) for c in going]
+                await ask(app.calls.flush(commits))
+        if ending:
+            await finish(ask, app, ending, steps=len(CHAIN) - 1 if run_ahead else 0)
+            count += len(ending)
+            at = time.monotonic()
+    line.ended(count, at)
+    await line.stop()
+
+
+async def fan(line: Line, app: Durable, *, children: int, batch: int = BATCH) -> None:
+    """A role: a parent, its children, and the join."""
+    ask = await asker(app)
+    await line.go()
+    await ask(app.calls.insert([Start(Fan.spread, children)], "raise"))
+    (parent,) = await pick(ask, app, 1)
+    outcome = await Fan().spread(children, cast(Context, None))
+    assert isinstance(outcome, ScheduleChildren)
+    shown = cast(Context, SimpleNamespace(awaited=()))
+    spawned = encode_outcome(parent, step_of(Fan.spread, "fan"), shown, outcome, hold=False)
+    while spawned.draw():
+        pass
+    brood = spawned.commit.brood
+    if brood is None:
+        await ask(app.calls.flush([spawned.commit]))
+    else:
+        await PersistentConnection(app.target).transact(
+            partial(commit_in_transaction, calls=app.calls, commit=spawned.commit)
+        )
+    count = 0
+    while claims := await pick(ask, app, batch):
+        await finish(ask, app, claims)
+        count += len(claims)
+    assert count == children + 1, count
+    line.ended(count, time.monotonic())
+    await line.stop()

@@ -1,0 +1,10 @@
+"""All scenarios, in the order in which they run."""
+
+from __future__ import annotations
+
+from tools.bench.scenario import Scenario
+from tools.bench.scenarios import chain, drain, fanout, footprint, inserts, latency, naps, threads
+
+ALL: tuple[Scenario, ...] = tuple(
+    module.SCENARIO for module in (drain, chain, fanout, inserts, latency, threads, naps, footprint)
+)

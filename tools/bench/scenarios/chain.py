@@ -1,0 +1,60 @@
+"""Machines of five steps: one claim for all steps (run-ahead), a claim per step, default settings, and with history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gen_durable import Start
+from tools.bench.drains import WORK, costs, emptied, hot, rates
+from tools.bench.result import Result
+from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.server import Server
+from tools.bench.work import CHAIN, Chain, Recorded
+
+NAME = "chain"
+BARE = "tools.bench.ceiling:chain"
+STEPS = len(CHAIN)
+MANY: dict[str, object] = {"queues": {"default": 200}}
+PAIRS = 4
+"""So many more rounds for what history costs: it is little beside the noise of a shared machine."""
+
+
+async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+    start, count = Start(Chain.first, 1), size.chains
+    runs = await run_in_rounds(
+        size,
+        stage,
+        {
+            "bare": emptied(server, start, count, (BARE, {"run_ahead": True})),
+            "run-ahead": emptied(server, start, count, (WORK, MANY)),
+            "defaults": emptied(server, start, count, (WORK, {})),
+            "bare, a claim per step": emptied(server, start, count, (BARE, {"run_ahead": False})),
+            "a claim per step": emptied(server, start, count, (WORK, MANY | {"run_ahead_steps": 0})),
+        },
+    )
+    pairs = await run_in_rounds(
+        replace(size, rounds=PAIRS * size.rounds),
+        stage,
+        {
+            "history off": emptied(server, start, count, (WORK, MANY)),
+            "history on": emptied(server, Start(Recorded.first, 1), count, (WORK, MANY)),
+        },
+    )
+    off, on = pairs["history off"], pairs["history on"]
+    bare, ahead = runs["bare"], runs["run-ahead"]
+    apart, bare_apart = runs["a claim per step"], runs["bare, a claim per step"]
+    held = f"{STEPS - 1} of {STEPS + 1} updates can be: claim and end move the row in an index"
+    return [
+        rates(NAME, "5-step chain", "steps/s", ahead, bare, per=STEPS, note="one process, concurrency 200"),
+        rates(NAME, "history on, against off", "steps/s", on, off, per=STEPS, note="in the place of bare: off"),
+        rates(
+            NAME, "5-step chain, default settings", "steps/s", runs["defaults"], bare, per=STEPS, note="concurrency 10"
+        ),
+        rates(NAME, "5-step chain, no run-ahead", "steps/s", apart, bare_apart, per=STEPS, note="a claim per step"),
+        *costs(NAME, "step", ahead, bare, per=STEPS),
+        *costs(NAME, "step with history", on, off, per=STEPS),
+        hot(NAME, "a chain", ahead, bare, note=held),
+    ]
+
+
+SCENARIO = Scenario(NAME, "Chains of five steps", "steps/s", run)

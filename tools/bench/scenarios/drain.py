@@ -1,0 +1,47 @@
+"""No-op jobs, all there from the start, run to their end: one worker process, two, and one with default settings."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from gen_durable import Start
+from tools.bench.ceiling import BATCH
+from tools.bench.drains import WORK, costs, emptied, hot, rates
+from tools.bench.result import Result
+from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.server import Server
+from tools.bench.work import noop
+
+NAME = "drain"
+BARE = "tools.bench.ceiling:drain"
+MANY: dict[str, object] = {"queues": {"default": 200}}
+LARGE = 500
+
+
+async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+    start, count = Start(noop, 1), size.jobs
+    runs = await run_in_rounds(
+        size,
+        stage,
+        {
+            "bare": emptied(server, start, count, (BARE, {})),
+            "one": emptied(server, start, count, (WORK, MANY)),
+            "defaults": emptied(server, start, count, (WORK, {})),
+            "bare, larger batches": emptied(server, start, count, (BARE, {"batch": LARGE})),
+            "two bare": emptied(server, start, count, (BARE, {}), (BARE, {})),
+            "two": emptied(server, start, count, (WORK, MANY), (WORK, MANY)),
+        },
+    )
+    bare = runs["bare"]
+    larger = median(run.rate for run in runs["bare, larger batches"])
+    note = f"one process, concurrency 200; bare in batches of {BATCH} (of {LARGE}: {larger:,.0f})"
+    return [
+        rates(NAME, "no-op jobs", "jobs/s", runs["one"], bare, note=note),
+        rates(NAME, "no-op jobs, default settings", "jobs/s", runs["defaults"], bare, note="concurrency 10"),
+        rates(NAME, "no-op jobs, 2 processes", "jobs/s", runs["two"], runs["two bare"], note="200 each; 2 bare loops"),
+        *costs(NAME, "job", runs["one"], bare),
+        hot(NAME, "a job", runs["one"], bare, note="a claim and an end both move the row in an index"),
+    ]
+
+
+SCENARIO = Scenario(NAME, "Drain of no-op jobs", "jobs/s", run)

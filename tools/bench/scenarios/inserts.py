@@ -1,0 +1,104 @@
+"""Inserts: one after the other, many at the same time, and in batches. Every one is durable when it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from gen_durable import Durable, Start
+from tools.bench.ceiling import asker
+from tools.bench.child import Run, race
+from tools.bench.drains import rates
+from tools.bench.result import Result
+from tools.bench.role import Line
+from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.server import Server
+from tools.bench.work import noop
+
+NAME = "inserts"
+TASKS = 50
+LINKS = 10
+BATCH = 1000
+
+
+async def single(line: Line, app: Durable, *, count: int) -> None:
+    await app.insert(noop, 1)
+    await line.go()
+    for number in range(count):
+        await app.insert(noop, number)
+    line.ended(count, time.monotonic())
+
+
+async def concurrent(line: Line, app: Durable, *, count: int) -> None:
+    await asyncio.gather(*(app.insert(noop, 1) for _ in range(LINKS)))
+
+    async def some() -> None:
+        for number in range(count // TASKS):
+            await app.insert(noop, number)
+
+    await line.go()
+    await asyncio.gather(*(some() for _ in range(TASKS)))
+    line.ended(count, time.monotonic())
+
+
+async def batch(line: Line, app: Durable, *, count: int) -> None:
+    await app.insert(noop, 1)
+    await line.go()
+    for _ in range(count // BATCH):
+        await app.insert_many([Start(noop, number) for number in range(BATCH)])
+    line.ended(count, time.monotonic())
+
+
+async def bare(line: Line, app: Durable, *, count: int, links: int = 1, size: int = 1) -> None:
+    """The same statement, prepared once, on so many connections at the same time."""
+    asks = [await asker(app) for _ in range(links)]
+    call = app.calls.insert([Start(noop, 1)] * size, "raise")
+    for ask in asks:
+        await ask(call)
+
+    async def some(number: int) -> None:
+        for _ in range(count // size // links):
+            await asks[number](call)
+
+    await line.go()
+    await asyncio.gather(*(some(number) for number in range(links)))
+    line.ended(count, time.monotonic())
+
+
+async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+    def case(role: str, count: int, **arguments: object) -> Callable[[], Awaitable[Run]]:
+        async def once() -> Run:
+            async with server.app() as app:
+                return await race(server, app, [(f"{__name__}:{role}", {"count": count, **arguments})], count)
+
+        return once
+
+    many = 3 * size.singles // TASKS * TASKS
+    runs = await run_in_rounds(
+        size,
+        stage,
+        {
+            "bare single": case("bare", size.singles),
+            "single": case("single", size.singles),
+            "bare concurrent": case("bare", many, links=LINKS),
+            "concurrent": case("concurrent", many),
+            "bare batch": case("bare", size.jobs, size=BATCH),
+            "batch": case("batch", size.jobs),
+        },
+    )
+    return [
+        rates(NAME, "single inserts", "inserts/s", runs["single"], runs["bare single"], note="one after the other"),
+        rates(
+            NAME,
+            "concurrent inserts",
+            "inserts/s",
+            runs["concurrent"],
+            runs["bare concurrent"],
+            note=f"{TASKS} tasks, {LINKS} connections",
+        ),
+        rates(NAME, "batch inserts", "inserts/s", runs["batch"], runs["bare batch"], note=f"{BATCH:,} in a call"),
+    ]
+
+
+SCENARIO = Scenario(NAME, "Inserts", "inserts/s", run)

@@ -1,0 +1,32 @@
+"""`def` jobs, which run in threads: what the way into a thread and back costs."""
+
+from __future__ import annotations
+
+from gen_durable import Start
+from tools.bench.drains import WORK, costs, emptied, rates
+from tools.bench.result import Result
+from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.server import Server
+from tools.bench.work import noop_in_thread
+
+NAME = "threads"
+
+
+async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+    start, count = Start(noop_in_thread, 1), size.sync_jobs
+    runs = await run_in_rounds(
+        size,
+        stage,
+        {
+            "bare": emptied(server, start, count, ("tools.bench.ceiling:drain", {})),
+            "threads": emptied(server, start, count, (WORK, {"queues": {"default": 200}})),
+        },
+    )
+    engine, bare = runs["threads"], runs["bare"]
+    return [
+        rates(NAME, "no-op jobs in threads", "jobs/s", engine, bare, note="one process, concurrency 200"),
+        costs(NAME, "job in a thread", engine, bare)[0],
+    ]
+
+
+SCENARIO = Scenario(NAME, "Sync steps in threads", "jobs/s", run)

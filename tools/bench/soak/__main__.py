@@ -1,0 +1,200 @@
+"""`python -m tools.bench.soak`: half of the peak for an hour; a verdict, JSON and a plot."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from gen_durable import Durable, Status
+from gen_durable.doctor import diagnose
+from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.store.schema import Schema
+from tools.bench.report import surroundings
+from tools.bench.server import Server, serve
+from tools.bench.soak.crew import crew
+from tools.bench.soak.load import ENDS_PER_HUNDRED
+from tools.bench.soak.sample import Line, Sample, counters, judge, sampled, slope
+
+RESULTS = Path(__file__).parent.parent / "results"
+READER = 120.0
+SETTLE = 60.0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.soak", description=__doc__)
+    parser.add_argument(
+        "--hours",
+        type=float,
+        default=1.0,
+        help="how long (default: 1); below 0.2 vacuum comes too rarely to judge tables by",
+    )
+    parser.add_argument("--workers", type=int, default=2, help="worker processes (default: 2)")
+    parser.add_argument("--share", type=float, default=0.5, help="how much of the peak (default: 0.5)")
+    parser.add_argument("--peak-seconds", type=float, default=20.0, help="how long the peak is looked for")
+    parser.add_argument(
+        "--json", type=Path, default=RESULTS / "soak.json", help="where the numbers go; plots beside it"
+    )
+    parser.add_argument("--no-plot", action="store_true", help="draw nothing")
+    return parser.parse_args()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long, how much, by how many."""
+
+    seconds: float
+    window: float
+    rate: float  # hundreds of instances a second
+    workers: int
+
+    def is_read(self, at: float) -> bool:
+        """Whether somebody keeps a snapshot open at that moment: in the middle, for two minutes or a fifth."""
+        return self.seconds / 2 <= at < self.seconds / 2 + min(READER, self.seconds / 5)
+
+
+async def main(options: argparse.Namespace, console: Console) -> bool:
+    seconds = options.hours * 3600
+    async with serve() as server:
+        around = surroundings(server)
+        async with server.app() as app:
+            peak = await _peak(app, options, console)
+        rate = peak * options.share
+        plan = Plan(seconds, min(30.0, max(1.0, seconds / 200)), rate / ENDS_PER_HUNDRED, options.workers)
+        console.print(f"Peak {peak:,.0f} instances/s; now {rate:,.0f}/s for {seconds / 60:,.1f} minutes")
+        async with server.app() as app:
+            soaked = await _soak(server, app, plan, console)
+            lines = [*judge(soaked.samples), *await _left(server, app, soaked)]
+    samples = soaked.samples
+    console.print(_verdict(lines, slope(samples)))
+    found = {
+        "surroundings": around,
+        "peak": peak,
+        "share": options.share,
+        "hours": options.hours,
+        "instances": soaked.inserted,
+        "slope_mb_per_hour": slope(samples),
+        "verdict": [{"what": line.what, "first": line.first, "last": line.last, "good": line.good} for line in lines],
+        "samples": [sample.plain() for sample in samples],
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(found, indent=1))
+    if not options.no_plot:
+        from tools.bench.soak.plot import draw
+
+        await asyncio.to_thread(draw, options.json)
+    console.print(f"Written: {options.json}")
+    return all(line.good for line in lines)
+
+
+async def _peak(app: Durable, options: argparse.Namespace, console: Console) -> float:
+    """Instances a second with a feeder that always has some ready; the first third warms up."""
+    console.print(f"Looking for the peak, {options.peak_seconds:.0f} s ...")
+    async with crew(app, options.workers, None, options.peak_seconds / 30) as team:
+        await asyncio.sleep(options.peak_seconds / 3)
+        first = team.last()
+        await asyncio.sleep(options.peak_seconds * 2 / 3)
+        last = team.last()
+        await team.stop_feeding()
+    rates: list[float] = [
+        (last[pid]["ended"] - said["ended"]) / (last[pid]["at"] - said["at"])
+        for pid, said in first.items()
+        if last[pid]["at"] > said["at"]
+    ]
+    return sum(rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Soaked:
+    """What a run has shown."""
+
+    samples: list[Sample]
+    inserted: int
+    ended: int
+
+
+async def _soak(server: Server, app: Durable, plan: Plan, console: Console) -> Soaked:
+    samples: list[Sample] = []
+    began = time.monotonic()
+    async with (
+        AsyncExitStack() as stack,
+        crew(app, plan.workers, plan.rate, plan.window) as team,
+    ):
+        live = stack.enter_context(Live(console=console, auto_refresh=False, transient=True))
+        reader: asyncpg.Connection[Any] | None = None
+        before = 0
+        while (now := time.monotonic() - began) < plan.seconds:
+            await asyncio.sleep(plan.window)
+            if plan.is_read(now) and reader is None:
+                reader = await _open_reader(server, app.calls.schema)
+            elif not plan.is_read(now) and reader is not None:
+                await reader.close()
+                reader = None
+            if team.complete:
+                rate, before = (team.ended - before) / plan.window, team.ended
+                found = await counters(server.admin, app.calls.schema)
+                samples.append(sampled(now, rate, team.said, found, reader=reader is not None))
+                live.update(_screen(samples[-1], plan.seconds), refresh=True)
+        inserted = await team.stop_feeding()
+        deadline = time.monotonic() + SETTLE
+        while team.ended < inserted and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells when
+            await asyncio.sleep(plan.window)
+        return Soaked(samples, inserted, team.ended)
+
+
+async def _open_reader(server: Server, schema: Schema) -> asyncpg.Connection[Any]:
+    reader = await asyncpg.connect(server.dsn)
+    await reader.execute("begin isolation level repeatable read")
+    await reader.execute(schema.render("select id from @schema.instances limit 1"))
+    return reader
+
+
+async def _left(server: Server, app: Durable, soaked: Soaked) -> list[Line]:
+    """What must be nothing in the end: instances that have not ended, or not well, and findings of the doctor."""
+    failed = await app.count(status=[Status.FAILED, Status.CANCELLED])
+    link = PersistentConnection(Target(server.dsn))
+    try:
+        findings = await diagnose(link, app.calls.schema)
+    finally:
+        await link.close()
+    return [
+        Line("inserted, not ended", 0, soaked.inserted - soaked.ended, 0),
+        Line("ended badly", 0, failed.value, 0),
+        Line("findings of the doctor", 0, sum(finding.count for finding in findings), 0),
+    ]
+
+
+def _screen(sample: Sample, seconds: float) -> Table:
+    table = Table(box=None, show_header=False)
+    reader = "  [yellow]a reader holds its snapshot[/]" if sample.reader else ""
+    table.add_row(f"{sample.at / 60:6.1f} of {seconds / 60:.1f} min", f"{sample.ended_per_s:,.0f} ended/s{reader}")
+    table.add_row("claimed late", f"p50 {sample.late_p50:.1f} ms, p99 {sample.late_p99:.1f} ms")
+    table.add_row("worker", f"{sample.memory:.1f} MB; {sample.connections} connections")
+    table.add_row("tables", f"{sample.size:,.1f} MB; {sample.live_rows:,} rows, {sample.dead_rows:,} dead")
+    return table
+
+
+def _verdict(lines: list[Line], growth: float) -> Table:
+    table = Table(title=f"Verdict (memory grows by {growth:+.2f} MB an hour)", title_justify="left")
+    for heading in ("what", "beginning", "end", "allowed", ""):
+        table.add_column(heading, justify="left" if heading in {"what", ""} else "right")
+    for line in lines:
+        mark = "[green]ok[/]" if line.good else "[red]BAD[/]"
+        table.add_row(line.what, f"{line.first:,.1f}", f"{line.last:,.1f}", f"{line.allowed:,.1f}", mark)
+    return table
+
+
+if __name__ == "__main__":
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    sys.exit(0 if asyncio.run(main(arguments(), console)) else 1)
