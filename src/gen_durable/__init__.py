@@ -1,5 +1,6 @@
 """Durable state machines on Postgres: an instance is a row, and each outcome is committed before anything goes on."""
 
+from gen_durable.backoff import backoff
 from gen_durable.client import Durable
 from gen_durable.config import Queue, Retention
 from gen_durable.context import Child, Context
@@ -31,7 +32,7 @@ from gen_durable.errors import (
 )
 from gen_durable.handles import Handle
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending, Status
-from gen_durable.jobs import Abort, Job, backoff, job
+from gen_durable.jobs import Abort, Job, job
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import Concurrency, Limit, LimitState, Rate
 from gen_durable.listing import Count, Filters, Page

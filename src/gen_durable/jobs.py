@@ -7,13 +7,13 @@ A job that returns is done; one that raises is tried again after `backoff(attemp
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
+from gen_durable.backoff import backoff
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.journal import History, check_history
@@ -38,14 +38,6 @@ class Abort(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-def backoff(
-    attempt: int, *, base: timedelta = timedelta(seconds=1), cap: timedelta = timedelta(hours=1), jitter: float = 0.1
-) -> timedelta:
-    """How long to wait before the next attempt: doubling from `base` up to `cap`, plus up to `jitter` of it."""
-    seconds = min(base.total_seconds() * 2.0 ** min(max(attempt, 0), 60), cap.total_seconds())
-    return timedelta(seconds=seconds * (1 + random.uniform(0, jitter)))
 
 
 class Job(Generic[A_contra, R_co, C_co]):

@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 
 from typing_extensions import Unpack
 
+from gen_durable.backoff import backoff
 from gen_durable.client import Durable
 from gen_durable.config import Queue, WorkerOptions, WorkerSettings
 from gen_durable.core.background import BackgroundTask
@@ -45,7 +46,7 @@ from gen_durable.engine.step_limits import StepLimits
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional import TransactionalExecutor
 from gen_durable.errors import ConfigError
-from gen_durable.jobs import Job, backoff
+from gen_durable.jobs import Job
 from gen_durable.limits import Policy, check_policies
 from gen_durable.machines import Machine
 from gen_durable.pg.connection import PersistentConnection

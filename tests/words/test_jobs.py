@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from gen_durable.backoff import backoff
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
-from gen_durable.jobs import DEFAULT_MAX_ATTEMPTS, Abort, backoff, job
+from gen_durable.jobs import DEFAULT_MAX_ATTEMPTS, Abort, job
 from gen_durable.outcomes import step_of
 
 

@@ -25,9 +25,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gen_durable.backoff import backoff
 from gen_durable.context import Context
 from gen_durable.errors import ConfigError, InputError
-from gen_durable.jobs import backoff
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Done, Fail, Outcome, Retry, describe
 

@@ -20,11 +20,11 @@ from typing import Any, Final, TypeAlias, get_type_hints
 
 import msgspec
 
+from gen_durable.backoff import backoff as jobs_backoff
 from gen_durable.codec import Codec, codec_for, encode
 from gen_durable.encryption import PayloadEncryption, of_activity
 from gen_durable.errors import GenDurableError, InputError, LeaseLost
 from gen_durable.jobs import Abort
-from gen_durable.jobs import backoff as jobs_backoff
 from gen_durable.outcomes import describe
 from gen_durable.store.journal import Fence, JournalCalls, Noted, check_format
 from gen_durable.store.statements import Statement

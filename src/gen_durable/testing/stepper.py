@@ -15,6 +15,7 @@ from collections.abc import Coroutine, Iterable
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+from gen_durable.backoff import backoff
 from gen_durable.client import Durable
 from gen_durable.context import Context
 from gen_durable.core.notifier import BELL
@@ -28,7 +29,6 @@ from gen_durable.engine.step_limits import StepLimits
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional import TransactionalExecutor
 from gen_durable.errors import LeaseLost, OutcomeRejected
-from gen_durable.jobs import backoff
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
 from gen_durable.store.types import Claim

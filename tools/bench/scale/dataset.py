@@ -109,7 +109,7 @@ class Table:
         """Have the measured process see every page once: the first time costs it a page fault, then never again."""
         async with self.main.transaction():
             await self.main.execute("set local max_parallel_workers_per_gather = 0")
-            for look in ("gen_durable where fsm = ''", "gen_durable where id > 0", "signals where name = ''"):
+            for look in ("instances where fsm = ''", "instances where id > 0", "signals where name = ''"):
                 await self.main.execute(self.schema.render(f"select count(*) from @schema.{look}"))
 
     async def statistics(self) -> dict[str, Any]:
