@@ -45,6 +45,7 @@ help:
 	@echo '  make model    random histories beside a model of the database (MODEL_EXAMPLES=2000)'
 	@echo '  make mutants  take out every guard of the SQL, one at a time: a test must fail for each (about 20 minutes)'
 	@echo '  make check    lint, format, import directions and types (ruff, lint-imports, mypy, pyright)'
+	@echo '  make prose    count the tics of unclear prose in comments, SQL headers and docs (ARGS=--all lists them)'
 	@echo '  make bench    measure the engine beside its bare ceiling; tables here, JSON and plots in tools/bench/results/'
 	@echo '  make bench-scale   what each call costs with 10 k to 3 M rows, and under a long reader (ARGS=--quick)'
 	@echo '  make soak     half of the peak for an hour (HOURS=0.25): does anything grow that should not?'
@@ -96,6 +97,10 @@ check: $(READY)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
+
+.PHONY: prose
+prose: $(READY)
+	$(BIN)/python scripts/prose.py $(ARGS)
 
 .PHONY: bench
 bench: $(READY)-bench
