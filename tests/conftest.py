@@ -42,7 +42,7 @@ def _pooler() -> None:
     """With a pooler, here and in the processes that tests start: those find it as their `sitecustomize`."""
     if "GEN_DURABLE_TEST_POOLED" not in os.environ:
         return
-    from tests.pooled import sitecustomize
+    from tests.support.pooled import sitecustomize
 
     path = [str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))

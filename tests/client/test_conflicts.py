@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.client.conftest import Opening
+from tests.support.engine import Opening
 
 from gen_durable import Duplicate, Finished, GenDurableError, Start, job
 

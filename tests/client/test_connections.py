@@ -7,8 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.client.conftest import Opening
-from tests.worker.support import NEVER, Engine, opened, soon
+from tests.support.engine import NEVER, Engine, Opening, opened, soon
 
 from gen_durable import Context, Done, Duplicate, Durable, Finished, Machine, NotFound, Outcome, Signal, job, step
 

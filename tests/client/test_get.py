@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.client.conftest import Opening
+from tests.support.engine import Opening
 
 from gen_durable import Await, Context, Done, Fail, Machine, NotFound, Outcome, Signal, Status, step
 

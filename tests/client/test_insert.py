@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, get_overloads
 
 import pytest
-from tests.client.conftest import Opening
+from tests.support.engine import Opening
 
 from gen_durable import Context, Done, Durable, Finished, Handle, Machine, NotFound, Outcome, Start, Status, job, step
 from gen_durable.outcomes import Scope

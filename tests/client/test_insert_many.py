@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.client.conftest import Opening
+from tests.support.engine import Opening
 
 from gen_durable import Context, Done, EncodeError, Machine, Outcome, Start, TooLarge, job, step
 

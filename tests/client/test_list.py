@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.client.conftest import Opening
-from tests.worker.support import unlike
+from tests.support.engine import Opening, unlike
 
 from gen_durable import (
     Context,

@@ -10,8 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.client.conftest import Opening
-from tests.worker.support import Engine, opened
+from tests.support.engine import Engine, Opening, opened
 
 from gen_durable import (
     ConfigError,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from tests.client.conftest import Opening
-from tests.worker.support import Engine, seconds
+from tests.support.engine import Engine, Opening, seconds
 
 from gen_durable import Await, Context, Done, Finished, Machine, Next, NoTarget, Outcome, Signal, step
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
-from tests.worker.support import seconds
+from tests.support.engine import seconds
 
 from gen_durable import (
     Await,

@@ -6,8 +6,7 @@ import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
-from tests.client.conftest import Opening
-from tests.worker.support import NEVER, seconds
+from tests.support.engine import NEVER, Opening, seconds
 
 from gen_durable import Context, Finished, job
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.client.conftest import Opening, Spawning
-from tests.flows.conftest import open_proxy
-from tests.worker.support import program_job, seconds, soon
+from tests.support.engine import Opening, Spawning, program_job, seconds, soon
+from tests.support.processes import open_proxy
 
 from gen_durable import (
     Abort,

@@ -25,7 +25,7 @@ from gen_durable.errors import EmbeddedUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.embedded.conftest import House
+    from tests.support.embedded import House
 
 
 def test_starts_and_answers_every_driver(

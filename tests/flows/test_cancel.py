@@ -12,8 +12,8 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.flows.conftest import Spawn
-from tests.flows.programs.trees import Branch, Tree
+from tests.support.processes import Spawn
+from tests.support.programs.trees import Branch, Tree
 
 from gen_durable import Cancelled, Durable, Worker
 

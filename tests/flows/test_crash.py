@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.programs import steps
 
 from gen_durable import Durable, Failed, Finished, Start, Worker
-
-spec = importlib.util.spec_from_file_location("flow_steps", Path(__file__).parent / "programs" / "steps.py")
-assert spec is not None
-assert spec.loader is not None
-steps: Any = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(steps)
 
 SLACK = 1.0  # what two busy cores may add to a deadline
 

@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.client.conftest import Opening, engine
-from tests.worker.support import seconds
+from tests.support.engine import Opening, engine, seconds
 
 from gen_durable import (
     Cancelled,

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.flows.journal_support import SOON, Opening, Receipt, Scripted, Threaded, Till, run
+from tests.support.journal import SOON, Opening, Receipt, Scripted, Threaded, Till, run
 
 from gen_durable import (
     Abort,

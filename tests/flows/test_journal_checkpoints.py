@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.flows.journal_support import Opening, Scripted, Threaded, Till, go, run
+from tests.support.journal import Opening, Scripted, Threaded, Till, go, run
 
 from gen_durable import (
     Await,

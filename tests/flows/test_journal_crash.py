@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.programs import journal as program
 
 from gen_durable import Durable, Finished
-
-spec = importlib.util.spec_from_file_location("flow_journal", Path(__file__).parent / "programs" / "journal.py")
-assert spec is not None
-assert spec.loader is not None
-program: Any = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(program)
 
 
 @pytest.mark.parametrize("point", program.POINTS)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from tests.flows.journal_support import SOON, Opening, Scripted, Till, go, run
+from tests.support.journal import SOON, Opening, Scripted, Till, go, run
 
 from gen_durable import (
     Await,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tests.flows.journal_support import SOON, Counting, Opening, Scripted, run
+from tests.support.journal import SOON, Counting, Opening, Scripted, run
 
 from gen_durable import (
     Context,

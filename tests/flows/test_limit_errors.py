@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.flows.limit_support import database
+from tests.support.limits import database
 
 from gen_durable import (
     Concurrency,

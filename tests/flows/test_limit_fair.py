@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
-from tests.flows.limit_support import Database, database
+from tests.support.limits import Database, database
 
 from gen_durable import Concurrency, Durable, Finished, Queue, Start, Worker, job
 from gen_durable.telemetry import Event, RowsPicked

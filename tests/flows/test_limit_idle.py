@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.flows.limit_support import Database, chosen, database
-from tests.flows.programs.limits import Task, work
+from tests.support.limits import Database, chosen, database
+from tests.support.programs.limits import Task, work
 
 from gen_durable import Concurrency, Durable, Rate, Start, Worker
 from gen_durable.embedded import release, start

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.flows.limit_support import Database, Samples, chosen, opened, overlaps, sampled
-from tests.flows.programs.limits import Task, inside, work
+from tests.support.limits import Database, Samples, chosen, opened, overlaps, sampled
+from tests.support.programs.limits import Task, inside, work
 
 from gen_durable import Concurrency, Durable, Start
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.flows.limit_support import LONG, chosen, opened
-from tests.flows.programs.limits import Task, tick, work
+from tests.support.limits import LONG, chosen, opened
+from tests.support.programs.limits import Task, tick, work
 
 from gen_durable import Rate, Start
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from gen_durable import Durable, Finished, Start
+from tests.support.programs import steps
 
-spec = importlib.util.spec_from_file_location("flow_steps", Path(__file__).parent / "programs" / "steps.py")
-assert spec is not None
-assert spec.loader is not None
-steps: Any = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(steps)
+from gen_durable import Durable, Finished, Start
 
 KEYS, TURNS = 12, 20
 

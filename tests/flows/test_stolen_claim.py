@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.flows.journal_support import SOON, Opening, Scripted
+from tests.support.journal import SOON, Opening, Scripted
 
 from gen_durable import Context, Done, Durable, Finished, LeaseLost, Outcome, Worker
 from gen_durable.store.statements import Statement

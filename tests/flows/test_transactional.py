@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.flows.programs import transactional as programs
+from tests.support.programs import transactional as programs
 
 from gen_durable import (
     Await,

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from tests.interleavings.breakpoints import Cure
-from tests.interleavings.conftest import Exploring
-from tests.interleavings.explorer import End
-from tests.interleavings.given import executing, instance, parent, parked, seconds, signal
 from tests.interleavings.test_claim_claim import KNOWN
+from tests.support.breakpoints import Cure
+from tests.support.explorer import End
+from tests.support.exploring import Exploring
+from tests.support.rows import executing, instance, parent, parked, seconds, signal
 
 from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import Commit, OutgoingSignal

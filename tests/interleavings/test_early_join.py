@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.interleavings.breakpoints import Cure
-from tests.interleavings.conftest import Exploring
-from tests.interleavings.explorer import End
-from tests.interleavings.given import executing, parent, seconds
 from tests.interleavings.test_claim_claim import KNOWN
+from tests.support.breakpoints import Cure
+from tests.support.explorer import End
+from tests.support.exploring import Exploring
+from tests.support.rows import executing, parent, seconds
 
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Commit

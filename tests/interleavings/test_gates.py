@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interleavings.conftest import Exploring
-from tests.interleavings.explorer import End
-from tests.interleavings.given import executing, instance, parked, seconds
 from tests.interleavings.test_claim_claim import KNOWN, taken
+from tests.support.explorer import End
+from tests.support.exploring import Exploring
+from tests.support.rows import executing, instance, parked, seconds
 
 from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import Commit, OutgoingSignal, Picked

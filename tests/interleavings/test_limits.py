@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.interleavings.breakpoints import Cure
-from tests.interleavings.conftest import Exploring
-from tests.interleavings.explorer import End
-from tests.interleavings.given import executing, instance, seconds
 from tests.interleavings.test_claim_claim import picks, taken
+from tests.support.breakpoints import Cure
+from tests.support.explorer import End
+from tests.support.exploring import Exploring
+from tests.support.rows import executing, instance, seconds
 
 from gen_durable.limits import Limit
 from gen_durable.store.statements import Statement, Statements

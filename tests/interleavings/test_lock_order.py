@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.interleavings.conftest import Exploring
-from tests.interleavings.explorer import End
-from tests.interleavings.given import executing, instance, parent, parked, seconds
-from tests.store.machine import M, child
+from tests.support.explorer import End
+from tests.support.exploring import Exploring
+from tests.support.machine import M, child
+from tests.support.rows import executing, instance, parent, parked, seconds
 
 from gen_durable.limits import Rate
 from gen_durable.outcomes import Start

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.interleavings.breakpoints import Cure
-from tests.interleavings.conftest import Exploring
-from tests.interleavings.explorer import End
-from tests.interleavings.given import executing, parked, signal
+from tests.support.breakpoints import Cure
+from tests.support.explorer import End
+from tests.support.exploring import Exploring
+from tests.support.rows import executing, parked, signal
 
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Commit, OutgoingSignal

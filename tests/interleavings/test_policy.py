@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interleavings.conftest import Exploring
-from tests.interleavings.explorer import End
-from tests.interleavings.given import executing, instance, seconds
 from tests.interleavings.test_claim_claim import picks
 from tests.interleavings.test_limits import NOT_HERE, changes, enters, rate, slots, waiting
+from tests.support.explorer import End
+from tests.support.exploring import Exploring
+from tests.support.rows import executing, instance, seconds
 
 from gen_durable.store.statements import Statement, Statements
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from tests.interleavings.breakpoints import Cure
-from tests.interleavings.conftest import Exploring
-from tests.interleavings.explorer import End
-from tests.interleavings.given import ended, executing, instance, parent
 from tests.interleavings.test_cancel import CHILD
+from tests.support.breakpoints import Cure
+from tests.support.explorer import End
+from tests.support.exploring import Exploring
+from tests.support.rows import ended, executing, instance, parent
 
 from gen_durable.store.admin import AdminStatements
 from gen_durable.store.statements import Statements

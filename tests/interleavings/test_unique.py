@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import asyncpg
 import pytest
-from tests.interleavings.breakpoints import ROW_BREAKPOINTS, Cure
-from tests.interleavings.conftest import Exploring
-from tests.interleavings.explorer import End
-from tests.interleavings.given import LIVE, executing, instance
-from tests.store.machine import M
+from tests.support.breakpoints import ROW_BREAKPOINTS, Cure
+from tests.support.explorer import End
+from tests.support.exploring import Exploring
+from tests.support.machine import M
+from tests.support.rows import LIVE, executing, instance
 
 from gen_durable.outcomes import Start
 from gen_durable.store.statements import Statement, Statements

@@ -1,7 +1,5 @@
-"""The store, driven by hand, as in tests/store."""
+"""The store, driven by hand."""
 
-from __future__ import annotations
-
-from tests.store.conftest import store
+from tests.support.store import store
 
 __all__ = ["store"]

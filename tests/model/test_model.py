@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from tests.model.model import ENDS, Letter, Model, Row
-from tests.store.conftest import Store
-from tests.store.machine import KNOWN, M, child, send
+from tests.support.machine import KNOWN, M, child, send
+from tests.support.model import ENDS, Letter, Model, Row
+from tests.support.store import Store
 
 from gen_durable.outcomes import Start
 from gen_durable.store.schema import checks

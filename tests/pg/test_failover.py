@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 from tests.conftest import diagnose
-from tests.pg.conftest import Gating, Place, Standby, place_of, several
+from tests.support.hosts import Gating, Place, Standby, place_of, several
 
 from gen_durable import DatabaseUnavailable, Durable, Finished, Worker, job
 from gen_durable.pg import connect, watchdog

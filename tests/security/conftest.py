@@ -1,5 +1,5 @@
-"""An engine for each test, as the tests of the worker have it."""
+"""An engine for each test."""
 
-from tests.worker.conftest import engine
+from tests.support.engine import engine
 
 __all__ = ["engine"]

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.security.support import Secret, Waiter, echo, told
-from tests.worker.conftest import Opening
-from tests.worker.support import Engine
+from tests.support.canaries import Secret, Waiter, echo, told
+from tests.support.engine import Engine, Opening
 
 from gen_durable import (
     Context,

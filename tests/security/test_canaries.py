@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
-from tests.security.support import CANARY, Crowd, Patient, Secret, Vault, Waiter, burn, echo, leaf, told
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, Engine
+from tests.support.canaries import CANARY, Crowd, Patient, Secret, Vault, Waiter, burn, echo, leaf, told
+from tests.support.engine import BRIEF, Engine, Opening
 
 from gen_durable import (
     Context,

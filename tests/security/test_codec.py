@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
-from tests.security.support import (
+from tests.support.canaries import (
     CANARY,
     Crowd,
     Patient,
@@ -24,8 +24,7 @@ from tests.security.support import (
     leaf,
     told,
 )
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, Engine, seconds
+from tests.support.engine import BRIEF, Engine, Opening, seconds
 
 from gen_durable import (
     Cancelled,

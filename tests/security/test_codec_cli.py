@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.security.support import CANARY, Secret, Waiter, burn, told
 from tests.security.test_codec import aes
-from tests.worker.conftest import Opening
+from tests.support.canaries import CANARY, Secret, Waiter, burn, told
+from tests.support.engine import Opening
 from typer.testing import CliRunner, Result
 
 from gen_durable import Finished

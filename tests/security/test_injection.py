@@ -6,8 +6,8 @@ import asyncio
 
 import asyncpg
 import pytest
-from tests.security.support import Secret, echo
-from tests.worker.conftest import Opening
+from tests.support.canaries import Secret, echo
+from tests.support.engine import Opening
 from typer.testing import CliRunner
 
 from gen_durable import ConfigError, Durable, InputError, SyncDurable

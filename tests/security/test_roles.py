@@ -10,9 +10,9 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
-from tests.security.roles import GROUPS, logins, make_roles
-from tests.security.support import CANARY, Crowd, Patient, Secret, Vault, Waiter, burn, echo, leaf, told
-from tests.worker.support import BRIEF, Engine, Rows, opened, seconds
+from tests.support.canaries import CANARY, Crowd, Patient, Secret, Vault, Waiter, burn, echo, leaf, told
+from tests.support.engine import BRIEF, Engine, Rows, opened, seconds
+from tests.support.roles import GROUPS, logins, make_roles
 from typer.testing import CliRunner
 
 from gen_durable import (
@@ -431,7 +431,7 @@ async def test_by_somebody_who_is_no_superuser(dsn: str, bare_schema: str) -> No
     await connection.execute(f"create role {name}_dba login createrole password 'of-a-test'")
     database = await connection.fetchval("select current_database()")
     await connection.execute(f'grant create on database "{database}" to {name}_dba')
-    from tests.security.roles import login_dsn
+    from tests.support.roles import login_dsn
 
     own = login_dsn(dsn, f"{name}_dba")
     try:

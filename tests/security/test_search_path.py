@@ -13,9 +13,9 @@ from datetime import timedelta
 import asyncpg
 import psycopg
 import pytest
-from tests.security.roles import PASSWORD, login_dsn
-from tests.security.support import CANARY, Patient, Secret, Vault, Waiter, burn, echo, told
-from tests.worker.support import BRIEF, opened
+from tests.support.canaries import CANARY, Patient, Secret, Vault, Waiter, burn, echo, told
+from tests.support.engine import BRIEF, opened
+from tests.support.roles import PASSWORD, login_dsn
 
 from gen_durable import Cancelled, Durable, Finished, SyncDurable
 from gen_durable.doctor import diagnose

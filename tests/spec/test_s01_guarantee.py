@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from tests.spec.conftest import Dooming, Opening
-from tests.spec.doomed import Effects, Plan
-from tests.spec.support import BRIEF, Kid, Play, State, finished, go
+from tests.support.programs.doomed import Effects, Plan
+from tests.support.spec import BRIEF, Dooming, Kid, Opening, Play, State, finished, go
 
 from gen_durable import Await, Context, Done, Next, Outcome, ScheduleChildren, Start
 from gen_durable.telemetry import StepCommitted

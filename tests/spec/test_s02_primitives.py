@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tests.spec.conftest import Opening
-from tests.spec.support import Gate, Kid, Play, State, differing, failed, finished, go
+from tests.support.spec import Gate, Kid, Opening, Play, State, differing, failed, finished, go
 
 from gen_durable import Await, Context, Done, InvalidOutcome, Machine, Next, Outcome, ScheduleChildren, Start, step
 from gen_durable.telemetry import StepCommitted

@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import HOUR, MOMENT, Kid, Play, State, failed, finished, go
+from tests.support.spec import HOUR, MOMENT, Kid, Opening, Play, State, failed, finished, go
 
 from gen_durable import (
     Await,

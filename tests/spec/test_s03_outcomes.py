@@ -13,8 +13,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import HOUR, MOMENT, Engine, Kid, Play, State, failed, finished, go, other
+from tests.support.spec import HOUR, MOMENT, Engine, Kid, Opening, Play, State, failed, finished, go, other
 
 from gen_durable import Await, Context, Done, Fail, Next, Outcome, Retry, ScheduleChildren, Start
 from gen_durable.telemetry import StepCommitted

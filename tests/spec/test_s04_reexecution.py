@@ -6,9 +6,8 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
-from tests.spec.conftest import Dooming, Opening
-from tests.spec.doomed import Effects, Plan
-from tests.spec.support import BRIEF, Gate, Play, State, failed, finished, go
+from tests.support.programs.doomed import Effects, Plan
+from tests.support.spec import BRIEF, Dooming, Gate, Opening, Play, State, failed, finished, go
 
 from gen_durable import (
     Abort,

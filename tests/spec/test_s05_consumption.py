@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import HOUR, MOMENT, Engine, Gate, Handle, Kid, Play, State, finished, go, other
+from tests.support.spec import HOUR, MOMENT, Engine, Gate, Handle, Kid, Opening, Play, State, finished, go, other
 
 from gen_durable import Await, Context, Done, Fail, Next, Outcome, Retry, ScheduleChildren, Start
 from gen_durable.telemetry import StepCommitted

@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import Engine, Gate, Handle, Play, State, finished, go, other
+from tests.support.spec import Engine, Gate, Handle, Opening, Play, State, finished, go, other
 
 from gen_durable import Await, Context, Done, Duplicate, Fail, Next, NoTarget, Outcome, Signal
 from gen_durable.telemetry import StepCommitted

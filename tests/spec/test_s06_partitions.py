@@ -8,8 +8,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import BRIEF, HOUR, Engine, Gate, Play, State, finished, go, ids
+from tests.support.spec import BRIEF, HOUR, Engine, Gate, Opening, Play, State, finished, go, ids
 
 from gen_durable import Await, Context, Done, Next, Outcome, Retry, Start
 from gen_durable.telemetry import StepCommitted

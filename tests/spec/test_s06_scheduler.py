@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import BRIEF, HOUR, Engine, Gate, Handle, Kid, Play, State, finished, go, ids
+from tests.support.spec import BRIEF, HOUR, Engine, Gate, Handle, Kid, Opening, Play, State, finished, go, ids
 
 from gen_durable import Await, Context, Done, Next, Outcome, Retry, Start
 from gen_durable.store.types import Commit

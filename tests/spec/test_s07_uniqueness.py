@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import HOUR, Engine, Gate, Kid, Play, State, failed, finished, go, ids
+from tests.support.spec import HOUR, Engine, Gate, Kid, Opening, Play, State, failed, finished, go, ids
 
 from gen_durable import Await, Context, Done, Duplicate, Fail, InputError, Outcome, Retry, ScheduleChildren, Start
 from gen_durable.telemetry import StepCommitted

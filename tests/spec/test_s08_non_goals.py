@@ -6,8 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import Engine, Gate, Kid, Play, State, failed, finished
+from tests.support.spec import Engine, Gate, Kid, Opening, Play, State, failed, finished
 
 from gen_durable import (
     Context,

@@ -6,8 +6,7 @@ import re
 
 import asyncpg
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import Engine, go
+from tests.support.spec import Engine, Opening, go
 
 from gen_durable import Durable, SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection, Target

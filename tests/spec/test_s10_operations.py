@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import MOMENT, Kid, Play, differing, finished, go, ids
+from tests.support.spec import MOMENT, Kid, Opening, Play, differing, finished, go, ids
 
 from gen_durable import Await, Done, Fail, Next, ScheduleChildren, Start
 from gen_durable.store.types import Claim, Commit

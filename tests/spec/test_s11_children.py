@@ -9,8 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.spec.conftest import Opening
-from tests.spec.support import HOUR, MOMENT, Engine, Gate, Handle, Kid, Play, State, failed, finished, ids
+from tests.support.spec import HOUR, MOMENT, Engine, Gate, Handle, Kid, Opening, Play, State, failed, finished, ids
 
 from gen_durable import Context, Done, EncodeError, Fail, Next, Outcome, Retry, ScheduleChildren, Start, Status
 from gen_durable.telemetry import StepCommitted

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from tests.interleavings.given import LIVE, ended, executing, instance, parent, parked, seconds, signal
-from tests.store.conftest import Store
-from tests.store.machine import M, child, fan_out, send
 from tests.store.test_limits import blocked, ids, limit, one_by_one
+from tests.support.machine import M, child, fan_out, send
+from tests.support.rows import LIVE, ended, executing, instance, parent, parked, seconds, signal
+from tests.support.store import Store
 
 from gen_durable.instances import Status
 from gen_durable.limits import Concurrency, Rate

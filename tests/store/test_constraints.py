@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncpg
 import pytest
-from tests.interleavings.given import ended, executing, instance, signal
-from tests.store.conftest import Store
+from tests.support.rows import ended, executing, instance, signal
+from tests.support.store import Store
 
 LIMIT = "insert into @schema.limits (name, kind, slots, period, burst) values "
 CASCADE = "insert into @schema.cascades (id, parent_id, origin, reason) overriding system value values "

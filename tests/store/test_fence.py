@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import asyncpg
 import pytest
-from tests.interleavings.given import executing, parent, signal
-from tests.store.conftest import Store
-from tests.store.machine import M, child, fan_out, park
+from tests.support.machine import M, child, fan_out, park
+from tests.support.rows import executing, parent, signal
+from tests.support.store import Store
 
 from gen_durable.outcomes import Start
 from gen_durable.store.types import Commit

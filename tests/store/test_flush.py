@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.interleavings.given import LIVE, executing, instance, parent, seconds, signal
-from tests.store.conftest import Store
-from tests.store.machine import child, fan_out, park
+from tests.support.machine import child, fan_out, park
+from tests.support.rows import LIVE, executing, instance, parent, seconds, signal
+from tests.support.store import Store
 
 from gen_durable.store.types import Commit
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.interleavings.given import executing, instance, seconds
-from tests.store.conftest import Store
 from tests.store.test_partition import blocked
+from tests.support.rows import executing, instance, seconds
+from tests.support.store import Store
 
 
 def test_a_claim_of_another_queue_is_not_blocked_by_the_crowd(store: Store) -> None:

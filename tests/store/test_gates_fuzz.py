@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.conftest import Store
-from tests.store.machine import M, child, send
+from tests.support.machine import M, child, send
+from tests.support.store import Store
 
 import gen_durable
 from gen_durable.outcomes import Start

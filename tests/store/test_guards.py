@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.interleavings.given import ended, executing, instance, parent, parked, seconds
-from tests.store.conftest import Store
-from tests.store.machine import KNOWN, send
 from tests.store.test_no_waiting import pick
+from tests.support.machine import KNOWN, send
+from tests.support.rows import ended, executing, instance, parent, parked, seconds
+from tests.support.store import Store
 
 from gen_durable.limits import Concurrency
 from gen_durable.store.journal import JournalCalls, Report

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
-from tests.interleavings.given import LIVE, executing, instance, parked
-from tests.store.conftest import Store
-from tests.store.machine import M, fan_out, park, send
+from tests.support.machine import M, fan_out, park, send
+from tests.support.rows import LIVE, executing, instance, parked
+from tests.support.store import Store
 
 from gen_durable.outcomes import Start
 from gen_durable.store.types import Commit, Inserted

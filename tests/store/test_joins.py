@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from tests.interleavings.given import executing
-from tests.store.conftest import Store
-from tests.store.machine import child
 from tests.store.test_cancel import cancel, carry_on, status
+from tests.support.machine import child
+from tests.support.rows import executing
+from tests.support.store import Store
 
 from gen_durable.instances import Status
 from gen_durable.store.types import Claim, Commit, Flushed

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.interleavings.given import ended, executing, parent, signal
-from tests.store.conftest import Store
-from tests.store.machine import child, fan_out, park
+from tests.support.machine import child, fan_out, park
+from tests.support.rows import ended, executing, parent, signal
+from tests.support.store import Store
 
 from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalCalls, Noted, Report
 from gen_durable.store.statements import Statement

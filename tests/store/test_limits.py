@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import asyncpg
 import pytest
-from tests.store.conftest import Store
-from tests.store.machine import KNOWN, M
+from tests.support.machine import KNOWN, M
+from tests.support.store import Store
 
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.outcomes import Start

@@ -6,10 +6,10 @@ import json
 from datetime import timedelta
 
 import pytest
-from tests.interleavings.given import executing, instance, seconds
-from tests.store.conftest import Store
-from tests.store.machine import M
 from tests.store.test_limits import blocked, ids, limit, one_by_one, pass_by
+from tests.support.machine import M
+from tests.support.rows import executing, instance, seconds
+from tests.support.store import Store
 
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.outcomes import Start

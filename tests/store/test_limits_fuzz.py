@@ -10,8 +10,8 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.store.conftest import Store
-from tests.store.machine import M, child, send
+from tests.support.machine import M, child, send
+from tests.support.store import Store
 
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.outcomes import Start

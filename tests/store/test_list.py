@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.interleavings.given import LIVE, ended, executing, instance, parent, parked, seconds
-from tests.store.conftest import Store
-from tests.store.machine import M, child, fan_out
+from tests.support.machine import M, child, fan_out
+from tests.support.rows import LIVE, ended, executing, instance, parent, parked, seconds
+from tests.support.store import Store
 
 from gen_durable.instances import Instance
 from gen_durable.listing import Count, Page, place_of, wanted

@@ -7,7 +7,7 @@ import sys
 
 import asyncpg
 import pytest
-from tests.store.machine import KNOWN, M
+from tests.support.machine import KNOWN, M
 
 from gen_durable.errors import ConfigError, SchemaMissing, SchemaTooNew
 from gen_durable.outcomes import Start

@@ -14,9 +14,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.interleavings.given import ended, executing, instance, parent, parked, seconds
-from tests.store.conftest import Store
-from tests.store.machine import KNOWN, M, child, fan_out
+from tests.support.machine import KNOWN, M, child, fan_out
+from tests.support.rows import ended, executing, instance, parent, parked, seconds
+from tests.support.store import Store
 
 from gen_durable.outcomes import Start
 from gen_durable.store.journal import JournalCalls, Report

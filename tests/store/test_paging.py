@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.interleavings.given import executing, instance, parent
-from tests.store.conftest import Store
+from tests.support.rows import executing, instance, parent
+from tests.support.store import Store
 
 from gen_durable.listing import wanted
 from gen_durable.store.statements import Statement

@@ -6,9 +6,9 @@ import json
 from datetime import timedelta
 
 import pytest
-from tests.interleavings.given import executing, instance, parked, seconds
-from tests.store.conftest import Store
-from tests.store.machine import M, park, send
+from tests.support.machine import M, park, send
+from tests.support.rows import executing, instance, parked, seconds
+from tests.support.store import Store
 
 from gen_durable.outcomes import Start
 from gen_durable.store.types import Commit

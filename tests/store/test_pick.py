@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.interleavings.given import ended, executing, instance, parent, parked, seconds, signal
-from tests.store.conftest import Store
+from tests.support.rows import ended, executing, instance, parent, parked, seconds, signal
+from tests.support.store import Store
 
 from gen_durable.store.types import Commit
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.store.conftest import Store
-from tests.store.machine import KNOWN, M, child, fan_out, send
+from tests.support.machine import KNOWN, M, child, fan_out, send
+from tests.support.store import Store
 
 from gen_durable.outcomes import Start
 from gen_durable.pg.connection import PersistentConnection, Target

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from tests.store.conftest import Store
-from tests.store.machine import KNOWN
 from tests.store.test_plans import BATCH, PICK, PKEY, Work, check_plans, check_work
+from tests.support.machine import KNOWN
+from tests.support.store import Store
 
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.pg.connection import PersistentConnection, Target

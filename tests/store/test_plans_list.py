@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.store.conftest import Store
 from tests.store.test_plans import counted, plans_of
+from tests.support.store import Store
 
 from gen_durable.listing import Filters, wanted
 from gen_durable.pg.connection import PersistentConnection, Target

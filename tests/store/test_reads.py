@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.interleavings.given import LIVE, ended, executing, instance, parked, seconds
-from tests.store.conftest import Store
+from tests.support.rows import LIVE, ended, executing, instance, parked, seconds
+from tests.support.store import Store
 
 from gen_durable.instances import Status
 from gen_durable.store.types import FinishedInstance, UnknownStep

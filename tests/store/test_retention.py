@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.interleavings.given import ended, executing, instance, parked, seconds
-from tests.store.conftest import Store
+from tests.support.rows import ended, executing, instance, parked, seconds
+from tests.support.store import Store
 
 DAY = 86_400.0
 

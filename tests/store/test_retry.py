@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.interleavings.given import LIVE, ended, executing, instance, parent, parked, signal
-from tests.store.conftest import Store
+from tests.support.rows import LIVE, ended, executing, instance, parent, parked, signal
+from tests.support.store import Store
 
 from gen_durable.instances import Status
 from gen_durable.store.admin import Removed, Retried

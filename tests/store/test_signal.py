@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.interleavings.given import LIVE, ended, executing, instance, parent, parked
-from tests.store.conftest import Store
-from tests.store.machine import send
+from tests.support.machine import send
+from tests.support.rows import LIVE, ended, executing, instance, parent, parked
+from tests.support.store import Store
 
 from gen_durable.store.types import Commit, OutgoingSignal
 

@@ -10,8 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.client.conftest import Opening
-from tests.worker.support import seconds, soon
+from tests.support.engine import Opening, seconds, soon
 
 from gen_durable import (
     Await,

@@ -9,8 +9,7 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, Engine, soon
+from tests.support.engine import BRIEF, Engine, Opening, soon
 from tests.worker.test_options_lease import dead_claim, double
 
 from gen_durable import Context, Done, Failed, Finished, Instance, Machine, Outcome, ScheduleChildren, Start, job, step

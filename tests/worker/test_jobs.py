@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from tests.worker.conftest import Opening
-from tests.worker.support import seconds
+from tests.support.engine import Opening, seconds
 
 from gen_durable import Abort, Context, Failed, Finished, Status, backoff, job
 from gen_durable.telemetry import StepCommitted

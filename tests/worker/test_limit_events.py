@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.worker.conftest import Opening
-from tests.worker.support import NEVER, seconds
+from tests.support.engine import NEVER, Opening, seconds
 
 from gen_durable import Concurrency, Finished, Rate, Start, job
 from gen_durable.telemetry import PartitionContended, RowsBlocked, RowsThrottled, RowsUnblocked

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pydantic
 import pytest
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, Engine, seconds
+from tests.support.engine import BRIEF, Engine, Opening, seconds
 
 from gen_durable import Await, Context, Done, Durable, GenDurableError, Machine, Outcome, Signal, Start, job, step
 from gen_durable.telemetry import Event, StateUndecodable

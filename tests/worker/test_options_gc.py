@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.worker.conftest import Opening
-from tests.worker.support import NEVER, Engine, seconds
+from tests.support.engine import NEVER, Engine, Opening, seconds
 
 from gen_durable import Context, Done, Fail, Machine, Outcome, Retention, ScheduleChildren, Start, job, step
 from gen_durable.telemetry import InstancesCollected

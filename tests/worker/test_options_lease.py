@@ -6,8 +6,7 @@ import asyncio
 import time
 
 import pytest
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, Engine, seconds
+from tests.support.engine import BRIEF, Engine, Opening, seconds
 
 from gen_durable import Failed, Finished, job
 from gen_durable.engine.heartbeat import Heartbeat

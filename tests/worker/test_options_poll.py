@@ -6,8 +6,7 @@ import asyncio
 import itertools
 import time
 
-from tests.worker.conftest import Opening
-from tests.worker.support import NEVER, Engine, Rows, seconds
+from tests.support.engine import NEVER, Engine, Opening, Rows, seconds
 
 from gen_durable import Finished, job
 from gen_durable.telemetry import RowsPicked

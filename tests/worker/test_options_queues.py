@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, NEVER, Engine, soon
+from tests.support.engine import BRIEF, NEVER, Engine, Opening, soon
 
 from gen_durable import Finished, Start, job
 from gen_durable.telemetry import RowsPicked, StepCommitted

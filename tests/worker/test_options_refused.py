@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.worker.support import seconds
+from tests.support.engine import seconds
 
 from gen_durable import (
     ConfigError,

@@ -8,8 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.worker.conftest import Opening
-from tests.worker.support import seconds
+from tests.support.engine import Opening, seconds
 
 from gen_durable import Context, Done, Finished, Machine, Next, Outcome, Start, job, step
 

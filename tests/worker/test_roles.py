@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, seconds, soon
+from tests.support.engine import BRIEF, Opening, seconds, soon
 
 from gen_durable import ConfigError, Context, Done, Durable, Finished, Machine, Outcome, Start, Worker, job, step
 from gen_durable.telemetry import ClaimsReaped, InstancesCollected, RowsPicked, StepCommitted

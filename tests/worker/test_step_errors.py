@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, seconds
+from tests.support.engine import BRIEF, Opening, seconds
 
 from gen_durable import (
     Context,

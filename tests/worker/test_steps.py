@@ -9,8 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.worker.conftest import Opening
-from tests.worker.support import seconds
+from tests.support.engine import Opening, seconds
 
 from gen_durable import (
     Context,

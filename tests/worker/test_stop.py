@@ -6,8 +6,7 @@ import asyncio
 import threading
 import time
 
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, NEVER, seconds
+from tests.support.engine import BRIEF, NEVER, Opening, seconds
 
 from gen_durable import Context, Done, Finished, Machine, Next, Outcome, Pending, Start, job, step
 from gen_durable.telemetry import QueueDrained, StepCommitted

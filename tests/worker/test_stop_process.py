@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.worker.conftest import Opening, Spawning
-from tests.worker.support import program_job
+from tests.support.engine import Opening, Spawning, program_job
 
 from gen_durable import Finished, Start
 

@@ -8,8 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, seconds
+from tests.support.engine import BRIEF, Opening, seconds
 
 import gen_durable.telemetry
 from gen_durable import (

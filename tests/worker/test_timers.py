@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.worker.conftest import Opening
-from tests.worker.support import NEVER, seconds
+from tests.support.engine import NEVER, Opening, seconds
 
 from gen_durable import Await, Context, Done, Finished, Machine, Next, Outcome, Retry, Signal, job, step
 

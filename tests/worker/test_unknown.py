@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.worker.conftest import Opening
-from tests.worker.support import BRIEF, NEVER, Engine, seconds
+from tests.support.engine import BRIEF, NEVER, Engine, Opening, seconds
 
 from gen_durable import Context, Done, Finished, Machine, Next, Outcome, job, step
 from gen_durable.telemetry import StateUndecodable, UnknownStepsFound

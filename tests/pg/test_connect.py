@@ -1,0 +1,38 @@
+"""Giving up while a connection is made: at any moment, and without a word in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+from tests.support.hosts import Place
+
+from gen_durable.pg.connect import Target, dial
+from gen_durable.pg.dsn import hosts_of
+
+TURNS = 20
+"""So many turns of the loop it takes at most until the driver waits for the host's first word."""
+
+
+async def test_given_up_at_any_moment(silent: Place) -> None:
+    """Cancelled between the socket's connection and the driver's first wait, the driver would leave an error behind."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    (host,) = hosts_of("postgresql://me@{}:{}/db".format(*silent)).each
+
+    async def give_up(turns: int) -> bool:
+        dialling = asyncio.ensure_future(dial(host, Target(host.dsn), 5.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        dialling.cancel()
+        await asyncio.wait([dialling])
+        return dialling.cancelled()
+
+    assert all([await give_up(turns) for turns in range(TURNS)])
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:
+        await asyncio.wait(left, timeout=5)  # what was given up ends soon, too
+    assert all(task.done() for task in left)
+    gc.collect()
+    assert complaints == []

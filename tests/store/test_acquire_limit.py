@@ -1,0 +1,64 @@
+"""Slots and tokens that steps ask for from inside: they count as long as the claim that has asked lives."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.rows import executing, parked
+from tests.support.store import Store
+
+from gen_durable.limits import Limit
+from gen_durable.store.types import LimitAnswer
+
+SLOT = "insert into @schema.limits (name, kind, slots) values ('l', 'concurrency', 1);\n"
+RATE = "insert into @schema.limits (name, kind, period, burst) values ('r', 'rate', 3600, 2);\n"
+DEAD = {"claimed-again": executing(8, claims=3), "given-up": parked(8, claims=2)}
+
+
+def enter(store: Store, instance: int, ticket: int, name: str = "l", claim: int = 1) -> LimitAnswer:
+    return store.run(store.calls.acquire_limit(instance, claim, Limit(name), ticket))
+
+
+def ticket(number: int, instance: int, claim: int) -> str:
+    return (
+        "insert into @schema.step_slots (ticket, slot_key, instance_id, claim) values "
+        f"({number}, 'l', {instance}, {claim});\n"
+    )
+
+
+@pytest.mark.parametrize("row", DEAD.values(), ids=DEAD)
+def test_who_has_lost_its_claim_is_told(store: Store, row: str) -> None:
+    """Its row was claimed again, or it has committed an outcome and does not execute any more."""
+    store.given(SLOT + row)
+    assert enter(store, 8, 80, claim=2).lost
+    assert store.sql("select from @schema.step_slots") == []
+
+
+@pytest.mark.parametrize("row", DEAD.values(), ids=DEAD)
+def test_the_ticket_of_a_dead_claim_counts_nowhere(store: Store, row: str) -> None:
+    """Not as a slot, not in the list, and the sweep takes it away."""
+    store.given(SLOT + row + executing(1) + ticket(80, 8, 2))
+    (limit,) = store.run(store.calls.limits())
+    assert limit.taken == 0
+    assert enter(store, 1, 10).may
+    store.run(store.calls.unblock_missed(None, 10))
+    assert [r["ticket"] for r in store.sql("select * from @schema.step_slots")] == [10]
+
+
+@pytest.mark.parametrize("row", DEAD.values(), ids=DEAD)
+def test_a_dead_ticket_behind_makes_no_room(store: Store, row: str) -> None:
+    """The slot is taken by a row; a dead ticket that was drawn later is not one that could step back."""
+    store.given(SLOT + row + executing(1) + executing(2, slot_key="l") + ticket(10, 1, 1) + ticket(80, 8, 2))
+    assert not enter(store, 1, 10).may
+
+
+def test_places_are_taken_in_the_order_of_asking(store: Store) -> None:
+    """Who asks again has the place that it had."""
+    store.given(SLOT + executing(1) + executing(2))
+    assert [enter(store, 1, 10).may, enter(store, 2, 20).may, enter(store, 1, 10).may] == [True, False, True]
+    store.run(store.calls.release_limit(10))
+    assert enter(store, 2, 20).may
+
+
+def test_tokens_asked_for_from_inside_are_gone(store: Store) -> None:
+    store.given(RATE + executing(1))
+    assert [enter(store, 1, n, "r").may for n in (1, 2, 3, 4)] == [True, True, False, False]

@@ -1,0 +1,120 @@
+"""The command line as people use it: real processes, in a directory of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "gen_durable.cli"]
+PATIENCE = 30.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, without what would change what is tested."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "CI", "FORCE_COLOR")}
+    return kept | {"COLUMNS": "200", "NO_COLOR": "1"} | more
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command to its end."""
+
+    def run_it(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=tmp_path,
+            env=environment(**more),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    return run_it
+
+
+class Running:
+    """A command that goes on, and the lines that it has written to stderr."""
+
+    def __init__(self, directory: Path, arguments: tuple[str, ...], more: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=directory,
+            env=environment(**more),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,  # as a shell does it
+        )
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._news:
+                self.lines.append(line.rstrip())
+                self._news.notify_all()
+
+    def expect(self, pattern: str, times: int = 1) -> list[re.Match[str]]:
+        """Wait until so many lines match, and return the matches."""
+        deadline = time.monotonic() + PATIENCE
+        with self._news:
+            while True:
+                found = [match for line in self.lines if (match := re.search(pattern, line))]
+                if len(found) >= times:
+                    return found
+                assert self._news.wait(deadline - time.monotonic()), f"{pattern!r} not in {self.lines}"
+
+    async def heard(self, pattern: str, times: int = 1) -> list[re.Match[str]]:
+        """The same, while the event loop goes on: a client's notifications are sent by it."""
+        return await asyncio.to_thread(self.expect, pattern, times)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def press_ctrl_c(self) -> None:
+        """What a terminal does: SIGINT for the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def end(self) -> int:
+        """Wait for the end, and return the exit code."""
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        assert not self._reader.is_alive(), "a process that it started is still there"
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.end()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Start a command; whatever still runs in the end is killed."""
+    all_of_them: list[Running] = []
+
+    def start_it(*arguments: str, **more: str) -> Running:
+        running = Running(tmp_path, arguments, more)
+        all_of_them.append(running)
+        return running
+
+    yield start_it
+    for running in all_of_them:
+        running.close()

@@ -1,0 +1,66 @@
+"""The explorer, ready to use on a schema of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeAlias
+
+import asyncpg
+import pytest
+from tests.support.breakpoints import Cure, instrumented
+from tests.support.explorer import Explorer
+
+from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.migrate import migrate
+from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statements
+
+Exploring: TypeAlias = Callable[..., AbstractAsyncContextManager[Explorer]]
+
+
+@pytest.fixture(scope="module")
+def ground(dsn: str) -> Iterator[str]:
+    """A schema for all explorations of a module: each puts its own functions and rows there."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+
+    async def run(sql: str | None) -> None:
+        link = PersistentConnection(Target(dsn))
+        if sql is None:
+            await migrate(link, Schema(name))
+        else:
+            await link.script(Schema(name).render(sql))
+        await link.close()
+
+    asyncio.run(run(None))
+    yield name
+    asyncio.run(run("drop schema @schema cascade"))
+
+
+@pytest.fixture
+def exploring(dsn: str, ground: str) -> Exploring:
+    """Explorers of the functions as shipped, or without some of their cures; `also` is SQL to install besides.
+
+    In the `quiet` functions nothing stops: what a test knows not to matter.
+    """
+
+    @asynccontextmanager
+    async def explorer(*without: Cure, also: str = "", quiet: Collection[str] = ()) -> AsyncIterator[Explorer]:
+        connections = [await asyncpg.connect(dsn) for _ in range(3)]
+        try:
+            made = Explorer(ground, connections)
+            await made.install(instrumented(made.schema, *without, quiet=quiet) + also)
+            yield made
+        finally:
+            for connection in connections:
+                connection.terminate()
+
+    return explorer
+
+
+@pytest.fixture
+def calls(ground: str) -> Statements:
+    """The engine's calls on this schema."""
+    return Statements(Schema(ground))
