@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from gen_durable.core.requests import to_error
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.dsn import find_tls_weakness
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check, migrate
-from gen_durable.pg.pool import DriverPool, LentPool, OwnPool, Pool
-from gen_durable.pg.tls import weakness
+from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
 from gen_durable.store.journal import JournalCalls
 from gen_durable.store.schema import Schema
 
@@ -84,7 +84,7 @@ class Database:
                 raise ConfigError(f"{name} is about a dsn: pass one beside pool=, or leave {name} out")
         self.schema = schema
         self._dsn = dsn
-        self._lent = None if pool is None else LentPool(pool)
+        self._lent = None if pool is None else CallerPool(pool)
         self._pooler = pooler
         self._listen_dsn = listen_dsn
         self._size = pool_size
@@ -117,7 +117,7 @@ class Database:
             if self._lent is None or self._dsn is not None:
                 found = Target(await self._find_dsn(), pooled=True if self._pooler is not None else None)
                 for dsn in (found.dsn, self._listen_dsn):
-                    if dsn is not None and (weak := weakness(dsn, os.environ)) is not None:
+                    if dsn is not None and (weak := find_tls_weakness(dsn, os.environ)) is not None:
                         log.warning("%s", weak)
                 self._target = await self._prepare(found)
                 self.pool: Pool = OwnPool(self._target, self._size)
@@ -158,7 +158,7 @@ class Database:
             )
         return link.target
 
-    async def _check_lent(self, lent: LentPool) -> None:
+    async def _check_lent(self, lent: CallerPool) -> None:
         await check(lent, self.schema)
         found = await lent.run(JournalCalls(self.schema).installation())
         if self._target is None:

@@ -55,7 +55,7 @@ async def diagnose(link: PersistentConnection, schema: Schema, *, show: int = 20
     """Run every check of the doctor. An invariant holds when its check returns no row; a busy database is no excuse."""
     findings: list[Finding] = []
     for name, sql in checks(schema):
-        rows = await link.transact(
+        rows = await link.run_in_transaction(
             functools.partial(_asked, call=Statement(_FIRST.replace("@check", sql), (show,), _rows))
         )
         first = tuple(Violation(row[0], row[1]) for row in rows)

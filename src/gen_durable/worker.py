@@ -155,7 +155,7 @@ class Worker:
 
     async def _connect(self) -> None:
         """Connect what the first row needs, so that it does not wait for that. Later is fine too: links heal."""
-        await asyncio.gather(*(link.raw() for link in self._links[:2]), return_exceptions=True)
+        await asyncio.gather(*(link.connect() for link in self._links[:2]), return_exceptions=True)
 
     def _build(self) -> None:
         """The rooms, and who tells whom."""

@@ -152,10 +152,10 @@ async def test_killed_between_calls(private_dsn: str, schema: str) -> None:
 async def test_pools_that_cannot_be_used(dsn: str, schema: str) -> None:
     """Each is told with what to do."""
     stranger: Any = dsn
-    with pytest.raises(ConfigError, match="pool= takes a pool of asyncpg, got str"):
+    with pytest.raises(ConfigError, match="pool= takes an asyncpg pool, got str"):
         Durable(pool=stranger)
     never_opened = asyncpg.create_pool(dsn)
-    with pytest.raises(ConfigError, match=r"not initialized.*open it before"):
+    with pytest.raises(ConfigError, match=r"not initialized.*Open it before"):
         await Durable(pool=never_opened, schema=schema).open()
     async with lent(dsn) as pool:
         options: dict[str, Any] = {

@@ -66,9 +66,9 @@ def room(dsn: str, schema: str) -> Callable[[], Any]:
         link = PersistentConnection(Target(dsn))
         one = Room(link, schema)
         rows = executing(1) + executing(2) + instance(3, slot_key="l", blocked_on="slot/l", queue="q")
-        await link.script(one.schema.render(rows))
+        await link.run_script(one.schema.render(rows))
         await link.run(one.calls.set_limit("l", Concurrency(1), declared=False))
-        await link.script(one.schema.render("update @schema.instances set blocked_on = 'slot/l' where id = 3"))
+        await link.run_script(one.schema.render("update @schema.instances set blocked_on = 'slot/l' where id = 3"))
         try:
             yield one
         finally:

@@ -239,7 +239,9 @@ async def written(link: PersistentConnection, app: Durable, commit: Commit) -> F
     """As the flusher does it: a lock that was not to be had in time is asked for again."""
     while True:
         with contextlib.suppress(asyncpg.LockNotAvailableError):
-            return await link.transact(functools.partial(fanout.commit_in_transaction, calls=app.calls, commit=commit))
+            return await link.run_in_transaction(
+                functools.partial(fanout.commit_in_transaction, calls=app.calls, commit=commit)
+            )
 
 
 async def test_two_broods_with_the_same_keys_do_not_deadlock(

@@ -55,7 +55,7 @@ async def test_a_report_of_a_locked_row_is_written_later(open_app: Opening) -> N
 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
         link = PersistentConnection(app.target)
-        connection = await link.raw()
+        connection = await link.connect()
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute(app.calls.schema.render("select from @schema.instances for update"))

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.support.hosts import Place
 
-from gen_durable.pg.connect import Target, dial
-from gen_durable.pg.dsn import hosts_of
+from gen_durable.pg.connect import Target, connect_to_host
+from gen_durable.pg.dsn import split_hosts
 
 TURNS = 20
 """So many turns of the loop it takes at most until the driver waits for the host's first word."""
@@ -19,10 +19,10 @@ async def test_given_up_at_any_moment(silent: Place) -> None:
     """Cancelled between the socket's connection and the driver's first wait, the driver would leave an error behind."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
-    (host,) = hosts_of("postgresql://me@{}:{}/db".format(*silent)).each
+    (host,) = split_hosts("postgresql://me@{}:{}/db".format(*silent)).hosts
 
     async def give_up(turns: int) -> bool:
-        dialling = asyncio.ensure_future(dial(host, Target(host.dsn), 5.0))
+        dialling = asyncio.ensure_future(connect_to_host(host, Target(host.dsn), 5.0))
         for _ in range(turns):
             await asyncio.sleep(0)
         dialling.cancel()

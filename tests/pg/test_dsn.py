@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gen_durable.pg.dsn import hosts_of
+from gen_durable.pg.dsn import split_hosts
 
 WRITING = "target_session_attrs=read-write"
 
@@ -33,25 +33,25 @@ WRITING = "target_session_attrs=read-write"
 )  # fmt: skip
 def test_each_host_has_a_dsn(dsn: str, each: list[str]) -> None:
     """In the order given; of several one is wanted that can be written to, unless the DSN says otherwise."""
-    assert [host.dsn for host in hosts_of(dsn).each] == each
+    assert [host.dsn for host in split_hosts(dsn).hosts] == each
 
 
 @pytest.mark.parametrize(("said", "seconds"), [("2", 2.0), ("0.5", 0.5), ("0", None), ("soon", None)])
 def test_connect_timeout_is_read(said: str, seconds: float | None) -> None:
     """libpq's word for it; it is not passed on, for the server would refuse it."""
-    hosts = hosts_of(f"postgresql://one/db?connect_timeout={said}&sslmode=disable")
+    hosts = split_hosts(f"postgresql://one/db?connect_timeout={said}&sslmode=disable")
     assert hosts.timeout == seconds
-    assert hosts.each[0].dsn == "postgresql://one/db?sslmode=disable"
+    assert hosts.hosts[0].dsn == "postgresql://one/db?sslmode=disable"
 
 
 def test_no_password_is_shown() -> None:
-    hosts = hosts_of("postgresql://u:hush@one,two/db")
+    hosts = split_hosts("postgresql://u:hush@one,two/db")
     assert "hush" not in repr(hosts)
-    assert [host.name for host in hosts.each] == ["one", "two"]
+    assert [host.name for host in hosts.hosts] == ["one", "two"]
 
 
 @pytest.mark.parametrize("password", ["hu,sh/x", "hu,sh?x", "hu,sh#x", "12,3/x"])
 def test_a_password_that_is_not_encoded(password: str) -> None:
     """Its pieces are not taken for hosts, which are named in messages."""
-    (host,) = hosts_of(f"postgresql://me:{password}@one/db").each
+    (host,) = split_hosts(f"postgresql://me:{password}@one/db").hosts
     assert host.name == "the host"

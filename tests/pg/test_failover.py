@@ -35,7 +35,7 @@ def within(seconds: float) -> AbstractAsyncContextManager[object]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test does not wait as long for a frozen server."""
-    monkeypatch.setattr(watchdog, "PATIENCE", 0.3)
+    monkeypatch.setattr(watchdog, "PROBE_AFTER", 0.3)
     monkeypatch.setattr(watchdog, "PROBE_TIMEOUT", 0.3)
     monkeypatch.setattr(connect, "HOST_TIMEOUT", 1.0)
 
@@ -89,7 +89,7 @@ async def test_no_host_can_be_used(dsn: str, dead: Place, standby: Standby) -> N
         await Durable(several("postgresql://postgres:hush@/postgres", dead, standby.place)).open()
     assert time.monotonic() - began < 2
     assert f"127.0.0.1:{dead[1]}: ConnectionRefusedError" in str(raised.value)
-    assert "not to be written to" in str(raised.value)
+    assert "read-only" in str(raised.value)
     assert "hush" not in str(raised.value)
 
 
@@ -130,8 +130,8 @@ async def test_a_write_is_refused_as_read_only(dsn: str, schema: str) -> None:
     """Nothing was done then, so it is done again on a new connection; no other link to that server is kept."""
     async with Durable(dsn, schema=schema, pool_size=4) as app:
         before = []
-        for link in app.pool._links:
-            connection = await link.raw()
+        for link in app.pool._connections:
+            connection = await link.connect()
             if app.target.pooled:
                 return  # the next one to use that server connection would be the one who is refused
             await connection.execute("set session characteristics as transaction read only")
@@ -206,7 +206,7 @@ async def test_a_link_that_is_gone_is_noticed_by_its_socket(dsn: str, gated: Gat
     """The driver sets none of this: a link that was cut would be waited on for ever."""
     async with gated() as gate:
         link = PersistentConnection(Target(several(dsn, gate.place)))
-        sock = (await link.raw())._transport.get_extra_info("socket")
+        sock = (await link.connect())._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
         assert [sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [5, 2, 3, 10_000]

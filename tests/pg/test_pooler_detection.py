@@ -28,7 +28,7 @@ async def test_a_direct_connection(dsn: str) -> None:
     if "keep_direct" not in dsn:
         dsn = f"{dsn}{'&' if '?' in dsn else '?'}application_name=keep_direct"  # also in a run with POOLER=1
     link = PersistentConnection(Target(dsn))
-    connection = await link.raw()
+    connection = await link.connect()
     assert link.target.pooled is False
     assert connection._stmt_cache.get_max_size() == 100
     await link.close()

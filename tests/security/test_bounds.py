@@ -27,7 +27,7 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable.pg.tls import weakness
+from gen_durable.pg.dsn import find_tls_weakness
 from gen_durable.validation import MAX_BATCH, MAX_CHILDREN, MAX_INBOX, MAX_KEY, MAX_METADATA, MAX_OUTBOX, MAX_PAYLOAD
 
 NOWHERE = "postgresql://127.0.0.1:1/none"
@@ -180,7 +180,7 @@ async def test_an_inbox_holds_ten_thousand(engine: Opening) -> None:
     ],
 )
 def test_connections_that_are_not_verified(dsn: str, environment: dict[str, str], weak: str | None) -> None:
-    found = weakness(dsn, environment)
+    found = find_tls_weakness(dsn, environment)
     assert (weak in found) if weak is not None and found is not None else found is weak
     assert found is None or "u:p" not in found
 
@@ -193,4 +193,4 @@ async def test_a_weak_connection_is_told_once(engine: Opening, caplog: pytest.Lo
     app = Durable("postgresql://127.0.0.1:1/none", listen_dsn="postgresql://192.0.2.1/none")
     with pytest.raises(Exception, match="not reachable"):
         await app.open()
-    assert caplog.text.count("sslmode=prefer does not make sure that 192.0.2.1 is who it says") == 1
+    assert caplog.text.count("sslmode=prefer does not verify the identity of 192.0.2.1") == 1

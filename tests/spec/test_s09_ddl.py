@@ -251,7 +251,7 @@ async def test_the_schema_version_is_recorded_and_only_missing_steps_are_applied
         applied = await migrate(link, schema)
         assert applied == sorted(applied) != []
         assert await migrate(link, schema) == []
-        await link.script(f'insert into "{bare_schema}".migrations (version) values (100000)')
+        await link.run_script(f'insert into "{bare_schema}".migrations (version) values (100000)')
         with pytest.raises(SchemaTooNew):
             await migrate(link, schema)
         async with Durable(dsn, schema=bare_schema):

@@ -65,7 +65,7 @@ async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
     schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
     try:
         await migrate(link, schema)
-        await link.script(schema.render("insert into @schema.migrations (version) values (999)"))
+        await link.run_script(schema.render("insert into @schema.migrations (version) values (999)"))
         with pytest.raises(SchemaTooNew, match="999"):
             await migrate(link, schema)
         await check(link, schema)
@@ -96,7 +96,7 @@ async def test_a_database_of_version_1_is_brought_along(dsn: str, bare_schema: s
     )
     rows = "insert into @schema.instances (fsm, step) values ('m', 's'); insert into @schema.migrations values (1);"
     try:
-        await link.script(schema.render(f"create schema @schema; {version} {first.sql} {FIRST_FUNCTIONS} {rows}"))
+        await link.run_script(schema.render(f"create schema @schema; {version} {first.sql} {FIRST_FUNCTIONS} {rows}"))
         assert await migrate(link, schema) == list(range(2, library_version(schema) + 1))
         (claim,) = (await link.run(Statements(schema).pick("w", {"default": 5}, KNOWN, 60))).claims
         assert (claim.seq, claim.visit, claim.journal) == (0, 0, None)
@@ -146,7 +146,7 @@ async def test_two_schemas_do_not_meet(dsn: str, bare_schema: str) -> None:
         await link.run(Statements(one).insert([Start(M.s, {})], "raise"))
         assert (await link.run(Statements(two).pick("w", {"default": 5}, KNOWN, 60))).claims == []
     finally:
-        await link.script(two.render("drop schema if exists @schema cascade"))
+        await link.run_script(two.render("drop schema if exists @schema cascade"))
         await link.close()
 
 
@@ -156,7 +156,7 @@ async def test_the_script_runs_as_it_is_printed(dsn: str, bare_schema: str) -> N
     sql = script(schema, 0)
     assert "@schema" not in sql
     try:
-        await link.script(sql)
+        await link.run_script(sql)
         assert await migrate(link, schema) == []
         assert script(schema, library_version(schema)) == ""
     finally:

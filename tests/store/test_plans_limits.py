@@ -65,7 +65,7 @@ def big(dsn: str) -> Iterator[Store]:
     async def prepare() -> None:
         link = PersistentConnection(Target(dsn))
         await migrate(link, Schema(name))
-        await link.script(Schema(name).render(SEED))
+        await link.run_script(Schema(name).render(SEED))
         await link.close()
 
     asyncio.run(prepare())

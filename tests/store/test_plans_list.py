@@ -116,7 +116,7 @@ def big(dsn: str) -> Iterator[Store]:
         await migrate(link, Schema(name))
         for statement in Schema(name).render(SEED).split(";\n"):
             if statement.strip():
-                await link.script(statement)
+                await link.run_script(statement)
         await link.close()
 
     asyncio.run(prepare())

@@ -31,7 +31,7 @@ def ground(dsn: str) -> Iterator[str]:
         if sql is None:
             await migrate(link, Schema(name))
         else:
-            await link.script(Schema(name).render(sql))
+            await link.run_script(Schema(name).render(sql))
         await link.close()
 
     asyncio.run(run(None))

@@ -41,7 +41,7 @@ class Store:
 
     def given(self, text: str) -> None:
         """Rows to begin with (see `support.rows`)."""
-        self._runner.run(self._link.script(self.schema.render(text)))
+        self._runner.run(self._link.run_script(self.schema.render(text)))
 
     def insert(self, *starts: Start[Any], on_conflict: str = "raise") -> list[Inserted]:
         return self.run(self.calls.insert(starts, on_conflict))

@@ -346,5 +346,5 @@ async def _sql(harness: Harness, sql: str) -> None:
     from gen_durable.pg.connection import PersistentConnection
 
     link = PersistentConnection(harness.app.target)
-    await link.script(sql)
+    await link.run_script(sql)
     await link.close()

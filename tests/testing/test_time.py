@@ -142,7 +142,7 @@ async def test_firing_a_timeout_that_is_not_there_is_a_mistake_of_the_test(durab
 
 async def _sent_at(target: object, schema: str):  # type: ignore[no-untyped-def]
     link = PersistentConnection(target)  # type: ignore[arg-type]
-    connection = await link.raw()
+    connection = await link.connect()
     sent = await connection.fetchval(f'select inserted_at from "{schema}".signals')
     await link.close()
     return sent

@@ -34,7 +34,7 @@ AFTER = dict(pairwise(CHAIN))
 
 async def asker(app: Durable) -> Ask:
     """One connection, as a function that runs a call on it."""
-    connection = (await connect(app.target)).connection
+    connection = (await connect(app.target)).driver_connection
 
     async def ask(call: Statement[T]) -> T:
         return call.read(await connection.fetch(call.text, *call.args))
@@ -110,7 +110,7 @@ async def fan(line: Line, app: Durable, *, children: int, batch: int = BATCH) ->
     if brood is None:
         await ask(app.calls.flush([spawned.commit]))
     else:
-        await PersistentConnection(app.target).transact(
+        await PersistentConnection(app.target).run_in_transaction(
             partial(commit_in_transaction, calls=app.calls, commit=spawned.commit)
         )
     count = 0

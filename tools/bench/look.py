@@ -149,7 +149,7 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
         all_looks = looks(rows, parent, datetime.now(UTC))
         timed = [await measure(connection, schema, name, what, options.rounds) for name, what in all_looks]
         if options.metadata_index:
-            await link.script(schema.metadata_index)
+            await link.run_script(schema.metadata_index)
             timed += [
                 await measure(connection, schema, f"{name}, with its index", what, options.rounds)
                 for name, what in all_looks

@@ -19,7 +19,7 @@ import typer
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.pg.dsn import hosts_of
+from gen_durable.pg.dsn import split_hosts
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
@@ -74,7 +74,7 @@ async def _connected(dsn: str, where: str, directory: Path | None) -> AsyncGener
     link = PersistentConnection(Target(dsn))
     try:
         try:
-            await link.raw()
+            await link.connect()
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"cannot connect to {where}: {_reason(error.cause)}") from error
         try:
@@ -95,7 +95,7 @@ def checked(dsn: str) -> str:
 def shown(dsn: str) -> str:
     """Host and database of a DSN, without user and password; of several hosts, all."""
     try:
-        hosts = [_host(urlsplit(host.dsn)) for host in hosts_of(dsn).each]
+        hosts = [_host(urlsplit(host.dsn)) for host in split_hosts(dsn).hosts]
     except ValueError:
         return (
             "the database"  # a password with a / or a # makes other parts unreadable, and them a part of the password

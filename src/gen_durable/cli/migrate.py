@@ -54,7 +54,7 @@ async def _apply(dsn: str | None, schema: Schema, *, index: bool, roles: str | N
             names = ", ".join(f"{roles}_{role}" for role in ("worker", "client", "viewer", "admin"))
             typer.echo(f"schema {schema.name}: grant {names} to the logins that need them")
         if index:
-            await database.link.script(schema.metadata_index)
+            await database.link.run_script(schema.metadata_index)
             typer.echo(f"schema {schema.name}: metadata is indexed")
 
 

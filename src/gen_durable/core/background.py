@@ -11,7 +11,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 
-from gen_durable.pg.faults import ConnectionLost, kind_of
+from gen_durable.pg.faults import ConnectionLost, loggable
 
 log = logging.getLogger("gen_durable.worker")
 MAX_REST = 1.0  # an outage that ends is noticed within a second
@@ -61,5 +61,5 @@ class BackgroundTask(ABC):
                 log.warning("%s: the database is not reachable (%s); trying again", self._name, error)
             else:
                 # Its kind alone: the words of a server's error may quote a row.
-                log.warning("%s failed (%s); trying again", self._name, kind_of(error))
+                log.warning("%s failed (%s); trying again", self._name, loggable(error))
         return min(0.05 * 2.0 ** min(self._failures, 12), MAX_REST) * random.uniform(0.5, 1.0)

@@ -146,7 +146,7 @@ class Listener(BackgroundTask):
 
     async def turn(self) -> float:
         """Listen until the connection breaks."""
-        connection = await self._link.raw()
+        connection = await self._link.connect()
         broken = asyncio.Event()
 
         def ended(_connection: object) -> None:

@@ -177,7 +177,7 @@ class Committer:
     async def _send(self, commits: list[Commit], link: PersistentConnection) -> Flushed:
         if commits[0].brood is not None:
             work = functools.partial(commit_in_transaction, calls=self._calls, commit=commits[0], worker=self._worker)
-            return await link.transact(work)
+            return await link.run_in_transaction(work)
         return await link.run(self._calls.flush(commits, self._worker, time.perf_counter()))
 
     def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:

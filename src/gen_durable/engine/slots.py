@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from gen_durable.engine.claims import ActiveClaim
-from gen_durable.pg.faults import kind_of
+from gen_durable.pg.faults import loggable
 
 log = logging.getLogger("gen_durable.worker")
 MAX_PICK: Final = 1000
@@ -172,8 +172,8 @@ class Slots:
         if not task.cancelled() and (error := task.exception()) is not None:
             # Where it happened, and its kind: its words may quote a payload, in the log as in last_error.
             frames = "".join(traceback.format_tb(error.__traceback__))
-            log.error("instance %d: %s\n%s", held.claim.id, kind_of(error), frames)
-            self._give_back(held, f"an error of the engine: {kind_of(error)}")
+            log.error("instance %d: %s\n%s", held.claim.id, loggable(error), frames)
+            self._give_back(held, f"an error of the engine: {loggable(error)}")
         self._fill(lane)
         self._on_free()
 

@@ -100,7 +100,7 @@ class TransactionalExecutor:
             link = self._free.pop()
             try:
                 transaction = await Transaction.begin(link)
-                lent = Lent(transaction.connection)
+                lent = Lent(transaction.driver_connection)
                 try:
                     await self._run.step(claim, entry, hold=False, lent=lent)
                 finally:
@@ -121,7 +121,7 @@ class TransactionalExecutor:
     ) -> tuple[EncodedOutcome, CommitResult] | None:
         """One execution in one transaction; None: it was lost, and nothing of it is committed."""
         transaction = await Transaction.begin(link)
-        lent = Lent(transaction.connection)
+        lent = Lent(transaction.driver_connection)
         try:
             started = time.perf_counter()
             if held is not None:
@@ -140,7 +140,7 @@ class TransactionalExecutor:
             if held is not None:
                 held.in_step = False
             # A step that has not touched the connection did not raise because of it.
-            if not await transaction.undo() and isinstance(error, StepRaised) and lent.taken:
+            if not await transaction.rollback() and isinstance(error, StepRaised) and lent.taken:
                 raise _Broken(error) from error
             raise
         except BaseException:
@@ -155,7 +155,7 @@ class TransactionalExecutor:
                 return None
             flushed = found
         except Exception:
-            await transaction.undo()
+            await transaction.rollback()
             raise
         except BaseException:
             transaction.drop()
@@ -168,7 +168,7 @@ class TransactionalExecutor:
         """Flush and commit; or roll back what comes too late."""
         flushed = await self._flush(transaction, commit, entry)
         if flushed.stale or flushed.already or flushed.asked:
-            await transaction.undo()
+            await transaction.rollback()
             return flushed
         try:
             await transaction.commit()
@@ -183,7 +183,7 @@ class TransactionalExecutor:
         pause = 0.02
         for tries_left in range(TRIES, -1, -1):
             try:
-                return await transaction.within(work)
+                return await transaction.run_in_savepoint(work)
             except SqlError as error:
                 if sqlstate(error) == "25P02":
                     raise StepRaised(_aborted(entry)) from error

@@ -1,1 +1,4 @@
-"""The driver's room: the only imports of asyncpg. Connections that heal, faults told apart, LISTEN, migrations."""
+"""Everything that touches the driver: connections that reconnect, error classification, LISTEN and migrations.
+
+No other package imports asyncpg.
+"""

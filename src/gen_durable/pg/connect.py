@@ -1,11 +1,10 @@
-"""Making a connection: to a host that can be used, whatever the others do, and knowing what is in between.
+"""Open a connection to the first usable host of a DSN, and detect a connection pooler in between.
 
-In: a `Target`. Out: a connection, and the target with what was found out about it. The driver's own way with several
-hosts stops at errors that are no `OSError`, and lets one host that does not answer use up the time of all. Here every
-host has its own time; one that is silent is not waited for: the next is asked beside it. As long as any has not
-answered, those that could not be used are asked again, so a standby that is promoted meanwhile is found.
+asyncpg's own handling of several hosts stops at errors other than `OSError`, and one host that does not answer uses up
+the time of all. Here each host has a timeout of its own, and hosts are tried in parallel with staggered starts. While
+any host has not answered, the failed ones are tried again, so a standby that is promoted meanwhile is found.
 
-A pooler in between is told by the number of the server process: a pooler makes up its own for the client.
+A pooler is detected by the backend pid: a pooler reports a made-up one to its client.
 """
 
 from __future__ import annotations
@@ -19,18 +18,21 @@ from typing import Any, Final
 
 import asyncpg
 
-from gen_durable.pg.dsn import Host, hosts_of
+from gen_durable.pg.dsn import Host, split_hosts
 
 log = logging.getLogger("gen_durable.pg")
 STAGGER: Final = 0.5
-AGAIN: Final = 0.2
+RETRY_PAUSE: Final = 0.2
 HOST_TIMEOUT: Final = 3.0
-GRACE: Final = 0.3
+CANCEL_DELAY: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to connect, and whether a pooler is in between (no named prepared statements then). None: not known."""
+    """Where to connect. `pooled` says whether a pooler is in between, `None` means unknown.
+
+    Behind a pooler no named prepared statements are used.
+    """
 
     dsn: str
     pooled: bool | None = None
@@ -42,53 +44,54 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A connection, the host that it leads to, the other hosts of its DSN, and whether a pooler is in between."""
+class HostConnection:
+    """A driver connection, its host, the other hosts of its DSN, and whether a pooler is in between."""
 
-    connection: asyncpg.Connection[Any]
+    driver_connection: asyncpg.Connection[Any]
     host: Host
-    others: tuple[Host, ...]
+    other_hosts: tuple[Host, ...]
     pooled: bool
 
 
-async def connect(target: Target, last: Host | None = None) -> Line:
-    """A new connection; dead peers are noticed by the socket itself. The host `last` is only asked after all others."""
-    hosts = hosts_of(target.dsn)
-    each = tuple(sorted(hosts.each, key=lambda host: host == last))
-    if len(each) == 1:
-        host = each[0]
-        connection = await dial(host, target, hosts.timeout or target.connect_timeout)
+async def connect(target: Target, avoid: Host | None = None) -> HostConnection:
+    """Connect, with TCP keepalives set. The host `avoid` is tried after all others."""
+    dsn_hosts = split_hosts(target.dsn)
+    hosts = tuple(sorted(dsn_hosts.hosts, key=lambda host: host == avoid))
+    if len(hosts) == 1:
+        host = hosts[0]
+        driver_connection = await connect_to_host(host, target, dsn_hosts.timeout or target.connect_timeout)
     else:
-        host, connection = await _Round(each, target, hosts.timeout or HOST_TIMEOUT).first()
-    others = tuple(other for other in each if other is not host)
-    _watch_socket(connection)
+        host, driver_connection = await _HostRace(hosts, target, dsn_hosts.timeout or HOST_TIMEOUT).winner()
+    other_hosts = tuple(other for other in hosts if other is not host)
+    _enable_keepalive(driver_connection)
     if target.pooled is not None:
-        return Line(connection, host, others, target.pooled)
+        return HostConnection(driver_connection, host, other_hosts, target.pooled)
     try:
-        pooled = await _is_pooled(connection)
+        pooled = await _is_pooled(driver_connection)
     except BaseException:
-        connection.terminate()
+        driver_connection.terminate()
         raise
     if not pooled:
-        return Line(connection, host, others, pooled)
-    # This one would prepare statements on one server process and run them on another.
-    connection.terminate()
-    return await connect(replace(target, pooled=True), last)
+        return HostConnection(driver_connection, host, other_hosts, pooled)
+    # This connection was opened with a statement cache: behind a pooler it would prepare a statement on one server
+    # process and run it on another.
+    driver_connection.terminate()
+    return await connect(replace(target, pooled=True), avoid)
 
 
-class _Round:
-    """One round of asking several hosts. It ends with the first that can be used, or when each has failed."""
+class _HostRace:
+    """Tries several hosts. Ends with the first usable one, or when each has failed at least once."""
 
     def __init__(self, hosts: tuple[Host, ...], target: Target, timeout: float) -> None:
         self._hosts = hosts
         self._target = target
         self._timeout = timeout
-        self._turns = [asyncio.Event() for _ in hosts]
+        self._may_start = [asyncio.Event() for _ in hosts]
         self._errors: dict[int, Exception] = {}
-        self._over = False
+        self._is_over = False
 
-    async def first(self) -> tuple[Host, asyncpg.Connection[Any]]:
-        tasks = [asyncio.ensure_future(self._ask(n)) for n in range(len(self._hosts))]
+    async def winner(self) -> tuple[Host, asyncpg.Connection[Any]]:
+        tasks = [asyncio.ensure_future(self._try_host(n)) for n in range(len(self._hosts))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for host, task in zip(self._hosts, tasks, strict=True):
@@ -96,43 +99,43 @@ class _Round:
                     tasks.remove(task)
                     return host, task.result()
         finally:
-            # The others end by themselves, soon: a driver that is cancelled while it connects complains in the log.
-            self._over = True
+            # The other attempts end soon by themselves. Cancelling asyncpg while it connects would log an error.
+            self._is_over = True
             for task in tasks:
                 task.add_done_callback(_terminate)
-        raise ConnectionError(self._told())
+        raise ConnectionError(self._summary())
 
-    async def _ask(self, n: int) -> asyncpg.Connection[Any]:
+    async def _try_host(self, n: int) -> asyncpg.Connection[Any]:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(n * STAGGER):
-                await self._turns[n].wait()
-        while not self._over:
+                await self._may_start[n].wait()
+        while not self._is_over:
             try:
-                return await dial(self._hosts[n], self._target, self._timeout)
+                return await connect_to_host(self._hosts[n], self._target, self._timeout)
             except Exception as error:
                 self._errors[n] = error
                 if len(self._errors) == len(self._hosts):
                     raise
-            if n + 1 < len(self._turns):
-                self._turns[n + 1].set()
-            await asyncio.sleep(AGAIN)
+            if n + 1 < len(self._may_start):
+                self._may_start[n + 1].set()
+            await asyncio.sleep(RETRY_PAUSE)
         raise ConnectionError("another host was found")
 
-    def _told(self) -> str:
-        each = (f"{self._hosts[n].name}: {_reason(error)}" for n, error in sorted(self._errors.items()))
-        return f"no host can be used: {'; '.join(each)}"
+    def _summary(self) -> str:
+        causes = (f"{self._hosts[n].name}: {_cause(error)}" for n, error in sorted(self._errors.items()))
+        return f"no usable host: {'; '.join(causes)}"
 
 
-def _reason(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return "not to be written to"
+        return "the server is read-only"
     if isinstance(error, TimeoutError):
         return "no answer"
     return f"{type(error).__name__}: {error}"
 
 
-async def dial(host: Host, target: Target, timeout: float) -> asyncpg.Connection[Any]:
-    """A connection to one host."""
+async def connect_to_host(host: Host, target: Target, timeout: float) -> asyncpg.Connection[Any]:
+    """Connect to one host. Raises `TimeoutError` if it does not answer in time."""
     connecting = asyncio.ensure_future(
         asyncpg.connect(
             host.dsn,
@@ -146,11 +149,12 @@ async def dial(host: Host, target: Target, timeout: float) -> asyncpg.Connection
             raise TimeoutError(f"no connection within {timeout:g} s")
         return connecting.result()
     except BaseException:
-        # Cancelled in the very moment in which it succeeds, a connection would belong to nobody.
+        # The connection may succeed in the moment of the cancel: without this callback it would leak.
         connecting.add_done_callback(_terminate)
-        # Cancelled in the turn of the loop in which its socket connects, the driver leaves a future that complains in
-        # the log. A timeout and a socket that are ready in the same turn are what a frozen process finds as it thaws.
-        asyncio.get_running_loop().call_later(GRACE, connecting.cancel)
+        # If asyncpg is cancelled in the same loop iteration in which its socket connects, it leaves a future whose
+        # error is logged at garbage collection. A process that thaws finds timeout and socket ready in the same
+        # iteration, so the cancel is delayed. Guarded by test_given_up_at_any_moment.
+        asyncio.get_running_loop().call_later(CANCEL_DELAY, connecting.cancel)
         raise
 
 
@@ -159,17 +163,17 @@ def _terminate(connecting: asyncio.Future[asyncpg.Connection[Any]]) -> None:
         connecting.result().terminate()
 
 
-async def _is_pooled(connection: asyncpg.Connection[Any]) -> bool:
-    # Without parameters, so without a prepared statement; the number of rows comes back in the command's tag.
-    tag = await connection.execute(
-        f"select 1 where pg_catalog.pg_backend_pid() operator(pg_catalog.<>) {connection.get_server_pid()}"
+async def _is_pooled(driver_connection: asyncpg.Connection[Any]) -> bool:
+    # Without parameters asyncpg prepares no statement; the command tag carries the row count.
+    tag = await driver_connection.execute(
+        f"select 1 where pg_catalog.pg_backend_pid() operator(pg_catalog.<>) {driver_connection.get_server_pid()}"
     )
     return tag != "SELECT 0"
 
 
-def _watch_socket(connection: asyncpg.Connection[Any]) -> None:
-    """asyncpg sets no keepalive: without it a link that was cut is waited on for ever."""
-    transport = getattr(connection, "_transport", None)
+def _enable_keepalive(driver_connection: asyncpg.Connection[Any]) -> None:
+    """Set TCP keepalives: asyncpg sets none, and would wait forever on a connection that was cut."""
+    transport = getattr(driver_connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or sock.family == socket.AF_UNIX:
         return

@@ -1,9 +1,8 @@
-"""One connection that heals.
+"""A connection that reconnects by itself.
 
-In: a `Statement`. Out: its answer, or `ConnectionLost`, or the server's own error. Connects at first use and after
-every
-loss; a connection that raised anything but a plain SQL error is terminated and never used again. A connection made
-before a fork is left alone in the child: it belongs to the parent.
+It connects at first use and after every loss. After anything but a plain SQL error the driver's connection is
+terminated and never used again. A connection opened before a fork is left alone in the child process: it belongs to
+the parent.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import asyncpg
 
-from gen_durable.pg.connect import Line, Target, connect
-from gen_durable.pg.faults import ConnectionLost, Fault, classify, lost
-from gen_durable.pg.watchdog import Silence
+from gen_durable.pg.connect import HostConnection, Target, connect
+from gen_durable.pg.faults import ConnectionLost, Fault, classify, connection_lost
+from gen_durable.pg.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from gen_durable.pg.dsn import Host
@@ -36,153 +35,157 @@ log = logging.getLogger("gen_durable.pg")
 
 
 class RunStatement(Protocol):
-    """Runs a call inside a transaction."""
+    """Runs a statement inside a transaction."""
 
-    async def __call__(self, call: Statement[U]) -> U: ...
+    async def __call__(self, statement: Statement[U]) -> U: ...
 
 
 class PersistentConnection:
-    """A self-healing connection, used by one task at a time (others wait their turn)."""
+    """A connection that reconnects, used by one task at a time; other tasks wait."""
 
-    __slots__ = ("_closed", "_left", "_line", "_lock", "_pid", "target")
+    __slots__ = ("_closed", "_current", "_lock", "_pid", "_silent_host", "target")
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self._line: Line | None = None
-        self._left: Host | None = None  # the host that was last found not to answer
+        self._current: HostConnection | None = None
+        self._silent_host: Host | None = None  # the host that the watchdog last found unresponsive: tried last
         self._pid = 0
         self._lock = asyncio.Lock()
         self._closed = False
 
-    async def run(self, call: Statement[T], *, timeout: float | None = None) -> T:
-        """Run a call on this connection, connecting first if need be."""
+    async def run(self, statement: Statement[T], *, timeout: float | None = None) -> T:
+        """Run a statement. Raises `ConnectionLost`, or the server's own error."""
         async with self._lock:
-            connection = await self._connected()
+            driver_connection = await self._connect()
             try:
                 with self.watched():
-                    rows = await connection.fetch(call.text, *call.args, timeout=timeout)
+                    rows = await driver_connection.fetch(statement.text, *statement.args, timeout=timeout)
             except BaseException as error:
-                self._after(error)
+                self._drop_after(error)
                 if isinstance(error, Exception) and classify(error) is Fault.GONE:
-                    raise lost(error) from error
+                    raise connection_lost(error) from error
                 raise
-        return call.read(rows)
+        return statement.read(rows)
 
-    async def transact(self, work: Callable[[RunStatement], Awaitable[T]]) -> T:
-        """Run several calls in one transaction. One that fails takes its connection with it."""
+    async def run_in_transaction(self, work: Callable[[RunStatement], Awaitable[T]]) -> T:
+        """Run several statements in one transaction. If one fails, the connection is dropped."""
         async with self._lock:
-            connection = await self._connected()
+            driver_connection = await self._connect()
 
-            async def ask(call: Statement[U]) -> U:
-                return call.read(await connection.fetch(call.text, *call.args))
+            async def run(statement: Statement[U]) -> U:
+                return statement.read(await driver_connection.fetch(statement.text, *statement.args))
 
             try:
                 with self.watched():
-                    await connection.execute("begin")
-                    answer = await work(ask)
-                    await connection.execute("commit")
+                    await driver_connection.execute("begin")
+                    result = await work(run)
+                    await driver_connection.execute("commit")
             except BaseException as error:
                 self.drop()
                 if isinstance(error, Exception) and classify(error) is Fault.GONE:
-                    raise lost(error) from error
+                    raise connection_lost(error) from error
                 raise
-        return answer
+        return result
 
-    async def script(self, sql: str) -> None:
-        """Run statements without parameters in one implicit transaction (migrations)."""
+    async def run_script(self, sql: str) -> None:
+        """Run several statements without parameters in one implicit transaction."""
         async with self._lock:
-            connection = await self._connected()
+            driver_connection = await self._connect()
             try:
                 with self.watched():
-                    await connection.execute(sql)
+                    await driver_connection.execute(sql)
             except BaseException as error:
-                self._after(error)
+                self._drop_after(error)
                 if isinstance(error, Exception) and classify(error) is Fault.GONE:
-                    raise lost(error) from error
+                    raise connection_lost(error) from error
                 raise
 
-    async def raw(self) -> asyncpg.Connection[Any]:
-        """The connection itself, for LISTEN and for transactions of several statements."""
+    async def connect(self) -> asyncpg.Connection[Any]:
+        """Connect if needed, and return the driver's connection: for LISTEN and for transactions."""
         async with self._lock:
-            return await self._connected()
+            return await self._connect()
 
     def watched(self) -> AbstractContextManager[None]:
-        """`with link.watched():` around a statement on `raw`: if its server does not live the connection is cut."""
-        return Silence(self._line, self.target, self._leave) if self._line is not None else nullcontext()
+        """`with connection.watched():` around a statement on the driver's connection: cuts it if its server is dead."""
+        if self._current is None:
+            return nullcontext()
+        return Watchdog(self._current, self.target, self._remember_silent_host)
 
-    def _leave(self, line: Line) -> None:
-        self._left = line.host
+    def _remember_silent_host(self, cut: HostConnection) -> None:
+        self._silent_host = cut.host
 
     @property
     def closed(self) -> bool:
-        """Whether this link was closed for good."""
+        """Whether this connection was closed for good."""
         return self._closed
 
     async def close(self) -> None:
-        """Close politely, or not at all if that does not work at once."""
+        """Close for good: wait up to two seconds for the server, then terminate."""
         self._closed = True
-        line, self._line = self._line, None
-        if line is None or self._pid != os.getpid():
+        current, self._current = self._current, None
+        if current is None or self._pid != os.getpid():
             return
         try:
-            await asyncio.shield(line.connection.close(timeout=2))
+            await asyncio.shield(current.driver_connection.close(timeout=2))
         except asyncio.CancelledError:
-            line.connection.terminate()
+            current.driver_connection.terminate()
             raise
         except Exception as error:
-            log.debug("a connection did not end politely: %s", type(error).__name__)
-            line.connection.terminate()
+            log.debug("a connection did not close in time (%s) and was terminated", type(error).__name__)
+            current.driver_connection.terminate()
 
     def close_soon(self) -> None:
-        """Close without waiting: the server is told, its answer is not heard."""
+        """Close for good without waiting for the server."""
         self._closed = True
         self.drop()
 
     def drop(self) -> None:
-        """Throw the connection away; the next call makes a new one."""
-        line, self._line = self._line, None
-        if line is not None and self._pid == os.getpid():
+        """Terminate the driver's connection; the next statement opens a new one."""
+        current, self._current = self._current, None
+        if current is not None and self._pid == os.getpid():
             with contextlib.suppress(Exception):
-                line.connection.terminate()
+                current.driver_connection.terminate()
 
-    def _after(self, error: BaseException) -> None:
-        # A cancelled statement leaves the protocol in the middle of an answer, so that connection goes too.
+    def _drop_after(self, error: BaseException) -> None:
+        # A cancelled statement leaves the protocol in the middle of a result, so its connection is dropped, too.
         if not isinstance(error, Exception) or classify(error) is Fault.GONE:
             self.drop()
 
-    async def _connected(self) -> asyncpg.Connection[Any]:
-        line = self._line
-        if line is not None and self._pid == os.getpid() and _is_usable(line):
-            return line.connection
+    async def _connect(self) -> asyncpg.Connection[Any]:
+        current = self._current
+        if current is not None and self._pid == os.getpid() and _is_usable(current):
+            return current.driver_connection
         if self._closed:
             raise ConnectionLost(RuntimeError("this Durable is closed"), sent=False)
         self.drop()
         try:
-            line = await connect(self.target, self._left)
+            current = await connect(self.target, self._silent_host)
         except ValueError as error:
             raise ConnectionLost(error, sent=False) from None
         except Exception as error:
             raise ConnectionLost(error, sent=False) from error
-        if self.closed:  # meanwhile
-            line.connection.terminate()
+        if self.closed:  # closed while it connected
+            current.driver_connection.terminate()
             raise ConnectionLost(RuntimeError("this Durable is closed"), sent=False)
-        self.target = replace(self.target, pooled=line.pooled)
-        self._line = line
+        self.target = replace(self.target, pooled=current.pooled)
+        self._current = current
         self._pid = os.getpid()
-        return line.connection
+        return current.driver_connection
 
 
-def _is_usable(line: Line) -> bool:
-    connection = line.connection
-    return not connection.is_closed() and not has_news(connection) and not (line.others and _is_read_only(connection))
+def _is_usable(current: HostConnection) -> bool:
+    driver_connection = current.driver_connection
+    if driver_connection.is_closed() or has_unread_input(driver_connection):
+        return False
+    return not (current.other_hosts and _is_read_only(driver_connection))
 
 
-def has_news(connection: asyncpg.Connection[Any]) -> bool:
-    """Whether there is something to read on an idle connection: most likely the server's FATAL, so it is not used.
+def has_unread_input(driver_connection: asyncpg.Connection[Any]) -> bool:
+    """Whether an idle connection has input to read, most likely the server's FATAL.
 
-    A statement that is sent on it would fail, and leave open whether it was done.
+    A statement sent on such a connection would fail and leave open whether it was executed.
     """
-    transport = getattr(connection, "_transport", None)
+    transport = getattr(driver_connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or (number := sock.fileno()) < 0:
         return True
@@ -191,9 +194,9 @@ def has_news(connection: asyncpg.Connection[Any]) -> bool:
     return bool(poll.poll(0))
 
 
-def _is_read_only(connection: asyncpg.Connection[Any]) -> bool:
-    """Whether the server has told that it takes no writes any more. Who only looks would never be refused."""
-    settings = connection.get_settings()
+def _is_read_only(driver_connection: asyncpg.Connection[Any]) -> bool:
+    """Whether the server has reported that it is read-only. Callers that only read would never get an error."""
+    settings = driver_connection.get_settings()
     return "on" in (
         getattr(settings, "default_transaction_read_only", "off"),
         getattr(settings, "in_hot_standby", "off"),

@@ -1,23 +1,25 @@
-"""A DSN of several hosts, taken apart.
+"""Read a DSN: split it into one DSN per host, and find weak TLS settings. Nothing is connected.
 
-In: a DSN as libpq knows it: `postgresql://user@one:5432,two:5432/db`, or with `host=` and `port=` behind the question
-mark. Out: a DSN for each host, in that order. The engine writes, so of several hosts only one that can be written to is
-of use, unless the DSN says otherwise (`target_session_attrs`).
+A DSN is as libpq knows it: `postgresql://user@one:5432,two:5432/db`, or with `host=` and `port=` in the query. The
+engine writes, so of several hosts only a writable one is usable, unless the DSN says otherwise
+(`target_session_attrs`).
 """
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Final
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urlsplit
 
 DEFAULT_ATTRS: Final = ("target_session_attrs", "read-write")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host: its name for messages, and the DSN that leads to it alone."""
+    """One host: its name for messages, and a DSN with this host alone."""
 
     name: str
     dsn: str
@@ -27,50 +29,91 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosts:
-    """What a DSN names, and how long each host may take to answer (libpq's `connect_timeout`)."""
+class DsnHosts:
+    """The hosts of a DSN in its order, and the seconds each may take to connect (libpq's `connect_timeout`)."""
 
-    each: tuple[Host, ...]
+    hosts: tuple[Host, ...]
     timeout: float | None
 
 
-def hosts_of(dsn: str) -> Hosts:
-    """The hosts of a DSN."""
+def split_hosts(dsn: str) -> DsnHosts:
+    """Split a DSN into one DSN per host."""
     parts = urlsplit(dsn)
-    said = dict(parse_qsl(parts.query, keep_blank_values=True))
-    timeout = _seconds(said.pop("connect_timeout", ""))
-    user, at, places = parts.netloc.rpartition("@")
-    if "@" in parts.path + parts.fragment or not all(_is_place(place) for place in places.split(",")):
-        # A password that is not percent-encoded: what looks like a host may be a piece of it. The driver refuses it.
-        return Hosts((Host("the host", dsn),), None)
-    if places:
-        named = [(place, parts._replace(netloc=f"{user}{at}{place}"), said) for place in places.split(",")]
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    timeout = _parse_timeout(options.pop("connect_timeout", ""))
+    user, at, addresses = parts.netloc.rpartition("@")
+    if "@" in parts.path + parts.fragment or not all(_is_address(address) for address in addresses.split(",")):
+        # The password is not percent-encoded, so an apparent host may be a piece of it and must not reach a message.
+        # The driver rejects such a DSN.
+        return DsnHosts((Host("the host", dsn),), None)
+    if addresses:
+        named = [(address, parts._replace(netloc=f"{user}{at}{address}"), options) for address in addresses.split(",")]
     else:
-        hosts = said.get("host", "").split(",")
-        ports = said.get("port", "").split(",")
+        hosts = options.get("host", "").split(",")
+        ports = options.get("port", "").split(",")
         named = [
-            (f"{host}:{port}".rstrip(":"), parts, said | {k: v for k, v in (("host", host), ("port", port)) if v})
+            (f"{host}:{port}".rstrip(":"), parts, options | {k: v for k, v in (("host", host), ("port", port)) if v})
             for host, port in zip(hosts, islice(cycle(ports), len(hosts)), strict=True)
         ]
     if len(named) > 1:
-        named = [(name, place, dict([DEFAULT_ATTRS]) | query) for name, place, query in named]
-    return Hosts(tuple(Host(name, _joined(place, query)) for name, place, query in named), timeout)
+        named = [(name, parts, dict([DEFAULT_ATTRS]) | options) for name, parts, options in named]
+    return DsnHosts(tuple(Host(name, _join(parts, options)) for name, parts, options in named), timeout)
 
 
-def _is_place(place: str) -> bool:
-    port = place.rpartition("]")[2].partition(":")[2]
+def find_tls_weakness(dsn: str, environment: Mapping[str, str]) -> str | None:
+    """Why the network can read or change the traffic, or None if it is safe or does not leave this machine.
+
+    Only `sslmode=verify-full` guarantees both the encryption and the identity of the server.
+    """
+    try:
+        parts = urlsplit(dsn)
+        options = parse_qs(parts.query)
+    except ValueError:
+        return None  # connecting reports an unreadable DSN
+    hosts = _host_names(parts.netloc, options.get("host", [environment.get("PGHOST", "")])[0])
+    remote = [host for host in hosts if not _is_local(host)]
+    mode = options.get("sslmode", [environment.get("PGSSLMODE", "prefer")])[0]
+    if not remote or mode == "verify-full":
+        return None
+    return f"sslmode={mode} does not verify the identity of {remote[0]}. Use sslmode=verify-full."
+
+
+def _is_address(address: str) -> bool:
+    port = address.rpartition("]")[2].partition(":")[2]
     return port == "" or port.isdecimal()
 
 
-def _joined(parts: SplitResult, query: dict[str, str]) -> str:
-    # By hand: `geturl` leaves out the slashes of an empty host.
-    asked = f"?{urlencode(query, safe='/')}" if query else ""
-    return f"{parts.scheme}://{parts.netloc}{parts.path}{asked}"
+def _join(parts: SplitResult, options: dict[str, str]) -> str:
+    # `geturl` would drop the slashes in front of an empty host.
+    query = f"?{urlencode(options, safe='/')}" if options else ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}{query}"
 
 
-def _seconds(said: str) -> float | None:
+def _parse_timeout(text: str) -> float | None:
     try:
-        seconds = float(said)
+        seconds = float(text)
     except ValueError:
         return None
     return seconds if seconds > 0 else None
+
+
+def _host_names(netloc: str, default: str) -> list[str]:
+    addresses = netloc.rpartition("@")[2] or default
+    return [
+        address if address.startswith("/") else _without_port(address) for address in addresses.split(",") if address
+    ]
+
+
+def _without_port(address: str) -> str:
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") < 2 else address
+
+
+def _is_local(host: str) -> bool:
+    if host.startswith(("/", "%2F", "%2f")) or host in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

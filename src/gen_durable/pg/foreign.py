@@ -1,8 +1,7 @@
-"""A caller's own connection: which kind it is, and one call run on it.
+"""Run one statement on the caller's own connection, of whichever driver it is.
 
-In: an object that the caller has from its driver, and a call whose parameters are texts (`store.guests`). Out: the
-rows, or whatever that driver raised. The kinds are told by the names of their classes: no driver is imported that the
-caller has not imported before.
+The statement's parameters are texts (`store.text_params`). Connections are recognised by the names of their classes, so
+no driver is imported that the caller has not imported before. Errors of that driver pass through unchanged.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 Rows = Sequence[Sequence[Any]]
 
 
-class Kind(enum.Enum):
-    """The kinds of connections that are known."""
+class ConnectionKind(enum.Enum):
+    """The supported connection types, as error messages name them."""
 
     ASYNCPG = "an asyncpg connection"
     PSYCOPG = "a psycopg Connection"
@@ -32,67 +31,67 @@ class Kind(enum.Enum):
 
 
 _KINDS: Final = {
-    ("asyncpg", "Connection"): Kind.ASYNCPG,
-    ("asyncpg", "PoolConnectionProxy"): Kind.ASYNCPG,
-    ("gen_durable", "Borrowed"): Kind.ASYNCPG,  # ctx.connection
-    ("psycopg", "Connection"): Kind.PSYCOPG,
-    ("psycopg", "AsyncConnection"): Kind.PSYCOPG_ASYNC,
-    ("sqlalchemy", "Connection"): Kind.SQLALCHEMY,
-    ("sqlalchemy", "Session"): Kind.SQLALCHEMY,
-    ("sqlalchemy", "scoped_session"): Kind.SQLALCHEMY,
-    ("sqlalchemy", "AsyncConnection"): Kind.SQLALCHEMY_ASYNC,
-    ("sqlalchemy", "AsyncSession"): Kind.SQLALCHEMY_ASYNC,
-    ("sqlalchemy", "async_scoped_session"): Kind.SQLALCHEMY_ASYNC,
-    ("django", "BaseDatabaseWrapper"): Kind.DJANGO,
-    ("django", "ConnectionProxy"): Kind.DJANGO,
+    ("asyncpg", "Connection"): ConnectionKind.ASYNCPG,
+    ("asyncpg", "PoolConnectionProxy"): ConnectionKind.ASYNCPG,
+    ("gen_durable", "Borrowed"): ConnectionKind.ASYNCPG,  # ctx.connection
+    ("psycopg", "Connection"): ConnectionKind.PSYCOPG,
+    ("psycopg", "AsyncConnection"): ConnectionKind.PSYCOPG_ASYNC,
+    ("sqlalchemy", "Connection"): ConnectionKind.SQLALCHEMY,
+    ("sqlalchemy", "Session"): ConnectionKind.SQLALCHEMY,
+    ("sqlalchemy", "scoped_session"): ConnectionKind.SQLALCHEMY,
+    ("sqlalchemy", "AsyncConnection"): ConnectionKind.SQLALCHEMY_ASYNC,
+    ("sqlalchemy", "AsyncSession"): ConnectionKind.SQLALCHEMY_ASYNC,
+    ("sqlalchemy", "async_scoped_session"): ConnectionKind.SQLALCHEMY_ASYNC,
+    ("django", "BaseDatabaseWrapper"): ConnectionKind.DJANGO,
+    ("django", "ConnectionProxy"): ConnectionKind.DJANGO,
 }
 
 
-def kind_of(connection: object) -> Kind:
-    """What a caller has handed over as `connection=`."""
+def connection_kind(connection: object) -> ConnectionKind:
+    """The type of the object passed as `connection=`. Raises `InputError` if it is not supported."""
     for base in type(connection).__mro__:
         kind = _KINDS.get((base.__module__.partition(".")[0], base.__name__))
         if kind is not None:
             return kind
     given = f"{type(connection).__module__}.{type(connection).__name__}"
     raise InputError(
-        f"connection= got {given}, which is none that is known: pass a connection or session, not a pool or an "
-        "engine, of asyncpg, psycopg 3, SQLAlchemy or Django"
+        f"connection= got {given}, an unsupported type. Pass a connection or session (not a pool or engine) of "
+        "asyncpg, psycopg 3, SQLAlchemy or Django."
     )
 
 
-async def run_awaiting(connection: Any, call: Statement[Any]) -> Rows:
-    """Run a call on a connection that is awaited."""
-    return await _awaiting(connection)(connection, call)
+async def run_awaiting(connection: Any, statement: Statement[Any]) -> Rows:
+    """Run a statement on an asynchronous connection."""
+    return await _async_runner(connection)(connection, statement)
 
 
-def run_blocking(connection: Any, call: Statement[Any]) -> Rows:
-    """Run a call on a connection that blocks."""
-    return _blocking(connection)(connection, call)
+def run_blocking(connection: Any, statement: Statement[Any]) -> Rows:
+    """Run a statement on a blocking connection."""
+    return _blocking_runner(connection)(connection, statement)
 
 
-def _awaiting(connection: object) -> Callable[[Any, Statement[Any]], Awaitable[Rows]]:
-    match kind_of(connection):
-        case Kind.ASYNCPG:
+def _async_runner(connection: object) -> Callable[[Any, Statement[Any]], Awaitable[Rows]]:
+    match connection_kind(connection):
+        case ConnectionKind.ASYNCPG:
             return _asyncpg
-        case Kind.PSYCOPG_ASYNC:
+        case ConnectionKind.PSYCOPG_ASYNC:
             return _psycopg_async
-        case Kind.SQLALCHEMY_ASYNC:
+        case ConnectionKind.SQLALCHEMY_ASYNC:
             return _sqlalchemy_async
         case other:
-            raise InputError(f"connection= got {other.value}, which blocks: use SyncDurable with it")
+            raise InputError(f"connection= got {other.value}, which blocks. Use SyncDurable with it.")
 
 
-def _blocking(connection: object) -> Callable[[Any, Statement[Any]], Rows]:
-    match kind_of(connection):
-        case Kind.PSYCOPG:
+def _blocking_runner(connection: object) -> Callable[[Any, Statement[Any]], Rows]:
+    match connection_kind(connection):
+        case ConnectionKind.PSYCOPG:
             return _psycopg
-        case Kind.SQLALCHEMY:
+        case ConnectionKind.SQLALCHEMY:
             return _sqlalchemy
-        case Kind.DJANGO:
+        case ConnectionKind.DJANGO:
             return _django
         case other:
-            raise InputError(f"connection= got {other.value}, which is awaited: use Durable with it")
+            raise InputError(f"connection= got {other.value}, which is asynchronous. Use Durable with it.")
 
 
 def django_connection(alias: str) -> Any:
@@ -101,53 +100,53 @@ def django_connection(alias: str) -> Any:
         # Django ships no types.
         from django.db import connections  # type: ignore[import-untyped]  # pyright: ignore[reportMissingTypeStubs]
     except ImportError as error:
-        raise InputError("using= names a database of Django, which is not installed: pass connection=") from error
+        raise InputError("using= names a Django database, but Django is not installed. Pass connection=.") from error
     return cast("Any", connections)[alias]
 
 
-async def _asyncpg(connection: Any, call: Statement[Any]) -> Rows:
-    rows: Rows = await connection.fetch(call.text, *call.args)
+async def _asyncpg(connection: Any, statement: Statement[Any]) -> Rows:
+    rows: Rows = await connection.fetch(statement.text, *statement.args)
     return rows
 
 
-# A cursor of the driver's own class and with plain rows, whatever factories the caller has set up.
-def _psycopg(connection: Any, call: Statement[Any]) -> Rows:
+# The driver's own cursor class and plain rows: the caller may have set other factories on the connection.
+def _psycopg(connection: Any, statement: Statement[Any]) -> Rows:
     from psycopg import Cursor
     from psycopg.rows import tuple_row
 
     with Cursor(connection, row_factory=tuple_row) as cursor:
-        return cursor.execute(_percent(call), names(call.args)).fetchall()
+        return cursor.execute(_percent_style(statement), names(statement.args)).fetchall()
 
 
-async def _psycopg_async(connection: Any, call: Statement[Any]) -> Rows:
+async def _psycopg_async(connection: Any, statement: Statement[Any]) -> Rows:
     from psycopg import AsyncCursor
     from psycopg.rows import tuple_row
 
     async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        await cursor.execute(_percent(call), names(call.args))
+        await cursor.execute(_percent_style(statement), names(statement.args))
         return await cursor.fetchall()
 
 
-def _sqlalchemy(connection: Any, call: Statement[Any]) -> Rows:
+def _sqlalchemy(connection: Any, statement: Statement[Any]) -> Rows:
     from sqlalchemy import text
 
-    rows: Rows = connection.execute(text(named(call.text, ":")), names(call.args)).all()
+    rows: Rows = connection.execute(text(named(statement.text, ":")), names(statement.args)).all()
     return rows
 
 
-async def _sqlalchemy_async(connection: Any, call: Statement[Any]) -> Rows:
+async def _sqlalchemy_async(connection: Any, statement: Statement[Any]) -> Rows:
     from sqlalchemy import text
 
-    rows: Rows = (await connection.execute(text(named(call.text, ":")), names(call.args))).all()
+    rows: Rows = (await connection.execute(text(named(statement.text, ":")), names(statement.args))).all()
     return rows
 
 
-def _django(connection: Any, call: Statement[Any]) -> Rows:
+def _django(connection: Any, statement: Statement[Any]) -> Rows:
     with connection.cursor() as cursor:
-        cursor.execute(_percent(call), names(call.args))
+        cursor.execute(_percent_style(statement), names(statement.args))
         rows: Rows = cursor.fetchall()
         return rows
 
 
-def _percent(call: Statement[Any]) -> Any:
-    return named(call.text, "%(", ")s")
+def _percent_style(statement: Statement[Any]) -> Any:
+    return named(statement.text, "%(", ")s")

@@ -99,7 +99,7 @@ async def migrate(link: PersistentConnection, schema: Schema, *, roles: str | No
 
 
 async def _migrate(link: PersistentConnection, schema: Schema, roles: str | None) -> list[int]:
-    connection = await link.raw()
+    connection = await link.connect()
     async with connection.transaction():
         await connection.execute(SETTINGS)
         await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 0))", f"gen_durable/{schema.name}")

@@ -1,9 +1,8 @@
-"""Links lent out one call at a time: a few of our own, or those of a pool that the caller has made.
+"""Run statements on any free connection of a pool: our own, or one that the caller passes as `pool=`.
 
-In: a `Statement`. Out: its answer. asyncpg's own pool resets a connection by a round trip at every release and may
-be shared
-with user code that holds it; ours does neither. There the last link used is used next, so few stay open under light
-load. A pool that is lent to us is never closed, and no setting of its connections is changed.
+asyncpg's own pool resets a connection by a round trip at every release and may be shared with user code that keeps
+connections; `OwnPool` does neither. It reuses the connection that was used last, so few stay open under light load. The
+caller's pool is never closed, and no setting of its connections is changed.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
 
+from gen_durable.backoff import Pauses
 from gen_durable.errors import ConfigError
-from gen_durable.pg.connection import PersistentConnection, Target, has_news
-from gen_durable.pg.faults import ConnectionLost, Fault, classify, lost
+from gen_durable.pg.connection import PersistentConnection, Target, has_unread_input
+from gen_durable.pg.faults import ConnectionLost, Fault, classify, connection_lost
 
 if TYPE_CHECKING:
     from gen_durable.store.statements import Statement
@@ -27,88 +27,89 @@ DriverPool: TypeAlias = "asyncpg.Pool[Any]"
 
 
 class Pool(ABC):
-    """Where calls are run."""
+    """Runs statements, each on a free connection."""
 
     __slots__ = ()
 
     @abstractmethod
-    async def run(self, call: Statement[T], *, timeout: float | None = None) -> T:
-        """Run a call on a free connection. Raises `ConnectionLost`, or the server's own error."""
+    async def run(self, statement: Statement[T], *, timeout: float | None = None) -> T:
+        """Run a statement on a free connection. Raises `ConnectionLost`, or the server's own error."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close what is ours."""
+        """Close the connections that this pool has opened."""
 
-    async def run_safely(self, call: Statement[T], *, tries: int = 5) -> T:
-        """Run a call that may be run twice (a read, or a write that knows itself again)."""
-        pause = 0.05
+    async def run_safely(self, statement: Statement[T], *, tries: int = 5) -> T:
+        """Run an idempotent statement (a read, or a write that recognises its repetition) until it gets a result."""
+        pauses = Pauses(0.05, 1.0)
         while True:
             try:
-                return await self.run(call)
+                return await self.run(statement)
             except ConnectionLost:
                 tries -= 1
                 if tries <= 0:
                     raise
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 1.0)
+            await asyncio.sleep(pauses.next())
 
 
 class OwnPool(Pool):
-    """At most `size` links to one target."""
+    """At most `size` connections to one target."""
 
-    __slots__ = ("_free", "_links", "_turn")
+    __slots__ = ("_available", "_connections", "_free")
 
     def __init__(self, target: Target, size: int) -> None:
-        self._links = [PersistentConnection(target) for _ in range(size)]
-        self._free = list(self._links)
-        self._turn = asyncio.Semaphore(size)
+        self._connections = [PersistentConnection(target) for _ in range(size)]
+        self._free = list(self._connections)
+        self._available = asyncio.Semaphore(size)
 
-    async def run(self, call: Statement[T], *, timeout: float | None = None) -> T:
-        """When the server has gone or is a standby now, no other link to it is kept."""
-        async with self._turn:
-            link = self._free.pop()
+    async def run(self, statement: Statement[T], *, timeout: float | None = None) -> T:
+        """If the server shuts down or is a standby now, the idle connections to it are dropped, too."""
+        async with self._available:
+            connection = self._free.pop()
             try:
-                return await link.run(call, timeout=timeout)
+                return await connection.run(statement, timeout=timeout)
             except ConnectionLost as error:
-                if error.server_left:
+                if error.is_server_unusable:
                     for other in self._free:
                         other.drop()
                 raise
             finally:
-                self._free.append(link)
+                self._free.append(connection)
 
     async def close(self) -> None:
-        await asyncio.gather(*(link.close() for link in self._links), return_exceptions=True)
+        await asyncio.gather(*(connection.close() for connection in self._connections), return_exceptions=True)
 
 
-class LentPool(Pool):
-    """The caller's pool of asyncpg."""
+class CallerPool(Pool):
+    """The caller's asyncpg pool."""
 
     __slots__ = ("_pool",)
 
     def __init__(self, pool: DriverPool) -> None:
         if not isinstance(pool, asyncpg.Pool):
-            raise ConfigError(f"pool= takes a pool of asyncpg, got {type(pool).__name__}")
+            raise ConfigError(
+                f"pool= takes an asyncpg pool, got {type(pool).__name__}. Pass the result of asyncpg.create_pool()."
+            )
         self._pool = pool
 
-    async def run(self, call: Statement[T], *, timeout: float | None = None) -> T:
-        """A connection found dead before anything was sent is given back, and another one taken."""
+    async def run(self, statement: Statement[T], *, timeout: float | None = None) -> T:
+        """A connection found dead before anything was sent is released, and another one acquired."""
         connection = await self._acquire()
         try:
-            rows = await connection.fetch(call.text, *call.args, timeout=timeout)
+            rows = await connection.fetch(statement.text, *statement.args, timeout=timeout)
         except Exception as error:
             if classify(error) is Fault.GONE:
-                raise lost(error) from error
+                raise connection_lost(error) from error
             raise
         finally:
-            await self._give_back(connection)
-        return call.read(rows)
+            await self._release(connection)
+        return statement.read(rows)
 
     async def close(self) -> None:
-        """It is not ours to close."""
+        """Does nothing: the caller closes its own pool."""
 
-    async def _give_back(self, connection: Any) -> None:
-        with contextlib.suppress(Exception):  # it died meanwhile, and the pool knows; what was answered is answered
+    async def _release(self, connection: Any) -> None:
+        with contextlib.suppress(Exception):  # it died after its result arrived; the pool notices
             await self._pool.release(connection)
 
     async def _acquire(self) -> Any:
@@ -116,13 +117,15 @@ class LentPool(Pool):
             try:
                 connection: Any = await self._pool.acquire()
             except asyncpg.InterfaceError as error:
-                raise ConfigError(f"pool= cannot be used ({error}): open it before, and close it after") from error
+                raise ConfigError(
+                    f"pool= is not open ({error}). Open it before Durable starts, and close it after Durable closes."
+                ) from error
             except Exception as error:
                 raise ConnectionLost(error, sent=False) from error
-            if has_news(connection):
-                await asyncio.sleep(0.01)  # the driver reads it: an end, or a mere notice
-            with contextlib.suppress(asyncpg.InterfaceError):  # the pool has heard of its end, and has taken it back
+            if has_unread_input(connection):
+                await asyncio.sleep(0.01)  # let the driver read it: the end of the connection, or a notice
+            with contextlib.suppress(asyncpg.InterfaceError):  # the pool has noticed its end and taken it back
                 if not connection.is_closed():
                     return connection
-            await self._give_back(connection)
+            await self._release(connection)
         raise ConnectionLost(ConnectionError("every connection of the pool was dead"), sent=False)

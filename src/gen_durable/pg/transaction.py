@@ -1,7 +1,7 @@
-"""A transaction that user code writes in, and that our own calls end.
+"""A transaction that user code writes in and the engine commits.
 
-In: a link that nobody else uses meanwhile. Out: the driver's connection, for the user; calls of ours, behind a
-savepoint, so that one that is refused leaves the user's writes as they are; a commit, or a rollback.
+The user gets the driver's connection. The engine's own statements run behind a savepoint, so a rejected one leaves the
+user's writes intact. No other task may use the connection meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gen_durable.pg.connection import PersistentConnection, RunStatement
-from gen_durable.pg.faults import ConnectionLost, Fault, classify, lost
+from gen_durable.pg.faults import ConnectionLost, Fault, classify, connection_lost
 
 if TYPE_CHECKING:
     import asyncpg
@@ -22,88 +22,88 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 U = TypeVar("U")
-UNDO_TIMEOUT: Final = 2.0
+ROLLBACK_TIMEOUT: Final = 2.0
 
 
 class Transaction:
-    """An open transaction. Whoever made it calls `commit` or `undo` in the end."""
+    """An open transaction. The caller of `begin` ends it with `commit`, `rollback` or `drop`."""
 
-    __slots__ = ("_inner", "_link", "connection")
+    __slots__ = ("_connection", "_inner", "driver_connection")
 
     def __init__(
-        self, link: PersistentConnection, connection: asyncpg.Connection[Any], inner: DriverTransaction
+        self, connection: PersistentConnection, driver_connection: asyncpg.Connection[Any], inner: DriverTransaction
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._inner = inner
-        self.connection = connection
+        self.driver_connection = driver_connection
 
     @classmethod
-    async def begin(cls, link: PersistentConnection) -> Transaction:
-        """Begin on a link. What an earlier user of it has SET is forgotten. Raises `ConnectionLost`."""
-        connection = await link.raw()
+    async def begin(cls, connection: PersistentConnection) -> Transaction:
+        """Begin a transaction, with the settings of earlier users of the connection reset. Raises `ConnectionLost`."""
+        driver_connection = await connection.connect()
         # The driver's own transaction: inside it `connection.transaction()` of the user makes a savepoint.
-        inner = connection.transaction()
+        inner = driver_connection.transaction()
         try:
-            with link.watched():
+            with connection.watched():
                 await inner.start()
-                # Inside: behind a pooler the transaction may be on another server connection than what came before.
-                await connection.execute("reset all")
+                # Inside the transaction: behind a pooler an earlier statement may reach another server connection.
+                await driver_connection.execute("reset all")
         except Exception as error:
-            link.drop()
+            connection.drop()
             raise ConnectionLost(error, sent=False) from error
         except BaseException:
-            link.drop()
+            connection.drop()
             raise
-        return cls(link, connection, inner)
+        return cls(connection, driver_connection, inner)
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still open: the user may have ended it by a statement."""
-        return self.connection.is_in_transaction()
+        """Whether the transaction is still open: the user may have ended it by a statement."""
+        return self.driver_connection.is_in_transaction()
 
-    async def within(self, work: Callable[[RunStatement], Awaitable[T]]) -> T:
-        """Run calls of ours, all of them or none. Raises `ConnectionLost`, or the server's own error."""
+    async def run_in_savepoint(self, work: Callable[[RunStatement], Awaitable[T]]) -> T:
+        """Run the engine's statements, all of them or none. Raises `ConnectionLost`, or the server's own error."""
 
-        async def ask(call: Statement[U]) -> U:
-            return call.read(await self.connection.fetch(call.text, *call.args))
+        async def run(statement: Statement[U]) -> U:
+            return statement.read(await self.driver_connection.fetch(statement.text, *statement.args))
 
         try:
-            with self._link.watched():
-                async with self.connection.transaction():
-                    return await work(ask)
+            with self._connection.watched():
+                async with self.driver_connection.transaction():
+                    return await work(run)
         except Exception as error:
             if classify(error) is Fault.GONE:
-                raise lost(error) from error
+                raise connection_lost(error) from error
             raise
 
     async def commit(self) -> None:
-        """Commit. After a `ConnectionLost` it is unknown whether that was done; after a server's error it was not."""
+        """Commit. After `ConnectionLost` it is unknown whether the commit happened; after a server error it did not."""
         try:
-            with self._link.watched():
+            with self._connection.watched():
                 await self._inner.commit()
         except Exception as error:
             if classify(error) is Fault.GONE:
-                self._link.drop()
-                raise lost(error) from error
+                self._connection.drop()
+                raise connection_lost(error) from error
             raise
         except BaseException:
-            self._link.drop()
+            self._connection.drop()
             raise
 
-    async def undo(self) -> bool:
-        """Roll back; a connection that cannot any more is thrown away, and the server rolls back. Tells which."""
+    async def rollback(self) -> bool:
+        """Roll back. Returns False if that failed and the connection was dropped, so that the server rolls back."""
         try:
-            async with asyncio.timeout(UNDO_TIMEOUT):
+            async with asyncio.timeout(ROLLBACK_TIMEOUT):
                 await self._inner.rollback()
         except Exception:
-            self._link.drop()
+            self._connection.drop()
             return False
         except BaseException:
-            self._link.drop()
+            self._connection.drop()
             raise
         return True
 
     def drop(self) -> None:
-        """Roll back without waiting for anything, by throwing the connection away."""
+        """Roll back without waiting, by dropping the connection."""
         with contextlib.suppress(Exception):
-            self._link.drop()
+            self._connection.drop()

@@ -1,12 +1,10 @@
-"""A server that owes an answer and says nothing.
+"""Cut a connection whose server owes a result and is dead or replaced.
 
-In: a connection on which a statement is under way. Out: nothing while its server is the one to wait for; else the
-connection is cut, and the statement ends as lost.
-
-A frozen server keeps its sockets open, so neither keepalives nor TCP_USER_TIMEOUT notice it; and one that was replaced
-behind its back waits for ever for its synchronous standby. But a statement may take long for good reasons too, so it is
-never cancelled for being slow: cancelling the wait for a standby would make the server answer for what is not
-replicated. Who is silent is asked on another connection.
+A frozen server keeps its sockets open, so neither keepalives nor TCP_USER_TIMEOUT notice it; and a primary that was
+replaced waits forever for its synchronous standby. But a statement may also be slow for good reasons, so slowness alone
+never cancels it: cancelling the wait for a standby would make the server acknowledge a commit that is not replicated.
+The watchdog probes a silent server on a second connection, and cuts the first one only if the probe finds the server
+dead or superseded. The statement then ends with `ConnectionLost`.
 """
 
 from __future__ import annotations
@@ -19,73 +17,77 @@ from typing import Final
 
 import asyncpg
 
-from gen_durable.pg.connect import Line, Target, dial
+from gen_durable.pg.connect import HostConnection, Target, connect_to_host
 from gen_durable.pg.dsn import Host
 
 log = logging.getLogger("gen_durable.pg")
-PATIENCE: Final = 5.0
+PROBE_AFTER: Final = 5.0
 PROBE_TIMEOUT: Final = 3.0
-# The timeline goes up with every promotion. A standby, or a pooler's console, does not tell it.
+# The timeline goes up with every promotion. A standby, or a pooler's console, cannot report it.
 _TIMELINE: Final = "select left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 
 
-class Silence:
-    """`with Silence(...):` around a statement; `on_cut` is told when its connection was cut."""
+class Watchdog:
+    """`with Watchdog(...):` around a statement; calls `on_cut` when it cuts the statement's connection."""
 
-    __slots__ = ("_alarm", "_line", "_looking", "_loop", "_on_cut", "_target")
+    __slots__ = ("_loop", "_on_cut", "_probe", "_target", "_timer", "_watched")
 
-    def __init__(self, line: Line, target: Target, on_cut: Callable[[Line], None]) -> None:
-        self._line = line
+    def __init__(self, watched: HostConnection, target: Target, on_cut: Callable[[HostConnection], None]) -> None:
+        self._watched = watched
         self._target = target
         self._on_cut = on_cut
-        self._looking: asyncio.Task[None] | None = None
+        self._probe: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._alarm = self._loop.call_later(PATIENCE, self._look_soon)
+        self._timer = self._loop.call_later(PROBE_AFTER, self._start_probe)
 
     def __exit__(self, *_: object) -> None:
-        self._alarm.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
+        self._timer.cancel()
+        if self._probe is not None:
+            self._probe.cancel()
 
-    def _look_soon(self) -> None:
-        self._looking = self._loop.create_task(self._look(), name="gen_durable probe")
+    def _start_probe(self) -> None:
+        self._probe = self._loop.create_task(self._probe_server(), name="gen_durable probe")
 
-    async def _look(self) -> None:
-        reason = await why_not_wait(self._line, self._target)
-        if reason is None:
-            self._alarm = self._loop.call_later(PATIENCE, self._look_soon)
+    async def _probe_server(self) -> None:
+        problem = await find_problem(self._watched, self._target)
+        if problem is None:
+            self._timer = self._loop.call_later(PROBE_AFTER, self._start_probe)
             return
-        log.warning("%s does not answer, and %s: its connection is cut", self._line.host.name, reason)
-        self._on_cut(self._line)
-        self._line.connection.terminate()
+        log.warning(
+            "%s has not answered for %g s and %s: cutting its connection", self._watched.host.name, PROBE_AFTER, problem
+        )
+        self._on_cut(self._watched)
+        self._watched.driver_connection.terminate()
 
 
-async def why_not_wait(line: Line, target: Target) -> str | None:
-    """Why an answer on a connection is not worth waiting for; None: it is."""
+async def find_problem(watched: HostConnection, target: Target) -> str | None:
+    """Why a result on this connection is not worth waiting for, or None if the server is alive."""
     probe = replace(target, application_name="gen_durable probe")
-    ours, *others = await asyncio.gather(*(_timeline(host, probe) for host in (line.host, *line.others)))
+    ours, *others = await asyncio.gather(
+        *(_read_timeline(host, probe) for host in (watched.host, *watched.other_hosts))
+    )
     if ours is None:
-        return "speaks to nobody"
+        return "accepts no new connection"
     if ours and any(other is not None and other > ours for other in others):
         return "another host was promoted"
     return None
 
 
-async def _timeline(host: Host, probe: Target) -> str | None:
-    """The timeline that a server writes; empty if it answers, but does not tell; None if it does not answer."""
+async def _read_timeline(host: Host, probe: Target) -> str | None:
+    """The timeline that a server writes. Empty if the server is alive but cannot report it, None if it is dead."""
     try:
-        connection = await dial(host, probe, PROBE_TIMEOUT)
+        driver_connection = await connect_to_host(host, probe, PROBE_TIMEOUT)
     except asyncpg.PostgresError:
-        return ""  # a refusal is an answer too
+        return ""  # the server rejected the login, so it is alive
     except Exception:
         return None
     try:
-        return str(await connection.fetchval(_TIMELINE, timeout=PROBE_TIMEOUT))
+        return str(await driver_connection.fetchval(_TIMELINE, timeout=PROBE_TIMEOUT))
     except asyncpg.PostgresError:
         return ""
     except Exception:
         return None
     finally:
-        connection.terminate()
+        driver_connection.terminate()

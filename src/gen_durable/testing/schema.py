@@ -37,11 +37,11 @@ async def make_schema(dsn: str) -> str:
     schema = Schema(f"{PREFIX}{uuid.uuid4().hex[:16]}")
     link = PersistentConnection(Target(dsn))
     try:
-        await link.raw()
+        await link.connect()
         if not link.target.pooled:  # behind a pooler the next client would have it
-            await link.script("set synchronous_commit = off")
+            await link.run_script("set synchronous_commit = off")
         await migrate(link, schema)
-        await link.script(schema.render(f"comment on schema @schema is '{MARK}'"))
+        await link.run_script(schema.render(f"comment on schema @schema is '{MARK}'"))
     finally:
         await link.close()
     return schema.name
@@ -53,7 +53,7 @@ async def drop_schema(dsn: str, name: str) -> None:
     link = PersistentConnection(Target(dsn))
     try:
         if await link.run(_mark_of(schema)) == MARK:
-            await link.script(schema.render("set local synchronous_commit = off; drop schema @schema cascade"))
+            await link.run_script(schema.render("set local synchronous_commit = off; drop schema @schema cascade"))
     finally:
         await link.close()
 

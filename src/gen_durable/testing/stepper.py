@@ -84,7 +84,7 @@ class Stepper:
 
     async def open(self) -> None:
         # What is committed here is thrown away anyhow, so nobody waits for the disk.
-        await self._link.script("set synchronous_commit = off")
+        await self._link.run_script("set synchronous_commit = off")
 
     async def close(self) -> None:
         await self._flush.close()
@@ -105,7 +105,7 @@ class Stepper:
 
     async def claim_one(self, instance: int, queue: str) -> Claim | None:
         """Claim this row and no other, by the same call: it skips rows that are locked, so all others are."""
-        connection = await self._side_link.raw()
+        connection = await self._side_link.connect()
         transaction = connection.transaction()
         await transaction.start()
         try:
@@ -184,14 +184,14 @@ class Stepper:
     async def shift(self, by: timedelta) -> None:
         """Move every moment in the schema back."""
         statements = await self._link.run(self._statements.shifts())
-        connection = await self._link.raw()
+        connection = await self._link.connect()
         async with connection.transaction():
             for statement in statements:
                 await connection.execute(statement, by)
 
     async def begin_anew(self, registry: Registry) -> None:
         """Forget every instance, and run other machines and jobs from now on."""
-        await self._link.script(self._statements.empty)
+        await self._link.run_script(self._statements.empty)
         self._registry = registry
         self._errors.clear()
 

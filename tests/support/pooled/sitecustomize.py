@@ -49,7 +49,7 @@ def install() -> None:
     connected = connecting.connect
     made = client.Durable.__init__
 
-    async def connect(target: connecting.Target, *last: Any) -> connecting.Line:
+    async def connect(target: connecting.Target, *last: Any) -> connecting.HostConnection:
         return await connected(replace(target, dsn=redirected(target.dsn)), *last)
 
     def make(self: client.Durable, dsn: str | None = None, **options: Any) -> None:

@@ -96,7 +96,7 @@ async def other_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any
     """Insert and NOTIFY on one connection, LISTEN on another, then pick and flush there; in the end one look."""
     await line.go()
     client, runner = await asker(app), await asker(app)
-    listening = (await connect(app.target)).connection
+    listening = (await connect(app.target)).driver_connection
     heard = asyncio.Event()
     await listening.add_listener(app.calls.schema.channel, lambda *_: heard.set())
     committed: list[float] = []

@@ -106,7 +106,7 @@ SCENARIOS: dict[str, tuple[Fault, float]] = {
     "planned switchover": (switched_over, 2.0),
     "leader killed": (killed, 2.0),
     "leader frozen": (frozen, 2.0),
-    # The old leader speaks, and waits for a standby that has left it. That takes `pg.silence.PATIENCE` to be suspected.
+    # The old leader is alive but waits for a standby that left it: the watchdog probes after `PROBE_AFTER`.
     "agent frozen, two leaders": (agent_frozen, 10.0),
 }
 """What happens, and how long after the promotion the first commit may come."""

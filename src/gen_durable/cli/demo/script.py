@@ -88,7 +88,7 @@ class Story:
     async def tell(self) -> Told:
         """From an empty schema to the end of the last order."""
         link = self._database.link
-        await link.script(f'drop schema if exists "{SCHEMA}" cascade')
+        await link.run_script(f'drop schema if exists "{SCHEMA}" cascade')
         await migrate(link, Schema(SCHEMA))
         listening = asyncio.create_task(self._listen())
         try:
