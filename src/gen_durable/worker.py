@@ -316,7 +316,7 @@ class Worker:
     async def _release(self, several: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
         if not several:
             return
-        rows = sorted((held.claim.id, held.claim.claim, delay, reason) for held, delay, reason in several)
+        rows = sorted((held.claim.id, held.claim.epoch, delay, reason) for held, delay, reason in several)
         try:
             released = await self._app.pool.run_safely(self._app.calls.release(rows))
             self._app.wake.ring_all(released.woken)
@@ -364,7 +364,7 @@ class Worker:
 
     def _later(self, held: ActiveClaim) -> float:
         """How long a row rests that could not even be begun: longer each time it is claimed in vain."""
-        return backoff(min(held.claim.claim, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10)).total_seconds()
+        return backoff(min(held.claim.epoch, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10)).total_seconds()
 
     def _lost(self, several: list[ActiveClaim]) -> None:
         """The heartbeat found claims taken over: stop their tasks, whose outcomes would be stale anyway."""
@@ -382,7 +382,7 @@ class Worker:
         self._spawn(self._look_for_asked())
 
     async def _look_for_asked(self) -> None:
-        claims = sorted((held.claim.id, held.claim.claim) for held in self._holdings.all())
+        claims = sorted((held.claim.id, held.claim.epoch) for held in self._holdings.all())
         if claims:
             with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat looks again
                 self._asked(await self._app.pool.run_safely(self._app.calls.cancel_requests(claims)))
@@ -405,7 +405,7 @@ class Worker:
         """Why a claim is to be cancelled, of which its own outcome has heard first."""
         try:
             asked = await self._app.pool.run_safely(
-                self._app.calls.cancel_requests([(held.claim.id, held.claim.claim)])
+                self._app.calls.cancel_requests([(held.claim.id, held.claim.epoch)])
             )
         except (ConnectionLost, SqlError):
             asked = {}

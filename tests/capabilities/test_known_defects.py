@@ -48,7 +48,7 @@ async def test_a_completion_that_is_stale_writes_no_outbox(engine: Opening) -> N
         (claim,) = await e.claim(lease=0.0)
         await e.reclaim()
         child = '{"fsm": "call_back", "version": 1, "step": "run", "state": 1, "queue": "default", "priority": 0}'
-        commit = Commit(claim.id, claim.claim, claim.seq, "done", value="2", extra=f'{{"spawn": [{child}]}}')
+        commit = Commit(claim.id, claim.epoch, claim.seq, "done", value="2", extra=f'{{"spawn": [{child}]}}')
         assert (await e.app.pool.run(e.app.calls.flush([commit]))).stale == {claim.id}
         assert (await e.app.count()).value == 1
 

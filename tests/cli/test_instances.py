@@ -185,7 +185,7 @@ def test_metadata_index(command: Command) -> None:
 
 
 JOURNAL = """
-update @schema.instances set journal = true, seq = 3, visit = 2 where id = 2;
+update @schema.instances set has_journal = true, seq = 3, visit = 2 where id = 2;
 insert into @schema.transitions
   (instance_id, started_at, duration, seq, attempt, step, outcome, next_step, error, state)
 values

@@ -55,7 +55,7 @@ async def claims(app: Durable, count: int) -> list[Claim]:
 
 
 def done(claim: Claim, value: str = "1") -> Commit:
-    return Commit(claim.id, claim.claim, claim.seq, "done", value=value)
+    return Commit(claim.id, claim.epoch, claim.seq, "done", value=value)
 
 
 async def test_outcomes_gather_while_a_flush_is_under_way(dsn: str, schema: str) -> None:
@@ -80,7 +80,7 @@ async def test_an_outcome_that_the_database_refuses_fails_alone(dsn: str, schema
         assert [a for n, a in enumerate(answers) if n != 37] == [CommitResult.COMMITTED] * 99
         assert len(sizes) <= 15
         # Give the culprit's row back, for the doctor's sake.
-        await app.pool.run(app.calls.release([(several[37].id, several[37].claim, None, None)]))
+        await app.pool.run(app.calls.release([(several[37].id, several[37].epoch, None, None)]))
 
 
 async def test_a_row_held_by_a_long_transaction_does_not_hold_up_its_batch_mates(dsn: str, schema: str) -> None:
@@ -104,7 +104,7 @@ async def test_a_stale_outcome_is_told_apart_in_a_batch(dsn: str, schema: str) -
     """Of three outcomes the one whose claim was given back meanwhile is stale, the others commit."""
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
         several = await claims(app, 3)
-        await app.pool.run(app.calls.release([(several[1].id, several[1].claim, None, None)]))
+        await app.pool.run(app.calls.release([(several[1].id, several[1].epoch, None, None)]))
         answers = await asyncio.gather(*(flush.submit(done(c)) for c in several))
         assert answers == [CommitResult.COMMITTED, CommitResult.STALE, CommitResult.COMMITTED]
 
@@ -114,10 +114,10 @@ async def test_outcomes_of_one_instance_by_two_claims_go_apart(dsn: str, schema:
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
         several = await claims(app, 3)
         former = several[1]
-        await app.pool.run(app.calls.release([(former.id, former.claim, None, None)]))
+        await app.pool.run(app.calls.release([(former.id, former.epoch, None, None)]))
         (again,) = (await app.pool.run(app.calls.pick("w", {"default": 1}, ["noop/1/run"], 60))).claims
         handed_in = [several[0], former, again, several[2]]
-        commits = [Commit(c.id, c.claim, c.seq, "done", value="1", origin="run") for c in handed_in]
+        commits = [Commit(c.id, c.epoch, c.seq, "done", value="1", origin="run") for c in handed_in]
         answers = await asyncio.gather(*(flush.submit(commit) for commit in commits))
         assert answers == [CommitResult.COMMITTED, CommitResult.STALE, CommitResult.COMMITTED, CommitResult.COMMITTED]
         assert sizes == [3, 1]  # together they would have been refused, and halved
@@ -146,7 +146,7 @@ async def test_an_outcome_found_committed_has_all_queues_looked_at(dsn: str, sch
     """What an earlier try woke is not known any more, so nobody is left asleep for it."""
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, wakes):
         (claim,) = await claims(app, 1)
-        again = Commit(claim.id, claim.claim, claim.seq, "next", step="run", value="1")
+        again = Commit(claim.id, claim.epoch, claim.seq, "next", step="run", value="1")
         await app.pool.run(app.calls.flush([again]))  # the try whose answer was lost
         assert await flush.submit(again) is CommitResult.COMMITTED
         assert wakes == [None]
@@ -168,7 +168,7 @@ async def test_a_key_held_by_an_open_transaction_does_not_hold_up_batch_mates(ds
         spawning = several[3]
         parent = Commit(
             spawning.id,
-            spawning.claim,
+            spawning.epoch,
             spawning.seq,
             "children",
             step="run",
@@ -190,6 +190,6 @@ async def test_an_empty_answer_wakes_nobody(dsn: str, schema: str) -> None:
         first, second = await claims(app, 2)
         await flush.submit(done(first))
         assert wakes == []
-        await flush.submit(Commit(second.id, second.claim, second.seq, "retry", value="1"))
+        await flush.submit(Commit(second.id, second.epoch, second.seq, "retry", value="1"))
         assert wakes == [frozenset({"default"})]
         assert Flushed() == Flushed(frozenset(), frozenset(), frozenset())

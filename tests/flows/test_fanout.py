@@ -232,7 +232,7 @@ def many(claim: Claim, keys: list[int]) -> Commit:
             f'"unique_key":"{key}","unique_scope":"{{runnable}}"}}'
         )
         of.add(child.encode(), key.encode())
-    return Commit(claim.id, claim.claim, claim.seq, "children", step="run", value="1", brood=of)
+    return Commit(claim.id, claim.epoch, claim.seq, "children", step="run", value="1", brood=of)
 
 
 async def written(link: PersistentConnection, app: Durable, commit: Commit) -> Flushed:
@@ -270,7 +270,7 @@ async def test_a_stale_brood_makes_no_children(dsn: str, schema: str) -> None:
     """The claim was taken over: the fence is asked before the first child."""
     async with Durable(dsn, schema=schema) as app:
         claim = await claimed(app)
-        await app.pool.run(app.calls.release([(claim.id, claim.claim, None, None)]))
+        await app.pool.run(app.calls.release([(claim.id, claim.epoch, None, None)]))
         links = PersistentConnection(app.target), PersistentConnection(app.target)
         flush = Committer(*links, app.calls, 500, lambda _: None)
         try:

@@ -140,7 +140,7 @@ async def test_a_stale_outcome_starts_nothing(dsn: str, schema: str) -> None:
         spec = Order.__gen_durable__.steps["end"]
         done = Done("x", spawn=[Start(mail, "one"), Start(elsewhere, "two")])
         commit = encode_outcome(claim, spec, make_context(Order.end), done, hold=True).commit
-        claim.claim += 1
+        claim.epoch += 1
         stale = encode_outcome(claim, spec, make_context(Order.end), done, hold=True).commit
         assert (await app.pool.run(app.calls.flush([stale]))).stale == {handle.id}
         assert await rows(dsn, schema) == []

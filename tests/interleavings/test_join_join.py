@@ -61,7 +61,7 @@ async def test_join_deliver(exploring: Exploring, calls: Statements) -> None:
     """The last child ends while the parent is sent a signal: released once, and the signal waits in its inbox."""
 
     def both(end: End) -> None:
-        assert (end.rows[1]["status"], end.rows[1]["joined"], end.rows[1]["inbox"]) == ("runnable", True, True)
+        assert (end.rows[1]["status"], end.rows[1]["joined"], end.rows[1]["has_signals"]) == ("runnable", True, True)
         assert end.right[0][0][:2] == (1, "delivered")
 
     given = parent(1, pending=1) + child(2, 1)

@@ -19,7 +19,7 @@ DONE = Commit(1, 1, 0, "done", value="1")
 
 def woken(end: End) -> None:
     assert end.rows[1]["status"] == "runnable", "the instance sleeps although its signal has come"
-    assert end.rows[1]["inbox"]
+    assert end.rows[1]["has_signals"]
     assert end.right[0][0][:2] == (1, "delivered")
     assert "default" in {end.right[0][0][2], *end.left[0].wake}, "nobody was told of the woken row"
 
@@ -91,7 +91,7 @@ LOCK = "where i.id = any (resolved) order by i.id for no key update"
     [
         pytest.param(Cure("signal", LOCK, LOCK.removesuffix(" for no key update")), id="no-lock"),
         pytest.param(Cure("flush", "more := @schema.recheck_inbox(parked);"), id="no-recheck"),
-        pytest.param(Cure("signal", "inbox = true,", "inbox = i.inbox,"), id="no-flag"),
+        pytest.param(Cure("signal", "has_signals = true,", "has_signals = i.has_signals,"), id="no-flag"),
     ],
 )
 async def test_without_its_cure_a_wakeup_is_lost(exploring: Exploring, calls: Statements, cure: Cure) -> None:

@@ -75,7 +75,7 @@ class Histories(RuleBasedStateMachine):
 
     def let_go(self, claim: Claim) -> None:
         del self.held[claim.id]
-        self.old.append((claim.id, claim.claim, claim.seq))
+        self.old.append((claim.id, claim.epoch, claim.seq))
 
     def settle(self) -> None:
         """Carry cascades on, as workers do."""
@@ -114,7 +114,7 @@ class Histories(RuleBasedStateMachine):
                 assert [json.loads(s.payload or "0") for s in claim.inbox] == [x.number for x in shown]
                 if self.model.claim(row):
                     gave_up.append(row)
-                assert (claim.claim, claim.seq, claim.step, claim.attempt) == (
+                assert (claim.epoch, claim.seq, claim.step, claim.attempt) == (
                     row.claims,
                     row.seq,
                     row.step,
@@ -135,8 +135,8 @@ class Histories(RuleBasedStateMachine):
         self.model.tick += 1
         claim = self.some_claim(n)
         row = self.model.rows[claim.id]
-        expected = self.model.verdict(claim.id, claim.claim, claim.seq, kind)
-        commit = Commit(claim.id, claim.claim, claim.seq, kind, parent=row.parent if kind in ENDS else None, **more)
+        expected = self.model.verdict(claim.id, claim.epoch, claim.seq, kind)
+        commit = Commit(claim.id, claim.epoch, claim.seq, kind, parent=row.parent if kind in ENDS else None, **more)
         flushed = self.store.flush(commit)
         found = [w for w in ("stale", "already", "asked") if claim.id in getattr(flushed, w)] or ["written"]
         assert found == [expected]
@@ -160,7 +160,7 @@ class Histories(RuleBasedStateMachine):
         if written:
             numbers = [json.loads(s.payload or "0") for s in shown]
             if kind == "continue":
-                self.old.append((claim.id, claim.claim, claim.seq))
+                self.old.append((claim.id, claim.epoch, claim.seq))
                 claim.seq += 1
             else:
                 self.let_go(claim)
@@ -227,9 +227,9 @@ class Histories(RuleBasedStateMachine):
     def crash(self, n: int) -> None:
         """The worker of a claim dies; nobody has noticed yet."""
         claim = self.some_claim(n)
-        found = self.store.run(self.statements.expire(claim.id, claim.claim))
+        found = self.store.run(self.statements.expire(claim.id, claim.epoch))
         row = self.model.rows[claim.id]
-        assert bool(found) == (row.claims == claim.claim)
+        assert bool(found) == (row.claims == claim.epoch)
         row.expired = row.expired or bool(found)
         self.let_go(claim)
 
@@ -246,8 +246,8 @@ class Histories(RuleBasedStateMachine):
         self.model.tick += 1
         claim = self.some_claim(n)
         row = self.model.rows[claim.id]
-        given = self.store.run(self.store.calls.release([(claim.id, claim.claim, delay, None)])).ids
-        assert bool(given) == (row.claims == claim.claim)
+        given = self.store.run(self.store.calls.release([(claim.id, claim.epoch, delay, None)])).ids
+        assert bool(given) == (row.claims == claim.epoch)
         if given:
             row.claims += 1
             row.at = row.at if delay is None else self.model.now(delay)
@@ -257,7 +257,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule()
     def beat(self) -> None:
-        claims = sorted((c.id, c.claim) for c in self.held.values())
+        claims = sorted((c.id, c.epoch) for c in self.held.values())
         lost = self.store.run(self.store.calls.heartbeat(claims, LEASE))
         assert set(lost) == {i for i, c in claims if i not in self.model.rows or self.model.rows[i].claims != c}
 

@@ -131,7 +131,7 @@ async def fill(e: Engine, instance: int, count: int, *, dedup: bool = False) -> 
         "select $1, 'other', 'null', case when $3 then 'd' || n end from generate_series(1, $2) as n",
         *(instance, count, dedup),
     )
-    await e.rows.fetch("update @.instances set inbox = true where id = $1", instance)
+    await e.rows.fetch("update @.instances set has_signals = true where id = $1", instance)
 
 
 async def test_an_inbox_holds_ten_thousand(engine: Opening) -> None:

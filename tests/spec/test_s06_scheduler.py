@@ -174,11 +174,11 @@ async def test_an_outcome_of_a_lost_claim_changes_nothing(engine: Opening) -> No
         (old,) = await e.claim(lease=0.0, worker="w")
         await e.reap()
         (new,) = await e.claim(worker="w")
-        flushed = await e.flush(Commit(old.id, old.claim, old.seq, "done", value='"late"'))
+        flushed = await e.flush(Commit(old.id, old.epoch, old.seq, "done", value='"late"'))
         assert flushed.stale == {handle.id}
         row = await e.row(handle)
         assert (row["status"], row["result"], row["seq"]) == ("executing", None, 0)
-        flushed = await e.flush(Commit(new.id, new.claim, new.seq, "done", value='"in time"'))
+        flushed = await e.flush(Commit(new.id, new.epoch, new.seq, "done", value='"in time"'))
         assert flushed.stale == frozenset()
         assert (await e.row(handle))["result"] == '"in time"'
 
@@ -225,7 +225,7 @@ async def test_a_worker_that_lost_its_claim_stops_its_step(engine: Opening) -> N
             await e.until(ClaimLost, id=handle.id)
         row = await e.row(handle)
         assert (row["status"], row["locked_by"], row["seq"]) == ("executing", "another", 0)
-        await e.flush(Commit(claim.id, claim.claim, claim.seq, "done", value="1"))
+        await e.flush(Commit(claim.id, claim.epoch, claim.seq, "done", value="1"))
         assert await finished(handle) == 1
 
 

@@ -16,7 +16,7 @@ from gen_durable.telemetry import StepCommitted
 
 def commit(claim: Claim, kind: str, **values: Any) -> Commit:
     """An outcome of a claim."""
-    return Commit(claim.id, claim.claim, claim.seq, kind, **values)
+    return Commit(claim.id, claim.epoch, claim.seq, kind, **values)
 
 
 async def test_pick_claims_at_most_what_was_asked_for_per_queue(engine: Opening) -> None:
@@ -50,7 +50,7 @@ async def test_every_claim_has_a_number_of_its_own(engine: Opening) -> None:
         numbers = []
         for _ in range(3):
             (claim,) = await e.claim(lease=0.0)
-            numbers.append(claim.claim)
+            numbers.append(claim.epoch)
             await e.reap()
         assert numbers == sorted(set(numbers))
 
@@ -63,9 +63,9 @@ async def test_a_heartbeat_extends_the_lease_of_its_own_claim_only(engine: Openi
         await e.reap()
         (new,) = await e.claim(lease=5.0)
         before = await e.row(handle)
-        assert await e.app.pool.run(e.app.calls.heartbeat([(old.id, old.claim)], 60.0)) == [handle.id]
+        assert await e.app.pool.run(e.app.calls.heartbeat([(old.id, old.epoch)], 60.0)) == [handle.id]
         assert (await e.row(handle))["lease_expires_at"] == before["lease_expires_at"]
-        assert await e.app.pool.run(e.app.calls.heartbeat([(new.id, new.claim)], 60.0)) == []
+        assert await e.app.pool.run(e.app.calls.heartbeat([(new.id, new.epoch)], 60.0)) == []
         after = await e.row(handle)
         assert after["lease_expires_at"] > before["lease_expires_at"] + timedelta(seconds=50)
         assert differing(before, after) == {"lease_expires_at"}
@@ -77,7 +77,7 @@ async def test_a_heartbeat_never_shortens_a_lease(engine: Opening) -> None:
         handle = await e.start()
         (claim,) = await e.claim(lease=60.0)
         before = await e.row(handle)
-        await e.app.pool.run(e.app.calls.heartbeat([(claim.id, claim.claim)], 1.0))
+        await e.app.pool.run(e.app.calls.heartbeat([(claim.id, claim.epoch)], 1.0))
         assert (await e.row(handle))["lease_expires_at"] == before["lease_expires_at"]
 
 

@@ -41,7 +41,7 @@ UNFIT = {
     "rate-with-slots": LIMIT + "('r', 'rate', 1, 1, 1)",
     "rate-without-burst": LIMIT + "('r', 'rate', null, 1, null)",
     "bucket-of-a-thousand-years": LIMIT + "('r', 'rate', null, 3e10, 1)",
-    "nameless-activity": instance(1, journal=True) + ACTIVITY.format(name=""),
+    "nameless-activity": instance(1, has_journal=True) + ACTIVITY.format(name=""),
 }
 TWICE = {
     "instance": instance(1) * 2,

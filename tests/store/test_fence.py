@@ -55,7 +55,7 @@ def test_an_outcome_of_an_older_claim_is_stale(store: Store, kind: str) -> None:
     store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 2")
     assert [r.id for r in store.run(store.calls.reap(10, None)).claims] == [2]
     (claim,) = store.pick(worker="w").claims
-    assert (claim.id, claim.claim, store.row(2)["locked_by"]) == (2, 3, "w")
+    assert (claim.id, claim.epoch, store.row(2)["locked_by"]) == (2, 3, "w")
     before = snapshot(store)
     answer = store.flush(KINDS[kind]())
     assert (answer.stale, answer.already, answer.wake) == ({2}, set(), set())

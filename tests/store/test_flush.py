@@ -166,7 +166,7 @@ def test_await_with_a_timeout_is_due_at_its_deadline(store: Store) -> None:
     assert store.pick().claims == []
     store.sql("update @schema.instances set await_deadline = now() - interval '1 second'")
     (claim,) = store.pick().claims
-    assert (claim.awaits, claim.inbox, claim.step, claim.claim) == (["go"], (), "t", 2)
+    assert (claim.awaits, claim.inbox, claim.step, claim.epoch) == (["go"], (), "t", 2)
     row = store.row(1)
     assert (row["await_deadline"], row["seen"]) == (None, None)
 

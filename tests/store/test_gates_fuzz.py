@@ -105,11 +105,11 @@ def test_random_sequences(store: Store, seed: int) -> None:
                     ["done", "done", "fail", "next", "retry", "delay", "await", "awaitfor", "children", "move"]
                 )
                 if kind == "delay":
-                    commit = Commit(id, c.claim, c.seq, "retry", delay=3600.0)
+                    commit = Commit(id, c.epoch, c.seq, "retry", delay=3600.0)
                 elif kind.startswith("await"):
                     commit = Commit(
                         id,
-                        c.claim,
+                        c.epoch,
                         c.seq,
                         "await",
                         delay=3600.0 if kind == "awaitfor" else None,
@@ -120,7 +120,7 @@ def test_random_sequences(store: Store, seed: int) -> None:
                         child(queue=rnd.choice(QUEUES), partition_key=rnd.choice(KEYS))
                         for _ in range(rnd.choice([0, 2, 15]))
                     ]
-                    commit = Commit(id, c.claim, c.seq, "children", step="t", extra=json.dumps({"children": kids}))
+                    commit = Commit(id, c.epoch, c.seq, "children", step="t", extra=json.dumps({"children": kids}))
                 elif kind == "move":
                     extra: dict[str, Any] = {"queue": rnd.choice(QUEUES), "priority": rnd.choice([-1, 0, 1])}
                     new = rnd.choice(KEYS)
@@ -128,15 +128,15 @@ def test_random_sequences(store: Store, seed: int) -> None:
                         extra["partition_key"] = new
                         if c.partition_key is not None:
                             extra["left"] = [f"partition/{c.partition_key}"]
-                    commit = Commit(id, c.claim, c.seq, "next", step="t", extra=json.dumps(extra))
+                    commit = Commit(id, c.epoch, c.seq, "next", step="t", extra=json.dumps(extra))
                 else:
-                    commit = Commit(id, c.claim, c.seq, kind, step="t" if kind == "next" else None, value="1")
+                    commit = Commit(id, c.epoch, c.seq, kind, step="t" if kind == "next" else None, value="1")
                 log[-1] += f" {kind}"
                 if commit.kind in ("done", "fail"):
                     commit.parent = c.parent_id
                 assert not store.flush(commit).stale
             elif what == "release":
-                store.run(store.calls.release([(id, c.claim, rnd.choice([None, 3600.0]), None)]))
+                store.run(store.calls.release([(id, c.epoch, rnd.choice([None, 3600.0]), None)]))
             else:
                 store.sql(
                     "update @schema.instances set lease_expires_at = now() - interval '1 second' where id = $1", id

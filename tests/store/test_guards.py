@@ -100,7 +100,7 @@ def test_a_report_of_a_lost_claim_changes_nothing(store: Store) -> None:
     journal = JournalCalls(store.schema)
     store.given(executing(1, claims=2))
     assert store.run(journal.report([Report(1, 1, "s", "", 0.1, None, None)])) == set()
-    assert not store.row(1)["journal"]
+    assert not store.row(1)["has_journal"]
     both = [Report(1, 2, "s", "", 0.2, None, None), Report(1, 1, "s", "", 0.1, None, None)]
     assert store.run(journal.report(both)) == set()
     assert [r.fraction for r in store.run(journal.progress(1, None))] == [0.2]

@@ -196,5 +196,5 @@ def test_a_signal_opens_no_barrier(store: Store) -> None:
     """A parent that waits for children is not woken by a signal, early barrier or not."""
     spread(store, 2, join=1, timeout=60)
     store.given("insert into @schema.signals (target_id, name) values (1, 'go');")
-    store.sql("update @schema.instances set inbox = true where id = 1")
+    store.sql("update @schema.instances set has_signals = true where id = 1")
     assert woken(store) is None

@@ -23,7 +23,7 @@ WRITES: dict[str, Callable[[JournalCalls, Fence], Statement[Any]]] = {
     "checkpoint": lambda calls, fence: calls.checkpoint(fence, "1"),
     "clear": lambda calls, fence: calls.clear(fence),
     "activity": lambda calls, fence: calls.activity(fence, NOTED),
-    "progress": lambda calls, fence: calls.report([Report(fence.id, fence.claim, "s", "", 1.0, None, None)]),
+    "progress": lambda calls, fence: calls.report([Report(fence.id, fence.epoch, "s", "", 1.0, None, None)]),
 }
 KINDS: dict[str, tuple[Callable[[], Commit], str, str | None]] = {
     "continue": (lambda: Commit(2, 1, 0, "continue", step="t", value="1"), "Next", "t"),
@@ -157,10 +157,10 @@ def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalC
         "checkpoint": [CHECKPOINT_FORMAT, 2, {"a": 2}],
         "activities": [[1, "pay", False, None], [2, "pay", True, None]],
     }
-    store.flush(Commit(2, claim.claim, 0, "next", step="t"))
+    store.flush(Commit(2, claim.epoch, 0, "next", step="t"))
     (following,) = store.pick().claims
     assert (following.visit, following.journal) == (1, None)
-    store.run(journal.checkpoint(Fence(2, following.claim, 1), "3"))
+    store.run(journal.checkpoint(Fence(2, following.epoch, 1), "3"))
     assert [(r["visit"], r["version"]) for r in store.sql("select * from @schema.checkpoints")] == [(1, 1)]
     assert len(store.run(journal.activities(2, None))) == 2  # a log: it stays
 

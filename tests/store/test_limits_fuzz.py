@@ -175,7 +175,7 @@ class World:
             ["done", "done", "done", "fail", "next", "next", "retry", "await", "awaitfor", "children"]
         )
         self.log.append(f"flush {c.id} {kind} {c.partition_key} {c.limited}")
-        commit = Commit(c.id, c.claim, c.seq, kind)
+        commit = Commit(c.id, c.epoch, c.seq, kind)
         extra: dict[str, Any] = {}
         if kind in ("next", "children"):
             commit.step = "t"
@@ -208,7 +208,7 @@ class World:
         if c := self.any_held():
             self.gone(c.id)
             self.log.append(f"release {c.id}")
-            self.store.run(self.store.calls.release([(c.id, c.claim, self.rnd.choice([None, 3600.0]), None)]))
+            self.store.run(self.store.calls.release([(c.id, c.epoch, self.rnd.choice([None, 3600.0]), None)]))
 
     def reap(self) -> None:
         if c := self.any_held():
@@ -236,7 +236,7 @@ class World:
             return
         if limit.name not in self.policies:
             return
-        told = self.store.run(self.store.calls.acquire_limit(id, self.held[id].claim, limit, ticket))
+        told = self.store.run(self.store.calls.acquire_limit(id, self.held[id].epoch, limit, ticket))
         self.log.append(f"enter {id} {limit} {told}")
         assert not told.lost
         if told.held:
@@ -296,7 +296,7 @@ class World:
             self.go_out(ticket)
         for _ in range(400):
             self.settle()
-            commits = [Commit(c.id, c.claim, c.seq, "done", parent=c.parent_id) for _, c in sorted(self.held.items())]
+            commits = [Commit(c.id, c.epoch, c.seq, "done", parent=c.parent_id) for _, c in sorted(self.held.items())]
             self.held.clear()
             if commits:
                 self.store.flush(*commits)

@@ -74,7 +74,7 @@ async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
 
 
 FIRST_FUNCTIONS = """
-alter table @schema.instances drop column visit, drop column journal;
+alter table @schema.instances drop column visit, drop column has_journal;
 create function @schema.pick(
   worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
   turns jsonb default null
@@ -100,7 +100,7 @@ async def test_a_database_of_version_1_is_brought_along(dsn: str, bare_schema: s
         assert await migrate(link, schema) == list(range(2, library_version(schema) + 1))
         (claim,) = (await link.run(Statements(schema).pick("w", {"default": 5}, KNOWN, 60))).claims
         assert (claim.seq, claim.visit, claim.journal) == (0, 0, None)
-        flushed = await link.run(Statements(schema).flush([Commit(claim.id, claim.claim, 0, "done", origin="s")]))
+        flushed = await link.run(Statements(schema).flush([Commit(claim.id, claim.epoch, 0, "done", origin="s")]))
         assert flushed.stale == set()
         assert len(await link.run(JournalCalls(schema).history(claim.id, None))) == 1
     finally:

@@ -187,7 +187,7 @@ CASES = {
         (1, ["a"]),
     ),
     "report": Case(
-        executing(1, journal=True) + executing(2, journal=True),
+        executing(1, has_journal=True) + executing(2, has_journal=True),
         ROW.format(1),
         lambda s: s.run(JournalCalls(s.schema).report([Report(i, 1, "s", "", 0.5, None, None) for i in (1, 2)])),
         {1},

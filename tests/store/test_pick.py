@@ -20,7 +20,7 @@ def test_a_claim(store: Store) -> None:
     )
     (claim,) = store.pick(worker="me").claims
     assert (claim.id, claim.machine, claim.version, claim.step, claim.state) == (1, "m", 1, "s", '{"n": 1}')
-    assert (claim.attempt, claim.claim, claim.seq, claim.queue, claim.priority) == (2, 5, 3, "default", 0)
+    assert (claim.attempt, claim.epoch, claim.seq, claim.queue, claim.priority) == (2, 5, 3, "default", 0)
     assert (claim.partition_key, claim.unique_key, claim.parent_id, claim.awaits) == ("p", b"k", 9, None)
     row = store.row(1)
     assert (row["status"], row["locked_by"], row["claims"]) == ("executing", "me", 5)

@@ -41,9 +41,9 @@ select 'm', 's', 'executing', 1, 'w', now(), convert_to(n::text, 'UTF8'), '{exec
 analyze @schema.instances, @schema.signals;
 delete from @schema.instances;
 
-insert into @schema.instances (fsm, step, status, finished_at, claims, seq, journal)
+insert into @schema.instances (fsm, step, status, finished_at, claims, seq, has_journal)
 select 'm', 's', 'done', now() - make_interval(secs => n % 100000), 1, 1, true from generate_series(1, 40000) as n;
-insert into @schema.instances (fsm, step, queue, priority, eligible_at, journal)
+insert into @schema.instances (fsm, step, queue, priority, eligible_at, has_journal)
 select 'm', 's', (array['default', 'a', 'b'])[1 + n % 3], n % 5, now() - make_interval(secs => n % 1000), n % 3 = 2
 from generate_series(1, 30000) as n;
 insert into @schema.instances (fsm, step, status, awaits, seen, claims, seq, await_deadline, unique_key, unique_scope)
@@ -55,22 +55,22 @@ select 'm', 's', -7, now() + interval '1 year' from generate_series(1, 10000);
 insert into @schema.instances (id, fsm, step, status, children_pending, round, claims, seq)
 overriding system value select 900000, 'm', 's', 'awaiting_children', 500, 1, 1, 1;
 insert into @schema.instances
-  (id, fsm, step, status, claims, locked_by, lease_expires_at, parent_id, parent_round, inbox)
+  (id, fsm, step, status, claims, locked_by, lease_expires_at, parent_id, parent_round, has_signals)
 overriding system value
 select 900000 + n, 'm', 's', 'executing', 1, 'w', now() + make_interval(secs => case when n > 250 then -5 else 600 end),
        900000, 1, n between 101 and 200
 from generate_series(1, 500) as n;
 insert into @schema.signals (target_id, name)
 select i.id, 'other' from @schema.instances i where i.status = 'awaiting_signal' and i.id % 2 = 0;
-update @schema.instances i set inbox = true where i.status = 'awaiting_signal' and i.id % 2 = 0;
+update @schema.instances i set has_signals = true where i.status = 'awaiting_signal' and i.id % 2 = 0;
 insert into @schema.transitions (instance_id, started_at, duration, seq, attempt, step, outcome)
 select i.id, now(), 0, 1, 0, 's', 'Done' from @schema.instances i where i.seq = 1;
 insert into @schema.checkpoints (instance_id, visit, version, format, value)
-select i.id, 0, 1, 1, '1' from @schema.instances i where i.journal;
+select i.id, 0, 1, 1, '1' from @schema.instances i where i.has_journal;
 insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, name, parameters)
-select i.id, now(), 0, 0, 1, 0, 'a', '[]' from @schema.instances i where i.journal;
+select i.id, now(), 0, 0, 1, 0, 'a', '[]' from @schema.instances i where i.has_journal;
 insert into @schema.progress (instance_id, step)
-select i.id, 's' from @schema.instances i where i.journal;
+select i.id, 's' from @schema.instances i where i.has_journal;
 """
 HELD = [900_000 + n for n in range(1, BATCH + 1)]
 MAILED = [900_100 + n for n in range(1, BATCH + 1)]  # these have been sent something before

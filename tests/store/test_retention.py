@@ -78,7 +78,7 @@ def test_a_batch_is_a_ceiling_and_the_oldest_go_first(store: Store) -> None:
 @pytest.mark.dirty
 def test_signals_go_with_their_instance(store: Store) -> None:
     """Whatever is left in an inbox is deleted too."""
-    store.given(ended(1, inbox=True) + "insert into @schema.signals (target_id, name) values (1, 'go');")
+    store.given(ended(1, has_signals=True) + "insert into @schema.signals (target_id, name) values (1, 'go');")
     assert gc(store) == 1
     assert store.inbox() == []
 

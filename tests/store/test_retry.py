@@ -58,7 +58,7 @@ def test_retry(store: Store, status: str) -> None:
     assert (row["finished_at"], row["last_error"], row["state"]) == (None, "no", "[1]")
     assert store.flush(Commit(1, 5, 4, "done")).stale == {1}
     (claim,) = store.pick(q=1).claims
-    assert (claim.id, claim.claim, claim.attempt) == (1, 7, 0)
+    assert (claim.id, claim.epoch, claim.attempt) == (1, 7, 0)
     store.flush(Commit(1, 7, 4, "done", value="2"))
     assert (store.row(1)["status"], store.row(1)["last_error"]) == ("done", None)
 
@@ -98,7 +98,7 @@ def test_a_parent_that_waits_waits_for_it_again(store: Store) -> None:
     store.flush(Commit(2, 1, 0, "done", parent=1))
     assert (store.row(1)["status"], store.row(1)["children_pending"]) == ("awaiting_children", 1)
     (claim,) = store.pick().claims
-    store.flush(Commit(3, claim.claim, claim.seq, "done", parent=1))
+    store.flush(Commit(3, claim.epoch, claim.seq, "done", parent=1))
     assert (store.row(1)["status"], store.row(1)["children_pending"]) == ("runnable", 0)
 
 
@@ -112,7 +112,7 @@ def test_a_parent_that_went_on_does_not_hear_of_it(store: Store) -> None:
     for id_ in (3, 5):
         store.run(store.reads.retry(id_, None))
     for claim in store.pick().claims:
-        store.flush(Commit(claim.id, claim.claim, claim.seq, "done", parent=claim.parent_id))
+        store.flush(Commit(claim.id, claim.epoch, claim.seq, "done", parent=claim.parent_id))
     assert (store.row(1)["status"], store.row(1)["children_pending"]) == ("awaiting_children", 1)
     assert store.row(4)["status"] == "done"
 
@@ -131,7 +131,7 @@ def test_retry_of_one_that_was_cancelled_while_it_ran(store: Store) -> None:
     store.given(ended(1, status="cancelled", cancel_reason="enough", last_error="enough", seq=0))
     store.run(store.reads.retry(1, None))
     (claim,) = store.pick().claims
-    assert store.flush(Commit(1, claim.claim, claim.seq, "next", step="t")).stale == set()
+    assert store.flush(Commit(1, claim.epoch, claim.seq, "next", step="t")).stale == set()
     assert store.row(1)["status"] == "runnable"
 
 
@@ -144,7 +144,7 @@ def test_a_retried_parent_is_not_followed_into_its_next_round(store: Store) -> N
     store.run(store.reads.retry(1, None))
     (claim,) = store.pick().claims
     child = {"fsm": "m", "version": 1, "step": "s", "state": {}, "queue": "default", "priority": 0, "delay": 0}
-    store.flush(Commit(1, claim.claim, claim.seq, "children", step="t", extra=json.dumps({"children": [child]})))
+    store.flush(Commit(1, claim.epoch, claim.seq, "children", step="t", extra=json.dumps({"children": [child]})))
     while store.run(store.calls.cascade(1, None)).more:
         pass
     assert [(row["id"], row["status"]) for row in store.rows()] == [

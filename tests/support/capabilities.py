@@ -53,12 +53,12 @@ class Engine:
         return (await self.app.pool.run(self.app.calls.pick(worker, {queue: count}, known, lease))).claims
 
     async def complete(self, claim: Claim, result: str) -> Flushed:
-        commit = Commit(claim.id, claim.claim, claim.seq, "done", value=result, parent=claim.parent_id)
+        commit = Commit(claim.id, claim.epoch, claim.seq, "done", value=result, parent=claim.parent_id)
         return await self.app.pool.run(self.app.calls.flush([commit]))
 
     async def beat(self, claim: Claim, lease: float) -> list[int]:
         """Which claims were lost."""
-        return await self.app.pool.run(self.app.calls.heartbeat([(claim.id, claim.claim)], lease))
+        return await self.app.pool.run(self.app.calls.heartbeat([(claim.id, claim.epoch)], lease))
 
     async def reclaim(self, max_crashes: int | None = None) -> list[Reclaimed]:
         return (await self.app.pool.run(self.app.calls.reap(100, max_crashes))).claims

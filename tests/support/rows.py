@@ -60,7 +60,7 @@ def signal(id: int, target: int, name: str = "go", **columns: object) -> str:  #
     return (
         f"insert into @schema.signals ({', '.join(values)}) overriding system value "
         f"values ({', '.join(_literal(v) for v in values.values())});\n"
-        f"update @schema.instances set inbox = true where id = {target};\n"
+        f"update @schema.instances set has_signals = true where id = {target};\n"
     )
 
 

@@ -50,7 +50,7 @@ async def pick(ask: Ask, app: Durable, batch: int, queue: str = "default") -> li
 
 async def finish(ask: Ask, app: Durable, claims: list[Claim], *, steps: int = 0) -> None:
     """End claims that have gone on by so many steps."""
-    commits = [Commit(c.id, c.claim, c.seq + steps, "done", value=VALUE, parent=c.parent_id) for c in claims]
+    commits = [Commit(c.id, c.epoch, c.seq + steps, "done", value=VALUE, parent=c.parent_id) for c in claims]
     await ask(app.calls.flush(commits))
 
 
@@ -76,7 +76,7 @@ async def chain(line: Line, app: Durable, *, run_ahead: bool, batch: int = BATCH
         if run_ahead:
             for number, following in enumerate(CHAIN[1:]):
                 commits = [
-                    Commit(c.id, c.claim, c.seq + number, "continue", step=following, value=VALUE) for c in claims
+                    Commit(c.id, c.epoch, c.seq + number, "continue", step=following, value=VALUE) for c in claims
                 ]
                 await ask(app.calls.flush(commits))
             ending = claims
@@ -84,7 +84,7 @@ async def chain(line: Line, app: Durable, *, run_ahead: bool, batch: int = BATCH
             going = [c for c in claims if c.step != CHAIN[-1]]
             ending = [c for c in claims if c.step == CHAIN[-1]]
             if going:
-                commits = [Commit(c.id, c.claim, c.seq, "next", step=AFTER[c.step], value=VALUE) for c in going]
+                commits = [Commit(c.id, c.epoch, c.seq, "next", step=AFTER[c.step], value=VALUE) for c in going]
                 await ask(app.calls.flush(commits))
         if ending:
             await finish(ask, app, ending, steps=len(CHAIN) - 1 if run_ahead else 0)

@@ -216,7 +216,7 @@ class Executor:
             claim.unique_key,
             claim.parent_id,
             self._worker,
-            claim.claim,
+            claim.epoch,
             claim.seq,
             claim.inbox,
             _awaited(claim) if claim.inbox else (),

@@ -79,7 +79,7 @@ class Heartbeat:
         for i in range(0, len(old), BATCH):
             batch = old[i : i + BATCH]
             began = time.monotonic()
-            call = self._calls.heartbeat([(h.claim.id, h.claim.claim) for h in batch], self._lease)
+            call = self._calls.heartbeat([(h.claim.id, h.claim.epoch) for h in batch], self._lease)
             # A beat that hangs is worth less than the next one on a new connection.
             gone = await self._link.run(call, timeout=self._interval)
             for held in batch:
@@ -91,7 +91,7 @@ class Heartbeat:
 
     async def look(self) -> dict[int, str]:
         """Which of the claims are to be cancelled, and why: for a worker that no notification has reached."""
-        claims = sorted((h.claim.id, h.claim.claim) for h in self._holdings.all())
+        claims = sorted((h.claim.id, h.claim.epoch) for h in self._holdings.all())
         if not claims or self._link is None:
             return {}
         return await self._link.run(self._calls.cancel_requests(claims), timeout=self._interval)

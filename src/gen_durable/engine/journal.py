@@ -87,7 +87,7 @@ class JournalWriter:
             raise LeaseLost(f"instance {claim.id}: the step that writes this has been left")
         notes = claim.notes
         if not isinstance(notes, StepJournal):
-            fence = Fence(claim.id, claim.claim, seq)
+            fence = Fence(claim.id, claim.epoch, seq)
             claim.notes = notes = StepJournal(self._calls, fence, claim.journal, visit=claim.visit, seal=self._seal)
         return notes
 

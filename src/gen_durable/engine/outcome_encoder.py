@@ -85,7 +85,7 @@ def encode_outcome(
             "return Next, Retry, Await, ScheduleChildren, Done or Fail"
         )
     outcome: AnyOutcome = returned
-    commit = Commit(claim.id, claim.claim, claim.seq, "")
+    commit = Commit(claim.id, claim.epoch, claim.seq, "")
     extra: dict[str, Any] = {}
     consumed: tuple[int, ...] = ()
     queue: str | None = None
@@ -136,7 +136,7 @@ def encode_outcome(
 
 def encode_cancel(claim: Claim, spec: StepSpec, reason: str) -> EncodedOutcome:
     """The end of an instance that was cancelled while it was ours."""
-    commit = Commit(claim.id, claim.claim, claim.seq, "cancel", error=reason, parent=claim.parent_id)
+    commit = Commit(claim.id, claim.epoch, claim.seq, "cancel", error=reason, parent=claim.parent_id)
     extra: dict[str, Any] = {}
     if spec.machine.history != "off":
         _remember(commit, extra, claim, spec)

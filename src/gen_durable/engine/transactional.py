@@ -205,7 +205,7 @@ class TransactionalExecutor:
                     return None
                 # The fence has moved on, or the row is to be cancelled: either way a mere `next` writes nothing, it
                 # tells which. (The outcome itself, if it is an end, would be taken: without the user's writes.)
-                found = await link.run(self._calls.flush([Commit(commit.id, commit.claim, commit.seq, "next")]))
+                found = await link.run(self._calls.flush([Commit(commit.id, commit.epoch, commit.seq, "next")]))
                 return None if found.asked else found
             except (ConnectionLost, SqlError) as error:
                 log.info(

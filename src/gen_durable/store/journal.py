@@ -1,6 +1,6 @@
 """The calls of the journal: what a step writes before its outcome, and what can be read of it all.
 
-In: the fence (id, claim, seq) and typed values. Out: a `Statement`, as in `store.calls`.
+In: the fence (id, epoch, seq) and typed values. Out: a `Statement`, as in `store.calls`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Fence:
     """The row as a step was given it. What it writes counts as long as that is so."""
 
     id: int
-    claim: int
+    epoch: int
     seq: int
 
 
@@ -44,10 +44,10 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How far a step has come; id and claim are the fence."""
+    """How far a step has come; id and epoch are the fence."""
 
     id: int
-    claim: int
+    epoch: int
     step: str
     branch: str
     fraction: float | None
@@ -92,18 +92,18 @@ class JournalCalls:
         self._installation = f"select token from {s}.installation"  # noqa: S608
 
     def checkpoint(self, fence: Fence, value: str) -> Statement[bool]:
-        args = (fence.id, fence.claim, fence.seq, value, CHECKPOINT_FORMAT)
+        args = (fence.id, fence.epoch, fence.seq, value, CHECKPOINT_FORMAT)
         return Statement(self._checkpoint, args, lambda rows: rows[0][0] is not None)
 
     def clear(self, fence: Fence) -> Statement[bool]:
-        return Statement(self._clear, (fence.id, fence.claim, fence.seq), _read_truth)
+        return Statement(self._clear, (fence.id, fence.epoch, fence.seq), _read_truth)
 
     def activity(self, fence: Fence, noted: Noted) -> Statement[bool]:
         return Statement(
             self._activity,
             (
                 fence.id,
-                fence.claim,
+                fence.epoch,
                 fence.seq,
                 noted.number,
                 noted.name,
@@ -123,7 +123,7 @@ class JournalCalls:
             self._report,
             (
                 [r.id for r in reports],
-                [r.claim for r in reports],
+                [r.epoch for r in reports],
                 [r.step for r in reports],
                 [r.branch for r in reports],
                 [r.fraction for r in reports],

@@ -198,7 +198,7 @@ class Statements:
             self._flush,
             (
                 [c.id for c in commits],
-                [c.claim for c in commits],
+                [c.epoch for c in commits],
                 [c.seq for c in commits],
                 " ".join([c.kind for c in commits]),
                 _joined([c.step for c in commits]),
@@ -217,12 +217,12 @@ class Statements:
 
     def begin_fanout(self, commit: Commit, count: int) -> Statement[list[int] | None]:
         """Lock the row of a commit, and get ids for its children; None: the claim is not ours any more."""
-        return Statement(self._begin_fanout, (commit.id, commit.claim, commit.seq, count), lambda rows: rows[0][0])
+        return Statement(self._begin_fanout, (commit.id, commit.epoch, commit.seq, count), lambda rows: rows[0][0])
 
     def spawn(self, commit: Commit, children: str) -> Statement[list[str]]:
         """Start children, a JSON array of them, of a row that `reserve` has locked."""
         extra = f'{{"children":{children}}}'
-        args = ([commit.id], [commit.claim], [commit.seq], [extra])
+        args = ([commit.id], [commit.epoch], [commit.seq], [extra])
         return Statement(self._spawn, args, lambda rows: rows[0][0] or [])
 
     def children(self, parent: int, after: int, limit: int) -> Statement[list[Child]]:

@@ -20,7 +20,7 @@ Row = Sequence[Any]
 
 
 class Claim(msgspec.Struct, eq=False, gc=False):
-    """A row that this worker may run: the fence (id, claim, seq) and all that the step is told.
+    """A row that this worker may run: the fence (id, epoch, seq) and all that the step is told.
 
     It changes as its steps go on (`rooms.run.advance`); `abandoned` is set before its task is cancelled.
     """
@@ -31,7 +31,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     step: str
     state: str
     attempt: int
-    claim: int
+    epoch: int
     seq: int
     queue: str
     priority: int
@@ -126,7 +126,7 @@ class Commit(msgspec.Struct, eq=False, gc=False):
     """An outcome, encoded: one row of a flush."""
 
     id: int
-    claim: int
+    epoch: int
     seq: int
     kind: str
     step: str | None = None

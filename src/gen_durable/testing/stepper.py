@@ -131,7 +131,7 @@ class Stepper:
             ran.commit.began, ran.commit.took = began, time.perf_counter() - began
         except UndecodableState as error:
             self._errors[claim.id] = error
-            rest = backoff(min(claim.claim, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10))  # as a worker
+            rest = backoff(min(claim.epoch, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10))  # as a worker
             await self.release(claim, rest.total_seconds(), str(error))
             return self._told(claim, UNDECODABLE)
         except LeaseLost as error:
@@ -164,7 +164,7 @@ class Stepper:
                 self._errors[claim.id] = raised.error
             except (UndecodableState, LeaseLost) as error:
                 self._errors[claim.id] = error
-        await self._link.run(self._statements.expire(claim.id, claim.claim))
+        await self._link.run(self._statements.expire(claim.id, claim.epoch))
         await self.reap()
         return self._told(claim, LOST)
 
@@ -179,7 +179,7 @@ class Stepper:
 
     async def release(self, claim: Claim, delay: float | None = None, reason: str | None = None) -> None:
         """Give a claim back."""
-        await self._link.run(self._app.calls.release([(claim.id, claim.claim, delay, reason)]))
+        await self._link.run(self._app.calls.release([(claim.id, claim.epoch, delay, reason)]))
 
     async def shift(self, by: timedelta) -> None:
         """Move every moment in the schema back."""
@@ -248,7 +248,7 @@ class Stepper:
 
     async def _cancel(self, claim: Claim, entry: Entry) -> str:
         """The instance was cancelled while its step ran, by the step itself or by the test."""
-        asked = await self._link.run(self._app.calls.cancel_requests([(claim.id, claim.claim)]))
+        asked = await self._link.run(self._app.calls.cancel_requests([(claim.id, claim.epoch)]))
         reason = await self._run.cancelled(claim, entry, asked.get(claim.id, "cancelled"), CANCEL_TIMEOUT)
         ran = self._run.ended(claim, entry, reason)
         ran.commit.began = time.perf_counter()

@@ -136,7 +136,7 @@ async def _drain(table: Table, tally: _Tally, stop: asyncio.Event) -> None:
         picked = pick.read(rows)
         floors.note(picked, sent, took)
         held = sorted(picked.claims, key=lambda claim: claim.id)
-        await _run(connection, calls.flush([Commit(c.id, c.claim, c.seq, "done", value='{"ok": true}') for c in held]))
+        await _run(connection, calls.flush([Commit(c.id, c.epoch, c.seq, "done", value='{"ok": true}') for c in held]))
         tally.jobs += len(held)
         if turn % GC_EVERY == 0:
             await _run(connection, calls.gc(0, 0, 0, 100 * GC_EVERY))

@@ -120,7 +120,7 @@ async def racing(server: Server, scale: float) -> dict[str, float]:
             while left > 0:
                 try:
                     picked = await ask(app.calls.pick(name, {"default": 10}, known(), 15))
-                    commits = [Commit(c.id, c.claim, c.seq, "done", value="1") for c in picked.claims]
+                    commits = [Commit(c.id, c.epoch, c.seq, "done", value="1") for c in picked.claims]
                     if commits:
                         await ask(app.calls.flush(sorted(commits, key=lambda c: c.id)))
                         left -= len(commits)
@@ -153,7 +153,7 @@ async def _pick_time(app: Durable) -> float:
         picked = await ask(app.calls.pick("bare", {"default": BATCH}, known(), 15))
         took.append(time.perf_counter() - began)
         assert len(picked.claims) == BATCH
-        commits = [Commit(c.id, c.claim, c.seq, "done", value="1") for c in picked.claims]
+        commits = [Commit(c.id, c.epoch, c.seq, "done", value="1") for c in picked.claims]
         await ask(app.calls.flush(sorted(commits, key=lambda c: c.id)))
     return statistics.median(took)
 

@@ -152,7 +152,7 @@ async def _park(ask: Ask, app: Durable, number: int) -> int:
     await ask(app.calls.insert([Start(Patient.begin, number)], "raise"))
     (claim,) = await pick(ask, app, 1)
     waits = f'{{"awaits": ["{go_on.name}"], "seen": []}}'
-    await ask(app.calls.flush([Commit(claim.id, claim.claim, claim.seq, "await", "end", value="1", extra=waits)]))
+    await ask(app.calls.flush([Commit(claim.id, claim.epoch, claim.seq, "await", "end", value="1", extra=waits)]))
     return claim.id
 
 

@@ -52,11 +52,11 @@ begin
       updated_at = now()
     from unnest(ids, reasons) as o (id, reason)
     where i.id = o.id and i.finished_at is null and i.lease_expires_at is null
-    returning i.id, i.inbox, i.round, i.partition_key, i.slot_key, i.rate_key
+    returning i.id, i.has_signals, i.round, i.partition_key, i.slot_key, i.rate_key
   )
   select
     array_agg(u.id),
-    array_agg(u.id) filter (where u.inbox),
+    array_agg(u.id) filter (where u.has_signals),
     array_agg(u.id) filter (where u.round > 0),
     array_agg(distinct 'partition/' || u.partition_key) filter (where u.partition_key is not null)
       || array_agg(distinct 'slot/' || u.slot_key) filter (where u.slot_key is not null)

@@ -11,7 +11,7 @@ declare
 begin
   ids := array(select i.id from gone i where i.seq > 0);
   delete from @schema.transitions t where t.instance_id = any (ids);
-  ids := array(select i.id from gone i where i.journal);
+  ids := array(select i.id from gone i where i.has_journal);
   if cardinality(ids) > 0 then
     delete from @schema.checkpoints c where c.instance_id = any (ids);
     delete from @schema.activities a where a.instance_id = any (ids);

@@ -15,11 +15,11 @@ declare
   found_visit int;
   flagged boolean;
 begin
-  select i.visit, i.journal into found_visit, flagged from @schema.instances i
+  select i.visit, i.has_journal into found_visit, flagged from @schema.instances i
   where i.id = instance and i.claims = claim and i.seq = outcomes
   for no key update;
   if not flagged then
-    update @schema.instances i set journal = true where i.id = instance;
+    update @schema.instances i set has_journal = true where i.id = instance;
   end if;
   return found_visit;
 end

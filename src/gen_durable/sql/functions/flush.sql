@@ -129,14 +129,14 @@ begin
     from o
     where i.id = o.id and i.claims = o.claim and i.seq = o.seq
       and (i.cancel_reason is null or o.kind in ('done', 'fail', 'cancel'))
-    returning i.id, i.ctid as place, i.inbox, i.parent_id, i.queue, i.partition_key, i.slot_key, o.kind, o.delay, o.extra
+    returning i.id, i.ctid as place, i.has_signals, i.parent_id, i.queue, i.partition_key, i.slot_key, o.kind, o.delay, o.extra
   )
   select
     array_agg(u.id),
-    array_agg(u.place) filter (where u.kind = 'await' and u.inbox),
+    array_agg(u.place) filter (where u.kind = 'await' and u.has_signals),
     array_agg(u.id) filter (where u.kind = 'children'),
     array_agg(u.id) filter (where u.extra ? 'consumed'),
-    array_agg(u.id) filter (where u.kind in ('done', 'fail', 'cancel') and u.inbox),
+    array_agg(u.id) filter (where u.kind in ('done', 'fail', 'cancel') and u.has_signals),
     array_agg(u.id) filter (where u.kind in ('done', 'fail', 'cancel') and u.parent_id is not null),
     array_agg(distinct u.queue) filter (where u.kind in ('next', 'retry') and coalesce(u.delay, 0) = 0),
     array_agg(distinct 'partition/' || u.partition_key) filter (where u.kind <> 'continue' and u.partition_key is not null)

@@ -249,10 +249,10 @@ begin
       i.id, i.fsm, i.fsm_version, i.step, i.state, i.attempt, i.claims, i.seq, i.queue, i.priority, i.partition_key,
       i.unique_key, i.parent_id, i.awaits,
       coalesce(i.slot_key, case when i.rate_key is not null then '' end),
-      case when i.inbox then @schema.inbox_of(i.id) end,
+      case when i.has_signals then @schema.inbox_of(i.id) end,
       case when i.joined then @schema.children_of(i.id, i.round) end,
       null::float8, null::int, null::jsonb, null::text,
-      i.visit, case when i.journal then @schema.journal_of(i.id, i.visit) end
+      i.visit, case when i.has_journal then @schema.journal_of(i.id, i.visit) end
     from claimed i
     order by i.priority, i.eligible_at, i.id;
 end

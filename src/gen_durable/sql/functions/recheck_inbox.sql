@@ -1,7 +1,7 @@
 -- recheck_inbox: the second half of parking. Wakes the rows just parked for which a signal has come meanwhile.
 --
 -- In: places of rows that this transaction has parked, so it holds their locks. Out: the queues of the rows woken.
--- A row without the flag `inbox` need not come: a delivery sets it under the row's lock, which the parking has had since.
+-- A row without the flag `has_signals` need not come: a delivery sets it under the row's lock, which the parking has had since.
 -- A signal that the parking step was shown does not count (seen), or collecting a pack would spin.
 -- This must be a statement of its own: its snapshot has to be younger than the lock. A delivery that committed before
 -- the lock was granted is seen here; one that comes later waits for the lock and finds the row parked

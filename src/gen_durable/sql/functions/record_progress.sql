@@ -27,7 +27,7 @@ begin
     order by i.id
     for no key update of i skip locked
   ) as h;
-  update @schema.instances i set journal = true where i.id = any (held) and not i.journal;
+  update @schema.instances i set has_journal = true where i.id = any (held) and not i.has_journal;
   insert into @schema.progress as p (instance_id, step, branch, fraction, message, detail)
   select distinct on (o.id, o.step, o.branch) o.id, o.step, o.branch, o.fraction, o.message, o.detail
   from unnest(ids, record_progress.claims, steps, branches, fractions, messages, details) with ordinality

@@ -36,8 +36,8 @@ begin
   -- From here on the rows are found by their place, which cannot change under the lock: one look by key for each.
   return query
     with rows as materialized (
-      select i.ctid as place, i.id, i.queue, i.status, i.awaits, i.inbox, i.unique_guard, i.due_at <= now() as due,
-             i.inbox and exists (
+      select i.ctid as place, i.id, i.queue, i.status, i.awaits, i.has_signals, i.unique_guard, i.due_at <= now() as due,
+             i.has_signals and exists (
                select from @schema.signals s where s.target_id = i.id and not s.consumed order by s.id offset 9999
              ) as full
       from @schema.instances i where i.ctid = any (locked) and i.finished_at is null
@@ -55,7 +55,7 @@ begin
     ),
     touched as (
       update @schema.instances i set
-        inbox = true,
+        has_signals = true,
         status = case when w.wakes then 'runnable' else i.status end,
         eligible_at = case when w.wakes then now() else i.eligible_at end,
         await_deadline = case when w.wakes then null else i.await_deadline end,
@@ -64,11 +64,11 @@ begin
         end,
         updated_at = case when w.wakes then now() else i.updated_at end
       from (
-        select r.place, r.inbox, r.status = 'awaiting_signal' and r.awaits && d.names as wakes
+        select r.place, r.has_signals, r.status = 'awaiting_signal' and r.awaits && d.names as wakes
         from (select d.target_id, array_agg(d.name) as names from delivered d group by d.target_id) as d
         join rows r on r.id = d.target_id
       ) as w
-      where i.ctid = w.place and (w.wakes or not w.inbox)
+      where i.ctid = w.place and (w.wakes or not w.has_signals)
       returning i.id, w.wakes
     )
     select

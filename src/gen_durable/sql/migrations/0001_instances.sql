@@ -37,8 +37,8 @@ create table @schema.instances (
   parent_round      int,
   status            @schema.durable_status not null default 'runnable',
   priority          smallint not null default 0,  -- lower is earlier
-  inbox             boolean not null default false,  -- a signal was delivered at some time: pick and the end look there
-  journal           boolean not null default false,  -- a checkpoint, activity or progress was written at some time
+  has_signals       boolean not null default false,  -- a signal was delivered at some time: pick and the end look there
+  has_journal       boolean not null default false,  -- a checkpoint, activity or progress was written at some time
   joined            boolean not null default false,  -- woken by its children: the claim brings them along
   fsm               text not null check (fsm <> ''),
   step              text not null check (step <> ''),

@@ -9,7 +9,7 @@ drop function if exists @schema.flush(
 -- In a new database they are among the first columns: there they are cheaper to update.
 alter table @schema.instances
   add column if not exists visit int not null default 0,
-  add column if not exists journal boolean not null default false;
+  add column if not exists has_journal boolean not null default false;
 
 -- flush.sql, history_of.sql: one row per committed outcome. No foreign key, no other index: it is written at every step.
 -- Rows go with their instance (delete_journal_trg.sql).
