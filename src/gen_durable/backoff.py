@@ -6,14 +6,16 @@ import random
 from datetime import timedelta
 from typing import Final
 
+from gen_durable.durations import Duration
+from gen_durable.validation import check_delay
+
 MAX_DOUBLINGS: Final = 60
 
 
-def backoff(
-    attempt: int, *, base: timedelta = timedelta(seconds=1), cap: timedelta = timedelta(hours=1), jitter: float = 0.1
-) -> timedelta:
+def backoff(attempt: int, *, base: Duration = 1, cap: Duration = 3600, jitter: float = 0.1) -> timedelta:
     """The pause before the next attempt: doubles from `base` up to `cap`, plus up to `jitter` of it."""
-    seconds = min(base.total_seconds() * 2.0 ** min(max(attempt, 0), MAX_DOUBLINGS), cap.total_seconds())
+    first, longest = check_delay(base, "backoff(base=)"), check_delay(cap, "backoff(cap=)")
+    seconds = min(first * 2.0 ** min(max(attempt, 0), MAX_DOUBLINGS), longest)
     return timedelta(seconds=seconds * (1 + random.uniform(0, jitter)))
 
 

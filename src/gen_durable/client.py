@@ -7,7 +7,7 @@ waits; a `Worker` made from it also runs. There is no global: everything hangs o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
@@ -19,6 +19,7 @@ from gen_durable.core.completions import CompletionWatcher
 from gen_durable.core.notifier import BELL, Listener, Notifier
 from gen_durable.core.requests import Requests
 from gen_durable.database import Database
+from gen_durable.durations import Duration
 from gen_durable.encryption import ERROR, RESULT, PayloadCodec, PayloadEncryption
 from gen_durable.errors import ConfigError, DatabaseUnavailable, InputError, NotFound
 from gen_durable.handles import Handle, address, called
@@ -167,7 +168,7 @@ class Durable(Desk):
         queue: str | None = None,
         priority: int = 0,
         partition_key: str | None = None,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         schedule_at: datetime | None = None,
         limit: LimitNames | None = None,
         group: tuple[str, str] | None = None,
@@ -343,9 +344,10 @@ class Durable(Desk):
 
         if address(instance)[0] is None:
             raise InputError("handle takes an instance's id; get it by its unique key with `get`")
-        return Handle(self, instance, step_of(step, "handle").result_codec)
+        spec = step_of(step, "handle")
+        return Handle(self, instance, spec.result_codec, spec.machine.name)
 
-    async def wait(self, instance: int, codec: Codec[R], timeout: timedelta | None) -> Ending[R]:
+    async def wait(self, instance: int, codec: Codec[R], timeout: Duration | None) -> Ending[R]:
         """Wait for an instance to end; `Handle.wait` is the way in."""
         seconds = check_delay(timeout, "timeout") if timeout is not None else None
         self._opened()
@@ -449,7 +451,7 @@ class Durable(Desk):
     def handles(self, starts: Sequence[Start[R]], ids: Sequence[int | None]) -> list[Handle[R] | None]:
         """Handles on what was inserted; None where an instance was skipped."""
         return [
-            None if instance is None else Handle(self, instance, start.step.result_codec)
+            None if instance is None else Handle(self, instance, start.step.result_codec, start.step.machine.name)
             for start, instance in zip(starts, ids, strict=True)
         ]
 

@@ -1,27 +1,28 @@
-"""The options of a worker, checked when it is made: a combination that cannot work is refused with the reason."""
+"""The options of a worker. A value or a combination that cannot work raises `ConfigError` when the worker is made."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias, TypedDict, cast
 
+from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError
 from gen_durable.instances import Instance
-from gen_durable.validation import check_name
+from gen_durable.validation import check_delay, check_name, check_positive
 
 DAY: Final = timedelta(days=1)
 OnDeadLetter: TypeAlias = Callable[[Instance], Awaitable[None] | None]
-"""What a worker calls with an instance that its reaper has failed after `max_crashes`."""
+"""The hook that a worker calls with an instance which its reaper has failed after `max_crashes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue as a worker serves it: how many steps run at a time, and whose turns it takes.
+    """A queue as a worker serves it: how many steps run at a time, and how picks are shared out.
 
-    With `fair_by="tenant"` picks go round the tenants that have work, by the group that rows were given on insert
-    (`group=("tenant", "acme")`): one with a million rows does not hold up another's one. Priorities come first.
+    With `fair_by="tenant"` picks go round the tenants that have due rows, by the group given on insert
+    (`group=("tenant", "acme")`): a tenant with a million rows does not hold up the others. Priorities come first.
     """
 
     concurrency: int
@@ -37,34 +38,39 @@ class Queue:
 class Retention:
     """How long ended instances are kept, by how they ended. None keeps them for good."""
 
-    done: timedelta | None = DAY
-    failed: timedelta | None = DAY
-    cancelled: timedelta | None = DAY
+    done: Duration | None = DAY
+    failed: Duration | None = DAY
+    cancelled: Duration | None = DAY
 
     def __post_init__(self) -> None:
         for status in ("done", "failed", "cancelled"):
             if getattr(self, status) is not None:
-                _check_not_negative(f"the retention of {status} instances", getattr(self, status))
+                _store(self, status, check_delay, f"the retention of {status} instances")
+
+    @property
+    def seconds(self) -> tuple[float | None, float | None, float | None]:
+        """The three ages in seconds: done, failed, cancelled."""
+        return _seconds(self.done), _seconds(self.failed), _seconds(self.cancelled)
 
 
 class WorkerSettings(TypedDict, total=False):
-    """The keyword arguments of `Worker` beside its queues; see `WorkerOptions` for what each means."""
+    """The keyword arguments of `Worker` beside its queues; `WorkerOptions` has the defaults."""
 
-    lease_ttl: timedelta
-    heartbeat_interval: timedelta
-    poll_interval: timedelta
-    max_poll_interval: timedelta
-    reap_interval: timedelta | None
-    gc_interval: timedelta | None
-    gc_retention: timedelta | Retention | None
+    lease_ttl: Duration
+    heartbeat_interval: Duration
+    poll_interval: Duration
+    max_poll_interval: Duration
+    reap_interval: Duration | None
+    gc_interval: Duration | None
+    gc_retention: Duration | Retention | None
     gc_batch: int
     prefetch: int | None
     min_demand: int
-    drain_timeout: timedelta
-    cancel_timeout: timedelta
+    drain_timeout: Duration
+    cancel_timeout: Duration
     max_crashes: int | None
     on_dead_letter: OnDeadLetter | None
-    run_ahead_time: timedelta
+    run_ahead_time: Duration
     run_ahead_steps: int
     flush_batch: int
     threads: int | None
@@ -72,7 +78,7 @@ class WorkerSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Everything that a worker can be told. The defaults suit most."""
+    """All options of a worker, checked. Durations are stored as `timedelta`."""
 
     queues: Mapping[str, int | Queue] = field(default_factory=lambda: {"default": 10})
     lease_ttl: timedelta = timedelta(seconds=15)
@@ -97,14 +103,14 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         _check_queues(self.queues)
         for name in ("lease_ttl", "heartbeat_interval", "poll_interval", "max_poll_interval", "cancel_timeout"):
-            _check_positive(name, getattr(self, name))
+            _store(self, name, check_positive)
         for name in ("reap_interval", "gc_interval"):
             if getattr(self, name) is not None:
-                _check_positive(name, getattr(self, name))
+                _store(self, name, check_positive)
         for name in ("drain_timeout", "run_ahead_time"):
-            _check_not_negative(name, getattr(self, name))
+            _store(self, name, check_delay)
         if self.gc_retention is not None and not isinstance(self.gc_retention, Retention):
-            _check_not_negative("gc_retention", self.gc_retention)
+            _store(self, "gc_retention", check_delay)
         for name in ("gc_batch", "min_demand", "flush_batch"):
             _check_int(name, getattr(self, name), 1)
         _check_int("run_ahead_steps", self.run_ahead_steps, 0)
@@ -113,10 +119,13 @@ class WorkerOptions:
                 _check_int(name, getattr(self, name), least)
         if self.on_dead_letter is not None and not callable(self.on_dead_letter):
             raise ConfigError(f"on_dead_letter must be a function of one instance, got {self.on_dead_letter!r}")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
         if self.heartbeat_interval * 3 > self.lease_ttl:
             raise ConfigError(
                 f"heartbeat_interval ({self.heartbeat_interval}) must be at most a third of lease_ttl "
-                f"({self.lease_ttl}): a claim must survive two missed beats"
+                f"({self.lease_ttl}): a claim must survive two missed heartbeats"
             )
         if self.max_poll_interval < self.poll_interval:
             raise ConfigError(
@@ -131,6 +140,12 @@ class WorkerOptions:
                     "(concurrency + prefetch): it would never pick"
                 )
 
+    @classmethod
+    def from_settings(cls, queues: Mapping[str, int | Queue] | None, settings: WorkerSettings) -> WorkerOptions:
+        """The options of `Worker(queues=..., **settings)`, with numbers of seconds read as durations."""
+        checked = cast("dict[str, Any]", settings)  # __post_init__ turns numbers of seconds into timedelta
+        return cls(**checked) if queues is None else cls(queues=dict(queues), **checked)
+
     @property
     def slots(self) -> dict[str, int]:
         """The concurrency of each queue."""
@@ -138,7 +153,7 @@ class WorkerOptions:
 
     @property
     def fair(self) -> dict[str, str]:
-        """The queues that take turns, and by what."""
+        """The kind of group that each fair queue goes round by."""
         return {name: q.fair_by for name, q in self.queues.items() if isinstance(q, Queue) and q.fair_by is not None}
 
     @property
@@ -158,18 +173,14 @@ def _check_queues(queues: Mapping[str, int | Queue]) -> None:
             _check_int(f"the concurrency of queue {name!r}", slots, 1)
 
 
-def _check_positive(name: str, value: object) -> None:
-    if not isinstance(value, timedelta):
-        raise ConfigError(f"{name} must be a timedelta, got {value!r}: write timedelta(seconds=...)")
-    if value <= timedelta(0):
-        raise ConfigError(f"{name} must be above zero, got {value}")
+def _store(options: object, name: str, check: Callable[..., float], what: str | None = None) -> None:
+    """Replace a checked duration of a frozen dataclass by its `timedelta`."""
+    seconds = check(getattr(options, name), what or name, ConfigError)
+    object.__setattr__(options, name, timedelta(seconds=seconds))
 
 
-def _check_not_negative(name: str, value: object) -> None:
-    if not isinstance(value, timedelta):
-        raise ConfigError(f"{name} must be a timedelta, got {value!r}: write timedelta(seconds=...)")
-    if value < timedelta(0):
-        raise ConfigError(f"{name} must not be negative, got {value}")
+def _seconds(age: Duration | None) -> float | None:
+    return None if age is None else check_delay(age, "a retention", ConfigError)
 
 
 def _check_int(name: str, value: object, least: int) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast, overload
 
 import msgspec
 
 from gen_durable.codec import codec_for, decode_payload
+from gen_durable.durations import Duration
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.instances import Status
 from gen_durable.limits import Limit
@@ -266,7 +266,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         /,
         *args: *Ts,
         retries: int = 0,
-        backoff: Callable[[int], timedelta] | None = None,
+        backoff: Callable[[int], Duration] | None = None,
     ) -> R: ...
     @overload
     async def run(
@@ -276,7 +276,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         /,
         *args: *Ts,
         retries: int = 0,
-        backoff: Callable[[int], timedelta] | None = None,
+        backoff: Callable[[int], Duration] | None = None,
     ) -> R: ...
     async def run(
         self,
@@ -285,7 +285,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         /,
         *args: *Ts,
         retries: int = 0,
-        backoff: Callable[[int], timedelta] | None = None,
+        backoff: Callable[[int], Duration] | None = None,
     ) -> Any:
         """Run an activity: call `fn` and write down what came of it; if that was done in this visit, answer from there.
 
@@ -358,7 +358,7 @@ class SyncContext:
         /,
         *args: *Ts,
         retries: int = 0,
-        backoff: Callable[[int], timedelta] | None = None,
+        backoff: Callable[[int], Duration] | None = None,
     ) -> R: ...
     @overload
     def run(
@@ -368,7 +368,7 @@ class SyncContext:
         /,
         *args: *Ts,
         retries: int = 0,
-        backoff: Callable[[int], timedelta] | None = None,
+        backoff: Callable[[int], Duration] | None = None,
     ) -> R: ...
     def run(
         self,
@@ -377,7 +377,7 @@ class SyncContext:
         /,
         *args: *Ts,
         retries: int = 0,
-        backoff: Callable[[int], timedelta] | None = None,
+        backoff: Callable[[int], Duration] | None = None,
     ) -> Any:
         """See `Context.run`. A `def` function is called in this very thread."""
         return self._journal.make_in_thread(self._notes.run(name, fn, args, retries, backoff))

@@ -1,37 +1,40 @@
-"""Every error of ours, in one tree.
+"""All errors of the library, in one tree.
 
     GenDurableError
-    ├── ConfigError            an option, a DSN or a combination of options that cannot work
-    ├── DefinitionError        a machine, step, job or signal is written wrongly
-    ├── InputError             a value handed to us is refused; nothing was written
-    │   ├── EncodeError        a state, result or payload that cannot be stored as JSON
-    │   ├── TooLarge           a value over one of the size limits
-    │   ├── Duplicate          the unique key is taken by a live instance
-    │   └── UnknownLimit       a limit that nobody has declared
-    ├── DecodeError            stored JSON does not fit the type that the code expects now
-    ├── InvalidOutcome         a step returned something that is not a usable outcome
+    ├── ConfigError            an option, a DSN or a combination of options cannot work
+    ├── DefinitionError        a machine, step, job or signal is defined wrongly
+    ├── InputError             an argument is refused; nothing was written
+    │   ├── EncodeError        a state, result or payload cannot be stored as JSON
+    │   ├── TooLarge           a value exceeds a size limit
+    │   ├── Duplicate          another instance holds the unique key
+    │   └── UnknownLimit       the limit is not declared
+    ├── DecodeError            stored JSON does not fit the type that the code expects
+    ├── InvalidOutcome         a step returned an unusable outcome
     ├── StepTimeout            a step ran longer than its timeout
-    ├── StepCancelled          a step's own task was cancelled from inside
-    ├── OutcomeRejected        the database refused to store an outcome
-    ├── LeaseLost              the claim was taken over by another worker
-    ├── NoTarget               a signal for an instance that is unknown or has ended
-    ├── NotFound               no instance with that id or key
-    ├── WrongStatus            the instance is not in a status that allows what was asked
+    ├── StepCancelled          a step cancelled its own task
+    ├── OutcomeRejected        the database rejected an outcome
+    ├── LeaseLost              another worker has taken over the claim
+    ├── InstanceFailed         `Handle.result`: the instance has failed
+    ├── InstanceCancelled      `Handle.result`: the instance was cancelled
+    ├── WaitTimeout            `Handle.result`: the instance has not ended in time (also a `TimeoutError`)
+    ├── NoTarget               a signal to an instance that is unknown or has ended
+    ├── NotFound               no instance has that id or key
+    ├── WrongStatus            the instance's status does not allow the operation
     ├── SchemaError            the database schema does not fit this library
-    │   ├── SchemaMissing      not migrated, or migrated only to an older version
+    │   ├── SchemaMissing      not migrated, or only to an older version
     │   └── SchemaTooNew       migrated by a newer library
-    ├── DatabaseRefused        the database answered, and would not: a right is missing, the schema was changed
-    ├── DatabaseUnavailable    the database could not be reached in the time given
-    └── EmbeddedUnavailable    no DSN was given and the embedded server cannot be used
+    ├── DatabaseRefused        the database rejected the call: a missing privilege, a changed schema
+    ├── DatabaseUnavailable    the database was not reachable in time
+    └── EmbeddedUnavailable    no DSN is configured and the embedded server cannot run
 
-A message says what happened and what to do about it. Messages carry names and ids, never payloads.
+A message says what happened and what to do. Messages carry names and ids, never payloads.
 """
 
 from __future__ import annotations
 
 
 class GenDurableError(Exception):
-    """The root: `except GenDurableError` catches all that this library raises on purpose."""
+    """The base class of all errors of the library."""
 
 
 class ConfigError(GenDurableError):
@@ -39,11 +42,11 @@ class ConfigError(GenDurableError):
 
 
 class DefinitionError(GenDurableError):
-    """A machine, step, job or signal is written wrongly."""
+    """A machine, step, job or signal is defined wrongly."""
 
 
 class InputError(GenDurableError):
-    """A value handed to us is refused. Nothing was written."""
+    """An argument is refused. Nothing was written."""
 
 
 class EncodeError(InputError):
@@ -51,11 +54,11 @@ class EncodeError(InputError):
 
 
 class TooLarge(InputError):
-    """A value is over one of the size limits."""
+    """A value exceeds a size limit."""
 
 
 class Duplicate(InputError):
-    """The unique key is taken by a live instance."""
+    """Another instance holds the unique key: `existing_id`."""
 
     def __init__(self, message: str, *, key: str | bytes | None = None, existing_id: int | None = None) -> None:
         super().__init__(message)
@@ -64,15 +67,15 @@ class Duplicate(InputError):
 
 
 class UnknownLimit(InputError):
-    """A limit that nobody has declared was named."""
+    """The limit is not declared. Declare it with `Worker(limits=...)` or `app.set_limit`."""
 
 
 class DecodeError(GenDurableError):
-    """Stored JSON does not fit the type that the code expects now."""
+    """Stored JSON does not fit the type that the code expects."""
 
 
 class InvalidOutcome(GenDurableError):
-    """A step returned something that is not a usable outcome."""
+    """A step returned an unusable outcome."""
 
 
 class StepTimeout(GenDurableError):
@@ -80,15 +83,57 @@ class StepTimeout(GenDurableError):
 
 
 class StepCancelled(GenDurableError):
-    """A step's own task was cancelled from inside the step."""
+    """A step cancelled its own task."""
 
 
 class OutcomeRejected(GenDurableError):
-    """The database refused to store an outcome."""
+    """The database rejected an outcome."""
 
 
 class LeaseLost(GenDurableError):
-    """The claim was taken over by another worker: whatever this execution did must not count."""
+    """Another worker has taken over the claim: the outcome of this execution will not be committed.
+
+    Let it propagate out of the step.
+    """
+
+
+class InstanceFailed(GenDurableError):
+    """`Handle.result` was called for an instance that has failed. `reason` is its last error."""
+
+    def __init__(self, id: int, machine: str | None, reason: str) -> None:  # noqa: A002  # the instance's id
+        super().__init__(f"{_label(id, machine)} has failed: {reason}")
+        self.id = id
+        self.machine = machine
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[InstanceFailed], tuple[int, str | None, str]]:
+        return type(self), (self.id, self.machine, self.reason)
+
+
+class InstanceCancelled(GenDurableError):
+    """`Handle.result` was called for an instance that was cancelled. `reason` is that of the cancel."""
+
+    def __init__(self, id: int, machine: str | None, reason: str) -> None:  # noqa: A002  # the instance's id
+        super().__init__(f"{_label(id, machine)} was cancelled: {reason}")
+        self.id = id
+        self.machine = machine
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[InstanceCancelled], tuple[int, str | None, str]]:
+        return type(self), (self.id, self.machine, self.reason)
+
+
+class WaitTimeout(GenDurableError, TimeoutError):
+    """`Handle.result` reached its timeout before the instance ended. The instance goes on."""
+
+    def __init__(self, id: int, machine: str | None, reason: str) -> None:  # noqa: A002  # the instance's id
+        super().__init__(f"{_label(id, machine)} {reason}")
+        self.id = id
+        self.machine = machine
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[WaitTimeout], tuple[int, str | None, str]]:
+        return type(self), (self.id, self.machine, self.reason)
 
 
 class NoTarget(GenDurableError):
@@ -96,11 +141,11 @@ class NoTarget(GenDurableError):
 
 
 class NotFound(GenDurableError):
-    """There is no instance with that id or key."""
+    """No instance has that id or key."""
 
 
 class WrongStatus(GenDurableError):
-    """The instance is not in a status that allows what was asked; nothing was done."""
+    """The status of the instance does not allow the operation. Nothing was changed."""
 
     def __init__(self, message: str, *, id: int, status: str) -> None:  # noqa: A002  # the instance's id
         super().__init__(message)
@@ -113,7 +158,7 @@ class SchemaError(GenDurableError):
 
 
 class SchemaMissing(SchemaError):
-    """The schema was never migrated, or only to an older version."""
+    """The schema is not migrated, or only to an older version."""
 
 
 class SchemaTooNew(SchemaError):
@@ -121,12 +166,16 @@ class SchemaTooNew(SchemaError):
 
 
 class DatabaseRefused(GenDurableError):
-    """The database answered, and would not: a right is missing, or the schema was changed."""
+    """The database rejected the call: a privilege is missing, or the schema was changed."""
 
 
 class DatabaseUnavailable(GenDurableError):
-    """The database could not be reached in the time given."""
+    """The database was not reachable in time."""
 
 
 class EmbeddedUnavailable(GenDurableError):
-    """No DSN was given and the embedded server cannot be used."""
+    """No DSN is configured and the embedded server cannot run."""
+
+
+def _label(id: int, machine: str | None) -> str:  # noqa: A002  # the instance's id
+    return f"instance {id}" if machine is None else f"instance {id} ({machine})"

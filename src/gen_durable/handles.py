@@ -1,14 +1,15 @@
-"""Handles: a hold on one instance, and the ways to name one."""
+"""`Handle`, a reference to one instance, and the ways to name an instance in a call."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never, cast, overload
 
 from gen_durable.codec import Codec
-from gen_durable.errors import InputError
-from gen_durable.instances import Cancellation, Ending, Instance
+from gen_durable.durations import Duration
+from gen_durable.errors import InputError, InstanceCancelled, InstanceFailed, WaitTimeout
+from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending
 from gen_durable.signals import Signal
 from gen_durable.validation import check_key
 
@@ -21,18 +22,26 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Handle(Generic[R]):
-    """A hold on one instance, knowing the type of its result."""
+    """A reference to one instance and the type of its result. `machine` is None where it is unknown."""
 
     app: Durable
     id: int
     codec: Codec[R]
+    machine: str | None = None
 
-    async def wait(self, timeout: timedelta | None = None) -> Ending[R]:
+    async def result(self, timeout: Duration | None = None) -> R:
+        """Wait until the instance has ended and return its result.
+
+        Raises `InstanceFailed`, `InstanceCancelled`, or, after `timeout`, `WaitTimeout` (a `TimeoutError`).
+        """
+        return result_of(await self.wait(timeout), self.machine, timeout)
+
+    async def wait(self, timeout: Duration | None = None) -> Ending[R]:
         """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
         return await self.app.wait(self.id, self.codec, timeout)
 
     async def get(self) -> Instance:
-        """The instance as it is now."""
+        """Read the instance."""
         return await self.app.get(self.id)
 
     async def cancel(
@@ -42,11 +51,11 @@ class Handle(Generic[R]):
         return await self.app.cancel(self.id, reason=reason, cascade=cascade, connection=connection)
 
     async def delete(self) -> None:
-        """Delete this instance, which has ended; see `Durable.delete`."""
+        """Delete this instance after it has ended; see `Durable.delete`."""
         await self.app.delete(self.id)
 
     async def retry(self) -> None:
-        """Let this instance, which has failed or was cancelled, go on; see `Durable.retry`."""
+        """Run this failed or cancelled instance again from its last step; see `Durable.retry`."""
         await self.app.retry(self.id)
 
     @overload
@@ -74,8 +83,24 @@ class Handle(Generic[R]):
         return f"Handle({self.id})"
 
 
+def result_of(ending: Ending[R], machine: str | None, timeout: Duration | None) -> R:
+    """The result of an ended instance; raises for every other ending."""
+    match ending:
+        case Finished(result=result):
+            return result
+        case Failed(id=id, error=error):
+            raise InstanceFailed(id, machine, error)
+        case Cancelled(id=id, reason=reason):
+            raise InstanceCancelled(id, machine, reason)
+        case Pending(id=id):
+            span = timeout if isinstance(timeout, timedelta) else f"{timeout} s"
+            raise WaitTimeout(id, machine, f"has not ended within {span}; it goes on, and can be waited for again")
+        case _:
+            assert_never(ending)
+
+
 def address(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:
-    """The id, or the unique key, that a target is named by."""
+    """The id or the unique key of a target."""
     if isinstance(target, Handle):
         return target.id, None
     if isinstance(target, bool) or not isinstance(target, (int, str, bytes)):
@@ -88,7 +113,7 @@ def address(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes 
 
 
 def called(target: int | str | bytes | Handle[Any]) -> str:
-    """How to call a target in a message."""
+    """The name of a target in messages."""
     if isinstance(target, (str, bytes)):
         return f"the holder of key {target!r}"
     return f"instance {target.id if isinstance(target, Handle) else target}"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
 from gen_durable.backoff import backoff
 from gen_durable.context import Context
+from gen_durable.durations import Duration
 from gen_durable.errors import DefinitionError
 from gen_durable.journal import History, check_history
 from gen_durable.limits import StepLimit
@@ -28,7 +28,7 @@ R_co = TypeVar("R_co", covariant=True)
 C_co = TypeVarWithDefault("C_co", covariant=True, default=Any)
 """What calling the function gives: R, or a coroutine of it. `Job[A, R]` is enough where nobody calls it."""
 
-Backoff = Callable[[int], timedelta]
+Backoff = Callable[[int], Duration]
 DEFAULT_MAX_ATTEMPTS = 20
 
 
@@ -98,7 +98,7 @@ def job(
     queue: str = "default",
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     backoff: Backoff = backoff,
-    timeout: timedelta | None = None,
+    timeout: Duration | None = None,
     limit: StepLimit | None = None,
     transactional: bool = False,
     history: History = "transitions",
@@ -112,7 +112,7 @@ def job(
     queue: str = "default",
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     backoff: Backoff = backoff,
-    timeout: timedelta | None = None,
+    timeout: Duration | None = None,
     limit: StepLimit | None = None,
     transactional: bool = False,
     history: History = "transitions",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
+from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, GenDurableError, InputError
-from gen_durable.validation import check_name, check_text_key
+from gen_durable.validation import check_name, check_positive, check_text_key
 
 MAX_SLOTS: Final = 1_000_000
 MAX_REFILL: Final = timedelta(days=36_500)
@@ -33,21 +34,22 @@ class Rate:
     """At most `amount` steps under this limit begin `per` time, evenly; after a rest, up to `burst` of them at once."""
 
     amount: int
-    per: timedelta
+    per: Duration
     burst: int = 1
 
     def __post_init__(self) -> None:
         _check_count("Rate(amount)", self.amount)
         _check_count("Rate(burst=)", self.burst)
-        if not isinstance(self.per, timedelta) or self.per <= timedelta(0):
-            raise ConfigError(f"Rate(per=) must be a timedelta above zero, got {self.per!r}")
+        # As a timedelta, so that Rate(5, 60) and Rate(5, timedelta(minutes=1)) are equal.
+        per = timedelta(seconds=check_positive(self.per, "Rate(per=)", ConfigError))
+        object.__setattr__(self, "per", per)
         if self.period * self.burst > MAX_REFILL.total_seconds():
             raise ConfigError(f"{self} would take more than {MAX_REFILL.days} days to get its burst back")
 
     @property
     def period(self) -> float:
         """Seconds from one token to the next."""
-        return self.per.total_seconds() / self.amount
+        return check_positive(self.per, "Rate(per=)") / self.amount
 
 
 Policy: TypeAlias = Concurrency | Rate

@@ -11,12 +11,12 @@ import inspect
 import types
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
 from gen_durable.codec import Codec, codec_for
 from gen_durable.context import Context
+from gen_durable.durations import Duration
 from gen_durable.errors import DefinitionError
 from gen_durable.journal import History, check_history
 from gen_durable.limits import Limit, StepLimit, limits_of
@@ -104,7 +104,7 @@ def step(
     *,
     name: str | None = None,
     aliases: Iterable[str] = (),
-    timeout: timedelta | None = None,
+    timeout: Duration | None = None,
     limit: StepLimit | None = None,
     transactional: bool = False,
 ) -> Callable[[F], F]: ...
@@ -114,7 +114,7 @@ def step(
     *,
     name: str | None = None,
     aliases: Iterable[str] = (),
-    timeout: timedelta | None = None,
+    timeout: Duration | None = None,
     limit: StepLimit | None = None,
     transactional: bool = False,
 ) -> F | Callable[[F], F]:

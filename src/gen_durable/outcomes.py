@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeAlias, TypeVar, cast, final, overload
 
 from typing_extensions import TypedDict, TypeIs
 
 from gen_durable.codec import encode_metadata
+from gen_durable.durations import Duration
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
 from gen_durable.limits import Limit, LimitNames, limits_of
 from gen_durable.validation import (
@@ -88,7 +89,7 @@ class Next(Outcome[R_co]):
         step: BoundStep[S, R_co],
         state: S,
         *,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         queue: str | None = None,
         priority: int | None = None,
         partition_key: str | Unchanged | None = UNCHANGED,
@@ -116,7 +117,7 @@ class Retry(Outcome[Never]):
     __slots__ = ("delay", "state")
     __match_args__ = ("state", "delay")
 
-    def __init__(self, state: object, delay: timedelta = timedelta(0)) -> None:
+    def __init__(self, state: object, delay: Duration = 0) -> None:
         self.state = state
         self.delay = check_delay(delay, "Retry(delay=)")
 
@@ -137,7 +138,7 @@ class Await(Outcome[R_co]):
         signals: Signal[Any] | Iterable[Signal[Any]],
         *,
         state: object,
-        timeout: timedelta | None = None,
+        timeout: Duration | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -146,7 +147,7 @@ class Await(Outcome[R_co]):
         *,
         then: BoundStep[S, R_co],
         state: S,
-        timeout: timedelta | None = None,
+        timeout: Duration | None = None,
     ) -> None: ...
     def __init__(
         self,
@@ -154,7 +155,7 @@ class Await(Outcome[R_co]):
         *,
         then: object = None,
         state: object,
-        timeout: timedelta | None = None,
+        timeout: Duration | None = None,
     ) -> None:
         self.names = _signal_names(signals)
         self.then = step_of(then, "Await(then=)") if then is not None else None
@@ -185,7 +186,7 @@ class ScheduleChildren(Outcome[R_co]):
         then: BoundStep[S, R_co],
         state: S,
         join: Literal["all", "any"] | int = "all",
-        timeout: timedelta | None = None,
+        timeout: Duration | None = None,
         on_child_failure: OnChildFailure = "wait",
         cancel_rest: bool = False,
     ) -> None:
@@ -291,7 +292,7 @@ class StartOptions(TypedDict, total=False):
     queue: str | None
     priority: int
     partition_key: str | None
-    delay: timedelta | None
+    delay: Duration | None
     schedule_at: datetime | None
     unique_key: str | bytes | None
     unique_scope: Iterable[Scope]
@@ -332,7 +333,7 @@ class Start(Generic[R_co]):
         queue: str | None = None,
         priority: int = 0,
         partition_key: str | None = None,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         schedule_at: datetime | None = None,
         unique_key: str | bytes | None = None,
         unique_scope: Iterable[Scope] = LIVE,

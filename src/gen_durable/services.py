@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from datetime import timedelta
 from typing import Any, Protocol
 
+from gen_durable.durations import Duration
 from gen_durable.limits import Limit
 
 
@@ -72,7 +72,7 @@ class StepJournalService(Protocol):
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         retries: int,
-        backoff: Callable[[int], timedelta] | None,
+        backoff: Callable[[int], Duration] | None,
     ) -> Generator[Any, Any, Any]:
         """Run an activity."""
         ...

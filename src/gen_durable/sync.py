@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
@@ -19,9 +18,10 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 from typing_extensions import Unpack
 
 from gen_durable.client import Durable
+from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadCodec
 from gen_durable.errors import ConfigError, InputError
-from gen_durable.handles import Handle, address
+from gen_durable.handles import Handle, address, result_of
 from gen_durable.instances import Cancellation, Ending, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
@@ -273,7 +273,7 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         """Every limit as it stands; see `Durable.limits`."""
         return self._wait(self._app.limits())
 
-    def wait(self, handle: Handle[R], timeout: timedelta | None) -> Ending[R]:
+    def wait(self, handle: Handle[R], timeout: Duration | None) -> Ending[R]:
         """Wait for an instance to end; `SyncHandle.wait` is the way in."""
         return self._wait(handle.wait(timeout))
 
@@ -317,8 +317,17 @@ class SyncHandle(Generic[R]):
         """The instance's id."""
         return self.handle.id
 
-    def wait(self, timeout: timedelta | None = None) -> Ending[R]:
-        """Wait until the instance has ended, or for `timeout`."""
+    @property
+    def machine(self) -> str | None:
+        """The name of the instance's machine or job, where it is known."""
+        return self.handle.machine
+
+    def result(self, timeout: Duration | None = None) -> R:
+        """Wait until the instance has ended and return its result; see `Handle.result` for what it raises."""
+        return result_of(self.wait(timeout), self.machine, timeout)
+
+    def wait(self, timeout: Duration | None = None) -> Ending[R]:
+        """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
         return self.app.wait(self.handle, timeout)
 
     def get(self) -> Instance:

@@ -1,6 +1,7 @@
-"""The bounds on names, keys, numbers and sizes, checked before the database is touched.
+"""Bounds on names, keys, durations, numbers and sizes.
 
-In: a value and what to call it. Out: the value, or an error that names the bound.
+Each check takes a value and the name that error messages give it, and returns the value as it is stored. Checks run
+before any statement is sent, so a bad value never fails a batch.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from gen_durable.durations import Duration
 from gen_durable.errors import GenDurableError, InputError, TooLarge
 
 MAX_PAYLOAD: Final = 1_000_000
@@ -22,6 +24,7 @@ MAX_BATCH: Final = 10_000
 MAX_INBOX: Final = 10_000  # signal.sql
 MAX_METADATA: Final = 8_000
 MAX_DELAY: Final = timedelta(days=36_500)
+_MAX_SECONDS: Final = MAX_DELAY.total_seconds()
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
 
@@ -75,15 +78,32 @@ def check_priority(priority: int) -> int:
     return priority
 
 
-def check_delay(delay: timedelta, what: str, error: type[GenDurableError] = InputError) -> float:
-    """A delay or timeout as seconds: the database adds it to its own clock."""
-    if not isinstance(delay, timedelta):
-        raise error(f"{what} must be a timedelta, got {type(delay).__name__}: write timedelta(seconds=...)")
-    if delay < timedelta(0):
+def check_delay(delay: Duration, what: str, error: type[GenDurableError] = InputError) -> float:
+    """A duration in seconds, from 0 to 36,500 days. The database adds it to its own clock."""
+    seconds = _as_seconds(delay, what, error)
+    if seconds < 0:
         raise error(f"{what} must not be negative, got {delay}")
-    if delay > MAX_DELAY:
-        raise error(f"{what} must be at most {MAX_DELAY.days} days, got {delay}")
-    return delay.total_seconds()
+    return seconds
+
+
+def check_positive(delay: Duration, what: str, error: type[GenDurableError] = InputError) -> float:
+    """A duration in seconds, as `check_delay`, and above zero."""
+    seconds = _as_seconds(delay, what, error)
+    if seconds <= 0:
+        raise error(f"{what} must be above zero, got {delay}")
+    return seconds
+
+
+def _as_seconds(delay: Duration, what: str, error: type[GenDurableError]) -> float:
+    if isinstance(delay, timedelta):
+        seconds: float = delay.total_seconds()
+    elif isinstance(delay, (int, float)) and not isinstance(delay, bool):
+        seconds = delay  # not float(delay) yet: a huge int overflows before the bound below refuses it
+    else:
+        raise error(f"{what} must be a timedelta or a number of seconds, got {_shown(delay)}")
+    if not seconds <= _MAX_SECONDS:  # the comparison is also false for NaN
+        raise error(f"{what} must be at most {MAX_DELAY.days} days, got {_shown(delay)}")
+    return seconds if seconds < 0 else float(seconds)
 
 
 def check_moment(moment: datetime, what: str) -> datetime:

@@ -78,7 +78,7 @@ class Worker:
         **options: Unpack[WorkerSettings],
     ) -> None:
         self._app = app
-        self.options = WorkerOptions(**options) if queues is None else WorkerOptions(queues=dict(queues), **options)
+        self.options = WorkerOptions.from_settings(queues, options)
         self._registry = Registry(machines, jobs)
         self._limits = check_policies(limits) if limits is not None else {}
         if not self._registry.specs and self.options.queues:

@@ -55,7 +55,7 @@ OPTIONS: list[tuple[str, dict[str, Any], type[GenDurableError], str]] = [
     ("no datetime", {"schedule_at": "2040-01-01"}, InputError, "schedule_at must be a datetime"),
     ("beyond all years", {"schedule_at": datetime.max.replace(tzinfo=LATE)}, InputError, "schedule_at"),
     ("delay and schedule", {"schedule_at": datetime.now(UTC), "delay": timedelta(1)}, InputError, "not both"),
-    ("delay as a number", {"delay": 5}, InputError, "delay must be a timedelta"),
+    ("delay as text", {"delay": "5"}, InputError, "delay must be a timedelta"),
     ("negative delay", {"delay": timedelta(seconds=-1)}, InputError, "delay must not be negative"),
     ("huge delay", {"delay": timedelta(days=50_000)}, InputError, "delay must be at most"),
     ("priority above", {"priority": 40_000}, InputError, "priority must be an int from -32768 to 32767"),
@@ -209,11 +209,11 @@ async def test_signals(engine: Opening) -> None:
         assert await e.rows.value("select count(*) from @.signals") == 0
 
 
-async def test_wait_takes_a_timedelta(engine: Opening) -> None:
-    """A timeout is a `timedelta` that is not negative."""
+async def test_wait_takes_a_duration(engine: Opening) -> None:
+    """A timeout is a `timedelta` or a number of seconds, and not negative."""
     timeout: Any
     async with engine() as e:
         handle = await e.app.insert(Shop.open, Order(1))
-        for timeout in (-1, 5, "1 s", timedelta(seconds=-1)):
+        for timeout in (-1, True, "1 s", timedelta(seconds=-1)):
             with pytest.raises(InputError, match="timeout"):
                 await handle.wait(timeout)

@@ -40,6 +40,7 @@ from gen_durable import (
     Worker,
     step,
 )
+from gen_durable.errors import InstanceFailed
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,9 @@ def test_the_whole_of_it(dsn: str, schema: str) -> None:
         assert handle.get().status is Status.DONE
         burnt = app.insert(Till.burn, 1)
         assert burnt.wait(seconds(10)) == Failed(burnt.id, "it burns")
+        assert handle.result(10) == 10
+        with pytest.raises(InstanceFailed, match="it burns"):
+            burnt.result(10)
 
 
 def test_conflicts_and_batches(dsn: str, schema: str) -> None:

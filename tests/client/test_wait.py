@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from gen_durable import (
     Start,
     job,
 )
+from gen_durable.errors import InstanceCancelled, InstanceFailed, WaitTimeout
 from gen_durable.pg.connection import PersistentConnection
 
 
@@ -53,7 +55,28 @@ async def test_finished_and_failed(engine: Opening) -> None:
         good = await e.app.insert(total, 3)
         bad = await e.app.insert(refuse, "no stock")
         assert await e.end(good) == Finished(good.id, Receipt(6))
-        assert await e.end(bad) == Failed(bad.id, "cancelled: no stock")
+        assert await e.end(bad) == Failed(bad.id, "aborted: no stock")
+
+
+async def test_result_returns_or_raises(engine: Opening) -> None:
+    """`result` returns the typed value; the errors of the other endings carry id, machine and reason."""
+    async with engine() as e:
+        waiting = await e.app.insert(total, 1)
+        with pytest.raises(WaitTimeout, match=rf"instance {waiting.id} \(total\) has not ended within 0.01 s") as late:
+            await waiting.result(timeout=0.01)
+        assert isinstance(late.value, TimeoutError)
+        assert (late.value.id, late.value.machine) == (waiting.id, "total")
+        await waiting.cancel(reason="too late")
+        with pytest.raises(InstanceCancelled, match="was cancelled: too late") as cancelled:
+            await waiting.result()
+        assert (cancelled.value.id, cancelled.value.reason) == (waiting.id, "too late")
+        async with e.worker(total, refuse):
+            assert await (await e.app.insert(total, 3)).result(seconds(10)) == Receipt(6)
+            bad = await e.app.insert(refuse, "no stock")
+            with pytest.raises(InstanceFailed, match=r"\(refuse\) has failed: aborted: no stock") as failed:
+                await bad.result(timeout=10)
+        assert (failed.value.id, failed.value.machine, failed.value.reason) == (bad.id, "refuse", "aborted: no stock")
+        assert pickle.loads(pickle.dumps(failed.value)).reason == failed.value.reason
 
 
 async def test_after_the_end(engine: Opening) -> None:

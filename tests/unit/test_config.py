@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from datetime import timedelta
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_unusual_but_possible_options(options: dict[str, Any]) -> None:
         ({"queues": ["default"]}, "queues must map names to concurrency, .* got list"),
         ({"queues": "default"}, "queues must map names to concurrency, .* got str"),
         ({"gc_retention": seconds(-1)}, "gc_retention must not be negative"),
-        ({"gc_retention": 60}, "gc_retention must be a timedelta, got 60"),
+        ({"gc_retention": "60"}, "gc_retention must be a timedelta or a number of seconds, got '60'"),
     ],
 )
 def test_impossible_combinations_are_refused(options: dict[str, Any], words: str) -> None:
@@ -75,9 +75,9 @@ def test_impossible_combinations_are_refused(options: dict[str, Any], words: str
 @pytest.mark.parametrize(
     "name", ["lease_ttl", "heartbeat_interval", "poll_interval", "max_poll_interval", "reap_interval", "gc_interval"]
 )
-@pytest.mark.parametrize("value", [timedelta(0), seconds(-1), 5, 0.5, "5s"])
+@pytest.mark.parametrize("value", [timedelta(0), seconds(-1), 0, -0.5, float("nan"), float("inf"), True, "5s"])
 def test_intervals_are_positive_spans(name: str, value: Any) -> None:
-    """A bare number has no unit and is refused; zero would spin."""
+    """Zero would poll without a pause."""
     with pytest.raises(ConfigError, match=f"^{name} must be"):
         WorkerOptions(**{name: value})
 
@@ -87,14 +87,14 @@ def test_intervals_are_positive_spans(name: str, value: Any) -> None:
 )
 def test_only_reaper_and_gc_can_be_switched_off(name: str) -> None:
     """None means off, and these cannot be off."""
-    with pytest.raises(ConfigError, match=f"^{name} must be a timedelta, got None"):
+    with pytest.raises(ConfigError, match=f"^{name} must be a timedelta or a number of seconds, got None"):
         WorkerOptions(**{name: None})  # type: ignore[arg-type]  # the refused case
 
 
 @pytest.mark.parametrize("name", ["drain_timeout", "run_ahead_time"])
-@pytest.mark.parametrize("value", [seconds(-1), 5])
+@pytest.mark.parametrize("value", [seconds(-1), -5, "5"])
 def test_spans_that_may_be_zero(name: str, value: Any) -> None:
-    """But not negative, and not a number."""
+    """But not negative, and not text."""
     with pytest.raises(ConfigError, match=f"^{name} must"):
         WorkerOptions(**{name: value})
 
@@ -118,7 +118,7 @@ def test_counts_are_whole_numbers(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("status", ["done", "failed", "cancelled"])
-@pytest.mark.parametrize("value", [seconds(-1), 5])
+@pytest.mark.parametrize("value", [seconds(-1), "5"])
 def test_retention_is_checked_by_status(status: str, value: Any) -> None:
     """A negative retention would delete what has not ended yet."""
     with pytest.raises(ConfigError, match=f"the retention of {status} instances must"):
@@ -135,7 +135,20 @@ def test_one_retention_serves_all_statuses() -> None:
 
 
 def test_the_keyword_arguments_of_a_worker_are_its_options() -> None:
-    """The TypedDict that types them has the same names and types as the dataclass that checks them."""
+    """The TypedDict has the names and types of the dataclass; where that stores a timedelta, it also takes seconds."""
     settings = get_type_hints(WorkerSettings)
     options = get_type_hints(WorkerOptions)
-    assert settings == {f.name: options[f.name] for f in fields(WorkerOptions) if f.name != "queues"}
+    stored = {f.name: options[f.name] for f in fields(WorkerOptions) if f.name != "queues"}
+    assert list(settings) == list(stored)
+    for name, type_ in stored.items():
+        is_duration = timedelta in (type_, *get_args(type_))
+        assert settings[name] == (type_ | float if is_duration else type_), name
+
+
+def test_seconds_and_timedeltas_are_the_same_options() -> None:
+    """Numbers of seconds are stored as timedelta."""
+    settings: WorkerSettings = {"lease_ttl": 30, "heartbeat_interval": 0.5, "gc_retention": 60, "reap_interval": None}
+    options = WorkerOptions.from_settings(None, settings)
+    assert (options.lease_ttl, options.heartbeat_interval) == (seconds(30), seconds(0.5))
+    assert (options.retention.seconds, options.reap_interval) == ((60.0, 60.0, 60.0), None)
+    assert Retention(done=60, failed=None).seconds == (60.0, None, 86_400.0)

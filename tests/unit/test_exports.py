@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 
 import gen_durable
-from gen_durable import errors
 
 
 def test_all_is_sorted_and_is_what_is_exported() -> None:
@@ -16,12 +15,6 @@ def test_all_is_sorted_and_is_what_is_exported() -> None:
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     assert gen_durable.__all__ == sorted(public)
-
-
-def test_every_error_is_exported() -> None:
-    """Users catch errors by the name they have at the front door."""
-    tree = {name for name, value in vars(errors).items() if isinstance(value, type)}
-    assert tree <= set(gen_durable.__all__)
 
 
 def test_everything_exported_has_a_docstring() -> None:

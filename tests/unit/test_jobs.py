@@ -107,7 +107,7 @@ def test_a_second_argument_with_a_default_is_not_taken_for_ctx() -> None:
         ({"max_attempts": 0}, "max_attempts of job 'one' must be 1 or more"),
         ({"max_attempts": True}, "max_attempts of job 'one' must be 1 or more"),
         ({"max_attempts": 1.5}, "max_attempts of job 'one' must be 1 or more"),
-        ({"timeout": 5}, "the timeout of job 'one' must be a timedelta"),
+        ({"timeout": "5"}, "the timeout of job 'one' must be a timedelta"),
         ({"timeout": timedelta(seconds=-1)}, "the timeout of job 'one' must not be negative"),
     ],
 )

@@ -36,7 +36,7 @@ def test_slots_are_a_whole_number(slots: Any) -> None:
         ({"amount": 1, "per": DAY, "burst": None}, "burst"),
         ({"amount": 1, "per": timedelta(0)}, "per"),
         ({"amount": 1, "per": -DAY}, "per"),
-        ({"amount": 1, "per": 60}, "per"),
+        ({"amount": 1, "per": "60"}, "per"),
     ],
 )
 def test_rates_are_above_zero(arguments: dict[str, Any], words: str) -> None:
@@ -48,6 +48,7 @@ def test_rates_are_above_zero(arguments: dict[str, Any], words: str) -> None:
 def test_the_period_is_from_one_token_to_the_next() -> None:
     assert Rate(100, timedelta(minutes=1)).period == 0.6
     assert Rate(1, DAY).period == 86_400
+    assert Rate(100, 60) == Rate(100, timedelta(minutes=1))
 
 
 def test_a_limit_is_named_in_three_ways() -> None:

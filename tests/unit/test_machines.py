@@ -278,7 +278,8 @@ def test_names_of_machines_and_queues_are_checked(options: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize(
-    "options", [{"name": ""}, {"name": "a b"}, {"aliases": ["a b"]}, {"timeout": 5}, {"timeout": timedelta(seconds=-1)}]
+    "options",
+    [{"name": ""}, {"name": "a b"}, {"aliases": ["a b"]}, {"timeout": "5"}, {"timeout": timedelta(seconds=-1)}],
 )
 def test_options_of_steps_are_checked(options: dict[str, Any]) -> None:
     """A mistake in `@step(...)` is an error of the definition."""

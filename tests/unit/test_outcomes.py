@@ -80,7 +80,7 @@ def test_next_keeps_what_it_was_told() -> None:
     "options",
     [
         {"delay": timedelta(seconds=-1)},
-        {"delay": 5},
+        {"delay": "5"},
         {"queue": "a b"},
         {"queue": ""},
         {"priority": 40000},
@@ -130,12 +130,13 @@ def test_what_is_no_step_is_named(wrong: Any, words: str) -> None:
         Start(wrong, order)
 
 
-def test_replay() -> None:
-    """The same step again, at once unless told otherwise."""
+def test_retry() -> None:
+    """The same step again, at once by default."""
     assert Retry(order).delay == 0.0
     assert Retry(order, delay=timedelta(minutes=1)).delay == 60.0
     assert Retry(order).state is order
-    for wrong in (5, timedelta(seconds=-1)):
+    assert Retry(order, delay=1.5).delay == 1.5
+    for wrong in (-5, True, timedelta(seconds=-1)):
         with pytest.raises(InputError, match=r"Retry\(delay=\)"):
             Retry(order, delay=cast(Any, wrong))
 
@@ -167,9 +168,9 @@ def test_await_needs_signals(signals: Any, words: str) -> None:
         Await(signals, state=order)
 
 
-@pytest.mark.parametrize("timeout", [5, timedelta(seconds=-1)])
+@pytest.mark.parametrize("timeout", ["5", float("nan"), timedelta(seconds=-1)])
 def test_the_timeout_of_await_is_checked(timeout: Any) -> None:
-    """It is a span of time, not a number."""
+    """It is a timedelta or a number of seconds, and not negative."""
     with pytest.raises(InputError, match=r"Await\(timeout=\)"):
         Await(paid, state=order, timeout=timeout)
 
@@ -260,7 +261,7 @@ def test_start_keeps_what_it_was_told() -> None:
         ({"queue": "a b"}, InputError),
         ({"partition_key": b"p"}, InputError),
         ({"delay": timedelta(seconds=-1)}, InputError),
-        ({"delay": 5}, InputError),
+        ({"delay": "5"}, InputError),
         ({"schedule_at": datetime(2030, 1, 1)}, InputError),  # noqa: DTZ001  # the refused case
         ({"delay": timedelta(1), "schedule_at": datetime(2030, 1, 1, tzinfo=UTC)}, InputError),
         ({"unique_key": ""}, InputError),

@@ -101,6 +101,8 @@ def test_delays_become_seconds() -> None:
     assert check_delay(timedelta(minutes=1, milliseconds=5), "x") == 60.005
     assert check_delay(timedelta(0), "x") == 0
     assert check_delay(MAX_DELAY, "x") == MAX_DELAY.total_seconds()
+    assert check_delay(5, "x") == 5
+    assert check_delay(0.25, "x") == 0.25
 
 
 @pytest.mark.parametrize(
@@ -109,12 +111,18 @@ def test_delays_become_seconds() -> None:
         (timedelta(microseconds=-1), "must not be negative"),
         (MAX_DELAY + timedelta(microseconds=1), "must be at most 36500 days"),
         (timedelta.max, "must be at most"),
-        (5, "must be a timedelta, got int: write timedelta"),
+        (-1, "must not be negative, got -1"),
+        (-(10**400), "must not be negative"),
+        (10**400, "must be at most"),
+        (float("nan"), "must be at most 36500 days, got nan"),
+        (float("inf"), "must be at most"),
+        (True, "must be a timedelta or a number of seconds, got True"),
+        ("5s", "must be a timedelta or a number of seconds"),
         (None, "must be a timedelta"),
     ],
 )
 def test_bad_delays_are_refused(delay: Any, words: str) -> None:
-    """Negative, endless, or a bare number whose unit nobody knows."""
+    """Negative, endless, or neither a timedelta nor a number."""
     with pytest.raises(InputError, match=f"delay {words}"):
         check_delay(delay, "delay")
     with pytest.raises(ConfigError):

@@ -90,7 +90,7 @@ async def test_cancel_fails_at_once(engine: Opening) -> None:
     """`Abort` ends a job as failed without another attempt."""
     async with engine() as e, e.worker(refuse):
         handle = await e.app.insert(refuse, "not today")
-        assert await e.end(handle) == Failed(handle.id, "cancelled: not today")
+        assert await e.end(handle) == Failed(handle.id, "aborted: not today")
         seen = await handle.get()
         assert (seen.status, seen.seq, seen.attempt) == (Status.FAILED, 1, 0)
 

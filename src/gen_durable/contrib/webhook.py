@@ -27,9 +27,11 @@ import msgspec
 
 from gen_durable.backoff import backoff
 from gen_durable.context import Context
+from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Done, Fail, Outcome, Retry, describe
+from gen_durable.validation import check_delay
 
 if TYPE_CHECKING:
     import ssl
@@ -97,9 +99,9 @@ class Webhook(Machine, name="gen_durable.webhook"):
         secrets: Mapping[str, str | bytes] | None = None,
         *,
         max_attempts: int = 10,
-        timeout: timedelta = timedelta(seconds=10),
-        base: timedelta = timedelta(seconds=5),
-        cap: timedelta = timedelta(hours=1),
+        timeout: Duration = 10,
+        base: Duration = 5,
+        cap: Duration = 3600,
         sender: str = "gen_durable",
         client: httpx.AsyncClient | None = None,
     ) -> None:
@@ -107,7 +109,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
             raise ConfigError(f"max_attempts of Webhook must be 1 or more, got {max_attempts}")
         self._secrets = {name: _key(name, secret) for name, secret in (secrets or {}).items()}
         self._max_attempts = max_attempts
-        self._timeout = timeout.total_seconds()
+        self._timeout = check_delay(timeout, "Webhook(timeout=)", ConfigError)
         self._base = base
         self._cap = cap
         self._sender = sender

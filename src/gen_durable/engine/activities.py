@@ -22,13 +22,14 @@ import msgspec
 
 from gen_durable.backoff import backoff as jobs_backoff
 from gen_durable.codec import Codec, codec_for, encode
+from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption, of_activity
 from gen_durable.errors import GenDurableError, InputError, LeaseLost
 from gen_durable.jobs import Abort
 from gen_durable.outcomes import describe
 from gen_durable.store.journal import Fence, JournalCalls, Noted, check_format
 from gen_durable.store.statements import Statement
-from gen_durable.validation import check_name, clean_error
+from gen_durable.validation import check_delay, check_name, clean_error
 
 FIRST_PAUSE: Final = timedelta(milliseconds=100)
 LONGEST_PAUSE: Final = timedelta(seconds=30)
@@ -130,7 +131,7 @@ class StepJournal:
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         retries: int,
-        backoff: Callable[[int], timedelta] | None,
+        backoff: Callable[[int], Duration] | None,
     ) -> Moves:
         """Run an activity, or answer from what was finished before in this visit."""
         check_name(name, "the name of an activity")
@@ -167,7 +168,7 @@ class StepJournal:
         codec: Codec[Any],
         *,
         retries: int,
-        backoff: Callable[[int], timedelta],
+        backoff: Callable[[int], Duration],
     ) -> Moves:
         for left in range(retries, -1, -1):
             number, attempt = self._next, self._tried.get(name, 0)
@@ -193,7 +194,7 @@ class StepJournal:
                 return value
             if left == 0 or isinstance(failure, (GenDurableError, Abort)):
                 raise failure
-            yield Pause(backoff(retries - left).total_seconds())
+            yield Pause(check_delay(backoff(retries - left), f"the backoff of activity {name!r}"))
         raise AssertionError("unreachable")
 
     def _sealed(self, noted: Noted, seal: PayloadEncryption) -> Noted:

@@ -301,7 +301,7 @@ def _awaited(claim: Claim) -> tuple[Received, ...]:
 
 def _retry(job: Job[Any, Any], ctx: Context, error: Exception) -> Outcome[Any]:
     if isinstance(error, Abort):
-        return Fail(clean_error(f"cancelled: {error.reason}"))
+        return Fail(clean_error(f"aborted: {error.reason}"))
     if ctx.attempt + 1 >= job.max_attempts:
         return Fail(clean_error(f"{describe(error)} (attempt {ctx.attempt + 1} of {job.max_attempts})"))
     return Retry(SAME_STATE, delay=job.backoff(ctx.attempt))

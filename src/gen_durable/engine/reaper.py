@@ -121,7 +121,7 @@ class Gc(BackgroundTask):
 
     async def turn(self) -> float:
         keep = self._options.retention
-        seconds = [None if age is None else age.total_seconds() for age in (keep.done, keep.failed, keep.cancelled)]
+        seconds = keep.seconds
         count = await self._link.run(self._calls.gc(seconds[0], seconds[1], seconds[2], self._options.gc_batch))
         await self._link.run(self._calls.delete_full_buckets())
         if count and self._events.active:

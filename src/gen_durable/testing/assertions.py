@@ -125,7 +125,7 @@ class Assertions:
                     ]
                 )
             )
-        return [Handle(self.app, row.id, spec.result_codec) for row in found]
+        return [Handle(self.app, row.id, spec.result_codec, spec.machine.name) for row in found]
 
     async def look(self, target: Target) -> Snapshot:
         """What an instance is doing now. Raises `AssertionError` when there is none."""

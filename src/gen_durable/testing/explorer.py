@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
+from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, InputError, NoTarget
 from gen_durable.handles import Handle
 from gen_durable.jobs import Job
@@ -24,6 +25,7 @@ from gen_durable.signals import Signal
 from gen_durable.testing.harness import Harness, HarnessFactory
 from gen_durable.testing.snapshot import Snapshot
 from gen_durable.testing.tally import Execution
+from gen_durable.validation import check_delay
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -75,7 +77,7 @@ def explore(
     invariants: Sequence[Invariant[M]],
     jobs: Iterable[Job[Any, Any]] = (),
     raises: tuple[type[Exception], ...] = (),
-    jumps: Sequence[timedelta] = JUMPS,
+    jumps: Sequence[Duration] = JUMPS,
     crashes: bool = True,
     cancels: bool = False,
     moves: int = 12,
@@ -91,7 +93,8 @@ def explore(
     """
     if not invariants:
         raise InputError("explore needs invariants: functions of the machine and the instance that assert something")
-    script, decorate = _hypothesis(signals, jumps, moves, examples, seed, crashes=crashes, cancels=cancels)
+    spans = [timedelta(seconds=check_delay(jump, "a jump of explore")) for jump in jumps]
+    script, decorate = _hypothesis(signals, spans, moves, examples, seed, crashes=crashes, cancels=cancels)
     kept = tuple(jobs)
     with asyncio.Runner() as runner:
         harness = runner.run(harnesses().__aenter__())

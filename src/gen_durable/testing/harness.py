@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from gen_durable.client import Durable
+from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.instances import Status
 from gen_durable.jobs import Job
@@ -27,6 +28,7 @@ from gen_durable.testing.schema import check_throw_away
 from gen_durable.testing.snapshot import Snapshot
 from gen_durable.testing.stepper import Stepper
 from gen_durable.testing.tally import Execution, Runaway, Tally, listed, not_given
+from gen_durable.validation import check_delay
 
 DEFAULT_LIMIT = 1000
 
@@ -117,15 +119,13 @@ class Harness(Assertions):
             raise InputError(f"a crash is at 'start' or 'end', got {at!r}")
         return await self._working.abandon(await self._claim(target), run=at == "end")
 
-    async def advance(self, by: timedelta) -> None:
+    async def advance(self, by: Duration) -> None:
         """Let time pass: delays, retries, deadlines and leases come nearer. The next drain runs what is due then.
 
         The database's clock is not touched. Every moment stored in the schema is moved back instead, for all instances;
         so a `schedule_at` that is given afterwards is still measured by the real clock.
         """
-        if not isinstance(by, timedelta) or by < timedelta(0):
-            raise InputError(f"advance takes a timedelta of zero or more, got {by!r}: time does not go backwards")
-        await self._working.shift(by)
+        await self._working.shift(timedelta(seconds=check_delay(by, "advance")))
 
     async def begin_anew(self, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
         """Forget every instance in the schema, and go on with these machines and jobs; the next id is 1 again."""

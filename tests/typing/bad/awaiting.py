@@ -36,8 +36,8 @@ class Shop(Machine):
         return Await(payment, then=self.collect)  # E
 
     @step
-    async def timeout_as_number(self, order: Order, ctx: Context) -> Outcome[int]:
-        return Await(payment, then=self.collect, state=order, timeout=60)  # E
+    async def timeout_as_text(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Await(payment, then=self.collect, state=order, timeout="60s")  # E
 
     @step
     async def then_by_position(self, order: Order, ctx: Context) -> Outcome[int]:

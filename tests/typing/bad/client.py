@@ -22,10 +22,10 @@ async def inserting(app: Durable, machine: Checkout) -> None:
     await app.insert("Checkout.start", Order(1))  # E
     await app.insert(greet, 5)  # E
     await app.insert(greet("ada"), "ada")  # E
-    await app.insert(greet, "ada", delay=5)  # E
+    await app.insert(greet, "ada", delay="5s")  # E
     await app.insert(greet, "ada", on_conflict="ignore")  # E
     await app.insert(greet, "ada", unique="ada")  # E
-    await app.insert(greet, "ada", on_conflict="skip", delay=5)  # E
+    await app.insert(greet, "ada", on_conflict="skip", delay="5s")  # E
     await app.insert(greet, "ada", on_conflict="skip", unique="ada")  # E
     await app.insert_many([Start(greet, 5)])  # E
     await app.insert_many([greet])  # E
@@ -52,21 +52,25 @@ async def signalling(app: Durable, handle: Handle[int]) -> None:
 
 
 async def waiting(handle: Handle[int]) -> str:
-    ending = await handle.wait(timeout=5)  # E
+    ending = await handle.wait(timeout="5s")  # E
     print(ending.result)  # E
     if isinstance(ending, Finished):
         return ending.result  # E
+    if handle.id:
+        return await handle.result(timeout=5)  # E
     return await handle.wait(timeout=timedelta(seconds=5))  # E
 
 
 def from_a_script(app: SyncDurable) -> None:
     app.insert(Checkout.start, Parcel("a"))  # E
     app.insert(greet, 5)  # E
-    app.insert(greet, "ada", delay=5)  # E
+    app.insert(greet, "ada", delay="5s")  # E
     app.insert(greet, "ada", unique="ada")  # E
     app.insert(greet, "ada", on_conflict="skip", prio=1)  # E
     one: SyncHandle[str] = app.insert(greet, "ada", on_conflict="skip", priority=1)  # E
     print(one)
+    two: str = app.insert(Checkout.start, Order(1)).result()  # E
+    print(two)
     app.signal("order:1", payment, Order(1))  # E
     app.signal("order:1", payment)  # E
 
@@ -77,7 +81,7 @@ def working(app: Durable) -> list[Worker]:
         Worker(app, machines=[greet]),  # E
         Worker(app, machines=[Checkout(Stripe())], jobs=[len]),  # E
         Worker(app, machines=[Checkout(Stripe())], queues=["default"]),  # E
-        Worker(app, machines=[Checkout(Stripe())], lease_ttl=15),  # E
+        Worker(app, machines=[Checkout(Stripe())], lease_ttl="15s"),  # E
         Worker(app, machines=[Checkout(Stripe())], lease=timedelta(seconds=15)),  # E
     ]
 

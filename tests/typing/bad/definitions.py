@@ -26,7 +26,7 @@ class Shop(Machine):
     async def returns_bare_result(self, order: Order, ctx: Context) -> int:
         return order.id
 
-    @step(timeout=5)  # E
+    @step(timeout="5s")  # E
     async def timeout_as_number(self, order: Order, ctx: Context) -> Outcome[int]:
         return Done(order.id)
 

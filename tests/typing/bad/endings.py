@@ -34,11 +34,11 @@ class Shop(Machine):
         return Fail()  # E
 
     @step
-    async def after_as_number(self, order: Order, ctx: Context) -> Outcome[int]:
-        return Retry(order, delay=5)  # E
+    async def delay_as_text(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Retry(order, delay="5s")  # E
 
     @step
-    async def replay_without_state(self, order: Order, ctx: Context) -> Outcome[int]:
+    async def retry_without_state(self, order: Order, ctx: Context) -> Outcome[int]:
         return Retry()  # E
 
     @step

@@ -71,7 +71,7 @@ class Shop(Machine):
 
     @step
     async def delay_as_number(self, order: Order, ctx: Context) -> Outcome[int]:
-        return Next(self.ship, PaidOrder(order, 1), delay=5)  # E
+        return Next(self.ship, PaidOrder(order, 1), delay="5s")  # E
 
     @step
     async def unknown_step(self, order: Order, ctx: Context) -> Outcome[int]:

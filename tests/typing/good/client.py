@@ -36,7 +36,7 @@ async def sell(dsn: str) -> int:
         new: bool = await app.signal("order:42", payment, Paid(100), dedup_key="evt-7")
         await app.signal(handle.id, payment, payload=Paid(100))
         await handle.signal(refusal)
-        ending = await handle.wait(timeout=timedelta(seconds=1))
+        ending = await handle.wait(timeout=1)
         match ending:
             case Finished(result=amount):
                 return amount + new
@@ -52,9 +52,9 @@ async def jobs(app: Durable) -> str:
     handle: Handle[str] = await app.insert(greet, "ada", delay=timedelta(minutes=1), priority=-10)
     skipped: Handle[str] | None = await app.insert(greet, "bob", unique_key=b"bob", on_conflict="skip")
     later = await app.insert(greet, "eve", schedule_at=datetime(2030, 1, 1, tzinfo=UTC), partition_key="eve")
-    ending = await later.wait()
+    ending = await later.wait(timedelta(seconds=1.5))
     instance: Instance = await app.get(handle if skipped is None else skipped)
-    return ending.result if isinstance(ending, Finished) else instance.step
+    return ending.result if isinstance(ending, Finished) else instance.step + await later.result(timeout=0.5)
 
 
 async def with_a_pool(pool: asyncpg.Pool[asyncpg.Record], connection: asyncpg.Connection[asyncpg.Record]) -> bool:
