@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.support.capabilities import Opening
 
-from gen_durable import Context, DecodeError, Done, Finished, LeaseLost, Machine, Outcome, Retry, Worker, step
+from gen_durable import Context, Done, Finished, Machine, Outcome, Retry, Worker, step
+from gen_durable.errors import DecodeError, LeaseLost
 
 
 class Load(Machine):

@@ -9,7 +9,8 @@ import asyncpg
 import pytest
 from tests.support.capabilities import BRIEF, SOON, Opening, double
 
-from gen_durable import ConfigError, Durable, Failed, Finished, Worker, job
+from gen_durable import Durable, Failed, Finished, Worker, job
+from gen_durable.errors import ConfigError
 
 
 async def test_migrate_is_idempotent_from_many_places_at_once(dsn: str, bare_schema: str) -> None:

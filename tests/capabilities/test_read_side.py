@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.support.capabilities import Opening, double
 
-from gen_durable import NotFound, Start, Status, WrongStatus
+from gen_durable import Start, Status
+from gen_durable.errors import NotFound, WrongStatus
 
 
 async def test_get(engine: Opening) -> None:

@@ -16,20 +16,8 @@ import psycopg
 import pytest
 from tests.support.engine import unlike
 
-from gen_durable import (
-    Concurrency,
-    ConfigError,
-    Context,
-    DatabaseUnavailable,
-    Durable,
-    Finished,
-    SchemaMissing,
-    Signal,
-    Start,
-    Status,
-    Worker,
-    job,
-)
+from gen_durable import Concurrency, Context, Durable, Finished, Signal, Start, Status, Worker, job
+from gen_durable.errors import ConfigError, DatabaseUnavailable, SchemaMissing
 
 SOON = timedelta(seconds=15)
 note = Signal("note", dict[str, int])

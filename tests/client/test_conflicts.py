@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from tests.support.engine import Opening
 
-from gen_durable import Duplicate, Finished, GenDurableError, Start, job
+from gen_durable import Finished, Start, job
+from gen_durable.errors import Duplicate, GenDurableError
 
 
 @job

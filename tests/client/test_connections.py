@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from tests.support.engine import NEVER, Engine, Opening, opened, soon
 
-from gen_durable import Context, Done, Duplicate, Durable, Finished, Machine, NotFound, Outcome, Signal, job, step
+from gen_durable import Context, Done, Durable, Finished, Machine, Outcome, Signal, job, step
+from gen_durable.errors import Duplicate, NotFound
 
 go = Signal("go")
 

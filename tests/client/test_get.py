@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.support.engine import Opening
 
-from gen_durable import Await, Context, Done, Fail, Machine, NotFound, Outcome, Signal, Status, step
+from gen_durable import Await, Context, Done, Fail, Machine, Outcome, Signal, Status, step
+from gen_durable.errors import NotFound
 
 go = Signal("go")
 

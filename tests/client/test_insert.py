@@ -11,7 +11,20 @@ from typing import Any, get_overloads
 import pytest
 from tests.support.engine import Opening
 
-from gen_durable import Context, Done, Durable, Finished, Handle, Machine, NotFound, Outcome, Start, Status, job, step
+from gen_durable import (
+    Context,
+    Done,
+    Durable,
+    Finished,
+    Handle,
+    Machine,
+    Outcome,
+    Start,
+    Status,
+    job,
+    step,
+)
+from gen_durable.errors import NotFound
 from gen_durable.outcomes import Scope
 
 

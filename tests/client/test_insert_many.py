@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.support.engine import Opening
 
-from gen_durable import Context, Done, EncodeError, Machine, Outcome, Start, TooLarge, job, step
+from gen_durable import Context, Done, Machine, Outcome, Start, job, step
+from gen_durable.errors import EncodeError, TooLarge
 
 
 @job

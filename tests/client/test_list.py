@@ -10,24 +10,21 @@ from tests.support.engine import Opening, unlike
 
 from gen_durable import (
     Context,
-    Count,
     Done,
     Fail,
     Failed,
     Finished,
-    InputError,
     Machine,
-    NotFound,
     Outcome,
     ScheduleChildren,
     Signal,
     Start,
     Status,
     SyncDurable,
-    TooLarge,
-    WrongStatus,
     step,
 )
+from gen_durable.errors import InputError, NotFound, TooLarge, WrongStatus
+from gen_durable.listing import Count
 from gen_durable.outcomes import Await
 
 broken: set[str] = set()

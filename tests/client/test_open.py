@@ -12,16 +12,13 @@ import asyncpg
 import pytest
 from tests.support.engine import Engine, Opening, opened
 
-from gen_durable import (
+from gen_durable import Durable, Signal, Start, job
+from gen_durable.errors import (
     ConfigError,
     DatabaseUnavailable,
-    Durable,
     GenDurableError,
     SchemaMissing,
     SchemaTooNew,
-    Signal,
-    Start,
-    job,
 )
 
 go = Signal("go")

@@ -10,20 +10,8 @@ from typing import Any
 import pytest
 from tests.support.engine import Opening, unlike
 
-from gen_durable import (
-    Context,
-    Done,
-    EncodeError,
-    GenDurableError,
-    InputError,
-    Machine,
-    Outcome,
-    Signal,
-    Start,
-    TooLarge,
-    job,
-    step,
-)
+from gen_durable import Context, Done, Machine, Outcome, Signal, Start, job, step
+from gen_durable.errors import EncodeError, GenDurableError, InputError, TooLarge
 
 
 @dataclass(frozen=True)

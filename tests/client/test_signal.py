@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 from tests.support.engine import Engine, Opening, seconds
 
-from gen_durable import Await, Context, Done, Finished, Machine, Next, NoTarget, Outcome, Signal, step
+from gen_durable import Await, Context, Done, Finished, Machine, Next, Outcome, Signal, step
+from gen_durable.errors import NoTarget
 
 
 @dataclass(frozen=True)

@@ -15,23 +15,15 @@ from tests.support.engine import seconds
 
 from gen_durable import (
     Await,
-    ConfigError,
     Context,
-    DatabaseUnavailable,
     Done,
-    Duplicate,
     Durable,
     Fail,
     Failed,
     Finished,
-    GenDurableError,
-    InputError,
     Machine,
-    NoTarget,
-    NotFound,
     Outcome,
     Pending,
-    SchemaMissing,
     Signal,
     Start,
     Status,
@@ -40,7 +32,17 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable.errors import InstanceFailed
+from gen_durable.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    Duplicate,
+    GenDurableError,
+    InputError,
+    InstanceFailed,
+    NoTarget,
+    NotFound,
+    SchemaMissing,
+)
 
 
 @dataclass(frozen=True)

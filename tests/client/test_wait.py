@@ -12,20 +12,16 @@ import pytest
 from tests.support.engine import Opening, Spawning, program_job, seconds, soon
 from tests.support.processes import open_proxy
 
-from gen_durable import (
-    Abort,
+from gen_durable import Abort, Durable, Failed, Finished, Pending, Start, job
+from gen_durable.errors import (
     DatabaseUnavailable,
     DecodeError,
-    Durable,
-    Failed,
-    Finished,
     GenDurableError,
+    InstanceCancelled,
+    InstanceFailed,
     NotFound,
-    Pending,
-    Start,
-    job,
+    WaitTimeout,
 )
-from gen_durable.errors import InstanceCancelled, InstanceFailed, WaitTimeout
 from gen_durable.pg.connection import PersistentConnection
 
 

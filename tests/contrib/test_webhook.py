@@ -19,13 +19,11 @@ import httpx
 import pytest
 
 from gen_durable import (
-    ConfigError,
     Context,
     Done,
     Durable,
     Failed,
     Finished,
-    InputError,
     Machine,
     Outcome,
     ScheduleChildren,
@@ -34,6 +32,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.contrib.webhook import Delivered, Delivery, Webhook, sign
+from gen_durable.errors import ConfigError, InputError
 
 SOON = timedelta(seconds=15)
 QUICK = {"base": timedelta(milliseconds=10), "cap": timedelta(milliseconds=20)}

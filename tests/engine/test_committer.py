@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from gen_durable import Durable, OutcomeRejected, Start, job
+from gen_durable import Durable, Start, job
 from gen_durable.engine.committer import CommitResult, Committer
+from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Claim, Commit, Flushed

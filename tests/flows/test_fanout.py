@@ -25,13 +25,13 @@ from gen_durable import (
     Outcome,
     ScheduleChildren,
     Start,
-    TooLarge,
     Worker,
     job,
     step,
 )
 from gen_durable.engine import fanout
 from gen_durable.engine.committer import CommitResult, Committer
+from gen_durable.errors import TooLarge
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.types import Claim, Commit, Flushed, ManyChildren
 

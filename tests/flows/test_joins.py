@@ -15,14 +15,13 @@ from gen_durable import (
     Done,
     Fail,
     Finished,
-    InputError,
-    InvalidOutcome,
     Machine,
     Outcome,
     ScheduleChildren,
     Start,
     step,
 )
+from gen_durable.errors import InputError, InvalidOutcome
 from gen_durable.outcomes import OnChildFailure
 
 __all__ = ["engine"]

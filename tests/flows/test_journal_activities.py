@@ -16,15 +16,14 @@ from gen_durable import (
     Context,
     Done,
     Durable,
-    EncodeError,
     Failed,
     Finished,
-    InputError,
     Next,
     Outcome,
     Retry,
     Worker,
 )
+from gen_durable.errors import EncodeError, InputError
 
 
 async def test_a_finished_activity_is_answered_from_the_log(open_app: Opening) -> None:

@@ -9,17 +9,8 @@ from typing import Any
 import pytest
 from tests.support.journal import Opening, Scripted, Threaded, Till, go, run
 
-from gen_durable import (
-    Await,
-    Context,
-    Done,
-    Finished,
-    LeaseLost,
-    Next,
-    Outcome,
-    Retry,
-    Worker,
-)
+from gen_durable import Await, Context, Done, Finished, Next, Outcome, Retry, Worker
+from gen_durable.errors import LeaseLost
 from gen_durable.store.statements import Statement
 
 STEAL = (

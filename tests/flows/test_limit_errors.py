@@ -14,7 +14,6 @@ from gen_durable import (
     Context,
     Done,
     Durable,
-    Ending,
     Fail,
     Failed,
     Finished,
@@ -30,6 +29,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.errors import ConfigError, InputError, OutcomeRejected, UnknownLimit
+from gen_durable.instances import Ending
 from gen_durable.limits import Policy
 
 SOON = timedelta(seconds=20)

@@ -17,7 +17,6 @@ from gen_durable import (
     Durable,
     Failed,
     Finished,
-    InvalidOutcome,
     Machine,
     Next,
     Outcome,
@@ -26,6 +25,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.errors import InvalidOutcome
 
 Proxied = Callable[[], AbstractAsyncContextManager[Any]]
 SOON = timedelta(seconds=20)

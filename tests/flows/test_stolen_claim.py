@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.support.journal import SOON, Opening, Scripted
 
-from gen_durable import Context, Done, Durable, Finished, LeaseLost, Outcome, Worker
+from gen_durable import Context, Done, Durable, Finished, Outcome, Worker
+from gen_durable.errors import LeaseLost
 from gen_durable.store.statements import Statement
 from gen_durable.telemetry import StaleOutcome
 

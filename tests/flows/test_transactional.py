@@ -17,13 +17,11 @@ from gen_durable import (
     Await,
     Cancelled,
     Context,
-    DefinitionError,
     Done,
     Durable,
     Fail,
     Failed,
     Finished,
-    InputError,
     Machine,
     Next,
     Outcome,
@@ -36,6 +34,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.engine import transactional
+from gen_durable.errors import DefinitionError, InputError
 from gen_durable.telemetry import ClaimLost, Event, StaleOutcome
 
 Spawn = Callable[..., Any]

@@ -17,23 +17,25 @@ from gen_durable import (
     Await,
     Concurrency,
     Context,
-    DatabaseRefused,
-    DatabaseUnavailable,
     Done,
-    Duplicate,
     Durable,
     Finished,
-    InputError,
     Machine,
-    NoTarget,
     Outcome,
     Signal,
     Start,
     SyncDurable,
-    UnknownLimit,
     Worker,
     job,
     step,
+)
+from gen_durable.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    Duplicate,
+    InputError,
+    NoTarget,
+    UnknownLimit,
 )
 
 every_kind = pytest.mark.parametrize("kind", DOORS)

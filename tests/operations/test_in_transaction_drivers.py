@@ -14,7 +14,6 @@ from tests.support.drivers import DOORS, Door
 
 from gen_durable import (
     Await,
-    Cancellation,
     Cancelled,
     Concurrency,
     Context,
@@ -22,7 +21,6 @@ from gen_durable import (
     Durable,
     Finished,
     Machine,
-    NotFound,
     Outcome,
     ScheduleChildren,
     Signal,
@@ -33,6 +31,8 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.errors import NotFound
+from gen_durable.instances import Cancellation
 
 every_kind = pytest.mark.parametrize("kind", DOORS)
 SOON = timedelta(seconds=10)

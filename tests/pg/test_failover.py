@@ -12,7 +12,8 @@ import pytest
 from tests.conftest import diagnose
 from tests.support.hosts import Gating, Place, Standby, place_of, several
 
-from gen_durable import DatabaseUnavailable, Durable, Finished, Worker, job
+from gen_durable import Durable, Finished, Worker, job
+from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg import connect, watchdog
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost

@@ -14,19 +14,17 @@ from gen_durable import (
     Context,
     Done,
     Durable,
-    EncodeError,
     Failed,
     Finished,
-    InputError,
     Machine,
     Outcome,
     ScheduleChildren,
     Signal,
     Start,
-    TooLarge,
     job,
     step,
 )
+from gen_durable.errors import EncodeError, InputError, TooLarge
 from gen_durable.pg.dsn import find_tls_weakness
 from gen_durable.validation import MAX_BATCH, MAX_CHILDREN, MAX_INBOX, MAX_KEY, MAX_METADATA, MAX_OUTBOX, MAX_PAYLOAD
 

@@ -17,12 +17,9 @@ from tests.support.engine import BRIEF, Engine, Opening
 
 from gen_durable import (
     Context,
-    DatabaseRefused,
-    DatabaseUnavailable,
     Done,
     Durable,
     Finished,
-    GenDurableError,
     Machine,
     Next,
     Outcome,
@@ -31,6 +28,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError
 from gen_durable.telemetry import InstanceDeadLettered, StateUndecodable
 
 

@@ -28,20 +28,15 @@ from tests.support.engine import BRIEF, Engine, Opening, seconds
 
 from gen_durable import (
     Cancelled,
-    ConfigError,
     Context,
-    DecodeError,
     Done,
     Durable,
-    EncodeError,
     Failed,
     Finished,
     Instance,
     Machine,
     Next,
-    NoTarget,
     Outcome,
-    PayloadContext,
     Signal,
     Start,
     SyncDurable,
@@ -49,6 +44,8 @@ from gen_durable import (
     step,
 )
 from gen_durable.contrib.aes import AesGcm
+from gen_durable.encryption import PayloadContext
+from gen_durable.errors import ConfigError, DecodeError, EncodeError, NoTarget
 from gen_durable.telemetry import StateUndecodable
 
 KEY = secrets.token_bytes(32)

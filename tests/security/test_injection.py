@@ -10,8 +10,9 @@ from tests.support.canaries import Secret, echo
 from tests.support.engine import Opening
 from typer.testing import CliRunner
 
-from gen_durable import ConfigError, Durable, InputError, SyncDurable
+from gen_durable import Durable, SyncDurable
 from gen_durable.cli.app import app as cli
+from gen_durable.errors import ConfigError, InputError
 from gen_durable.store.schema import Schema
 
 SCHEMAS = [

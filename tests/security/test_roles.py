@@ -18,16 +18,12 @@ from typer.testing import CliRunner
 from gen_durable import (
     Cancelled,
     Concurrency,
-    ConfigError,
     Context,
-    DatabaseRefused,
     Done,
     Durable,
     Finished,
-    InputError,
     Machine,
     Next,
-    NotFound,
     Outcome,
     Rate,
     Retention,
@@ -37,6 +33,7 @@ from gen_durable import (
 )
 from gen_durable.cli.app import app as cli
 from gen_durable.contrib.aes import AesGcm
+from gen_durable.errors import ConfigError, DatabaseRefused, InputError, NotFound
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema

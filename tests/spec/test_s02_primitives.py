@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.support.spec import Gate, Kid, Opening, Play, State, differing, failed, finished, go
 
-from gen_durable import Await, Context, Done, InvalidOutcome, Machine, Next, Outcome, ScheduleChildren, Start, step
+from gen_durable import Await, Context, Done, Machine, Next, Outcome, ScheduleChildren, Start, step
+from gen_durable.errors import InvalidOutcome
 from gen_durable.telemetry import StepCommitted
 
 

@@ -10,20 +10,8 @@ from typing import Any
 import pytest
 from tests.support.spec import HOUR, MOMENT, Kid, Opening, Play, State, failed, finished, go
 
-from gen_durable import (
-    Await,
-    Context,
-    Done,
-    EncodeError,
-    Fail,
-    InvalidOutcome,
-    Next,
-    Outcome,
-    Retry,
-    ScheduleChildren,
-    Start,
-    TooLarge,
-)
+from gen_durable import Await, Context, Done, Fail, Next, Outcome, Retry, ScheduleChildren, Start
+from gen_durable.errors import EncodeError, InvalidOutcome, TooLarge
 from gen_durable.telemetry import StepCommitted
 
 

@@ -18,11 +18,11 @@ from gen_durable import (
     Machine,
     Outcome,
     Retry,
-    StepTimeout,
     Worker,
     job,
     step,
 )
+from gen_durable.errors import StepTimeout
 from gen_durable.telemetry import ClaimsReaped, StepCommitted
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.support.spec import Engine, Gate, Handle, Opening, Play, State, finished, go, other
 
-from gen_durable import Await, Context, Done, Duplicate, Fail, Next, NoTarget, Outcome, Signal
+from gen_durable import Await, Context, Done, Fail, Next, Outcome, Signal
+from gen_durable.errors import Duplicate, NoTarget
 from gen_durable.telemetry import StepCommitted
 
 third = Signal("third", dict)

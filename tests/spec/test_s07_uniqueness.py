@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.support.spec import HOUR, Engine, Gate, Kid, Opening, Play, State, failed, finished, go, ids
 
-from gen_durable import Await, Context, Done, Duplicate, Fail, InputError, Outcome, Retry, ScheduleChildren, Start
+from gen_durable import Await, Context, Done, Fail, Outcome, Retry, ScheduleChildren, Start
+from gen_durable.errors import Duplicate, InputError
 from gen_durable.telemetry import StepCommitted
 
 LIVE = {"runnable", "executing", "awaiting_signal", "awaiting_children"}

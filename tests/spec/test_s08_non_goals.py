@@ -13,7 +13,6 @@ from gen_durable import (
     Done,
     Fail,
     Machine,
-    NotFound,
     Outcome,
     Retention,
     Retry,
@@ -21,6 +20,7 @@ from gen_durable import (
     Start,
     step,
 )
+from gen_durable.errors import NotFound
 from gen_durable.telemetry import ClaimsReaped, InstanceDeadLettered, InstancesCollected, StepCommitted
 
 SWEEP: dict[str, Any] = {"gc_interval": timedelta(milliseconds=50), "gc_retention": timedelta(0)}

@@ -8,7 +8,8 @@ import asyncpg
 import pytest
 from tests.support.spec import Engine, Opening, go
 
-from gen_durable import Durable, SchemaTooNew
+from gen_durable import Durable
+from gen_durable.errors import SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema

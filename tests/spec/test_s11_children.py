@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tests.support.spec import HOUR, MOMENT, Engine, Gate, Handle, Kid, Opening, Play, State, failed, finished, ids
 
-from gen_durable import Context, Done, EncodeError, Fail, Next, Outcome, Retry, ScheduleChildren, Start, Status
+from gen_durable import Context, Done, Fail, Next, Outcome, Retry, ScheduleChildren, Start, Status
+from gen_durable.errors import EncodeError
 from gen_durable.telemetry import StepCommitted
 
 

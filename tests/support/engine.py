@@ -19,7 +19,8 @@ import asyncpg
 import psycopg
 import pytest
 
-from gen_durable import Durable, Ending, Handle, Job, Machine, Worker, job
+from gen_durable import Durable, Handle, Job, Machine, Worker, job
+from gen_durable.instances import Ending
 from gen_durable.telemetry import Event
 
 E = TypeVar("E", bound=Event)

@@ -20,7 +20,19 @@ import asyncpg
 import pytest
 from tests.support.programs.doomed import Doomed
 
-from gen_durable import Context, Durable, Ending, Failed, Finished, Handle, Machine, Outcome, Signal, Worker, step
+from gen_durable import (
+    Context,
+    Durable,
+    Failed,
+    Finished,
+    Handle,
+    Machine,
+    Outcome,
+    Signal,
+    Worker,
+    step,
+)
+from gen_durable.instances import Ending
 from gen_durable.store.types import Claim, Commit, Flushed, Reclaimed
 from gen_durable.telemetry import Event
 

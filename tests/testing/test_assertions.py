@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable import Await, Context, Done, Fail, InputError, Machine, Next, Outcome, Signal, job, step
+from gen_durable import Await, Context, Done, Fail, Machine, Next, Outcome, Signal, job, step
+from gen_durable.errors import InputError
 from gen_durable.testing import HarnessFactory
 
 payment = Signal("payment", int)

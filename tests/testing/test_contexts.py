@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 
-from gen_durable import Await, Context, Done, EncodeError, Fail, Machine, Next, Outcome, Signal, Status, job, step
+from gen_durable import (
+    Await,
+    Context,
+    Done,
+    Fail,
+    Machine,
+    Next,
+    Outcome,
+    Signal,
+    Status,
+    job,
+    step,
+)
+from gen_durable.errors import EncodeError
 from gen_durable.testing import child_done, child_failed, make_context, round_trip, sent
 
 

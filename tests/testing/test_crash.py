@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable import Await, Context, Done, Fail, InputError, LeaseLost, Machine, Outcome, Signal, Start, Status, step
+from gen_durable import Await, Context, Done, Fail, Machine, Outcome, Signal, Start, Status, step
+from gen_durable.errors import InputError, LeaseLost
 from gen_durable.testing import HarnessFactory
 
 go = Signal("go", int)

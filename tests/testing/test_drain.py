@@ -12,11 +12,9 @@ import pytest
 
 from gen_durable import (
     Await,
-    ConfigError,
     Context,
     Done,
     Fail,
-    InputError,
     Machine,
     Next,
     Outcome,
@@ -28,6 +26,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.errors import ConfigError, InputError
 from gen_durable.testing import Harness, HarnessFactory, Runaway
 
 go = Signal("go")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from gen_durable import Await, ConfigError, Context, Done, Fail, InputError, Machine, Next, Outcome, Signal, step
+from gen_durable import Await, Context, Done, Fail, Machine, Next, Outcome, Signal, step
+from gen_durable.errors import ConfigError, InputError
 from gen_durable.testing import HarnessFactory, Snapshot, explore, sends, starts
 
 paid = Signal("paid", int)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from gen_durable import ConfigError, Durable, job
+from gen_durable import Durable, job
+from gen_durable.errors import ConfigError
 from gen_durable.testing import Harness, throw_away_schema
 from gen_durable.testing.schema import drop_schema
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable import Await, Context, Done, Fail, InputError, Machine, Next, Outcome, Signal, Start, job, step
+from gen_durable import Await, Context, Done, Fail, Machine, Next, Outcome, Signal, Start, job, step
+from gen_durable.errors import InputError
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.testing import HarnessFactory
 

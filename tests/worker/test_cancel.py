@@ -14,7 +14,6 @@ from tests.support.engine import Opening, seconds, soon
 
 from gen_durable import (
     Await,
-    Cancellation,
     Cancelled,
     Concurrency,
     Context,
@@ -22,10 +21,8 @@ from gen_durable import (
     Fail,
     Failed,
     Finished,
-    InputError,
     Machine,
     Next,
-    NotFound,
     Outcome,
     Signal,
     Status,
@@ -33,6 +30,8 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.errors import InputError, NotFound
+from gen_durable.instances import Cancellation
 
 go = Signal("go", int)
 

@@ -12,7 +12,8 @@ import pydantic
 import pytest
 from tests.support.engine import BRIEF, Engine, Opening, seconds
 
-from gen_durable import Await, Context, Done, Durable, GenDurableError, Machine, Outcome, Signal, Start, job, step
+from gen_durable import Await, Context, Done, Durable, Machine, Outcome, Signal, Start, job, step
+from gen_durable.errors import GenDurableError
 from gen_durable.telemetry import Event, StateUndecodable
 
 CANARY = "canary-7f3a"

@@ -7,19 +7,8 @@ from typing import Any
 import pytest
 from tests.support.engine import seconds
 
-from gen_durable import (
-    ConfigError,
-    Context,
-    DefinitionError,
-    Done,
-    Durable,
-    Machine,
-    Outcome,
-    Retention,
-    Worker,
-    job,
-    step,
-)
+from gen_durable import Context, Done, Durable, Machine, Outcome, Retention, Worker, job, step
+from gen_durable.errors import ConfigError, DefinitionError
 
 
 @job

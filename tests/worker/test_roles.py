@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from tests.support.engine import BRIEF, Opening, seconds, soon
 
-from gen_durable import ConfigError, Context, Done, Durable, Finished, Machine, Outcome, Start, Worker, job, step
+from gen_durable import Context, Done, Durable, Finished, Machine, Outcome, Start, Worker, job, step
+from gen_durable.errors import ConfigError
 from gen_durable.telemetry import ClaimsReaped, InstancesCollected, RowsPicked, StepCommitted
 
 

@@ -15,7 +15,6 @@ from gen_durable import (
     Fail,
     Failed,
     Finished,
-    GenDurableError,
     Machine,
     Next,
     Outcome,
@@ -23,6 +22,7 @@ from gen_durable import (
     Start,
     step,
 )
+from gen_durable.errors import GenDurableError
 
 
 class Other(Machine):

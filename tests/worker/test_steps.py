@@ -23,9 +23,9 @@ from gen_durable import (
     Retry,
     ScheduleChildren,
     Start,
-    StepTimeout,
     step,
 )
+from gen_durable.errors import StepTimeout
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from gen_durable import Activity, Context, Done, Durable, Machine, Outcome, Progress, SyncDurable, Transition, job, step
+from gen_durable import Context, Done, Durable, Machine, Outcome, SyncDurable, job, step
+from gen_durable.journal import Activity, Progress, Transition
 
 
 @dataclass(frozen=True)

@@ -23,19 +23,17 @@ import asyncpg
 from gen_durable import (
     Await,
     Context,
-    DatabaseUnavailable,
     Done,
     Durable,
     Finished,
     Machine,
-    NoTarget,
-    NotFound,
     Outcome,
     Signal,
     Worker,
     step,
 )
 from gen_durable.doctor import diagnose
+from gen_durable.errors import DatabaseUnavailable, NoTarget, NotFound
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.schema import Schema
 from gen_durable.telemetry import Event, StepCommitted

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from gen_durable import Ending, Failed, Finished
+from gen_durable import Failed, Finished
 from gen_durable.cli.database import Database
 from gen_durable.cli.demo.machines import Receipt
 from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.script import Placed, Told
 from gen_durable.client import Durable
 from gen_durable.doctor import diagnose
+from gen_durable.instances import Ending
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
