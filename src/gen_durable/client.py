@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+from typing import Any, Literal, Self, TypeVar, cast, overload
 
 from typing_extensions import Unpack
 
 from gen_durable.codec import Codec
 from gen_durable.core.completions import CompletionWatcher
-from gen_durable.core.notifier import BELL, Listener, Notifier
+from gen_durable.core.notifier import Notifier
 from gen_durable.core.requests import Requests
 from gen_durable.database import Database
 from gen_durable.durations import Duration
@@ -44,9 +44,6 @@ from gen_durable.store.statements import Statements
 from gen_durable.store.types import FinishedInstance
 from gen_durable.telemetry import Events
 from gen_durable.validation import check_delay, check_name
-
-if TYPE_CHECKING:
-    from gen_durable.engine.picker import Picker
 
 S = TypeVar("S")
 P = TypeVar("P")
@@ -99,8 +96,6 @@ class Durable(Desk):
             roles=roles,
             embedded_directory=embedded_directory,
         )
-        self._listener: Listener | None = None
-        self._pickers: list[Picker] = []
         self._open = False
         self.calls = Statements(self._schema)
         self.journal = JournalCalls(self._schema)
@@ -113,7 +108,6 @@ class Durable(Desk):
         self._insert = Inserter(self.ask, self.calls, self._ring, self.seal)
         self._deliver = SignalSender(self.ask, self.calls, self.seal)
         self.guest = TransactionCalls(self.calls, self.seal)
-        self._cancel = Canceller(self.ask, self.own, self.calls, self._ring_all)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -138,7 +132,8 @@ class Durable(Desk):
         await self._site.open()
         self.pool = self._site.pool
         self.installation = self._site.installation
-        self.wake = Notifier(self.pool, self.calls, self._cancel.carry_on)
+        self.wake = Notifier(self.pool, self.calls, self.own, self._site.listening)
+        self._cancel = Canceller(self.ask, self.calls, self.wake)
         self.endings = CompletionWatcher(self.pool, self.calls)
         self._open = True
 
@@ -148,11 +143,7 @@ class Durable(Desk):
             return
         self._open = False
         await self.endings.stop()
-        await self._cancel.close()
         await self.wake.close()
-        if self._listener is not None:
-            await self._listener.stop()
-            self._listener = None
         await self._site.close()
 
     # The options of `Start`, spelled out where an editor shows them; the other signatures only pass them on.
@@ -265,7 +256,7 @@ class Durable(Desk):
         verdict, woken = await self._deliver.one(delivery)
         delivered = was_delivered(verdict, target, signal)
         if woken is not None:
-            self.wake.ring(woken)
+            self.wake.wake(woken)
         return delivered
 
     async def cancel(
@@ -289,6 +280,7 @@ class Durable(Desk):
         if connection is not None:
             found = await self.guest.cancel(connection, instance, key, words, cascade=cascade)
             return cancellation_of(found, target)
+        self._opened()
         found, ended, asked = await self._cancel.one(instance, key, words, cascade=cascade)
         if found.id is not None and found.verdict == "ended":
             self.endings.ended(found.id, Status.CANCELLED, None, words)
@@ -392,7 +384,7 @@ class Durable(Desk):
         check_policy(check_name(name, "the name of a limit"), policy)
         call = self.calls.set_limit(name, policy, declared=declared)
         changed, woken = await self.ask.run(call, f"limit {name!r}", safe=True)
-        self.wake.ring_all(woken)
+        self.wake.wake_all(woken)
         return changed
 
     async def remove_limit(self, name: str) -> bool:
@@ -400,7 +392,7 @@ class Durable(Desk):
         removed, woken = await self.ask.run(
             self.calls.remove_limit(check_name(name, "the name of a limit")), "remove_limit", safe=True
         )
-        self.wake.ring_all(woken)
+        self.wake.wake_all(woken)
         return removed
 
     async def limits(self) -> list[LimitState]:
@@ -412,31 +404,6 @@ class Durable(Desk):
         """Where connections of our own lead. Raises `ConfigError` when there is only a pool."""
         self._opened()
         return self._site.target
-
-    def join(self, picker: Picker) -> None:
-        """A worker of this process begins: its picker is poked from now on, also by other processes' notifications."""
-        self._pickers.append(picker)
-        self.wake.join(picker)
-        target = self._site.listening
-        if self._listener is None and target is not None:
-            self._listener = Listener(target, self._schema.channel, self._heard)
-            self._listener.start()
-
-    def leave(self, picker: Picker) -> None:
-        """A worker of this process stops."""
-        self._pickers.remove(picker)
-        self.wake.leave(picker)
-
-    def _heard(self, queue: str | None) -> None:
-        if queue is None or queue.startswith(BELL):
-            self.wake.hear(queue)
-        if queue is not None and queue.startswith(BELL):
-            return
-        for picker in self._pickers:
-            if queue is None:
-                picker.poke_all()
-            else:
-                picker.poke(queue)
 
     async def insert_starts(
         self, starts: Sequence[Start[R]], on_conflict: OnConflict, connection: object = None
@@ -456,10 +423,7 @@ class Durable(Desk):
         ]
 
     def _ring(self, queue: str, count: int) -> None:
-        self.wake.ring(queue, count)
-
-    def _ring_all(self, queues: Iterable[str]) -> None:
-        self.wake.ring_all(queues)
+        self.wake.wake(queue, count)
 
     def _opened(self) -> Pool:
         if not self._open:

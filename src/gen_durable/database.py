@@ -106,10 +106,10 @@ class Database:
 
     @property
     def listening(self) -> Target | None:
-        """Where to LISTEN; None: through a transaction pooler nothing would be heard."""
+        """Where to LISTEN. None through a transaction pooler, where notifications do not arrive, and without a DSN."""
         if self._listen_dsn is not None:
             return Target(self._listen_dsn, pooled=False)
-        return None if self.target.pooled else self.target
+        return None if self._target is None or self._target.pooled else self._target
 
     async def open(self) -> None:
         """Find the database, and check that the schema is there."""

@@ -18,7 +18,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self
@@ -29,7 +30,6 @@ from gen_durable.backoff import backoff
 from gen_durable.client import Durable
 from gen_durable.config import Queue, WorkerOptions, WorkerSettings
 from gen_durable.core.background import BackgroundTask
-from gen_durable.core.notifier import BELL
 from gen_durable.core.payloads import ClaimEncryption
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claims import ActiveClaim, ClaimTable
@@ -52,7 +52,7 @@ from gen_durable.machines import Machine
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.registry import Registry
-from gen_durable.store.types import Claim
+from gen_durable.store.types import Claim, Wakeups
 from gen_durable.telemetry import ClaimLost, EventLoopBlocked, QueueDrained
 
 log = logging.getLogger("gen_durable.worker")
@@ -142,8 +142,8 @@ class Worker:
         self._build()
         if self.options.queues:
             await self._connect()
-            self._app.join(self._pick)
-            self._app.wake.join_worker(self.name, self._look)
+            self._endpoint = _Endpoint(self.name, self._pick, self._look)
+            self._app.wake.add_worker(self._endpoint)
             self._keep.start()
             self._pick.start()
         for room in self._upkeep:
@@ -171,8 +171,8 @@ class Worker:
             worker=self.name,
             known=self._registry.known,
             on_claims=self._claimed,
-            on_crowded=app.wake.crowded,
-            on_woken=app.wake.ring_all,
+            on_crowded=app.wake.notify_overflow,
+            on_woken=app.wake.wake_all,
             events=app.events,
             load=lambda: self._flush.load,
         )
@@ -186,7 +186,7 @@ class Worker:
         self._scribe = JournalWriter(
             app.pool, app.calls.schema.name, app.journal, self._threads, app.installation, seal=app.seal
         )
-        doors = StepLimits(app.own, app.calls, app.wake.ring_all)
+        doors = StepLimits(app.own, app.calls, app.wake.wake_all)
         sealer = None if app.seal is None else ClaimEncryption(app.seal, app.pool, app.calls)
         run = Executor(
             self.name, self._threads, children_reader(app.pool, app.calls, app.seal), doors, self._scribe, sealer=sealer
@@ -254,7 +254,6 @@ class Worker:
     async def _stop(self) -> None:
         try:
             if self.options.queues:
-                self._app.leave(self._pick)
                 await self._pick.stop()
                 await self._drain()
                 await self._keep.stop()
@@ -270,7 +269,8 @@ class Worker:
             self._keep.halt()
             if self._letters is not None:
                 self._letters.halt()
-            self._app.wake.leave_worker(self.name)
+            if self.options.queues:
+                self._app.wake.remove_worker(self._endpoint)
             for held in self._holdings.all():
                 self._abandon(held)
             for task in self._tasks:
@@ -319,12 +319,12 @@ class Worker:
         rows = sorted((held.claim.id, held.claim.epoch, delay, reason) for held, delay, reason in several)
         try:
             released = await self._app.pool.run_safely(self._app.calls.release(rows))
-            self._app.wake.ring_all(released.woken)
+            self._app.wake.wake_all(released.woken)
             for held, delay, _ in several:
                 if delay is not None:
                     self._due(held.claim.queue, delay)
                 if delay is None or held.claim.partition_key is not None:
-                    self._app.wake.ring(held.claim.queue)
+                    self._app.wake.wake(held.claim.queue)
         except (ConnectionLost, SqlError) as error:
             log.warning(
                 "%d rows could not be given back (%s); their leases will run out", len(rows), type(error).__name__
@@ -346,9 +346,8 @@ class Worker:
                 self._lost([former])
             self._holdings.add(held)
             if claim.children is None or (claim.children and any(not c.status.terminal for c in claim.children)):
-                self._app.wake.ring(
-                    f"{BELL}{claim.id}"
-                )  # it goes on without some of its children: perhaps they are to be cancelled
+                # It goes on without some of its children: they may be listed for cancelling.
+                self._app.wake.cancel_children(claim.id)
             if self._lanes.stopping:
                 late.append((held, None, None))
             else:
@@ -423,14 +422,14 @@ class Worker:
         if queue in self._pick.lanes:
             self._pick.due(queue, seconds)
         else:
-            self._app.wake.ring(queue)
+            self._app.wake.wake(queue)
 
-    def _woke(self, queues: frozenset[str] | None) -> None:
-        """A flush made rows runnable; None: it is not known where."""
-        if queues is None:
+    def _woke(self, wakeups: Wakeups | None) -> None:
+        """A flush made rows runnable; `None` means that the queues are unknown, so pick from all of them."""
+        if wakeups is None:
             self._pick.poke_all()
         else:
-            self._app.wake.ring_all(queues)
+            self._app.wake.publish(wakeups)
 
     def _lagged(self, seconds: float) -> None:
         if self._app.events.active:
@@ -445,3 +444,21 @@ class Worker:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """What the notifier calls of a worker."""
+
+    name: str
+    picker: Picker
+    look: Callable[[], None]
+
+    def wake(self, queue: str) -> int:
+        return self.picker.poke(queue)
+
+    def wake_all(self) -> None:
+        self.picker.poke_all()
+
+    def check_cancels(self) -> None:
+        self.look()

@@ -144,7 +144,7 @@ async def test_a_stale_outcome_starts_nothing(dsn: str, schema: str) -> None:
         stale = encode_outcome(claim, spec, make_context(Order.end), done, hold=True).commit
         assert (await app.pool.run(app.calls.flush([stale]))).stale == {handle.id}
         assert await rows(dsn, schema) == []
-        assert (await app.pool.run(app.calls.flush([commit]))).wake == {"default", "elsewhere"}
+        assert (await app.pool.run(app.calls.flush([commit]))).wakeups.queues == {"default", "elsewhere"}
         assert (await app.pool.run(app.calls.flush([commit]))).already == {handle.id}
         assert len(await rows(dsn, schema)) == 2
 

@@ -53,7 +53,7 @@ async def test_checkpoint_progress_and_outcome_of_the_old_worker_change_nothing(
                 await began.wait()
             async with Worker(other, machines=[second]):
                 await app.pool.run(app.calls.release([(handle.id, 1, None, None)]))
-                other.wake.ring("default")
+                other.wake.wake("default")
                 assert await handle.wait(SOON) == Finished(handle.id, "new"), second.errors
         assert lost.is_set()
         assert first.errors == []  # on_error is not asked: it is not the step's error

@@ -37,7 +37,7 @@ async def test_cancel_flush(exploring: Exploring, calls: Statements, commit: Com
     """Either the outcome came first and the row that waits is ended, or it is refused and the claim is marked."""
 
     def ends(end: End) -> None:
-        row, asked = end.rows[1], set(end.right[0].asked)
+        row, asked = end.rows[1], set(end.right[0].cancel_requested)
         if asked:
             assert (row["status"], row["cancel_reason"], row["seq"]) == ("executing", "why", 0)
             assert verdict(end.left) == "requested"
@@ -141,7 +141,7 @@ async def test_cancel_join_of_the_parent(exploring: Exploring, calls: Statements
     def over(end: End) -> None:
         assert (end.rows[1]["status"], end.rows[1]["children_pending"]) == ("cancelled", 0)
         assert end.rows[2]["status"] == "done"
-        assert end.right[0].wake == frozenset()
+        assert end.right[0].wakeups.queues == frozenset()
 
     async with exploring() as explorer:
         report = await explorer.explore(
@@ -205,7 +205,11 @@ async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Explo
 
 
 async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Statements) -> None:
-    cure = Cure("cancel_rows", "woken := woken || @schema.release_parents(ended);", "null;")
+    cure = Cure(
+        "cancel_rows",
+        "select p.woken, p.cancel_children into woken, cancel_children from @schema.release_parents(ended) as p;",
+        "null;",
+    )
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             FAMILY, cancelling(calls, 3, cascade=False), [calls.flush([LAST])], lambda _: None, first_fault=True
@@ -261,7 +265,7 @@ async def test_cancel_pick_of_a_head(exploring: Exploring, calls: Statements) ->
 
 
 async def test_a_cancel_without_hand_over_strands(exploring: Exploring, calls: Statements) -> None:
-    cure = Cure("cancel", "later := @schema.unblock(outcome.freed, true);", "null;")
+    cure = Cure("cancel", "unblocked := @schema.unblock(outcome.freed, true);", "null;")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             HEAD, cancelling(calls, 1, cascade=False), admitting(calls), lambda _: None, first_fault=True
@@ -350,7 +354,7 @@ async def test_cascade_cascade(exploring: Exploring, calls: Statements) -> None:
         assert [end.rows[i]["status"] for i in (2, 3)] == ["executing", "cancelled"]
         assert (end.rows[2]["cancel_reason"], end.rows[3]["claims"]) == ("why", 2)
         assert sum(side[0].ended for side in (end.left, end.right)) == 1
-        assert sum(side[0].asked for side in (end.left, end.right)) == 1
+        assert sum(side[0].requested for side in (end.left, end.right)) == 1
 
     async with exploring() as explorer:
         report = await explorer.explore(LISTED, [calls.cascade(9, None)], [calls.cascade(9, 1)], once)

@@ -21,7 +21,7 @@ def woken(end: End) -> None:
     assert end.rows[1]["status"] == "runnable", "the instance sleeps although its signal has come"
     assert end.rows[1]["has_signals"]
     assert end.right[0][0][:2] == (1, "delivered")
-    assert "default" in {end.right[0][0][2], *end.left[0].wake}, "nobody was told of the woken row"
+    assert "default" in {end.right[0][0][2], *end.left[0].wakeups.queues}, "nobody was told of the woken row"
 
 
 async def test_park_deliver(exploring: Exploring, calls: Statements) -> None:

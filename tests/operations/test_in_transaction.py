@@ -110,8 +110,8 @@ async def test_a_worker_takes_up_what_was_committed_at_once(dsn: str, schema: st
         Worker(app, jobs=[echo], machines=[Waiting()], poll_interval=hour, max_poll_interval=hour),
         DOORS[kind](dsn, schema) as door,
     ):
-        assert app._listener is not None
-        await app._listener.listening.wait()
+        assert app.wake.listener is not None
+        await app.wake.listener.listening.wait()
         async with door.transaction(commit=True):
             one = await door.insert(echo, Text("one"))
         assert await app.handle(one.id, echo).wait(timedelta(seconds=3)) == Finished(one.id, "one")

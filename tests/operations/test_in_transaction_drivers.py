@@ -136,8 +136,8 @@ async def test_a_tree_is_cancelled_by_the_commit_and_not_by_a_rollback(dsn: str,
         looking(dsn, schema) as look,
         DOORS[kind](dsn, schema) as door,
     ):
-        assert app._listener is not None
-        await app._listener.listening.wait()
+        assert app.wake.listener is not None
+        await app.wake.listener.listening.wait()
         root = await app.insert(Tree.grow, None, unique_key="root")
         told = "select string_agg(distinct status::text, ' ') from @.instances where id > $1"
         grown = "awaiting_children awaiting_signal executing"

@@ -22,8 +22,8 @@ async def test_transactions_through_a_pooler(dsn: str, schema: str, pooled: str,
         Worker(app, jobs=[echo], poll_interval=hour, max_poll_interval=hour),
         DOORS[kind](pooled, schema) as door,
     ):
-        assert app._listener is not None
-        await app._listener.listening.wait()
+        assert app.wake.listener is not None
+        await app.wake.listener.listening.wait()
         for n in range(5):
             async with door.transaction(commit=False):
                 await door.insert(echo, Text("gone"))

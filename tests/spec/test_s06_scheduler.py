@@ -237,7 +237,7 @@ async def test_a_worker_that_claims_its_own_lost_row_stops_the_first_step(engine
         async with e.worker(stalled.play, **lease):
             handle = await e.start()
             await stalled.lose(e, handle)
-            e.app.wake.ring("default")
+            e.app.wake.wake("default")
             assert await finished(handle) == 1
             try:
                 await stalled.stopping()

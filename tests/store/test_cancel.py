@@ -13,7 +13,7 @@ from tests.support.store import Store
 from gen_durable.instances import Status
 from gen_durable.limits import Concurrency, Rate
 from gen_durable.outcomes import Start
-from gen_durable.store.types import CancelTarget, Commit
+from gen_durable.store.types import NO_WAKEUPS, CancelTarget, Commit, Wakeups
 
 
 def cancel(store: Store, *targets: int | bytes, cascade: bool = True) -> list[CancelTarget]:
@@ -28,7 +28,7 @@ def carry_on(store: Store, batch: int = 1000) -> tuple[int, int]:
     total = (0, 0)
     for _ in range(1000):
         done = store.run(store.calls.cascade(batch, None))
-        total = (total[0] + done.ended, total[1] + done.asked)
+        total = (total[0] + done.ended, total[1] + done.requested)
         if not done.more:
             return total
     raise AssertionError("it never ends")
@@ -71,7 +71,7 @@ def test_what_executes_is_marked_and_its_worker_named(store: Store) -> None:
     store.given(executing(1))
     assert store.run(store.calls.cancel([(1, None)], "why", cascade=True)) == (
         [CancelTarget(1, Status.EXECUTING, "requested")],
-        ["!w"],
+        Wakeups(check_cancels=frozenset({"w"})),
     )
     assert (store.row(1)["status"], store.row(1)["cancel_reason"]) == ("executing", "why")
     assert store.run(store.calls.cancel_requests([(1, 1), (2, 1)])) == {1: "why"}
@@ -81,8 +81,8 @@ def test_what_executes_is_marked_and_its_worker_named(store: Store) -> None:
 def test_asked_again_the_first_reason_stays(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
-    answers, rings = store.run(store.calls.cancel([(1, None)], "another", cascade=True))
-    assert (answers[0].verdict, rings) == ("requested", ["!w"])
+    answers, wakeups = store.run(store.calls.cancel([(1, None)], "another", cascade=True))
+    assert (answers[0].verdict, wakeups.check_cancels) == ("requested", {"w"})
     assert store.row(1)["cancel_reason"] == "why"
 
 
@@ -122,10 +122,15 @@ def test_no_outcome_leads_on_from_a_marked_row(store: Store, kind: str) -> None:
         "children": fan_out(1, child("c")),
     }.get(kind, Commit(1, 1, 0, kind, step="t", extra='{"consumed": [1]}'))
     flushed = store.flush(commit)
-    assert (flushed.asked, flushed.stale, flushed.already, flushed.wake) == ({1}, set(), set(), set())
+    assert (flushed.cancel_requested, flushed.stale, flushed.already, flushed.wakeups.queues) == (
+        {1},
+        set(),
+        set(),
+        set(),
+    )
     assert [row["id"] for row in store.rows()] == [1]
     assert (store.row(1)["status"], store.row(1)["seq"], len(store.inbox())) == ("executing", 0, 1)
-    assert store.flush(Commit(1, 1, 0, "cancel", error="why")).asked == frozenset()
+    assert store.flush(Commit(1, 1, 0, "cancel", error="why")).cancel_requested == frozenset()
     assert (store.row(1)["status"], store.row(1)["last_error"], store.inbox()) == ("cancelled", "why", [])
 
 
@@ -133,7 +138,7 @@ def test_no_outcome_leads_on_from_a_marked_row(store: Store, kind: str) -> None:
 def test_an_end_that_comes_first_wins(store: Store, kind: str, becomes: str) -> None:
     store.given(executing(1))
     cancel(store, 1)
-    assert store.flush(Commit(1, 1, 0, kind, value="1", error="no")).asked == frozenset()
+    assert store.flush(Commit(1, 1, 0, kind, value="1", error="no")).cancel_requested == frozenset()
     assert store.row(1)["status"] == becomes
 
 
@@ -177,7 +182,7 @@ def test_a_marked_row_that_is_given_back_is_left_to_the_reaper(store: Store) -> 
 
 def test_a_cancelled_child_ends_like_a_failed_one(store: Store) -> None:
     store.given(parent(1, pending=1) + instance(2, parent_id=1, parent_round=1))
-    assert set(store.run(store.calls.cancel([(2, None)], "why", cascade=True))[1]) == {"default"}
+    assert set(store.run(store.calls.cancel([(2, None)], "why", cascade=True))[1].queues) == {"default"}
     (claim,) = store.pick().claims
     assert claim.id == 1
     assert claim.children is not None
@@ -196,14 +201,14 @@ def test_a_tree_ends_from_the_root_to_the_leaves(store: Store) -> None:
     store.given(FAMILY)
     cancel(store, 1)
     assert status(store, 1, 2, 3, 4) == ["cancelled", "awaiting_children", "executing", "awaiting_signal"]
-    assert store.run(store.calls.reap(10, None)).released == []  # whoever has cancelled it is at it
+    assert store.run(store.calls.reap(10, None)).wakeups == NO_WAKEUPS  # whoever has cancelled it is at it
     store.sql("update @schema.cascades set inserted_at = now() - interval '3 seconds'")
-    assert store.run(store.calls.reap(10, None)).released == ["!"]
+    assert store.run(store.calls.reap(10, None)).wakeups == Wakeups(cancel_children=frozenset({None}))
     assert carry_on(store) == (2, 1)
     assert status(store, 1, 2, 3, 4) == ["cancelled", "cancelled", "executing", "cancelled"]
     assert store.run(store.calls.cancel_requests([(3, 1)])) == {3: "why"}
     assert store.sql("select * from @schema.cascades") == []
-    assert store.run(store.calls.reap(10, None)).released == []
+    assert store.run(store.calls.reap(10, None)).wakeups == NO_WAKEUPS
 
 
 def test_without_cascade_children_go_on(store: Store) -> None:
@@ -253,7 +258,7 @@ def test_the_next_of_a_partition_key(store: Store) -> None:
     store.pick(5)
     store.flush(Commit(1, 1, 0, "retry", delay=3600))
     assert blocked(store) == {3: "partition/k"}
-    assert set(store.run(store.calls.cancel([(2, None)], "why", cascade=True))[1]) == {"default"}
+    assert set(store.run(store.calls.cancel([(2, None)], "why", cascade=True))[1].queues) == {"default"}
     assert blocked(store) == {}
     assert ids(store) == [3]
 
@@ -272,7 +277,7 @@ def test_a_slot_holder_that_is_cancelled_frees_its_slot(store: Store) -> None:
     one_by_one(store, 3, limit="l")
     assert ids(store) == [101]
     cancel(store, 101)
-    assert store.flush(Commit(101, 1, 0, "cancel", error="why")).wake == {"default"}
+    assert store.flush(Commit(101, 1, 0, "cancel", error="why")).wakeups.queues == {"default"}
     assert ids(store) == [102]
 
 

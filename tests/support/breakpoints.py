@@ -22,7 +22,8 @@ _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re
 # schedules and show nothing new.
 _STEERING = re.compile(
     r"\binto (prio|due|ids|head|crowded|hits, denied|hits, more_denied|gate|gates|old|policy)\b"
-    r"|\binto (wanted|live, states|asked, woken|marked)\b|^(above|hidden|later) := array|'!', null"
+    r"|\binto (wanted|live, states|asked, check_cancels|marked)\b|^(above|hidden|listed) := array"
+    r"|null::bigint\[\], true"
     r"|^(gates := array|lost :=|woken := woken \|\| \S+unblock_slots)|^perform \S+limit_keys"
 )
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}
@@ -99,7 +100,9 @@ def _cut_open(found: re.Match[str], schema: Schema) -> str:
     if "language plpgsql" not in found["head"]:
         return found[0]
     body, mark, name = found["body"], schema.render("@schema"), _name(found, schema)
-    bare_call = re.compile(rf"(perform|\w+ :=) {re.escape(mark)}\.\w+\([^()]*\);")
+    bare_call = re.compile(
+        rf"(perform|\w+ :=|select p\.[\w,. ]+ into [\w, ]+ from) {re.escape(mark)}\.\w+\([^()]*\)( as p)?;"
+    )
     parts: list[str] = []
     done = 0
     for number, (start, end) in enumerate(_statements(body), 1):

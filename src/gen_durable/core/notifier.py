@@ -1,173 +1,170 @@
-"""Notifier: tell pickers that a queue has work.
+"""The notifier: wakes the workers of this process directly, and other processes by NOTIFY.
 
-In: names of queues in which rows became runnable. Out: local pickers are poked at once; other processes by NOTIFY, in a
-transaction of its own (NOTIFY at commit takes a lock on the whole database), at most one at a time, coalesced by queue.
-Some bells are no queues, and no queue is named so: "!42" says that children of instance 42 are to be cancelled, and
-"!" that somebody's are, which this process sees to; "!WORKER" tells a worker to look which of its claims are. Only the
-commit of a guest sends "!42" by NOTIFY: all who hear it see to it, and each takes what the others have not.
-Notifications only make things faster: every row is also found by polling.
+NOTIFY takes a lock on the whole database at commit, so messages go in a transaction of their own, one at a time,
+coalesced. A message only makes things faster: polling, heartbeats and the reaper find the same work.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from collections.abc import Iterable
+from typing import Final, Protocol, assert_never
 
-from gen_durable.core.background import BackgroundTask
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.core.cascade import Cascader
+from gen_durable.core.listener import Listener
+from gen_durable.core.messages import CancelChildren, CheckCancels, Message, QueueReady, encode, messages_of
+from gen_durable.core.requests import Requests
+from gen_durable.pg.connection import Target
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statements
+from gen_durable.store.types import Wakeups
 
-log = logging.getLogger("gen_durable.wake")
-CROWDED_PAUSE: Final = 0.5
-BELL: Final = "!"
+log = logging.getLogger("gen_durable.notifier")
+OVERFLOW_INTERVAL: Final = 0.5
+CLOSE_TIMEOUT: Final = 1.0
 
 
-class Sleeper(Protocol):
-    """A picker that can be poked."""
+class WorkerEndpoint(Protocol):
+    """A worker of this process, as the notifier sees it."""
 
-    def poke(self, queue: str) -> int:
-        """There is work in `queue`. Returns how many more rows the picker could take."""
+    @property
+    def name(self) -> str:
+        """The name under which the worker locks rows."""
+        ...
+
+    def wake(self, queue: str) -> int:
+        """Pick from `queue` now. Returns how many more rows the worker could take."""
+        ...
+
+    def wake_all(self) -> None:
+        """Pick from every queue now."""
+        ...
+
+    def check_cancels(self) -> None:
+        """Read the cancel requests of the rows that the worker runs."""
         ...
 
 
 class Notifier:
-    """The doorbell of one `Durable`."""
+    """Sends and receives the messages of one `Durable`.
 
-    def __init__(self, pool: Pool, calls: Statements, on_cascade: Callable[[int | None], None]) -> None:
+    `listen_target` is where to LISTEN once a worker is added; None if notifications cannot arrive there.
+    """
+
+    def __init__(self, pool: Pool, statements: Statements, requests: Requests, listen_target: Target | None) -> None:
         self._pool = pool
-        self._calls = calls
-        self._on_cascade = on_cascade
-        self._workers: dict[str, Callable[[], None]] = {}
-        self._sleepers: list[Sleeper] = []
-        self._wanted: set[str] = set()
+        self._statements = statements
+        self._listen_target = listen_target
+        self._listener: Listener | None = None
+        self._workers: dict[str, WorkerEndpoint] = {}
+        self._unsent: set[Message] = set()
         self._task: asyncio.Task[None] | None = None
-        self._crowded: dict[str, float] = {}
+        self._overflow_sent_at: dict[str, float] = {}
+        self.cascader = Cascader(requests, statements, self)
 
-    def join(self, sleeper: Sleeper) -> None:
-        self._sleepers.append(sleeper)
+    @property
+    def listener(self) -> Listener | None:
+        """The listener; None as long as no worker was added, or without a target to listen at."""
+        return self._listener
 
-    def leave(self, sleeper: Sleeper) -> None:
-        self._sleepers.remove(sleeper)
+    def add_worker(self, worker: WorkerEndpoint) -> None:
+        """Wake a worker of this process from now on, also for messages of other processes."""
+        self._workers[worker.name] = worker
+        if self._listener is None and self._listen_target is not None:
+            self._listener = Listener(self._listen_target, self._statements.schema.channel, self)
+            self._listener.start()
 
-    def join_worker(self, name: str, look: Callable[[], None]) -> None:
-        """A worker of this process begins; `look` is called when it is to look which claims are to be cancelled."""
-        self._workers[name] = look
+    def remove_worker(self, worker: WorkerEndpoint) -> None:
+        """Stop waking a worker."""
+        self._workers.pop(worker.name, None)
 
-    def leave_worker(self, name: str) -> None:
-        self._workers.pop(name, None)
+    def wake(self, queue: str, count: int = 1) -> None:
+        """`count` rows became runnable: wake the workers here, and notify others if these cannot take all of them."""
+        if self._wake_here(queue) < count:
+            self._send(QueueReady(queue))
 
-    def hear(self, bell: str | None) -> None:
-        """A bell was rung elsewhere; None: some may have been missed, so all workers of this process are to look."""
-        if bell is not None and (whose := bell.removeprefix(BELL)).isdecimal():
-            self._on_cascade(int(whose))
-            return
-        for name, look in self._workers.items():
-            if bell is None or bell == f"{BELL}{name}":
-                look()
-
-    def poke_local(self, queue: str) -> int:
-        """Poke the pickers of this process; returns how many rows they could take."""
-        return sum(sleeper.poke(queue) for sleeper in self._sleepers)
-
-    def ring(self, queue: str, count: int = 1) -> None:
-        """`count` rows became runnable in a queue: poke here, and tell others what is more than we can take."""
-        if queue.startswith(BELL):
-            self._ring_bell(queue)
-            return
-        if self.poke_local(queue) < count:
-            self._tell(queue)
-
-    def _ring_bell(self, bell: str) -> None:
-        whose = bell.removeprefix(BELL)
-        if whose == "" or whose.isdecimal():  # the name of a worker is not: it has a host and a process
-            self._on_cascade(int(whose) if whose else None)
-        elif whose in self._workers:
-            self.hear(bell)
-        else:
-            self._tell(bell)
-
-    def ring_all(self, queues: Iterable[str]) -> None:
+    def wake_all(self, queues: Iterable[str]) -> None:
+        """Some rows became runnable in each of these queues."""
         for queue in queues:
-            self.ring(queue)
+            self.wake(queue)
 
-    def crowded(self, queue: str) -> None:
-        """A pick came back full: there is more here than we can take. Others are told now and then."""
+    def cancel_children(self, parent: int | None) -> None:
+        """Cancel the listed children of an instance, or (None) of any, in the background."""
+        self.cascader.start(parent)
+
+    def publish(self, wakeups: Wakeups) -> None:
+        """Send what a transaction made ready."""
+        for message in messages_of(wakeups):
+            match message:
+                case QueueReady(queue):
+                    self.wake(queue)
+                case CancelChildren(parent):
+                    self.cancel_children(parent)
+                case CheckCancels(worker):
+                    if worker in self._workers:
+                        self._workers[worker].check_cancels()
+                    else:
+                        self._send(message)
+                case _:
+                    assert_never(message)
+
+    def receive(self, message: Message) -> None:
+        """Act on a message of another process. Several may cancel the same children: each skips locked rows."""
+        match message:
+            case QueueReady(queue):
+                self._wake_here(queue)
+            case CancelChildren(parent):
+                self.cancel_children(parent)
+            case CheckCancels(name):
+                if name in self._workers:
+                    self._workers[name].check_cancels()
+            case _:
+                assert_never(message)
+
+    def receive_any(self) -> None:
+        """Wake everything: messages may have been missed."""
+        for worker in self._workers.values():
+            worker.check_cancels()
+            worker.wake_all()
+
+    def notify_overflow(self, queue: str) -> None:
+        """A pick came back full: notify other processes, at most every `OVERFLOW_INTERVAL` seconds per queue."""
         now = time.monotonic()
-        if now - self._crowded.get(queue, 0.0) >= CROWDED_PAUSE:
-            self._crowded[queue] = now
-            self._tell(queue)
+        if now - self._overflow_sent_at.get(queue, 0.0) >= OVERFLOW_INTERVAL:
+            self._overflow_sent_at[queue] = now
+            self._send(QueueReady(queue))
 
-    def _tell(self, queue: str) -> None:
-        self._wanted.add(queue)
+    async def close(self) -> None:
+        """Stop listening and cascading; let the notification under way finish within `CLOSE_TIMEOUT` seconds."""
+        await self.cascader.close()
+        task = self._task
+        if task is not None:
+            await asyncio.wait([task], timeout=CLOSE_TIMEOUT)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.stop()
+
+    def _wake_here(self, queue: str) -> int:
+        return sum(worker.wake(queue) for worker in self._workers.values())
+
+    def _send(self, message: Message) -> None:
+        self._unsent.add(message)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._notify(), name="gen_durable notify")
 
     async def _notify(self) -> None:
         try:
-            while self._wanted:
-                queues, self._wanted = self._wanted, set()
+            while self._unsent:
+                messages, self._unsent = self._unsent, set()
                 try:
-                    await self._pool.run(self._calls.notify(sorted(queues)))
+                    await self._pool.run(self._statements.notify(sorted(map(encode, messages))))
                 except (ConnectionLost, SqlError) as error:
                     log.debug("a notification was not sent (%s); polling finds the work", type(error).__name__)
         finally:
             self._task = None
-
-    async def close(self) -> None:
-        """Let the notification under way finish, but not for long."""
-        task = self._task
-        if task is not None:
-            await asyncio.wait([task], timeout=1)
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
-
-
-class Listener(BackgroundTask):
-    """LISTEN on a direct connection; after every new connection all queues are poked, for what was missed."""
-
-    def __init__(self, target: Target, channel: str, on_queue: Callable[[str | None], None]) -> None:
-        super().__init__("listener")
-        self._link = PersistentConnection(target)
-        self._channel = channel
-        self._on_queue = on_queue
-        self.listening = asyncio.Event()
-
-    async def stop(self) -> None:
-        """Stop listening, also in the middle of connecting."""
-        await super().stop()
-        self._link.close_soon()
-
-    async def turn(self) -> float:
-        """Listen until the connection breaks."""
-        connection = await self._link.connect()
-        broken = asyncio.Event()
-
-        def ended(_connection: object) -> None:
-            broken.set()
-
-        connection.add_termination_listener(ended)
-        await connection.add_listener(self._channel, self._heard)
-        self.listening.set()
-        self._on_queue(None)
-        try:
-            while not broken.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(10):
-                        await broken.wait()
-                if not broken.is_set():
-                    await connection.fetchval("select 1", timeout=5)
-        finally:
-            self.listening.clear()
-            self._link.drop()
-        raise ConnectionLost(ConnectionError("the listening connection was closed"), sent=False)
-
-    def _heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
-        if isinstance(payload, str):
-            self._on_queue(payload)

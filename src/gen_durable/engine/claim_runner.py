@@ -208,7 +208,7 @@ class ClaimRunner:
         elif commit.delay:
             self._on_due(claim.queue if ran.queue is None else ran.queue, commit.delay)
         if claim.partition_key is not None:
-            self._wake.ring(claim.queue)  # its key is free now
+            self._wake.wake(claim.queue)  # its key is free now
         if self._events.active:
             self._tell(held, ran, took)
 

@@ -26,7 +26,7 @@ from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sqlstate
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Commit, Flushed
+from gen_durable.store.types import Commit, Flushed, Wakeups
 
 log = logging.getLogger("gen_durable.flush")
 MAX_PAUSE: Final = 1.0
@@ -45,8 +45,8 @@ COMMITTED: Final = CommitResult.COMMITTED
 STALE: Final = CommitResult.STALE
 CANCEL_REQUESTED: Final = CommitResult.CANCEL_REQUESTED
 Settled = Callable[[CommitResult | OutcomeRejected], None]
-OnWake = Callable[[frozenset[str] | None], None]
-"""Is told the queues that a flush has woken; None: it is not known which."""
+OnWake = Callable[[Wakeups | None], None]
+"""Takes what a flush made ready; None if that is unknown."""
 _Entry = tuple[Commit, Settled]
 
 
@@ -183,10 +183,16 @@ class Committer:
     def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:
         stale = flushed.stale
         for commit, settled in batch:
-            settled(STALE if commit.id in stale else COMMITTED if commit.id not in flushed.asked else CANCEL_REQUESTED)
-        if flushed.wake or flushed.already:
+            settled(
+                STALE
+                if commit.id in stale
+                else COMMITTED
+                if commit.id not in flushed.cancel_requested
+                else CANCEL_REQUESTED
+            )
+        if flushed.wakeups or flushed.already:
             # The queues that an earlier try woke are not known any more: look at all of them.
-            self._on_wake(flushed.wake if not flushed.already else None)
+            self._on_wake(flushed.wakeups if not flushed.already else None)
 
     def _refuse(self, entry: _Entry, error: Exception) -> None:
         commit, settled = entry

@@ -40,7 +40,8 @@ async def commit_in_transaction(
             queues = await ask(calls.spawn(commit, part))
             woken.update(queues)
     flushed = await ask(calls.flush([commit], worker, time.perf_counter()))
-    return dataclasses.replace(flushed, wake=flushed.wake | woken)
+    wakeups = dataclasses.replace(flushed.wakeups, queues=flushed.wakeups.queues | woken)
+    return dataclasses.replace(flushed, wakeups=wakeups)
 
 
 def children_reader(pool: Pool, calls: Statements, seal: PayloadEncryption | None = None) -> ReadChildren:

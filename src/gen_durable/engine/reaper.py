@@ -65,11 +65,11 @@ class Reaper(BackgroundTask):
     async def turn(self) -> float:
         reaping = await self._link.run(self._calls.reap(REAP_BATCH, self._options.max_crashes, self._silent))
         found = reaping.claims
-        self._wake.ring_all(reaping.released)
+        self._wake.publish(reaping.wakeups)
         if found:
             log.warning("took back %d claims whose lease had run out", len(found))
             for queue in {row.queue for row in found}:
-                self._wake.ring(queue, sum(row.queue == queue for row in found))
+                self._wake.wake(queue, sum(row.queue == queue for row in found))
             for row in found:
                 if row.dead:
                     log.error("instance %d (%s.%s) was failed: %d crashes", row.id, row.machine, row.step, row.crashes)
@@ -81,7 +81,7 @@ class Reaper(BackgroundTask):
             self._on_dead(row.id for row in found if row.dead)
         for _ in range(SWEEPS):
             self._swept, woken = await self._link.run(self._calls.unblock_missed(self._swept, SWEEP_BATCH))
-            self._wake.ring_all(woken)
+            self._wake.wake_all(woken)
             if self._events.active:
                 for queue in woken:
                     self._events.emit(RowsUnblocked(queue))

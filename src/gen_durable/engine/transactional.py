@@ -160,14 +160,14 @@ class TransactionalExecutor:
         except BaseException:
             transaction.drop()
             raise
-        if flushed.wake or flushed.already:
-            self._on_wake(None if flushed.already else flushed.wake)
-        return ran, STALE if flushed.stale else CANCEL_REQUESTED if flushed.asked else COMMITTED
+        if flushed.wakeups or flushed.already:
+            self._on_wake(None if flushed.already else flushed.wakeups)
+        return ran, STALE if flushed.stale else CANCEL_REQUESTED if flushed.cancel_requested else COMMITTED
 
     async def _end(self, transaction: Transaction, commit: Commit, entry: Entry) -> Flushed:
         """Flush and commit; or roll back what comes too late."""
         flushed = await self._flush(transaction, commit, entry)
-        if flushed.stale or flushed.already or flushed.asked:
+        if flushed.stale or flushed.already or flushed.cancel_requested:
             await transaction.rollback()
             return flushed
         try:
@@ -206,7 +206,7 @@ class TransactionalExecutor:
                 # The fence has moved on, or the row is to be cancelled: either way a mere `next` writes nothing, it
                 # tells which. (The outcome itself, if it is an end, would be taken: without the user's writes.)
                 found = await link.run(self._calls.flush([Commit(commit.id, commit.epoch, commit.seq, "next")]))
-                return None if found.asked else found
+                return None if found.cancel_requested else found
             except (ConnectionLost, SqlError) as error:
                 log.info(
                     "instance %d: it is not known yet whether its step was committed (%s)",

@@ -102,7 +102,7 @@ class Desk:
                 id=found.id,
                 status=found.was,
             )
-        self.wake.ring(found.queue)
+        self.wake.wake(found.queue)
 
 
 class SyncDesk(ABC, Generic[H]):

@@ -14,7 +14,8 @@ declare
   ];
   -- Start, tell, stop; and see what became of what one has started oneself.
   client constant text[] := array[
-    'insert', 'allocate_ids', 'id_of_key', 'signal', 'cancel', 'cascade', 'finished_of', 'get', 'progress_of'
+    'insert', 'allocate_ids', 'id_of_key', 'signal', 'cancel', 'cascade', 'finished_of', 'get', 'progress_of',
+    'encode_message'
   ];
   viewer constant text[] := array['get', 'instances_of', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
     'progress_of', 'limit_states', 'slots_taken'];

@@ -14,6 +14,7 @@ from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
 from gen_durable.signals import Received
 from gen_durable.store.types import (
+    NO_WAKEUPS,
     CancelTarget,
     Cascaded,
     Claim,
@@ -24,6 +25,7 @@ from gen_durable.store.types import (
     Reclaimed,
     Released,
     Row,
+    Wakeups,
 )
 
 TOO_MANY: Final = "true"  # children_of.sql
@@ -97,9 +99,15 @@ def read_children(text: str) -> tuple[Child, ...]:
 
 
 def read_reaping(rows: Sequence[Row]) -> Reaping:
-    """What `reap.sql` has taken back, and the queues in which rows became runnable."""
-    claims = [Reclaimed(*row) for row in rows if row[0] is not None]
-    return Reaping(claims, [row[4] for row in rows if row[0] is None])
+    """The claims that `reap.sql` took back, and, from rows without an id, what became ready."""
+    claims = [Reclaimed(*row[:7]) for row in rows if row[0] is not None]
+    reports = [row for row in rows if row[0] is None]
+    if not reports:
+        return Reaping(claims, NO_WAKEUPS)
+    parents: set[int | None] = {parent for row in reports for parent in row[7] or ()}
+    if any(row[8] for row in reports):
+        parents.add(None)
+    return Reaping(claims, Wakeups(frozenset(row[4] for row in reports if row[4] is not None), frozenset(parents)))
 
 
 def read_released(rows: Sequence[Row]) -> Released:
@@ -108,26 +116,37 @@ def read_released(rows: Sequence[Row]) -> Released:
 
 
 def read_flushed(rows: Sequence[Row]) -> Flushed:
-    """What became of a batch of outcomes."""
-    stale, already, wake, asked = rows[0]
+    """The answer of `flush.sql`."""
+    stale, already, woken, cancel_children, cancel_requested = rows[0]
     return Flushed(
         frozenset(stale or ()),
         frozenset(already or ()),
-        frozenset(wake or ()),
-        frozenset(asked) if asked else frozenset(),
+        read_wakeups(woken, cancel_children),
+        frozenset(cancel_requested or ()),
     )
 
 
 def read_cascaded(rows: Sequence[Row]) -> Cascaded:
-    """How far a cancel has come below its instance."""
-    ended, asked, woken, more = rows[0]
-    return Cascaded(ended, asked, woken or [], more)
+    """The answer of `cascade.sql`."""
+    ended, requested, woken, cancel_children, check_cancels, more = rows[0]
+    return Cascaded(ended, requested, read_wakeups(woken, cancel_children, check_cancels), more)
 
 
-def read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelTarget], list[str]]:
-    """What was cancelled, and the queues in which rows became runnable."""
+def read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelTarget], Wakeups]:
+    """The answer of `cancel.sql`; its first row also holds what became ready."""
     targets = [CancelTarget(row[1], None if row[2] is None else Status(row[2]), row[3]) for row in rows]
-    return targets, rows[0][4] or []
+    return targets, read_wakeups(*rows[0][4:7])
+
+
+def read_wakeups(
+    woken: Sequence[str] | None,
+    cancel_children: Sequence[int] | None,
+    check_cancels: Sequence[str] | None = None,
+) -> Wakeups:
+    """What a call made ready, from the columns `woken`, `cancel_children` and `check_cancels`."""
+    if not (woken or cancel_children or check_cancels):
+        return NO_WAKEUPS
+    return Wakeups(frozenset(woken or ()), frozenset(cancel_children or ()), frozenset(check_cancels or ()))
 
 
 def read_instance(row: Row) -> Instance:

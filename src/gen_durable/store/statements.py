@@ -40,6 +40,7 @@ from gen_durable.store.types import (
     Released,
     Row,
     UnknownStep,
+    Wakeups,
 )
 
 T = TypeVar("T")
@@ -104,8 +105,8 @@ class Statements:
         self._id_of_key = f"select {s}.id_of_key($1)"
         self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._flush = (
-            f"select stale, already, wake, asked from {s}.flush($1,$2,$3,{_words(4)},{_words(5)},$6,$7,$8,$9,$10,$11,"  # noqa: S608
-            f"{_words(12)},$13,$14)"
+            "select stale, already, woken, cancel_children, cancel_requested from "  # noqa: S608
+            f"{s}.flush($1,$2,$3,{_words(4)},{_words(5)},$6,$7,$8,$9,$10,$11,{_words(12)},$13,$14)"
         )
         self._begin_fanout = f"select {s}.begin_fanout($1,$2,$3,$4)"
         self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
@@ -115,12 +116,16 @@ class Statements:
             f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{json},$5)"
         )
         self._cancel = (
-            f"select ord, target, was, verdict, woken from {s}.cancel($1::bigint[],$2::pg_catalog.bytea[],$3,$4)"  # noqa: S608
+            "select ord, target, was, verdict, woken, cancel_children, check_cancels from "  # noqa: S608
+            f"{s}.cancel($1::bigint[],$2::pg_catalog.bytea[],$3,$4)"
         )
-        self._cascade = f"select ended, asked, woken, more from {s}.cascade($1,$2)"  # noqa: S608
+        self._cascade = f"select ended, asked, woken, cancel_children, check_cancels, more from {s}.cascade($1,$2)"  # noqa: S608
         self._cancel_requests = f"select id, reason from {s}.cancel_requests($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
-        self._reap = f"select id, fsm, fsm_version, step, queue, crashes, dead from {s}.reap($1,$2,$3)"  # noqa: S608
+        self._reap = (
+            "select id, fsm, fsm_version, step, queue, crashes, dead, cancel_children, cascade_due "  # noqa: S608
+            f"from {s}.reap($1,$2,$3)"
+        )
         self._unblock_missed = f"select last, woken from {s}.unblock_missed($1,$2)"  # noqa: S608
         self._release = f"select id, woken from {s}.release($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select {s}.gc($1,$2,$3,$4)"
@@ -135,7 +140,7 @@ class Statements:
         self._release_limit = f"select {s}.release_limit($1)"
         self._forget_buckets = f"select {s}.delete_full_buckets()"
         self._notify = (
-            "select pg_catalog.pg_notify($1, q) from pg_catalog.unnest($2::pg_catalog.text[]) as q, "
+            "select pg_catalog.pg_notify($1, payload) from pg_catalog.unnest($2::pg_catalog.text[]) as payload, "
             "pg_catalog.set_config('synchronous_commit', 'off', true)"
         )
 
@@ -244,8 +249,8 @@ class Statements:
 
     def cancel(
         self, targets: Sequence[tuple[int | None, bytes | None]], reason: str, *, cascade: bool
-    ) -> Statement[tuple[list[CancelTarget], list[str]]]:
-        """`targets` are (id, key), one of them None; the answer also tells what to ring (`rooms.wake`)."""
+    ) -> Statement[tuple[list[CancelTarget], Wakeups]]:
+        """`targets` are (id, key), one of them None."""
         args = ([t[0] for t in targets], [t[1] for t in targets], reason, cascade)
         return Statement(self._cancel, args, read_cancelled)
 
@@ -326,8 +331,9 @@ class Statements:
     def unlocked(self, ids: Sequence[int]) -> Statement[set[int]]:
         return Statement(self._unlocked, (list(ids),), lambda rows: {row[0] for row in rows})
 
-    def notify(self, queues: Sequence[str]) -> Statement[None]:
-        return Statement(self._notify, (self.schema.channel, list(queues)), lambda _rows: None)
+    def notify(self, payloads: Sequence[str]) -> Statement[None]:
+        """`payloads` are encoded messages (`core/messages.py`)."""
+        return Statement(self._notify, (self.schema.channel, list(payloads)), lambda _rows: None)
 
 
 def encode_limits(limits: Sequence[Limit]) -> str:

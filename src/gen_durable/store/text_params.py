@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 from gen_durable.store.statements import Statement, Statements
-from gen_durable.store.types import CancelTarget, Inserted, OutgoingSignal
+from gen_durable.store.types import CancelTarget, Inserted, OutgoingSignal, Wakeups
 
 INSERT: Final = (
     *("text[]", "int4[]", "text[]", "jsonb[]", "text[]", "int2[]", "text[]", "float8[]", "timestamptz[]"),
@@ -33,17 +33,23 @@ class TextStatements:
 
     calls: Statements
 
+    @property
+    def _schema(self) -> str:
+        return f'"{self.calls.schema.name}"'
+
     def insert(self, call: Statement[list[Inserted]]) -> Statement[list[Inserted]]:
         """`call` is an `insert` or an `insert_as`."""
         types = (*INSERT, IDS)[: len(call.args)]
         columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
-        # Once for a queue: more would be the same news.
+        schema = self._schema
+        # One notification per queue: listeners look at the queue, not at the row.
         text = (
             "select m.ord, m.id, m.inserted, "  # noqa: S608
-            f"case when m.inserted and m.first then pg_catalog.pg_notify(${len(types) + 1}, m.queue) end from "
+            f"case when m.inserted and m.first then pg_catalog.pg_notify(${len(types) + 1}, "
+            f"{schema}.encode_message('queue', m.queue)) end from "
             "(select i.*, q.queue, pg_catalog.row_number() over (partition by q.queue, i.inserted order by i.ord) "
             "operator(pg_catalog.=) 1 as first "
-            f'from "{self.calls.schema.name}".insert({columns}) as i, '
+            f"from {schema}.insert({columns}) as i, "
             "lateral (select ($5)[i.ord] as queue) as q) as m order by m.ord"
         )
         return _with_texts(Statement(text, (*call.args, self.calls.schema.channel), call.read), (*types, "text"))
@@ -63,21 +69,25 @@ class TextStatements:
         call = self.calls.signal([delivery])
         text = (
             "select s.ord, s.target, s.verdict, s.woken, "  # noqa: S608
-            "case when s.woken is not null then pg_catalog.pg_notify($6, s.woken) end "
-            f'from "{self.calls.schema.name}".signal($1,$2,$3,$4,$5) as s'
+            "case when s.woken is not null then pg_catalog.pg_notify($6, "
+            f"{self._schema}.encode_message('queue', s.woken)) end from {self._schema}.signal($1,$2,$3,$4,$5) as s"
         )
         return _with_texts(Statement(text, (*call.args, self.calls.schema.channel), call.read), SIGNAL)
 
     def cancel(
         self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
-    ) -> Statement[tuple[list[CancelTarget], list[str]]]:
-        """What is to be rung is rung by the caller's commit, and not told."""
+    ) -> Statement[tuple[list[CancelTarget], Wakeups]]:
+        """The caller's commit sends the messages, so the answer holds no wake-ups."""
         call = self.calls.cancel([(instance, key)], reason, cascade=cascade)
         text = (
-            "select c.ord, c.target, c.was, c.verdict, null, "  # noqa: S608
-            "(select pg_catalog.count(*) from (select pg_catalog.pg_notify($5, w.bell) "
-            "from pg_catalog.unnest(c.woken) as w (bell)) as n) "
-            f'from "{self.calls.schema.name}".cancel($1,$2,$3,$4,true) as c'
+            "select c.ord, c.target, c.was, c.verdict, null, null, null, (select pg_catalog.count(*) from ("  # noqa: S608
+            f"select pg_catalog.pg_notify($5, {self._schema}.encode_message(message.kind, message.argument)) from ("
+            "select 'queue' as kind, woken.queue as argument from pg_catalog.unnest(c.woken) as woken (queue) "
+            "union all select 'cancel_children', parent.id::pg_catalog.text "
+            "from pg_catalog.unnest(c.cancel_children) as parent (id) "
+            "union all select 'check_cancels', worker.name from pg_catalog.unnest(c.check_cancels) as worker (name)"
+            ") as message) as sent) "
+            f"from {self._schema}.cancel($1,$2,$3,$4,true) as c"
         )
         return _with_texts(Statement(text, (*call.args, self.calls.schema.channel), call.read), CANCEL)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,6 +17,25 @@ from gen_durable.signals import Received
 
 Row = Sequence[Any]
 """A row as the database sends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wakeups:
+    """What a transaction made ready: `Notifier.publish` turns it into messages.
+
+    `cancel_children`: parents whose children must be cancelled; None stands for any parent. `check_cancels`: workers
+    that run an instance with a cancel request.
+    """
+
+    queues: frozenset[str] = frozenset()
+    cancel_children: frozenset[int | None] = frozenset()
+    check_cancels: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.queues or self.cancel_children or self.check_cancels)
+
+
+NO_WAKEUPS: Final = Wakeups()
 
 
 class Claim(msgspec.Struct, eq=False, gc=False):
@@ -144,15 +163,16 @@ class Commit(msgspec.Struct, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The answer of a flush: outcomes that came too late, ones committed by an earlier try, queues with new work.
+    """The answer of a flush.
 
-    `asked` are rows that are to be cancelled: their outcomes were not taken.
+    `stale`: outcomes that came too late. `already`: outcomes that an earlier try had committed. `cancel_requested`:
+    rows with a cancel request, whose outcomes were not committed.
     """
 
     stale: frozenset[int] = frozenset()
     already: frozenset[int] = frozenset()
-    wake: frozenset[str] = frozenset()
-    asked: frozenset[int] = frozenset()
+    wakeups: Wakeups = NO_WAKEUPS
+    cancel_requested: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +205,11 @@ class CancelTarget:
 
 @dataclass(frozen=True, slots=True)
 class Cascaded:
-    """What a part of a cascade has done: instances ended and asked to stop, what to ring, whether there is more."""
+    """What one batch of a cascade did: instances ended, cancels requested, and whether children are left."""
 
     ended: int
-    asked: int
-    woken: list[str]
+    requested: int
+    wakeups: Wakeups
     more: bool
 
 
@@ -208,10 +228,10 @@ class Reclaimed:
 
 @dataclass(frozen=True, slots=True)
 class Reaping:
-    """The answer of a reap: the claims taken back, and the queues of parents whose last child was failed by it."""
+    """The answer of a reap: the claims taken back, and what became ready because of it."""
 
     claims: list[Reclaimed]
-    released: list[str]
+    wakeups: Wakeups
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from typing import Any, Final, TypeVar
 from gen_durable.backoff import backoff
 from gen_durable.client import Durable
 from gen_durable.context import Context
-from gen_durable.core.notifier import BELL
 from gen_durable.core.payloads import ClaimEncryption
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
@@ -31,7 +30,7 @@ from gen_durable.engine.transactional import TransactionalExecutor
 from gen_durable.errors import LeaseLost, OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
-from gen_durable.store.types import Claim
+from gen_durable.store.types import Claim, Wakeups
 from gen_durable.testing.statements import HarnessStatements
 from gen_durable.testing.tally import LOST, UNDECODABLE, Execution
 
@@ -141,15 +140,15 @@ class Stepper:
         await self._carry_on()
         return self._told(claim, outcome)
 
-    def _woke(self, queues: Iterable[str] | None) -> None:
-        """Nobody is woken: the next claim finds what became runnable. Children may have to be cancelled."""
-        self._cascade = self._cascade or any(queue.startswith(BELL) for queue in queues or ())
+    def _woke(self, wakeups: Wakeups | None) -> None:
+        """Wake no picker: the next claim finds what became runnable. Remember that children must be cancelled."""
+        self._cascade = self._cascade or (wakeups is not None and bool(wakeups.cancel_children))
 
     async def _carry_on(self) -> None:
         """Cancel children that are not waited for any more, as workers do."""
         while self._cascade:
             done = await self._link.run(self._app.calls.cascade(REAP_BATCH, None))
-            self._cascade = done.more and done.ended + done.asked > 0
+            self._cascade = done.more and done.ended + done.requested > 0
 
     async def abandon(self, claim: Claim, *, run: bool) -> Execution:
         """Be the worker that dies with a claim: with `run` after the step's last line, else before its first."""

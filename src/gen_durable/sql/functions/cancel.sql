@@ -2,11 +2,12 @@
 --
 -- In: targets by id or, where that is null, by unique key; why; whether their children, and those of them, are cancelled
 -- too. Out: one row per target, in input order: its id, its status before, what became of it: 'ended' (it waited for
--- something), 'requested' (it executes: its worker stops it), 'over' (it had ended), 'no_target'; and what to ring: queues,
--- '!WORKER' for a worker that is to look which of its claims are to be cancelled.
+-- something), 'requested' (it executes: its worker stops it), 'over' (it had ended), 'no_target'; and, in the
+-- first row: woken, the queues in which rows became runnable; cancel_children, the instances whose children are to be
+-- cancelled now; check_cancels, the workers that run a target.
 -- Descendants come after the target, in transactions of their own (cascade.sql): what is to be done is written down here.
 -- guest: this is a part of somebody's transaction, which may be long and go on to lock rows. Gates are not locked then; they
--- are written down too, to be handed over after the commit, and '!ID' is told to be rung with it
+-- are written down too, to be unblocked after the commit by the process that cancels the children
 -- (tests/interleavings: guest_cancel).
 -- Index: primary key, instances_unique.
 -- Locks: targets and parents in id order, unconditionally, as flush and signal do: what a row is doing is decided under its
@@ -14,7 +15,7 @@
 create or replace function @schema.cancel(
   targets bigint[], keys bytea[], reason text, cascades boolean, guest boolean default false
 )
-returns table (ord int, target bigint, was text, verdict text, woken text[])
+returns table (ord int, target bigint, was text, verdict text, woken text[], cancel_children bigint[], check_cancels text[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -30,7 +31,8 @@ declare
   states text[];
   outcome record;
   hidden text[];  -- queues of parents that the lock may have hidden from a pick (signal.sql)
-  later text[];   -- what a guest leaves to others
+  unblocked text[];
+  listed bigint[];  -- targets whose children a guest leaves to others
 begin
   select array_agg(coalesce(o.id, h.id) order by o.n) into wanted
   from unnest(targets, keys) with ordinality as o (id, key, n)
@@ -54,9 +56,9 @@ begin
   if guest then
     insert into @schema.cascades (origin, reason, gates)
     select outcome.ended[1], reason, outcome.freed where outcome.freed is not null;
-    later := array(select distinct '!' || l.origin from @schema.cascades l where l.origin = any (live));
+    listed := array(select distinct l.origin from @schema.cascades l where l.origin = any (live));
   elsif outcome.freed is not null then
-    later := @schema.unblock(outcome.freed, true);
+    unblocked := @schema.unblock(outcome.freed, true);
   end if;
   hidden := array(
     select distinct p.queue from @schema.instances p
@@ -70,7 +72,9 @@ begin
         when o.id is null then 'no_target' when o.id = any (outcome.ended) then 'ended'
         when o.id = any (outcome.asked) then 'requested' else 'over'
       end,
-      case when o.n = 1 then coalesce(outcome.woken, '{}') || hidden || later end
+      case when o.n = 1 then coalesce(outcome.woken, '{}') || hidden || unblocked end,
+      case when o.n = 1 then outcome.cancel_children || listed end,
+      case when o.n = 1 then outcome.check_cancels end
     from unnest(live, states) with ordinality as o (id, status, n)
     order by o.n;
 end

@@ -1,15 +1,17 @@
 -- cancel_rows: the part of cancel and cascade for rows that this transaction has locked, with their parents, in id order.
 --
 -- In: ids, and per id the reason, whether its children are to be cancelled too, and the instance that all began with.
--- Out: the ids that were ended; those that execute and are asked to stop; the queues in which rows became runnable, and
--- '!WORKER' for each worker that is to be told; the gates that the caller has to hand over, as its last locks.
+-- Out: the ids that were ended; those that execute and are asked to stop; woken: the queues in which rows became runnable;
+-- cancel_children: parents that go on without their other children; check_cancels: the workers that run marked rows; freed:
+-- the gates that the caller has to unblock, as its last locks.
 -- A row that waits, for whatever, ends at once. Claims go up: an outcome or a retry that still comes is stale. One that
 -- executes is marked: flush takes nothing but an end from its owner, who has to commit one; reap ends it if he is dead.
 -- A row that was next at a gate, or was told when its token comes, has others behind it: all its gates are told.
 -- Index: primary key.
 create or replace function @schema.cancel_rows(
   ids bigint[], reasons text[], cascades boolean[], origins bigint[],
-  out ended bigint[], out asked bigint[], out woken text[], out freed text[]
+  out ended bigint[], out asked bigint[], out woken text[], out cancel_children bigint[], out check_cancels text[],
+  out freed text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -25,7 +27,7 @@ declare
   parents bigint[];  -- the rows that may have children
   marked bigint[];
 begin
-  select array_agg(i.id), array_agg(distinct '!' || i.locked_by) into asked, woken
+  select array_agg(i.id), array_agg(distinct i.locked_by) into asked, check_cancels
   from @schema.instances i where i.id = any (ids) and i.lease_expires_at is not null;
 
   with m as (
@@ -76,7 +78,7 @@ begin
     delete from @schema.signals s where s.target_id = any (emptied);
   end if;
   if ended is not null then
-    woken := woken || @schema.release_parents(ended);
+    select p.woken, p.cancel_children into woken, cancel_children from @schema.release_parents(ended) as p;
   end if;
 end
 $$;

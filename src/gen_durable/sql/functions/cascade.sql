@@ -1,7 +1,7 @@
 -- cascade: cancel children of instances that were cancelled, or that have gone on without them: some at a time.
 --
--- In: how many; of which origin (null: of any). Out: how many were ended and how many asked to stop, what to ring (as
--- cancel), and whether there may be more to do.
+-- In: how many; of which origin (null: of any). Out: how many were ended and how many asked to stop; woken, cancel_children
+-- and check_cancels as in cancel; whether there may be more to do.
 -- A parent in the list starts no child of these rounds any more, so each is visited once, in the order of ids. Children that
 -- have children are put on the list in turn. Whoever dies in the middle leaves the rest to the next: the list is in the database.
 -- Index: instances_parent, in its order; primary keys.
@@ -10,7 +10,7 @@
 -- long, is left to the next turn. Parents do not wait for these children any more: release_parents finds nobody and locks nobody.
 -- Gates come last.
 create or replace function @schema.cascade(batch int, of_origin bigint default null)
-returns table (ended int, asked int, woken text[], more boolean)
+returns table (ended int, asked int, woken text[], cancel_children bigint[], check_cancels text[], more boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -30,7 +30,7 @@ declare
   reasons text[];
   origins bigint[];
   gates text[];
-  later text[];  -- the queues of rows that were let back
+  unblocked text[];
   outcome record;
 begin
   select array_agg(l.id) into taken
@@ -39,7 +39,7 @@ begin
     order by l.id limit entries for update skip locked
   ) as l;
   if taken is null then
-    return query select 0, 0, null::text[], false;
+    return query select 0, 0, null::text[], null::bigint[], null::text[], false;
     return;
   end if;
   share := greatest(batch / cardinality(taken), 1);
@@ -83,11 +83,12 @@ begin
   );
   gates := gates || outcome.freed;
   if gates is not null then
-    later := @schema.unblock(gates, true);
+    unblocked := @schema.unblock(gates, true);
   end if;
   return query
     select
-      coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.asked), 0), outcome.woken || later,
+      coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.asked), 0), outcome.woken || unblocked,
+      outcome.cancel_children, outcome.check_cancels,
       exists (select from @schema.cascades l where of_origin is null or l.origin = of_origin);
 end
 $$;

@@ -14,8 +14,8 @@
 --   origin            the step that ran, for the history (record_transitions.sql); null: none is kept. With it ago and
 --                     duration; worker for all
 -- Out: one row: ids that are stale (the claim was taken over), ids that a former call had already committed, the
--- queues in which rows became runnable now ('!ID': children of ID are to be cancelled), and ids that are to be cancelled:
--- only an end is taken from them, and the owner has to commit one (tests/interleavings: cancel_flush).
+-- queues in which rows became runnable now, the parents whose other children are to be cancelled, and ids for which a cancel
+-- was requested: only an end is taken from them, and the owner has to commit one (tests/interleavings: cancel_flush).
 --
 -- The fence is id + claims + seq and needs no status: every way out of executing that is not the owner's own outcome
 -- bumps claims, the owner's own bumps seq. All that an outcome causes hangs on the rows the guarded update returned.
@@ -29,7 +29,9 @@ create or replace function @schema.flush(
   parents bigint[], extras jsonb[], worker text default null, origins text[] default '{}', agos float8[] default '{}',
   durations float8[] default '{}'
 )
-returns table (stale bigint[], already bigint[], wake text[], asked bigint[])
+returns table (
+  stale bigint[], already bigint[], woken text[], cancel_children bigint[], cancel_requested bigint[]
+)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -152,7 +154,7 @@ begin
       array_agg(o.id) filter (where i.id is null),
       array_agg(o.id) filter (where i.seq = o.seq + 1),
       array_agg(o.id) filter (where i.seq = o.seq)
-    into stale, already, asked
+    into stale, already, cancel_requested
     from unnest(ids, claims, seqs) as o (id, claim, seq)
     left join @schema.instances i on i.id = o.id and i.claims = o.claim and i.seq in (o.seq, o.seq + 1)
     where o.id <> all (coalesce(written, '{}'));
@@ -208,7 +210,7 @@ begin
   end if;
 
   if ended is not null then
-    more := @schema.release_parents(ended);
+    select p.woken, p.cancel_children into more, cancel_children from @schema.release_parents(ended) as p;
     queues := coalesce(queues, '{}') || more;
   end if;
 
@@ -231,7 +233,7 @@ begin
     queues := coalesce(queues, '{}') || more;
   end if;
 
-  wake := queues;
+  woken := queues;
   return next;
 end
 $$;

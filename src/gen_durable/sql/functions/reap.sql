@@ -2,15 +2,15 @@
 --
 -- In: how many at most; after how many crashes a row is failed (null: never); machines that keep no history, as far as the
 -- caller knows. Out: the rows taken back, and whether each was failed; then, without an id, the queues of parents whose last child was ended here, and of rows that were
--- next after an ended one; '!' when children are to be cancelled
--- and nobody has done it for a while.
+-- next after an ended one, the parents whose other children are to be cancelled, and whether any cascade is older than 2 s:
+-- its process has died.
 -- Every worker runs this; there is no leader. It acts on row truth alone. A row taken back keeps its eligible_at, and
 -- so its place: within a partition key it stays the head. An end is written into the history of a row that has one: what was
 -- noted of its last outcome tells, or, of one that never had an outcome, the caller.
 -- Index: instances_lease; primary keys. Locks: id order, SKIP LOCKED, the parents of ended rows too: they come after their children
 -- here and before them in flush and signal, so waiting for one would deadlock (tests/interleavings: reap_flush).
 create or replace function @schema.reap(batch int, max_crashes int default null, silent text[] default '{}')
-returns table (id bigint, fsm text, fsm_version int, step text, queue text, crashes int, dead boolean)
+returns table (id bigint, fsm text, fsm_version int, step text, queue text, crashes int, dead boolean, cancel_children bigint[], cascade_due boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -43,7 +43,7 @@ begin
     for no key update skip locked
   ) as e;
   return query
-    select null::bigint, null::text, null::int, null::text, '!', null::int, null::boolean
+    select null::bigint, null::text, null::int, null::text, null::text, null::int, null::boolean, null::bigint[], true
     where now() - interval '2 seconds' > (select l.inserted_at from @schema.cascades l order by l.id limit 1);
   if expired is null then
     return;
@@ -105,11 +105,11 @@ begin
       end,
       updated_at = now()
     where i.id = any (expired)
-    returning i.id, i.fsm, i.fsm_version, i.step, i.queue, i.crashes, i.status = 'failed';
+    returning i.id, i.fsm, i.fsm_version, i.step, i.queue, i.crashes, i.status = 'failed', null::bigint[], null::boolean;
 
   if doomed is not null then
     delete from @schema.signals s where s.target_id = any (doomed);
-    woken := @schema.release_parents(doomed);
+    select p.woken, p.cancel_children into woken, cancel_children from @schema.release_parents(doomed) as p;
   end if;
   -- Slots that their steps have asked for from inside.
   with d as (
@@ -121,7 +121,10 @@ begin
     woken := woken || @schema.unblock(freed, false);
   end if;
   return query
-    select null::bigint, null::text, null::int, null::text, w.queue, null::int, null::boolean
-    from unnest(woken) as w (queue);
+    select null::bigint, null::text, null::int, null::text, w.queue, null::int, null::boolean, w.parents, null::boolean
+    from (
+      select woken.queue, null::bigint[] as parents from unnest(woken) as woken (queue)
+      union all select null, cancel_children where cancel_children is not null
+    ) as w;
 end
 $$;

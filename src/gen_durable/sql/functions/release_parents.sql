@@ -1,21 +1,19 @@
 -- release_parents: tell parents that children have ended. Each terminal commit calls it once for its rows.
 --
 -- In: ids of children that this transaction has ended, and whose parents' rows it has locked in id order.
--- Out: the queues of the parents that were released; '!ID' of a parent whose other children are to be cancelled.
+-- woken: the queues of the parents that were released. cancel_children: the parents that go on without their other children,
+-- which cascade.sql cancels.
 -- A barrier opens when all children have ended, when as many are done as are needed, when so many cannot be done any more,
 -- or at the first that is not done, if the parent wants that. A parent that does not wait for this round any more is left
 -- alone: children that end after their barrier has opened disturb nobody (tests/interleavings: join_early).
 -- Index: primary key; `parent_id is not null` is not asked, it would let all of instances_parent be read. Siblings that end in two transactions wait for each other on the parent's row.
-create or replace function @schema.release_parents(ended bigint[])
-returns text[]
+create or replace function @schema.release_parents(ended bigint[], out woken text[], out cancel_children bigint[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
-declare
-  woken text[];
 begin
   with n as (
     select c.parent_id, c.parent_round, count(*)::int as ended, (count(*) filter (where c.status = 'done'))::int as done
@@ -54,9 +52,8 @@ begin
     where u.status = 'runnable' and u.cancel_rest
     returning parent_id
   )
-  select array_agg(distinct u.queue) filter (where u.status = 'runnable')
-    || array(select '!' || rest.parent_id from rest)
-  into woken from u;
-  return woken;
+  select array_agg(distinct u.queue) filter (where u.status = 'runnable'),
+    (select array_agg(rest.parent_id) from rest)
+  into woken, cancel_children from u;
 end
 $$;

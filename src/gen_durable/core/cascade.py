@@ -1,0 +1,94 @@
+"""The cascader: cancels the descendants of cancelled instances, in batches, in transactions of their own.
+
+The table `cascades` lists what is left to do, so a tree is cancelled to its last leaf even if the process that began it
+dies: the reaper of any worker finds an old entry. The client's `cancel` runs a cascade and counts it; the notifier
+starts one in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, NamedTuple, Protocol
+
+from gen_durable.backoff import Pauses
+from gen_durable.core.requests import Requests
+from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import Wakeups
+
+log = logging.getLogger("gen_durable.cancel")
+BATCH: Final = 1000
+FIRST_PAUSE: Final = 0.01
+LONGEST_PAUSE: Final = 0.5
+MAX_EMPTY_BATCHES: Final = 10
+
+
+class Publisher(Protocol):
+    """The part of the notifier that the cascader calls."""
+
+    def publish(self, wakeups: Wakeups) -> None:
+        """Send what a transaction made ready."""
+        ...
+
+
+class CascadeCount(NamedTuple):
+    """Descendants that were ended, and that execute and got a cancel request."""
+
+    ended: int
+    requested: int
+
+
+class Cascader:
+    """Cancels children for one `Durable`."""
+
+    __slots__ = ("_publisher", "_requests", "_statements", "_tasks")
+
+    def __init__(self, requests: Requests, statements: Statements, publisher: Publisher) -> None:
+        self._requests = requests
+        self._statements = statements
+        self._publisher = publisher
+        self._tasks: dict[int | None, asyncio.Task[None]] = {}
+
+    def start(self, parent: int | None) -> None:
+        """Cancel the children of an instance, or (None) of any, in the background; at most one task per parent."""
+        if parent not in self._tasks:
+            loop = asyncio.get_running_loop()
+            self._tasks[parent] = loop.create_task(self._run_in_background(parent), name="gen_durable cascade")
+
+    async def run(self, parent: int | None) -> CascadeCount:
+        """Cancel the descendants of an instance, or (None) of any, until none is left that can be locked."""
+        ended = requested = 0
+        pauses, empty_batches_left = Pauses(FIRST_PAUSE, LONGEST_PAUSE), MAX_EMPTY_BATCHES
+        try:
+            while True:
+                batch = await self._requests.run(self._statements.cascade(BATCH, parent), "cancel", safe=True)
+                self._publisher.publish(batch.wakeups)
+                ended, requested = ended + batch.ended, requested + batch.requested
+                if not batch.more:
+                    return CascadeCount(ended, requested)
+                if batch.ended + batch.requested > 0:
+                    pauses.reset()
+                    empty_batches_left = MAX_EMPTY_BATCHES
+                    continue
+                empty_batches_left -= 1  # other transactions have locked the rows that are left
+                if empty_batches_left == 0:
+                    break
+                await asyncio.sleep(pauses.next())
+        except (DatabaseRefused, DatabaseUnavailable) as error:
+            log.warning("cascade of instance %s interrupted (%s)", parent, error)
+        log.info("cascade of instance %s: the remaining children are left to the reaper of a worker", parent)
+        return CascadeCount(ended, requested)
+
+    async def close(self) -> None:
+        """Stop the background tasks; the reaper of any worker finds what they leave."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_in_background(self, parent: int | None) -> None:
+        try:
+            await self.run(parent)
+        finally:
+            del self._tasks[parent]

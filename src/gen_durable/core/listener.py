@@ -1,0 +1,75 @@
+"""The listener: LISTEN on a direct connection, and pass each message to the notifier.
+
+Notifications that were sent while no connection was open are lost, so every new connection begins with
+`MessageReceiver.receive_any`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, Final, Protocol
+
+from gen_durable.core.background import BackgroundTask
+from gen_durable.core.messages import Message, decode
+from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.faults import ConnectionLost
+
+PROBE_INTERVAL: Final = 10.0
+PROBE_TIMEOUT: Final = 5.0
+
+
+class MessageReceiver(Protocol):
+    """The part of the notifier that a listener calls."""
+
+    def receive(self, message: Message) -> None:
+        """Act on a message of another process."""
+        ...
+
+    def receive_any(self) -> None:
+        """Act as if every kind of message had come: some may have been missed."""
+        ...
+
+
+class Listener(BackgroundTask):
+    """Listens on one channel, and connects again when the connection breaks."""
+
+    def __init__(self, target: Target, channel: str, receiver: MessageReceiver) -> None:
+        super().__init__("listener")
+        self._connection = PersistentConnection(target)
+        self._channel = channel
+        self._receiver = receiver
+        self.listening = asyncio.Event()
+
+    async def stop(self) -> None:
+        """Stop listening, also in the middle of connecting."""
+        await super().stop()
+        self._connection.close_soon()
+
+    async def turn(self) -> float:
+        """Listen until the connection breaks."""
+        driver_connection = await self._connection.connect()
+        broken = asyncio.Event()
+
+        def terminated(_connection: object) -> None:
+            broken.set()
+
+        driver_connection.add_termination_listener(terminated)
+        await driver_connection.add_listener(self._channel, self._notified)
+        self.listening.set()
+        self._receiver.receive_any()
+        try:
+            while not broken.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PROBE_INTERVAL):
+                        await broken.wait()
+                if not broken.is_set():
+                    await driver_connection.fetchval("select 1", timeout=PROBE_TIMEOUT)
+        finally:
+            self.listening.clear()
+            self._connection.drop()
+        raise ConnectionLost(ConnectionError("the listening connection was closed"), sent=False)
+
+    def _notified(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        if isinstance(payload, str) and (message := decode(payload)) is not None:
+            self._receiver.receive(message)

@@ -1,0 +1,82 @@
+"""Messages between processes: a typed union, with one encoder and one decoder for the payload of NOTIFY.
+
+A payload is `KIND:ARGUMENT`. The kind is read first, so that no queue and no worker can be mistaken for another kind of
+message. `sql/functions/encode_message.sql` builds the same payloads inside a caller's transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias, assert_never
+
+from gen_durable.store.types import Wakeups
+
+log = logging.getLogger("gen_durable.notifier")
+QUEUE: Final = "queue"
+CANCEL_CHILDREN: Final = "cancel_children"
+CHECK_CANCELS: Final = "check_cancels"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReady:
+    """A queue has runnable rows."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelChildren:
+    """Cancel the listed children of `parent`; None stands for any parent."""
+
+    parent: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCancels:
+    """`worker` runs an instance with a cancel request."""
+
+    worker: str
+
+
+Message: TypeAlias = QueueReady | CancelChildren | CheckCancels
+
+
+def encode(message: Message) -> str:
+    """The NOTIFY payload of a message."""
+    match message:
+        case QueueReady(queue):
+            return f"{QUEUE}:{queue}"
+        case CancelChildren(parent):
+            return f"{CANCEL_CHILDREN}:{'' if parent is None else parent}"
+        case CheckCancels(worker):
+            return f"{CHECK_CANCELS}:{worker}"
+        case _:
+            assert_never(message)
+
+
+def decode(payload: str) -> Message | None:
+    """The message of a NOTIFY payload, or None if a newer version sent a kind that this one does not know."""
+    kind, separator, argument = payload.partition(":")
+    if separator:
+        if kind == QUEUE and argument:
+            return QueueReady(argument)
+        if kind == CHECK_CANCELS and argument:
+            return CheckCancels(argument)
+        if kind == CANCEL_CHILDREN and argument == "":
+            return CancelChildren(None)
+        if kind == CANCEL_CHILDREN and argument.isascii() and argument.isdecimal():
+            return CancelChildren(int(argument))
+    log.debug("ignored a notification of unknown kind %.40r", kind)
+    return None
+
+
+def messages_of(wakeups: Wakeups) -> Iterator[Message]:
+    """The messages that wake-ups stand for."""
+    for queue in wakeups.queues:
+        yield QueueReady(queue)
+    for parent in wakeups.cancel_children:
+        yield CancelChildren(parent)
+    for worker in wakeups.check_cancels:
+        yield CheckCancels(worker)

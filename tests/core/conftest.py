@@ -1,0 +1,5 @@
+"""The store, driven by hand."""
+
+from tests.support.store import store
+
+__all__ = ["store"]

@@ -1,0 +1,75 @@
+"""Messages between processes: the payload of each kind, in Python and in SQL."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from tests.support.store import Store
+
+from gen_durable.core.messages import (
+    CancelChildren,
+    CheckCancels,
+    Message,
+    QueueReady,
+    decode,
+    encode,
+    messages_of,
+)
+from gen_durable.store.types import NO_WAKEUPS, Wakeups
+
+PAYLOADS: list[tuple[Message, str]] = [
+    (QueueReady("default"), "queue:default"),
+    (QueueReady("cancel_children:42"), "queue:cancel_children:42"),
+    (QueueReady("check_cancels:host:7:ab"), "queue:check_cancels:host:7:ab"),
+    (CancelChildren(42), "cancel_children:42"),
+    (CancelChildren(None), "cancel_children:"),
+    (CheckCancels("host:7:ab"), "check_cancels:host:7:ab"),
+    (CheckCancels("queue:default"), "check_cancels:queue:default"),
+]
+
+
+@pytest.mark.parametrize(("message", "payload"), PAYLOADS, ids=[payload for _, payload in PAYLOADS])
+def test_every_message_survives_the_round_trip(message: Message, payload: str) -> None:
+    """A queue or a worker that is named like another kind of message stays a queue or a worker."""
+    assert encode(message) == payload
+    assert decode(payload) == message
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "",
+        "default",
+        "queue:",
+        "check_cancels:",
+        "cancel_children:x",
+        "cancel_children:-1",
+        "cancel_children:²",
+        "new:1",
+    ],
+)
+def test_an_unknown_payload_is_ignored(payload: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "gen_durable.notifier"):
+        assert decode(payload) is None
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+
+
+def test_wakeups_stand_for_one_message_each() -> None:
+    wakeups = Wakeups(frozenset({"a", "b"}), frozenset({1, None}), frozenset({"w"}))
+    assert set(messages_of(wakeups)) == {
+        QueueReady("a"),
+        QueueReady("b"),
+        CancelChildren(1),
+        CancelChildren(None),
+        CheckCancels("w"),
+    }
+    assert (bool(wakeups), bool(NO_WAKEUPS)) == (True, False)
+
+
+def test_sql_encodes_the_same_payloads(store: Store) -> None:
+    """Notifications inside a caller's transaction are encoded by `encode_message.sql`."""
+    for message, payload in PAYLOADS:
+        kind, _, argument = encode(message).partition(":")
+        (row,) = store.sql(f"select @schema.encode_message('{kind}', '{argument}') as payload")
+        assert row["payload"] == payload
