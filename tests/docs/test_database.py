@@ -1,0 +1,52 @@
+"""docs/reference/database.md lists the tables, the columns of instances and the functions that users may call."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SQL = ROOT / "src/gen_durable/sql"
+PAGE = (ROOT / "docs/reference/database.md").read_text()
+
+
+def section(heading: str) -> str:
+    """The text below one heading."""
+    return PAGE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def first_cells(heading: str) -> set[str]:
+    """The names in the first column of a section's tables."""
+    rows = re.findall(r"^\| ([^|]*) \|", section(heading), re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def migrations() -> str:
+    """The text of all migrations."""
+    return "\n".join(path.read_text() for path in sorted((SQL / "migrations").glob("*.sql")))
+
+
+def test_all_tables_are_listed() -> None:
+    """Each table that a migration creates, and the table of migrations itself."""
+    tables = set(re.findall(r"create table @schema\.(\w+)", migrations())) | {"migrations"}
+    assert first_cells("Tables") == tables
+
+
+def test_all_columns_of_instances_are_listed() -> None:
+    """Each column of the instances table, also those that a later migration adds."""
+    body = re.search(r"create table @schema\.instances \(\n(.*?)\n\)", migrations(), re.DOTALL)
+    assert body is not None
+    columns = set(
+        re.findall(r"^  (\w+) +(?:bigint|int|timestamptz|text|smallint|boolean|jsonb|bytea|@)", body[1], re.M)
+    )
+    columns |= set(re.findall(r"alter table @schema\.instances add column (?:if not exists )?(\w+)", migrations()))
+    assert first_cells("Columns of instances") == columns
+
+
+def test_all_functions_for_users_are_listed() -> None:
+    """Each function that the roles client, viewer and admin are granted."""
+    roles = (SQL / "roles.sql").read_text()
+    arrays = re.findall(r"(client|viewer|admin) constant text\[\] := (?:[\w |]*\|\| )?array\[(.*?)\]", roles, re.DOTALL)
+    assert {name for name, _ in arrays} == {"client", "viewer", "admin"}
+    functions = {word for _, names in arrays for word in re.findall(r"'(\w+)'", names)}
+    assert first_cells("Functions you may call") == functions
