@@ -41,3 +41,10 @@ def test_lines_fit(page: Path) -> None:
     """Prose wraps at 100 columns; tables, code and lines that are one link may be longer."""
     lines = CODE.sub("", page.read_text()).splitlines()
     assert [line for line in lines if len(line) > 100 and not line.startswith(("|", "    "))] == []
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "LEDGER.md", "SECURITY.md"])
+def test_quoted_tests_exist(name: str) -> None:
+    """Each path below tests/ that a page quotes is a file or folder of the repository."""
+    quoted = re.findall(r"\btests/[\w/.]*\w", (ROOT / name).read_text())
+    assert [path for path in quoted if not (ROOT / path).exists()] == []
