@@ -15,12 +15,9 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import asyncpg
+import psycopg
 import pytest
-
-from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.pg.migrate import migrate
-from gen_durable.store.schema import Schema, checks
+from tests.support.schemas import Schemas
 
 pytest_plugins: list[str] = []
 
@@ -68,6 +65,11 @@ def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # one server for all of xdist's processes
     server = start(root / "server")
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        # No test takes the machine's power away, so nothing here needs the disk. Tests that kill Postgres have servers
+        # of their own.
+        connection.execute("alter system set fsync = off")
+        connection.execute("select pg_reload_conf()")
     yield server.dsn
     release(server)
 
@@ -87,47 +89,27 @@ def pooled(dsn: str) -> Iterator[str]:
         process.stdin.close()
 
 
+@pytest.fixture(scope="session")
+def schemas(dsn: str) -> Iterator[Schemas]:
+    """The migrated schemas of this process."""
+    made = Schemas(dsn)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def bare_schema(dsn: str) -> Iterator[str]:
+def bare_schema(schemas: Schemas) -> Iterator[str]:
     """A schema name that does not exist yet, dropped in the end."""
     name = f"t_{uuid.uuid4().hex[:12]}"
     yield name
-    asyncio.run(_execute(dsn, f'drop schema if exists "{name}" cascade'))
+    schemas.drop(name)
 
 
 @pytest.fixture
-def schema(dsn: str, bare_schema: str, request: pytest.FixtureRequest) -> Iterator[str]:
+def schema(schemas: Schemas, request: pytest.FixtureRequest) -> Iterator[str]:
     """A migrated schema. The doctor must find it clean in the end, unless the test is marked `dirty`."""
-    asyncio.run(_migrate(dsn, bare_schema))
-    yield bare_schema
-    if request.node.get_closest_marker("dirty") is None:
-        found = asyncio.run(diagnose(dsn, bare_schema))
-        assert not found, f"the doctor found: {found}"
-
-
-async def diagnose(dsn: str, schema: str) -> dict[str, list[tuple[int, str]]]:
-    """Every broken invariant, by the name of its check."""
-    connection = await asyncpg.connect(dsn)
-    try:
-        found: dict[str, list[tuple[int, str]]] = {}
-        for name, sql in checks(Schema(schema)):
-            rows = await connection.fetch(sql)
-            if rows:
-                found[name] = [(row["id"], row["problem"]) for row in rows]
-        return found
-    finally:
-        await connection.close()
-
-
-async def _migrate(dsn: str, schema: str) -> None:
-    link = PersistentConnection(Target(dsn))
-    await migrate(link, Schema(schema))
-    await link.close()
-
-
-async def _execute(dsn: str, sql: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        await connection.execute(sql)
-    finally:
-        await connection.close()
+    name = schemas.take()
+    yield name
+    found = {} if request.node.get_closest_marker("dirty") is not None else schemas.diagnose(name)
+    schemas.give_back(name)
+    assert not found, f"the doctor found: {found}"

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 
 import pytest
-from tests.conftest import diagnose
 from tests.support.hosts import Gating, Place, Standby, place_of, several
+from tests.support.schemas import diagnose
 
 from gen_durable import Durable, Finished, Worker, job
 from gen_durable.errors import DatabaseUnavailable

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
-import asyncpg
 import pytest
-
-from gen_durable.store.schema import Schema, checks
+from tests.support.schemas import Schemas
 
 
 @pytest.fixture(scope="session")
@@ -18,17 +15,8 @@ def gen_durable_dsn(dsn: str) -> str:
 
 
 @pytest.fixture
-def gen_durable_schema(gen_durable_dsn: str, gen_durable_schema: str) -> Iterator[str]:
+def gen_durable_schema(schemas: Schemas, gen_durable_schema: str) -> Iterator[str]:
     """The plugin's schema. Whatever the harness did to it, no invariant of the engine may be broken."""
     yield gen_durable_schema
-    found = asyncio.run(_diagnose(gen_durable_dsn, gen_durable_schema))
+    found = schemas.diagnose(gen_durable_schema)
     assert not found, f"the doctor found: {found}"
-
-
-async def _diagnose(dsn: str, schema: str) -> list[tuple[str, int, str]]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        found = [(name, await connection.fetch(sql)) for name, sql in checks(Schema(schema))]
-    finally:
-        await connection.close()
-    return [(name, row["id"], row["problem"]) for name, rows in found for row in rows]
