@@ -15,13 +15,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gen_durable.core.requests import to_error
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.dsn import find_tls_weakness
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
+from gen_durable.pg.sqlstate import to_error
 from gen_durable.store.journal import JournalCalls
 from gen_durable.store.schema import Schema
 
@@ -32,7 +32,7 @@ log = logging.getLogger("gen_durable")
 
 
 class Database:
-    """One database, from one `Durable`. After `open`: `pool`, `calls_pool` and `installation`."""
+    """One database, from one `Durable`. After `open`: `pool`, `client_pool` and `installation`."""
 
     __slots__ = (
         "_directory",
@@ -45,7 +45,7 @@ class Database:
         "_roles",
         "_size",
         "_target",
-        "calls_pool",
+        "client_pool",
         "installation",
         "pool",
         "schema",
@@ -105,7 +105,7 @@ class Database:
         return self._target
 
     @property
-    def listening(self) -> Target | None:
+    def listen_target(self) -> Target | None:
         """Where to LISTEN. None through a transaction pooler, where notifications do not arrive, and without a DSN."""
         if self._listen_dsn is not None:
             return Target(self._listen_dsn, pooled=False)
@@ -123,7 +123,7 @@ class Database:
                 self.pool: Pool = OwnPool(self._target, self._size)
             if self._lent is not None:
                 await self._check_lent(self._lent)
-            self.calls_pool: Pool = self._lent or self.pool
+            self.client_pool: Pool = self._lent or self.pool
         except SqlError as error:
             await self._release_embedded()
             raise to_error(error, "open", self.schema.name) from None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never, cast, overload
 
 from gen_durable.codec import Codec
+from gen_durable.core.services import services_of
 from gen_durable.durations import Duration
 from gen_durable.errors import InputError, InstanceCancelled, InstanceFailed, WaitTimeout
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending
+from gen_durable.operations.wait import wait
+from gen_durable.outcomes import Start
 from gen_durable.signals import Signal
 from gen_durable.validation import check_key
 
@@ -38,7 +42,7 @@ class Handle(Generic[R]):
 
     async def wait(self, timeout: Duration | None = None) -> Ending[R]:
         """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
-        return await self.app.wait(self.id, self.codec, timeout)
+        return await wait(services_of(self.app), self.id, self.codec, timeout)
 
     async def get(self) -> Instance:
         """Read the instance."""
@@ -97,6 +101,14 @@ def result_of(ending: Ending[R], machine: str | None, timeout: Duration | None) 
             raise WaitTimeout(id, machine, f"has not ended within {span}; it goes on, and can be waited for again")
         case _:
             assert_never(ending)
+
+
+def handles_of(app: Durable, starts: Sequence[Start[R]], ids: Sequence[int | None]) -> list[Handle[R] | None]:
+    """Handles on inserted instances; None where an instance was skipped."""
+    return [
+        None if instance is None else Handle(app, instance, start.step.result_codec, start.step.machine.name)
+        for start, instance in zip(starts, ids, strict=True)
+    ]
 
 
 def address(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:

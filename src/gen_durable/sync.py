@@ -18,16 +18,19 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 from typing_extensions import Unpack
 
 from gen_durable.client import Durable
+from gen_durable.core.services import services_of
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadCodec
 from gen_durable.errors import ConfigError, InputError
-from gen_durable.handles import Handle, address, result_of
+from gen_durable.handles import Handle, address, handles_of, result_of
 from gen_durable.instances import Cancellation, Ending, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
-from gen_durable.operations.admin import SyncDesk
-from gen_durable.operations.insert import OnConflict
-from gen_durable.orders import cancellation_of, delivery_of, reason_of, was_delivered
+from gen_durable.operations.admin import SyncAdminOperations
+from gen_durable.operations.cancel import checked_reason, to_cancellation
+from gen_durable.operations.in_transaction import TransactionCalls
+from gen_durable.operations.insert import OnConflict, insert
+from gen_durable.operations.signal import is_delivered, outgoing_signal
 from gen_durable.outcomes import Start, Startable, StartOptions
 from gen_durable.pg.foreign import django_connection
 from gen_durable.signals import Signal
@@ -39,7 +42,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class SyncDurable(SyncDesk["SyncHandle[Any]"]):
+class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
     """`with SyncDurable(dsn) as app: app.insert(...)`; the arguments are those of `Durable`."""
 
     def __init__(
@@ -64,6 +67,7 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
             codec=codec,
             read_unsealed=read_unsealed,
         )
+        self._in_transaction = TransactionCalls(services_of(self._app))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
@@ -174,9 +178,10 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         self, starts: list[Start[R]], on_conflict: OnConflict, connection: object
     ) -> list[SyncHandle[R] | None]:
         if connection is None:
-            handles = self._wait(self._app.insert_starts(starts, on_conflict))
-        else:  # in the caller's thread: the connection is at home there
-            handles = self._app.handles(starts, self._app.guest.insert_blocking(connection, starts, on_conflict))
+            ids = self._wait(insert(services_of(self._app), starts, on_conflict))
+        else:  # in the caller's thread, to which the connection belongs
+            ids = self._in_transaction.insert_blocking(connection, starts, on_conflict)
+        handles = handles_of(self._app, starts, ids)
         return [None if handle is None else SyncHandle(self, handle) for handle in handles]
 
     @overload
@@ -213,8 +218,8 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         """Send a signal; see `Durable.signal`, and `insert` for `connection`."""
         guest = _guest(connection, using)
         if guest is not None:
-            delivery = delivery_of(_target(target), signal, payload, dedup_key)
-            return was_delivered(self._app.guest.signal_blocking(guest, delivery), _target(target), signal)
+            outgoing = outgoing_signal(_target(target), signal, payload, dedup_key)
+            return is_delivered(self._in_transaction.signal_blocking(guest, outgoing), _target(target), signal)
         return self._wait(
             self._app.signal(_target(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
         )
@@ -231,10 +236,9 @@ class SyncDurable(SyncDesk["SyncHandle[Any]"]):
         """Cancel an instance, and with `cascade` all its descendants; see `Durable.cancel`, and `insert`."""
         guest = _guest(connection, using)
         if guest is not None:
-            words = reason_of(reason)
             instance, key = address(_target(target))
-            found = self._app.guest.cancel_blocking(guest, instance, key, words, cascade=cascade)
-            return cancellation_of(found, _target(target))
+            found = self._in_transaction.cancel_blocking(guest, instance, key, checked_reason(reason), cascade=cascade)
+            return to_cancellation(found, _target(target))
         return self._wait(self._app.cancel(_target(target), reason=reason, cascade=cascade))
 
     def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:

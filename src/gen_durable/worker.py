@@ -31,6 +31,7 @@ from gen_durable.client import Durable
 from gen_durable.config import Queue, WorkerOptions, WorkerSettings
 from gen_durable.core.background import BackgroundTask
 from gen_durable.core.payloads import ClaimEncryption
+from gen_durable.core.services import services_of
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claims import ActiveClaim, ClaimTable
 from gen_durable.engine.committer import Committer
@@ -49,6 +50,7 @@ from gen_durable.errors import ConfigError
 from gen_durable.jobs import Job
 from gen_durable.limits import Policy, check_policies
 from gen_durable.machines import Machine
+from gen_durable.operations.limits import declare_limit
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.registry import Registry
@@ -78,6 +80,7 @@ class Worker:
         **options: Unpack[WorkerSettings],
     ) -> None:
         self._app = app
+        self._services = services_of(app)
         self.options = WorkerOptions.from_settings(queues, options)
         self._registry = Registry(machines, jobs)
         self._limits = check_policies(limits) if limits is not None else {}
@@ -103,7 +106,7 @@ class Worker:
                 os._exit(128 + number)
             stop.set()
 
-        opened = await self._app.ensure_open()
+        opened = await self._services.ensure_open()
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, heard, number)
@@ -132,10 +135,10 @@ class Worker:
             raise ConfigError("this worker was started already: make a new one")
         self._started = True
         try:
-            await self._app.ensure_open()
-            self._target = self._app.target  # refused here, when there is only a pool
+            await self._services.ensure_open()
+            self._target = self._services.target  # refused here, when there is only a pool
             for name, policy in self._limits.items():
-                await self._app.declare_limit(name, policy)
+                await declare_limit(self._services, name, policy)
         except BaseException:
             self._started = False  # nothing to stop
             raise
@@ -143,7 +146,7 @@ class Worker:
         if self.options.queues:
             await self._connect()
             self._endpoint = _Endpoint(self.name, self._pick, self._look)
-            self._app.wake.add_worker(self._endpoint)
+            self._services.notifier.add_worker(self._endpoint)
             self._keep.start()
             self._pick.start()
         for room in self._upkeep:
@@ -159,21 +162,23 @@ class Worker:
 
     def _build(self) -> None:
         """The rooms, and who tells whom."""
-        app, options = self._app, self.options
+        services, options = self._services, self.options
         self._threads = ThreadPool(options.threads or max(sum(options.slots.values()), 1))
         self._links = [PersistentConnection(self._target) for _ in range(4)]
         pick_link, flush_link, side_link, upkeep_link = self._links
-        self._flush = Committer(flush_link, side_link, app.calls, options.flush_batch, self._woke, worker=self.name)
+        self._flush = Committer(
+            flush_link, side_link, services.statements, options.flush_batch, self._woke, worker=self.name
+        )
         self._pick = Picker(
             pick_link,
-            app.calls,
+            services.statements,
             options,
             worker=self.name,
             known=self._registry.known,
             on_claims=self._claimed,
-            on_crowded=app.wake.notify_overflow,
-            on_woken=app.wake.wake_all,
-            events=app.events,
+            on_crowded=services.notifier.notify_overflow,
+            on_woken=services.notifier.wake_all,
+            events=services.events,
             load=lambda: self._flush.load,
         )
         self._lanes = Slots(
@@ -184,14 +189,30 @@ class Worker:
             on_free=self._pick.freed,
         )
         self._scribe = JournalWriter(
-            app.pool, app.calls.schema.name, app.journal, self._threads, app.installation, seal=app.seal
+            services.pool,
+            services.statements.schema.name,
+            services.journal_statements,
+            self._threads,
+            services.installation,
+            seal=services.encryption,
         )
-        doors = StepLimits(app.own, app.calls, app.wake.wake_all)
-        sealer = None if app.seal is None else ClaimEncryption(app.seal, app.pool, app.calls)
+        doors = StepLimits(services.engine_requests, services.statements, services.notifier.wake_all)
+        sealer = (
+            None
+            if services.encryption is None
+            else ClaimEncryption(services.encryption, services.pool, services.statements)
+        )
         run = Executor(
-            self.name, self._threads, children_reader(app.pool, app.calls, app.seal), doors, self._scribe, sealer=sealer
+            self.name,
+            self._threads,
+            children_reader(services.pool, services.statements, services.encryption),
+            doors,
+            self._scribe,
+            sealer=sealer,
         )
-        self._transact = TransactionalExecutor(run, self._target, app.calls, TRANSACTIONS, self._woke, worker=self.name)
+        self._transact = TransactionalExecutor(
+            run, self._target, services.statements, TRANSACTIONS, self._woke, worker=self.name
+        )
         self._live = ClaimRunner(
             run,
             self._flush,
@@ -199,9 +220,9 @@ class Worker:
             registry=self._registry,
             holdings=self._holdings,
             options=options,
-            events=app.events,
-            endings=app.endings,
-            wake=app.wake,
+            events=services.events,
+            endings=services.completions,
+            wake=services.notifier,
             on_due=self._due,
             lend=self._lanes.lend,
             take_back=self._lanes.take_back,
@@ -211,7 +232,7 @@ class Worker:
         )
         self._keep = Heartbeat(
             self._target,
-            app.calls,
+            services.statements,
             self._holdings,
             lease=options.lease_ttl.total_seconds(),
             interval=options.heartbeat_interval.total_seconds(),
@@ -220,23 +241,27 @@ class Worker:
             on_lag=self._lagged,
         )
         hook = options.on_dead_letter
-        self._letters = None if hook is None else DeadLetters(hook, app.pool, app.calls, self._threads, app.seal)
+        self._letters = (
+            None
+            if hook is None
+            else DeadLetters(hook, services.pool, services.statements, self._threads, services.encryption)
+        )
         self._upkeep: list[BackgroundTask] = []
         if options.reap_interval is not None:
             self._upkeep.append(
                 Reaper(
                     upkeep_link,
-                    app.calls,
+                    services.statements,
                     options,
                     known=self._registry.known,
                     silent=self._registry.silent,
-                    wake=app.wake,
-                    events=app.events,
+                    wake=services.notifier,
+                    events=services.events,
                     on_dead=lambda ids: None if self._letters is None else self._letters.take(ids),
                 )
             )
         if options.gc_interval is not None:
-            self._upkeep.append(Gc(upkeep_link, app.calls, options, app.events))
+            self._upkeep.append(Gc(upkeep_link, services.statements, options, services.events))
 
     async def stop(self) -> None:
         """Drain: stop picking, give back what has not begun, wait for steps under way, commit, close."""
@@ -270,7 +295,7 @@ class Worker:
             if self._letters is not None:
                 self._letters.halt()
             if self.options.queues:
-                self._app.wake.remove_worker(self._endpoint)
+                self._services.notifier.remove_worker(self._endpoint)
             for held in self._holdings.all():
                 self._abandon(held)
             for task in self._tasks:
@@ -290,10 +315,10 @@ class Worker:
         while self._tasks and (left := deadline - time.monotonic()) > 0:
             await asyncio.wait(self._tasks, timeout=left)
         overdue = [held for held in self._holdings.all() if held.task is not None and not held.task.done()]
-        if self._app.events.active:
+        if self._services.events.active:
             for lane in lanes:
                 released = sum(held.claim.queue == lane.name for held in unstarted)
-                self._app.events.emit(
+                self._services.events.emit(
                     QueueDrained(lane.name, released, sum(h.claim.queue == lane.name for h in overdue))
                 )
         if overdue:
@@ -318,13 +343,13 @@ class Worker:
             return
         rows = sorted((held.claim.id, held.claim.epoch, delay, reason) for held, delay, reason in several)
         try:
-            released = await self._app.pool.run_safely(self._app.calls.release(rows))
-            self._app.wake.wake_all(released.woken)
+            released = await self._services.pool.run_safely(self._services.statements.release(rows))
+            self._services.notifier.wake_all(released.woken)
             for held, delay, _ in several:
                 if delay is not None:
                     self._due(held.claim.queue, delay)
                 if delay is None or held.claim.partition_key is not None:
-                    self._app.wake.wake(held.claim.queue)
+                    self._services.notifier.wake(held.claim.queue)
         except (ConnectionLost, SqlError) as error:
             log.warning(
                 "%d rows could not be given back (%s); their leases will run out", len(rows), type(error).__name__
@@ -347,7 +372,7 @@ class Worker:
             self._holdings.add(held)
             if claim.children is None or (claim.children and any(not c.status.terminal for c in claim.children)):
                 # It goes on without some of its children: they may be listed for cancelling.
-                self._app.wake.cancel_children(claim.id)
+                self._services.notifier.cancel_children(claim.id)
             if self._lanes.stopping:
                 late.append((held, None, None))
             else:
@@ -371,8 +396,8 @@ class Worker:
             if self._holdings.get(held.claim.id) is not held:
                 continue  # it ended meanwhile
             log.warning("instance %d: its claim was taken over by another worker", held.claim.id)
-            if self._app.events.active:
-                self._app.events.emit(ClaimLost(held.claim.id, held.claim.machine, held.claim.step))
+            if self._services.events.active:
+                self._services.events.emit(ClaimLost(held.claim.id, held.claim.machine, held.claim.step))
             self._abandon(held)
             self._holdings.remove(held)
 
@@ -384,7 +409,7 @@ class Worker:
         claims = sorted((held.claim.id, held.claim.epoch) for held in self._holdings.all())
         if claims:
             with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat looks again
-                self._asked(await self._app.pool.run_safely(self._app.calls.cancel_requests(claims)))
+                self._asked(await self._services.pool.run_safely(self._services.statements.cancel_requests(claims)))
 
     def _asked(self, reasons: dict[int, str]) -> None:
         """Claims are to be cancelled: stop their steps, or what comes of them."""
@@ -403,8 +428,8 @@ class Worker:
     async def _ask_why(self, held: ActiveClaim) -> str:
         """Why a claim is to be cancelled, of which its own outcome has heard first."""
         try:
-            asked = await self._app.pool.run_safely(
-                self._app.calls.cancel_requests([(held.claim.id, held.claim.epoch)])
+            asked = await self._services.pool.run_safely(
+                self._services.statements.cancel_requests([(held.claim.id, held.claim.epoch)])
             )
         except (ConnectionLost, SqlError):
             asked = {}
@@ -422,18 +447,18 @@ class Worker:
         if queue in self._pick.lanes:
             self._pick.due(queue, seconds)
         else:
-            self._app.wake.wake(queue)
+            self._services.notifier.wake(queue)
 
     def _woke(self, wakeups: Wakeups | None) -> None:
         """A flush made rows runnable; `None` means that the queues are unknown, so pick from all of them."""
         if wakeups is None:
             self._pick.poke_all()
         else:
-            self._app.wake.publish(wakeups)
+            self._services.notifier.publish(wakeups)
 
     def _lagged(self, seconds: float) -> None:
-        if self._app.events.active:
-            self._app.events.emit(EventLoopBlocked(seconds))
+        if self._services.events.active:
+            self._services.events.emit(EventLoopBlocked(seconds))
         if seconds > 1:
             log.warning(
                 "the event loop was blocked for %.1f s: a step does not await; make it `def` to run in a thread",

@@ -8,6 +8,7 @@ import pytest
 from tests.support.capabilities import Opening
 
 from gen_durable import Context, Done, Finished, Machine, Outcome, Retry, Worker, step
+from gen_durable.core.services import services_of
 from gen_durable.errors import DecodeError, LeaseLost
 
 
@@ -61,7 +62,7 @@ async def test_a_claim_that_is_lost_cannot_save(engine: Opening) -> None:
 
         async def save(ctx: Context) -> Outcome[Any]:
             await ctx.checkpoint("mine")
-            await e.app.pool.run(e.app.calls.release([(ctx.id, ctx.claim, None, None)]))
+            await services_of(e.app).pool.run(services_of(e.app).statements.release([(ctx.id, ctx.claim, None, None)]))
             try:
                 await ctx.checkpoint("too late")
             except LeaseLost:

@@ -9,6 +9,7 @@ from typing import Any
 from tests.support.capabilities import SOON, Opening, double
 
 from gen_durable import Await, Context, Done, Finished, Machine, Next, Outcome, Retry, Signal, Start, Worker, job, step
+from gen_durable.core.services import services_of
 from gen_durable.store.types import Commit
 
 go = Signal("go", int)
@@ -49,7 +50,7 @@ async def test_a_completion_that_is_stale_writes_no_outbox(engine: Opening) -> N
         await e.reclaim()
         child = '{"fsm": "call_back", "version": 1, "step": "run", "state": 1, "queue": "default", "priority": 0}'
         commit = Commit(claim.id, claim.epoch, claim.seq, "done", value="2", extra=f'{{"spawn": [{child}]}}')
-        assert (await e.app.pool.run(e.app.calls.flush([commit]))).stale == {claim.id}
+        assert (await services_of(e.app).pool.run(services_of(e.app).statements.flush([commit]))).stale == {claim.id}
         assert (await e.app.count()).value == 1
 
 

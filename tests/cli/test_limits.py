@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gen_durable import Concurrency, Durable, Rate, job
+from gen_durable.core.services import services_of
 from gen_durable.limits import LimitState
 
 Limits = Callable[..., Any]
@@ -90,7 +91,7 @@ async def test_shown_as_a_table_and_as_json(limits: Limits, dsn: str, schema: st
             await app.insert(some, 1, limit=("slots", tenant))
         for _ in range(5):
             await app.insert(some, 1, limit="tokens")
-        await app.pool.run(app.calls.pick("w", {"default": 100}, ["some/1/run"], 600))
+        await services_of(app).pool.run(services_of(app).statements.pick("w", {"default": 100}, ["some/1/run"], 600))
     shown = limits()
     assert shown.returncode == 0
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in shown.stdout.splitlines()}

@@ -146,7 +146,7 @@ async def test_delete(engine: Opening) -> None:
     """What has ended can be deleted; what lives cannot, and says so."""
     async with engine() as e:
         handle = await e.app.insert(Shop.start, "a")
-        with pytest.raises(WrongStatus, match=f"instance {handle.id} is runnable: only one that has ended") as refused:
+        with pytest.raises(WrongStatus, match=f"instance {handle.id} is runnable: only an ended instance") as refused:
             await handle.delete()
         assert (refused.value.id, refused.value.status) == (handle.id, Status.RUNNABLE)
         async with e.worker(Shop()):
@@ -177,7 +177,7 @@ async def test_retry(engine: Opening) -> None:
         broken.clear()
         await handle.retry()
         assert await e.end(handle) == Finished(handle.id, "a")
-        with pytest.raises(WrongStatus, match="is done: only a failed or cancelled one can be tried again"):
+        with pytest.raises(WrongStatus, match="is done: only a failed or cancelled instance can be retried"):
             await handle.retry()
         with pytest.raises(NotFound):
             await e.app.retry(999)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gen_durable import Durable, Finished, Status, Worker, job
+from gen_durable.core.services import services_of
 
 SOON = timedelta(seconds=10)
 
@@ -27,7 +28,7 @@ async def test_an_end_that_is_told_late(dsn: str, schema: str) -> None:
         returned = time.perf_counter()
         waiting = asyncio.create_task(handle.wait(SOON))
         await asyncio.sleep(0.05)
-        app.endings.ended(handle.id, Status.FAILED, None, "of an earlier try", returned)
+        services_of(app).completions.ended(handle.id, Status.FAILED, None, "of an earlier try", returned)
         await asyncio.sleep(0.05)
         assert not waiting.done()
         async with Worker(app, jobs=[double]):
@@ -39,7 +40,7 @@ async def test_an_answer_that_was_read_before(dsn: str, schema: str, monkeypatch
     async with Durable(dsn, schema=schema, migrate=True) as app:
         handle = await app.insert(double, 1)
         read, late = asyncio.Event(), asyncio.Event()
-        ask = app.endings._pool.run_safely
+        ask = services_of(app).completions._pool.run_safely
 
         async def slowly(call: Any) -> Any:
             rows = await ask(call)
@@ -50,7 +51,7 @@ async def test_an_answer_that_was_read_before(dsn: str, schema: str, monkeypatch
             return rows
 
         await app.cancel(handle.id, reason="wrong")
-        monkeypatch.setattr(type(app.endings._pool), "run_safely", lambda _self, call: slowly(call))
+        monkeypatch.setattr(type(services_of(app).completions._pool), "run_safely", lambda _self, call: slowly(call))
         first = asyncio.create_task(handle.wait(SOON))
         await read.wait()
         await handle.retry()

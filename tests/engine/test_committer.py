@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from gen_durable import Durable, Start, job
+from gen_durable.core.services import services_of
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
@@ -35,9 +36,9 @@ class Counting(Statements):
 
 @asynccontextmanager
 async def flusher(app: Durable) -> AsyncIterator[tuple[Committer, list[int], list[frozenset[str] | None]]]:
-    calls = Counting(app.calls.schema)
+    calls = Counting(services_of(app).statements.schema)
     calls.sizes = []
-    target = Target(app.target.dsn, application_name=f"flush {app.calls.schema.name}")
+    target = Target(services_of(app).target.dsn, application_name=f"flush {services_of(app).statements.schema.name}")
     links = PersistentConnection(target), PersistentConnection(target)
     wakes: list[frozenset[str] | None] = []
     flush = Committer(*links, calls, 500, wakes.append)
@@ -51,7 +52,9 @@ async def flusher(app: Durable) -> AsyncIterator[tuple[Committer, list[int], lis
 
 async def claims(app: Durable, count: int) -> list[Claim]:
     await app.insert_many([Start(noop, n) for n in range(count)])
-    picked = await app.pool.run(app.calls.pick("w", {"default": count}, ["noop/1/run"], 60))
+    picked = await services_of(app).pool.run(
+        services_of(app).statements.pick("w", {"default": count}, ["noop/1/run"], 60)
+    )
     return picked.claims
 
 
@@ -81,7 +84,9 @@ async def test_an_outcome_that_the_database_refuses_fails_alone(dsn: str, schema
         assert [a for n, a in enumerate(answers) if n != 37] == [CommitResult.COMMITTED] * 99
         assert len(sizes) <= 15
         # Give the culprit's row back, for the doctor's sake.
-        await app.pool.run(app.calls.release([(several[37].id, several[37].epoch, None, None)]))
+        await services_of(app).pool.run(
+            services_of(app).statements.release([(several[37].id, several[37].epoch, None, None)])
+        )
 
 
 async def test_a_row_held_by_a_long_transaction_does_not_hold_up_its_batch_mates(dsn: str, schema: str) -> None:
@@ -105,7 +110,9 @@ async def test_a_stale_outcome_is_told_apart_in_a_batch(dsn: str, schema: str) -
     """Of three outcomes the one whose claim was given back meanwhile is stale, the others commit."""
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
         several = await claims(app, 3)
-        await app.pool.run(app.calls.release([(several[1].id, several[1].epoch, None, None)]))
+        await services_of(app).pool.run(
+            services_of(app).statements.release([(several[1].id, several[1].epoch, None, None)])
+        )
         answers = await asyncio.gather(*(flush.submit(done(c)) for c in several))
         assert answers == [CommitResult.COMMITTED, CommitResult.STALE, CommitResult.COMMITTED]
 
@@ -115,8 +122,10 @@ async def test_outcomes_of_one_instance_by_two_claims_go_apart(dsn: str, schema:
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
         several = await claims(app, 3)
         former = several[1]
-        await app.pool.run(app.calls.release([(former.id, former.epoch, None, None)]))
-        (again,) = (await app.pool.run(app.calls.pick("w", {"default": 1}, ["noop/1/run"], 60))).claims
+        await services_of(app).pool.run(services_of(app).statements.release([(former.id, former.epoch, None, None)]))
+        (again,) = (
+            await services_of(app).pool.run(services_of(app).statements.pick("w", {"default": 1}, ["noop/1/run"], 60))
+        ).claims
         handed_in = [several[0], former, again, several[2]]
         commits = [Commit(c.id, c.epoch, c.seq, "done", value="1", origin="run") for c in handed_in]
         answers = await asyncio.gather(*(flush.submit(commit) for commit in commits))
@@ -148,7 +157,7 @@ async def test_an_outcome_found_committed_has_all_queues_looked_at(dsn: str, sch
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, wakes):
         (claim,) = await claims(app, 1)
         again = Commit(claim.id, claim.epoch, claim.seq, "next", step="run", value="1")
-        await app.pool.run(app.calls.flush([again]))  # the try whose answer was lost
+        await services_of(app).pool.run(services_of(app).statements.flush([again]))  # the try whose answer was lost
         assert await flush.submit(again) is CommitResult.COMMITTED
         assert wakes == [None]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from gen_durable import Durable, Start, job
 from gen_durable.config import WorkerOptions
+from gen_durable.core.services import services_of
 from gen_durable.engine.picker import Picker
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.types import Claim
@@ -41,7 +42,7 @@ class Slow(PersistentConnection):
 async def picking(
     app: Durable, load: Callable[[], int] = lambda: 0
 ) -> AsyncIterator[tuple[Picker, Slow, asyncio.Queue[Claim]]]:
-    link = Slow(app.target)
+    link = Slow(services_of(app).target)
     link.meanwhile = None
     claimed: asyncio.Queue[Claim] = asyncio.Queue()
 
@@ -51,7 +52,7 @@ async def picking(
 
     pick = Picker(
         link,
-        app.calls,
+        services_of(app).statements,
         WorkerOptions(poll_interval=LAZY, max_poll_interval=LAZY),
         worker="w",
         known=["noop/1/run"],

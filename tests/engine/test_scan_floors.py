@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from gen_durable import Durable, Finished, Start, Worker, job
+from gen_durable.core.services import services_of
 from gen_durable.engine import scan_floors as room
 from gen_durable.engine.scan_floors import LONGEST, ScanFloors
 from gen_durable.store.types import Picked
@@ -59,7 +60,7 @@ async def test_a_pick_with_floors_does_not_walk_over_dead_entries(dsn: str, sche
         for _ in range(3):
             async with connection.transaction():
                 sent = floors.of(["default"])
-                call = app.calls.pick("w", {"default": 5}, KNOWN, 60, floors=sent)
+                call = services_of(app).statements.pick("w", {"default": 5}, KNOWN, 60, floors=sent)
                 before = await entries_read(connection, schema)
                 picked = call.read(await connection.fetch(call.text, *call.args))
                 read.append(await entries_read(connection, schema) - before)
@@ -100,7 +101,7 @@ async def test_priorities_keep_their_order_with_floors(dsn: str, schema: str) ->
         seen: list[int] = []
         for demand in (1, 1, 3, 2, 2):
             sent = floors.of(["default"])
-            call = app.calls.pick("w", {"default": demand}, KNOWN, 60, floors=sent)
+            call = services_of(app).statements.pick("w", {"default": demand}, KNOWN, 60, floors=sent)
             picked = call.read(await connection.fetch(call.text, *call.args))
             floors.note(picked, sent, 0.0)
             seen += [claim.priority for claim in picked.claims]

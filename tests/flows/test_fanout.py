@@ -29,6 +29,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.core.services import services_of
 from gen_durable.engine import fanout
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.errors import TooLarge
@@ -219,7 +220,9 @@ async def test_all_or_none(dsn: str, schema: str) -> None:
 
 async def claimed(app: Durable) -> Claim:
     await app.insert(leaf, 0, queue="parents")
-    (claim,) = (await app.pool.run(app.calls.pick("w", {"parents": 1}, ["leaf/1/run"], 60))).claims
+    (claim,) = (
+        await services_of(app).pool.run(services_of(app).statements.pick("w", {"parents": 1}, ["leaf/1/run"], 60))
+    ).claims
     return claim
 
 
@@ -240,7 +243,7 @@ async def written(link: PersistentConnection, app: Durable, commit: Commit) -> F
     while True:
         with contextlib.suppress(asyncpg.LockNotAvailableError):
             return await link.run_in_transaction(
-                functools.partial(fanout.commit_in_transaction, calls=app.calls, commit=commit)
+                functools.partial(fanout.commit_in_transaction, calls=services_of(app).statements, commit=commit)
             )
 
 
@@ -252,7 +255,7 @@ async def test_two_broods_with_the_same_keys_do_not_deadlock(
     async with Durable(dsn, schema=schema) as app:
         for _ in range(3):
             one, two = await claimed(app), await claimed(app)
-            links = [PersistentConnection(app.target), PersistentConnection(app.target)]
+            links = [PersistentConnection(services_of(app).target), PersistentConnection(services_of(app).target)]
             keys = list(range(one.id * 1000, one.id * 1000 + 200))
             commits = [many(one, keys), many(two, keys[::-1])]
             try:
@@ -270,9 +273,9 @@ async def test_a_stale_brood_makes_no_children(dsn: str, schema: str) -> None:
     """The claim was taken over: the fence is asked before the first child."""
     async with Durable(dsn, schema=schema) as app:
         claim = await claimed(app)
-        await app.pool.run(app.calls.release([(claim.id, claim.epoch, None, None)]))
-        links = PersistentConnection(app.target), PersistentConnection(app.target)
-        flush = Committer(*links, app.calls, 500, lambda _: None)
+        await services_of(app).pool.run(services_of(app).statements.release([(claim.id, claim.epoch, None, None)]))
+        links = PersistentConnection(services_of(app).target), PersistentConnection(services_of(app).target)
+        flush = Committer(*links, services_of(app).statements, 500, lambda _: None)
         try:
             assert await flush.submit(many(claim, list(range(2000)))) is CommitResult.STALE
         finally:

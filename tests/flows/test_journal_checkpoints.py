@@ -10,6 +10,7 @@ import pytest
 from tests.support.journal import Opening, Scripted, Threaded, Till, go, run
 
 from gen_durable import Await, Context, Done, Finished, Next, Outcome, Retry, Worker
+from gen_durable.core.services import services_of
 from gen_durable.errors import LeaseLost
 from gen_durable.store.statements import Statement
 
@@ -54,7 +55,9 @@ async def test_a_lost_claim_stops_the_step(open_app: Opening, how: str) -> None:
     async with open_app() as app:
 
         async def steal(instance: int) -> None:
-            await app.pool.run(Statement(app.calls.schema.render(STEAL), (instance,), list))
+            await services_of(app).pool.run(
+                Statement(services_of(app).statements.schema.render(STEAL), (instance,), list)
+            )
 
         async def first(n: int, ctx: Context) -> Outcome[Any]:
             await steal(ctx.id)
@@ -118,7 +121,9 @@ async def test_a_checkpoint_of_a_newer_library_is_refused(open_app: Opening) -> 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
         ran.append(ctx.attempt)
         await ctx.checkpoint(1)
-        await app.pool.run(Statement(app.calls.schema.render("update @schema.checkpoints set format = 99"), (), list))
+        await services_of(app).pool.run(
+            Statement(services_of(app).statements.schema.render("update @schema.checkpoints set format = 99"), (), list)
+        )
         return Retry(n)
 
     async with open_app() as app:

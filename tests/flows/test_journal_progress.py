@@ -17,6 +17,7 @@ from gen_durable import (
     Start,
     Worker,
 )
+from gen_durable.core.services import services_of
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.journal import Report
 from gen_durable.store.statements import Statement
@@ -37,7 +38,7 @@ async def test_progress_is_gathered_and_the_last_word_counts(open_app: Opening) 
         return Done(n)
 
     async with open_app() as app:
-        app.journal = counting = Counting(app)
+        services_of(app).journal_statements = counting = Counting(app)
         machine = Scripted(first)
         async with Worker(app, machines=[machine]):
             handles = await app.insert_many([Start(Scripted.first, n) for n in range(10)])
@@ -54,11 +55,11 @@ async def test_a_report_of_a_locked_row_is_written_later(open_app: Opening) -> N
     """Somebody's transaction holds the row: the report waits for it, and not the step."""
 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
-        link = PersistentConnection(app.target)
+        link = PersistentConnection(services_of(app).target)
         connection = await link.connect()
         transaction = connection.transaction()
         await transaction.start()
-        await connection.execute(app.calls.schema.render("select from @schema.instances for update"))
+        await connection.execute(services_of(app).statements.schema.render("select from @schema.instances for update"))
         ctx.progress(0.5)
         await counting.twice.wait()
         assert await app.progress(ctx.id) == []
@@ -67,7 +68,7 @@ async def test_a_report_of_a_locked_row_is_written_later(open_app: Opening) -> N
         return Done(n)
 
     async with open_app() as app:
-        app.journal = counting = Counting(app)
+        services_of(app).journal_statements = counting = Counting(app)
         machine = Scripted(first)
         handle, ending = await run(app, machine)
         assert isinstance(ending, Finished), machine.errors
@@ -91,7 +92,7 @@ async def test_progress_does_not_fail_without_a_database(open_app: Opening) -> N
         return Done(n)
 
     async with open_app() as app:
-        app.journal = broken = Broken(app)
+        services_of(app).journal_statements = broken = Broken(app)
         handle, ending = await run(app, Scripted(first))
         assert ending == Finished(handle.id, 1)
         assert len(broken.sent) == 2

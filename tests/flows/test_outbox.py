@@ -25,6 +25,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.core.services import services_of
 from gen_durable.errors import InvalidOutcome
 
 Proxied = Callable[[], AbstractAsyncContextManager[Any]]
@@ -132,7 +133,9 @@ async def test_a_stale_outcome_starts_nothing(dsn: str, schema: str) -> None:
     """What an outcome starts hangs on its fence; a repeated flush starts it once."""
     async with Durable(dsn, schema=schema) as app:
         handle = await app.insert(Order.end, "x")
-        picked = await app.pool.run(app.calls.pick("w", {"default": 1}, ["Order/1/end"], 60.0))
+        picked = await services_of(app).pool.run(
+            services_of(app).statements.pick("w", {"default": 1}, ["Order/1/end"], 60.0)
+        )
         (claim,) = picked.claims
         from gen_durable.engine.outcome_encoder import encode_outcome
         from gen_durable.testing import make_context
@@ -142,10 +145,13 @@ async def test_a_stale_outcome_starts_nothing(dsn: str, schema: str) -> None:
         commit = encode_outcome(claim, spec, make_context(Order.end), done, hold=True).commit
         claim.epoch += 1
         stale = encode_outcome(claim, spec, make_context(Order.end), done, hold=True).commit
-        assert (await app.pool.run(app.calls.flush([stale]))).stale == {handle.id}
+        assert (await services_of(app).pool.run(services_of(app).statements.flush([stale]))).stale == {handle.id}
         assert await rows(dsn, schema) == []
-        assert (await app.pool.run(app.calls.flush([commit]))).wakeups.queues == {"default", "elsewhere"}
-        assert (await app.pool.run(app.calls.flush([commit]))).already == {handle.id}
+        assert (await services_of(app).pool.run(services_of(app).statements.flush([commit]))).wakeups.queues == {
+            "default",
+            "elsewhere",
+        }
+        assert (await services_of(app).pool.run(services_of(app).statements.flush([commit]))).already == {handle.id}
         assert len(await rows(dsn, schema)) == 2
 
 

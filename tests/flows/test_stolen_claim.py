@@ -9,6 +9,7 @@ import pytest
 from tests.support.journal import SOON, Opening, Scripted
 
 from gen_durable import Context, Done, Durable, Finished, Outcome, Worker
+from gen_durable.core.services import services_of
 from gen_durable.errors import LeaseLost
 from gen_durable.store.statements import Statement
 from gen_durable.telemetry import StaleOutcome
@@ -52,8 +53,8 @@ async def test_checkpoint_progress_and_outcome_of_the_old_worker_change_nothing(
             async with asyncio.timeout(10):
                 await began.wait()
             async with Worker(other, machines=[second]):
-                await app.pool.run(app.calls.release([(handle.id, 1, None, None)]))
-                other.wake.wake("default")
+                await services_of(app).pool.run(services_of(app).statements.release([(handle.id, 1, None, None)]))
+                services_of(other).notifier.wake("default")
                 assert await handle.wait(SOON) == Finished(handle.id, "new"), second.errors
         assert lost.is_set()
         assert first.errors == []  # on_error is not asked: it is not the step's error
@@ -65,5 +66,7 @@ async def test_checkpoint_progress_and_outcome_of_the_old_worker_change_nothing(
 
 
 async def _checkpoint(app: Durable, instance: int) -> object:
-    text = app.calls.schema.render("select value #>> '{}' from @schema.checkpoints where instance_id = $1")
-    return await app.pool.run(Statement(text, (instance,), lambda rows: rows[0][0]))
+    text = services_of(app).statements.schema.render(
+        "select value #>> '{}' from @schema.checkpoints where instance_id = $1"
+    )
+    return await services_of(app).pool.run(Statement(text, (instance,), lambda rows: rows[0][0]))

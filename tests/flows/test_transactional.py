@@ -33,6 +33,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.core.services import services_of
 from gen_durable.engine import transactional
 from gen_durable.errors import DefinitionError, InputError
 from gen_durable.telemetry import ClaimLost, Event, StaleOutcome
@@ -242,7 +243,7 @@ async def test_a_stolen_claim_leaves_no_row(dsn: str, schema: str) -> None:
         async with Worker(app, machines=[Book(schema)]):
             handle = await app.insert(Book.stolen, "done")
             await held.wait()
-            await app.pool.run(app.calls.release([(handle.id, 1, None, None)]))
+            await services_of(app).pool.run(services_of(app).statements.release([(handle.id, 1, None, None)]))
             assert await handle.wait(SOON) == Finished(handle.id, "done")
             async with asyncio.timeout(10):
                 await stale.wait()

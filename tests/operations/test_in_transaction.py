@@ -29,6 +29,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.core.services import services_of
 from gen_durable.errors import (
     DatabaseRefused,
     DatabaseUnavailable,
@@ -110,8 +111,8 @@ async def test_a_worker_takes_up_what_was_committed_at_once(dsn: str, schema: st
         Worker(app, jobs=[echo], machines=[Waiting()], poll_interval=hour, max_poll_interval=hour),
         DOORS[kind](dsn, schema) as door,
     ):
-        assert app.wake.listener is not None
-        await app.wake.listener.listening.wait()
+        assert services_of(app).notifier.listener is not None
+        await services_of(app).notifier.listener.listening.wait()
         async with door.transaction(commit=True):
             one = await door.insert(echo, Text("one"))
         assert await app.handle(one.id, echo).wait(timedelta(seconds=3)) == Finished(one.id, "one")

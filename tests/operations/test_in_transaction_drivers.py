@@ -31,6 +31,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.core.services import services_of
 from gen_durable.errors import NotFound
 from gen_durable.instances import Cancellation
 
@@ -136,8 +137,8 @@ async def test_a_tree_is_cancelled_by_the_commit_and_not_by_a_rollback(dsn: str,
         looking(dsn, schema) as look,
         DOORS[kind](dsn, schema) as door,
     ):
-        assert app.wake.listener is not None
-        await app.wake.listener.listening.wait()
+        assert services_of(app).notifier.listener is not None
+        await services_of(app).notifier.listener.listening.wait()
         root = await app.insert(Tree.grow, None, unique_key="root")
         told = "select string_agg(distinct status::text, ' ') from @.instances where id > $1"
         grown = "awaiting_children awaiting_signal executing"

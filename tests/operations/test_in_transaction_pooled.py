@@ -11,6 +11,7 @@ from tests.operations.test_in_transaction import Text, count, echo
 from tests.support.drivers import DOORS
 
 from gen_durable import Context, Durable, Finished, Start, Worker, job
+from gen_durable.core.services import services_of
 
 
 @pytest.mark.parametrize("kind", DOORS)
@@ -22,8 +23,8 @@ async def test_transactions_through_a_pooler(dsn: str, schema: str, pooled: str,
         Worker(app, jobs=[echo], poll_interval=hour, max_poll_interval=hour),
         DOORS[kind](pooled, schema) as door,
     ):
-        assert app.wake.listener is not None
-        await app.wake.listener.listening.wait()
+        assert services_of(app).notifier.listener is not None
+        await services_of(app).notifier.listener.listening.wait()
         for n in range(5):
             async with door.transaction(commit=False):
                 await door.insert(echo, Text("gone"))

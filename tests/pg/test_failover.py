@@ -13,6 +13,7 @@ from tests.support.hosts import Gating, Place, Standby, place_of, several
 from tests.support.schemas import diagnose
 
 from gen_durable import Durable, Finished, Worker, job
+from gen_durable.core.services import services_of
 from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg import connect, watchdog
 from gen_durable.pg.connection import PersistentConnection, Target
@@ -131,9 +132,9 @@ async def test_a_write_is_refused_as_read_only(dsn: str, schema: str) -> None:
     """Nothing was done then, so it is done again on a new connection; no other link to that server is kept."""
     async with Durable(dsn, schema=schema, pool_size=4) as app:
         before = []
-        for link in app.pool._connections:
+        for link in services_of(app).pool._connections:
             connection = await link.connect()
-            if app.target.pooled:
+            if services_of(app).target.pooled:
                 return  # the next one to use that server connection would be the one who is refused
             await connection.execute("set session characteristics as transaction read only")
             before.append(connection)

@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from gen_durable import Context, Durable, Finished, Start, Worker, job
+from gen_durable.core.services import services_of
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.statements import Statement
 from gen_durable.testing import throw_away_schema
@@ -54,7 +55,7 @@ async def test_an_engine_that_was_not_told(pooled: str, schema: str, caplog: pyt
             (said,) = [r.getMessage() for r in caplog.records if "pooler" in r.getMessage()]
             assert "pooler='transaction'" in said
             assert "listen_dsn=" in said
-            assert app.wake.listener is None
+            assert services_of(app).notifier.listener is None
             handles = await app.insert_many([Start(double, n) for n in range(200)])
             for n, handle in enumerate(handles):
                 assert await handle.wait(timedelta(seconds=20)) == Finished(handle.id, n * 2)
@@ -68,7 +69,7 @@ async def test_an_engine_that_was_told(pooled: str, schema: str, caplog: pytest.
         Durable(pooled, schema=schema, pooler="transaction") as elsewhere,
         Worker(app, jobs=[double], poll_interval=quick, max_poll_interval=quick),
     ):
-        assert app.wake.listener is None
+        assert services_of(app).notifier.listener is None
         for n in range(5):
             handle = await elsewhere.insert(double, n)
             assert await handle.wait(timedelta(seconds=10)) == Finished(handle.id, n * 2)

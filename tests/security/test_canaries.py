@@ -28,6 +28,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.core.services import services_of
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError
 from gen_durable.telemetry import InstanceDeadLettered, StateUndecodable
 
@@ -108,7 +109,7 @@ async def everything(e: Engine) -> Looked:
         instances = [repr(await e.app.get(h.id)) for h in (vault, patient, waiting)]
         instances += [repr(i) for i in (await e.app.list(payloads=True)).instances]
         journal = [*await e.app.history(vault.id), *await e.app.activities(vault.id), *await e.app.progress(vault.id)]
-        looked.texts += [*instances, *map(repr, journal), repr(e.app), repr(e.app.pool), repr(vault)]
+        looked.texts += [*instances, *map(repr, journal), repr(e.app), repr(services_of(e.app).pool), repr(vault)]
     assert endings
     return looked
 

@@ -44,6 +44,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.contrib.aes import AesGcm
+from gen_durable.core.services import services_of
 from gen_durable.encryption import PayloadContext
 from gen_durable.errors import ConfigError, DecodeError, EncodeError, NoTarget
 from gen_durable.telemetry import StateUndecodable
@@ -279,7 +280,7 @@ async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
     async with engine(codec=aes()) as e, e.worker(Waiter()):
         first = await e.app.insert(Waiter.wait, Secret("1"), unique_key="k")
         await e.rows.until(first, status="awaiting_signal")
-        holder = e.app.calls.id_of_key
+        holder = services_of(e.app).statements.id_of_key
 
         async def changes_hands() -> int:
             await e.app.cancel(first.id)
@@ -288,7 +289,7 @@ async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
             return handle.id
 
         second: list[int] = []
-        ask = e.app.ask.run
+        ask = services_of(e.app).requests.run
 
         async def run(call: Any, what: str, *, safe: bool) -> Any:
             answer = await ask(call, what, safe=safe)
@@ -296,7 +297,7 @@ async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
                 second.append(await changes_hands())
             return answer
 
-        e.app._deliver._ask = SimpleNamespace(run=run)  # type: ignore[assignment]
+        services_of(e.app).requests = SimpleNamespace(run=run)  # type: ignore[assignment]
         assert await e.app.signal("k", told, Secret(CANARY))
         assert await e.end(e.app.handle(second[0], Waiter.wait)) == Finished(second[0], f"{CANARY}/2")
         with pytest.raises(NoTarget):

@@ -38,7 +38,9 @@ from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
-CLIENT = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", "finished_of", "get", "progress_of"}
+CLIENT = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", "finished_of", "get", "progress_of"} | {
+    "encode_message"
+}
 VIEWER = {"get", "instances_of", "list", "count", "history_of", "activities_of", "checkpoint_of", "progress_of"} | {
     "limit_states",
     "slots_taken",

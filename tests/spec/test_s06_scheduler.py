@@ -11,6 +11,7 @@ import pytest
 from tests.support.spec import BRIEF, HOUR, Engine, Gate, Handle, Kid, Opening, Play, State, finished, go, ids
 
 from gen_durable import Await, Context, Done, Next, Outcome, Retry, Start
+from gen_durable.core.services import services_of
 from gen_durable.store.types import Commit
 from gen_durable.telemetry import ClaimLost, ClaimsReaped, QueueDrained, StepCommitted, UnknownStepsFound
 
@@ -237,7 +238,7 @@ async def test_a_worker_that_claims_its_own_lost_row_stops_the_first_step(engine
         async with e.worker(stalled.play, **lease):
             handle = await e.start()
             await stalled.lose(e, handle)
-            e.app.wake.wake("default")
+            services_of(e.app).notifier.wake("default")
             assert await finished(handle) == 1
             try:
                 await stalled.stopping()

@@ -20,6 +20,7 @@ from gen_durable import (
     Start,
     step,
 )
+from gen_durable.core.services import services_of
 from gen_durable.errors import NotFound
 from gen_durable.telemetry import ClaimsReaped, InstanceDeadLettered, InstancesCollected, StepCommitted
 
@@ -198,7 +199,7 @@ async def test_ended_instances_are_swept_after_their_retention(engine: Opening) 
     async with engine() as e:
         done, stopped = await ended_pair(e)
         living = await e.start(queue="aside")
-        assert await e.app.pool.run(e.app.calls.gc(3600.0, 3600.0, 3600.0, 1000)) == 0
+        assert await services_of(e.app).pool.run(services_of(e.app).statements.gc(3600.0, 3600.0, 3600.0, 1000)) == 0
         assert {row["id"] for row in await e.fetch("select id from @.instances")} == {done, stopped, living.id}
         async with e.worker(queues={}, **SWEEP):
             assert (await e.until(InstancesCollected)).count == 2

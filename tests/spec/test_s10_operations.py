@@ -10,6 +10,7 @@ import pytest
 from tests.support.spec import MOMENT, Kid, Opening, Play, differing, finished, go, ids
 
 from gen_durable import Await, Done, Fail, Next, ScheduleChildren, Start
+from gen_durable.core.services import services_of
 from gen_durable.store.types import Claim, Commit
 from gen_durable.telemetry import StepCommitted
 
@@ -63,9 +64,14 @@ async def test_a_heartbeat_extends_the_lease_of_its_own_claim_only(engine: Openi
         await e.reap()
         (new,) = await e.claim(lease=5.0)
         before = await e.row(handle)
-        assert await e.app.pool.run(e.app.calls.heartbeat([(old.id, old.epoch)], 60.0)) == [handle.id]
+        assert await services_of(e.app).pool.run(
+            services_of(e.app).statements.heartbeat([(old.id, old.epoch)], 60.0)
+        ) == [handle.id]
         assert (await e.row(handle))["lease_expires_at"] == before["lease_expires_at"]
-        assert await e.app.pool.run(e.app.calls.heartbeat([(new.id, new.epoch)], 60.0)) == []
+        assert (
+            await services_of(e.app).pool.run(services_of(e.app).statements.heartbeat([(new.id, new.epoch)], 60.0))
+            == []
+        )
         after = await e.row(handle)
         assert after["lease_expires_at"] > before["lease_expires_at"] + timedelta(seconds=50)
         assert differing(before, after) == {"lease_expires_at"}
@@ -77,7 +83,7 @@ async def test_a_heartbeat_never_shortens_a_lease(engine: Opening) -> None:
         handle = await e.start()
         (claim,) = await e.claim(lease=60.0)
         before = await e.row(handle)
-        await e.app.pool.run(e.app.calls.heartbeat([(claim.id, claim.epoch)], 1.0))
+        await services_of(e.app).pool.run(services_of(e.app).statements.heartbeat([(claim.id, claim.epoch)], 1.0))
         assert (await e.row(handle))["lease_expires_at"] == before["lease_expires_at"]
 
 

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from gen_durable import Durable, Handle, Instance, Worker, job
+from gen_durable.core.services import services_of
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim, Commit, Flushed, Reclaimed
 
@@ -50,21 +51,29 @@ class Engine:
         self, count: int = 1, *, lease: float = 60, worker: str = "w", queue: str = "default"
     ) -> list[Claim]:
         known = ["double/1/run"]
-        return (await self.app.pool.run(self.app.calls.pick(worker, {queue: count}, known, lease))).claims
+        return (
+            await services_of(self.app).pool.run(
+                services_of(self.app).statements.pick(worker, {queue: count}, known, lease)
+            )
+        ).claims
 
     async def complete(self, claim: Claim, result: str) -> Flushed:
         commit = Commit(claim.id, claim.epoch, claim.seq, "done", value=result, parent=claim.parent_id)
-        return await self.app.pool.run(self.app.calls.flush([commit]))
+        return await services_of(self.app).pool.run(services_of(self.app).statements.flush([commit]))
 
     async def beat(self, claim: Claim, lease: float) -> list[int]:
         """Which claims were lost."""
-        return await self.app.pool.run(self.app.calls.heartbeat([(claim.id, claim.epoch)], lease))
+        return await services_of(self.app).pool.run(
+            services_of(self.app).statements.heartbeat([(claim.id, claim.epoch)], lease)
+        )
 
     async def reclaim(self, max_crashes: int | None = None) -> list[Reclaimed]:
-        return (await self.app.pool.run(self.app.calls.reap(100, max_crashes))).claims
+        return (await services_of(self.app).pool.run(services_of(self.app).statements.reap(100, max_crashes))).claims
 
     async def sql(self, text: str, *args: object) -> list[Any]:
-        return await self.app.pool.run(Statement(self.app.calls.schema.render(text), args, list))
+        return await services_of(self.app).pool.run(
+            Statement(services_of(self.app).statements.schema.render(text), args, list)
+        )
 
     async def end(self, handle: Handle[Any], **workers: Any) -> Any:
         """How an instance ends, with a worker for it."""

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 from gen_durable import Context, Done, Durable, Fail, Machine, Outcome, Signal, Worker, step
+from gen_durable.core.services import services_of
 from gen_durable.store.journal import JournalCalls, Report
 from gen_durable.store.statements import Statement
 
@@ -95,7 +96,7 @@ class Counting(JournalCalls):
     __slots__ = ("sent", "twice")
 
     def __init__(self, app: Durable) -> None:
-        super().__init__(app.calls.schema)
+        super().__init__(services_of(app).statements.schema)
         self.sent: list[Sequence[Report]] = []
         self.twice = asyncio.Event()
 

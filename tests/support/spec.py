@@ -32,6 +32,7 @@ from gen_durable import (
     Worker,
     step,
 )
+from gen_durable.core.services import services_of
 from gen_durable.instances import Ending
 from gen_durable.store.types import Claim, Commit, Flushed, Reclaimed
 from gen_durable.telemetry import Event
@@ -228,16 +229,20 @@ class Engine:
         self, count: int = 1, *, lease: float = 60.0, worker: str = "by hand", **queues: int
     ) -> list[Claim]:
         """Claim rows as a worker would, and do nothing with them. A lease of 0 has run out by the next statement."""
-        picked = await self.app.pool.run(self.app.calls.pick(worker, queues or {"default": count}, KNOWN, lease))
+        picked = await services_of(self.app).pool.run(
+            services_of(self.app).statements.pick(worker, queues or {"default": count}, KNOWN, lease)
+        )
         return picked.claims
 
     async def reap(self, max_crashes: int | None = None) -> list[Reclaimed]:
         """Take back claims whose lease has run out."""
-        return (await self.app.pool.run(self.app.calls.reap(1000, max_crashes))).claims
+        return (await services_of(self.app).pool.run(services_of(self.app).statements.reap(1000, max_crashes))).claims
 
     async def flush(self, *commits: Commit) -> Flushed:
         """Commit outcomes made by hand."""
-        return await self.app.pool.run(self.app.calls.flush(sorted(commits, key=lambda commit: commit.id)))
+        return await services_of(self.app).pool.run(
+            services_of(self.app).statements.flush(sorted(commits, key=lambda commit: commit.id))
+        )
 
 
 @asynccontextmanager

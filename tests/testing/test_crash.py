@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from gen_durable import Await, Context, Done, Fail, Machine, Outcome, Signal, Start, Status, step
+from gen_durable.core.services import services_of
 from gen_durable.errors import InputError, LeaseLost
 from gen_durable.testing import HarnessFactory
 
@@ -122,7 +123,9 @@ async def test_a_claim_whose_lease_is_over_is_taken_back_by_the_drain(durable_ha
     async with durable_harness(machines=[charge]) as harness:
         handle = await harness.app.insert(Charge.charge, 1)
         known = ["Charge/1/charge"]
-        await harness.app.pool.run(harness.app.calls.pick("dead worker", {"default": 1}, known, 15.0))
+        await services_of(harness.app).pool.run(
+            services_of(harness.app).statements.pick("dead worker", {"default": 1}, known, 15.0)
+        )
         assert (await harness.drain()).executed == 0
         await harness.advance(timedelta(seconds=16))
         assert (await harness.drain()).executed == 1
@@ -149,7 +152,7 @@ async def test_an_outcome_that_comes_too_late_is_lost(durable_harness: HarnessFa
 
         async def lose() -> None:
             await harness.advance(timedelta(days=1))
-            await harness.app.pool.run(harness.app.calls.reap(10, None))
+            await services_of(harness.app).pool.run(services_of(harness.app).statements.reap(10, None))
 
         machine.lose = lose
         handle = await harness.app.insert(Overtaken.go, 1)

@@ -26,6 +26,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.testing import Harness, HarnessFactory, Runaway
 
@@ -344,6 +345,6 @@ async def test_a_harness_must_be_open(durable_harness: HarnessFactory) -> None:
 async def _sql(harness: Harness, sql: str) -> None:
     from gen_durable.pg.connection import PersistentConnection
 
-    link = PersistentConnection(harness.app.target)
+    link = PersistentConnection(services_of(harness.app).target)
     await link.run_script(sql)
     await link.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gen_durable.core.services import services_of
 from gen_durable.testing import HarnessFactory
 
 pytestmark = pytest.mark.direct(reason="starts pytest, which is to import the plugin by itself")
@@ -179,6 +180,6 @@ def test_two_harnesses_of_one_test_share_its_schema(durable_harness: HarnessFact
 
     async def scenario() -> None:
         async with durable_harness() as one, durable_harness() as two:
-            assert one.app.calls.schema == two.app.calls.schema
+            assert services_of(one.app).statements.schema == services_of(two.app).statements.schema
 
     asyncio.run(scenario())

@@ -6,6 +6,7 @@ import asyncpg
 import pytest
 
 from gen_durable import Durable, job
+from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError
 from gen_durable.testing import Harness, throw_away_schema
 from gen_durable.testing.schema import drop_schema
@@ -36,7 +37,7 @@ async def test_a_harness_refuses_a_schema_that_was_not_made_for_tests(gen_durabl
     with pytest.raises(ConfigError, match=f"schema '{schema}' was not made for tests"):
         async with Harness(app):
             pass
-    assert await app.ensure_open(), "what the harness opened, it closed"
+    assert await services_of(app).ensure_open(), "what the harness opened, it closed"
     await app.close()
 
 

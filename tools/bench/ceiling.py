@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 from gen_durable import Context, Durable, ScheduleChildren, Start
+from gen_durable.core.services import services_of
 from gen_durable.engine.fanout import commit_in_transaction
 from gen_durable.engine.outcome_encoder import encode_outcome
 from gen_durable.outcomes import step_of
@@ -34,7 +35,7 @@ AFTER = dict(pairwise(CHAIN))
 
 async def asker(app: Durable) -> Ask:
     """One connection, as a function that runs a call on it."""
-    connection = (await connect(app.target)).driver_connection
+    connection = (await connect(services_of(app).target)).driver_connection
 
     async def ask(call: Statement[T]) -> T:
         return call.read(await connection.fetch(call.text, *call.args))
@@ -44,14 +45,14 @@ async def asker(app: Durable) -> Ask:
 
 async def pick(ask: Ask, app: Durable, batch: int, queue: str = "default") -> list[Claim]:
     """Claims in the order of their ids."""
-    picked = await ask(app.calls.pick("bare", {queue: batch}, known(), LEASE))
+    picked = await ask(services_of(app).statements.pick("bare", {queue: batch}, known(), LEASE))
     return sorted(picked.claims, key=lambda claim: claim.id)
 
 
 async def finish(ask: Ask, app: Durable, claims: list[Claim], *, steps: int = 0) -> None:
     """End claims that have gone on by so many steps."""
     commits = [Commit(c.id, c.epoch, c.seq + steps, "done", value=VALUE, parent=c.parent_id) for c in claims]
-    await ask(app.calls.flush(commits))
+    await ask(services_of(app).statements.flush(commits))
 
 
 async def drain(line: Line, app: Durable, *, batch: int = BATCH, queue: str = "default") -> None:
@@ -78,14 +79,14 @@ async def chain(line: Line, app: Durable, *, run_ahead: bool, batch: int = BATCH
                 commits = [
                     Commit(c.id, c.epoch, c.seq + number, "continue", step=following, value=VALUE) for c in claims
                 ]
-                await ask(app.calls.flush(commits))
+                await ask(services_of(app).statements.flush(commits))
             ending = claims
         else:
             going = [c for c in claims if c.step != CHAIN[-1]]
             ending = [c for c in claims if c.step == CHAIN[-1]]
             if going:
                 commits = [Commit(c.id, c.epoch, c.seq, "next", step=AFTER[c.step], value=VALUE) for c in going]
-                await ask(app.calls.flush(commits))
+                await ask(services_of(app).statements.flush(commits))
         if ending:
             await finish(ask, app, ending, steps=len(CHAIN) - 1 if run_ahead else 0)
             count += len(ending)
@@ -98,7 +99,7 @@ async def fan(line: Line, app: Durable, *, children: int, batch: int = BATCH) ->
     """A role: a parent, its children, and the join."""
     ask = await asker(app)
     await line.go()
-    await ask(app.calls.insert([Start(Fan.spread, children)], "raise"))
+    await ask(services_of(app).statements.insert([Start(Fan.spread, children)], "raise"))
     (parent,) = await pick(ask, app, 1)
     outcome = await Fan().spread(children, cast(Context, None))
     assert isinstance(outcome, ScheduleChildren)
@@ -108,10 +109,10 @@ async def fan(line: Line, app: Durable, *, children: int, batch: int = BATCH) ->
         pass
     brood = spawned.commit.brood
     if brood is None:
-        await ask(app.calls.flush([spawned.commit]))
+        await ask(services_of(app).statements.flush([spawned.commit]))
     else:
-        await PersistentConnection(app.target).run_in_transaction(
-            partial(commit_in_transaction, calls=app.calls, commit=spawned.commit)
+        await PersistentConnection(services_of(app).target).run_in_transaction(
+            partial(commit_in_transaction, calls=services_of(app).statements, commit=spawned.commit)
         )
     count = 0
     while claims := await pick(ask, app, batch):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gen_durable import Durable
+from gen_durable.core.services import services_of
 from tools.bench.measure import Reading, Updates
 from tools.bench.server import Server
 
@@ -62,7 +63,7 @@ class Child:
 async def play(app: Durable, role: str, **arguments: object) -> AsyncIterator[Child]:
     """A process that is connected and waits for `go`."""
     # In the environment, for a command line can be read by everybody and a DSN may hold a password.
-    target = {"BENCH_DSN": app.target.dsn, "BENCH_SCHEMA": app.calls.schema.name}
+    target = {"BENCH_DSN": services_of(app).target.dsn, "BENCH_SCHEMA": services_of(app).statements.schema.name}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tools.bench.role", role, json.dumps(arguments)),
         env=os.environ | target,

@@ -21,6 +21,7 @@ from typing import Any
 import asyncpg
 
 from gen_durable import Durable
+from gen_durable.core.services import services_of
 from tools.bench.measure import Reading, Updates, postmaster_of, read_server, read_updates
 
 SETTINGS = ("server_version", "fsync", "synchronous_commit", "shared_buffers", "max_wal_size")
@@ -48,7 +49,7 @@ class Server:
 
     async def analyze(self, app: Durable) -> None:
         """Statistics as autovacuum would have made them by now; it comes at random moments."""
-        await self.admin.execute(f'analyze "{app.calls.schema.name}".instances')
+        await self.admin.execute(f'analyze "{services_of(app).statements.schema.name}".instances')
 
     async def read(self) -> Reading:
         """What the server has spent until now."""
@@ -56,7 +57,7 @@ class Server:
 
     async def updates(self, app: Durable) -> Updates:
         """The updates of a schema."""
-        return await read_updates(self.admin, app.calls.schema.name)
+        return await read_updates(self.admin, services_of(app).statements.schema.name)
 
 
 @asynccontextmanager

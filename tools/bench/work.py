@@ -23,6 +23,7 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable.core.services import services_of
 from gen_durable.registry import Registry
 from tools.bench.role import Line
 
@@ -131,7 +132,7 @@ async def work(line: Line, app: Durable, **options: Any) -> None:
         at = time.monotonic()
 
     # Called once per committed end, and by nobody else here: the cheapest place to count.
-    app.endings.ended = ended  # type: ignore[method-assign, assignment]
+    services_of(app).completions.ended = ended  # type: ignore[method-assign, assignment]
     await line.go()
     async with worker(app, **options):
         told = 0

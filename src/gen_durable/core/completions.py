@@ -29,15 +29,15 @@ BATCH: Final = 5000
 class CompletionWatcher(BackgroundTask):
     """Everyone of this process who waits for an instance."""
 
-    def __init__(self, pool: Pool, calls: Statements) -> None:
+    def __init__(self, pool: Pool, statements: Statements) -> None:
         super().__init__("watcher")
         self._pool = pool
-        self._calls = calls
+        self._statements = statements
         self._waiting: dict[int, dict[asyncio.Future[FinishedInstance], float]] = {}  # and since when
         self._new = asyncio.Event()
         self._rest = FIRST_REST
 
-    async def of(self, instance: int, timeout: float | None) -> FinishedInstance | None:
+    async def wait(self, instance: int, timeout: float | None) -> FinishedInstance | None:
         """How an instance ended; None when it has not ended in time."""
         future: asyncio.Future[FinishedInstance] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(instance, {})[future] = time.perf_counter()
@@ -50,7 +50,7 @@ class CompletionWatcher(BackgroundTask):
                 return await future
         except TimeoutError:
             # The last word is the database's: "has it ended?" with no time to wait is answered truly too.
-            for watched in await self._pool.run_safely(self._calls.finished_of([instance])):
+            for watched in await self._pool.run_safely(self._statements.finished_of([instance])):
                 return watched
             return None
         finally:
@@ -82,7 +82,7 @@ class CompletionWatcher(BackgroundTask):
         asked = {instance: list(several) for instance, several in self._waiting.items()}
         ids = list(asked)
         for i in range(0, len(ids), BATCH):
-            for watched in await self._pool.run_safely(self._calls.finished_of(ids[i : i + BATCH])):
+            for watched in await self._pool.run_safely(self._statements.finished_of(ids[i : i + BATCH])):
                 _answer(asked[watched.id], watched)
         rest, self._rest = self._rest, min(self._rest * 1.5, LAST_REST)
         with contextlib.suppress(TimeoutError):

@@ -13,10 +13,10 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from gen_durable.core.requests import to_error
 from gen_durable.encryption import ERROR, RESULT, STATE, PayloadEncryption, of_signal
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
 from gen_durable.pg.pool import Pool
+from gen_durable.pg.sqlstate import to_error
 from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import Claim, Commit, Inserted, OutgoingSignal
 
@@ -104,7 +104,7 @@ class ClaimEncryption:
             pause = min(pause * 2, MAX_PAUSE)
 
 
-def sealed_insert(
+def encrypted_insert(
     calls: Statements, call: Statement[list[Inserted]], ids: list[int], seal: PayloadEncryption
 ) -> Statement[list[Inserted]]:
     """An insert with its states sealed for the ids that were drawn."""

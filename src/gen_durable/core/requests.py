@@ -1,90 +1,53 @@
-"""Requests: run the call of a user, who waits for its answer.
+"""Requests: run one statement of a caller who waits for its answer, with retries that are safe.
 
-In: a call, its name for messages, and whether it may run twice. Out: its answer, or an error of our tree.
-
-This room owns the invariant that a call which must not run twice is only repeated when nothing of it was done. What the
-server says is told without its words, which may quote a payload; nor does a traceback show them.
+A statement that must not run twice is repeated only if nothing of it was executed. Errors carry no text of the server,
+which may quote a payload, and no traceback that shows it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from gen_durable.errors import (
-    DatabaseRefused,
-    DatabaseUnavailable,
-    Duplicate,
-    GenDurableError,
-    InputError,
-    UnknownLimit,
-)
-from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, detail_of, message_of, sqlstate
+from gen_durable.backoff import Pauses
+from gen_durable.errors import DatabaseUnavailable
+from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
 from gen_durable.pg.pool import Pool
+from gen_durable.pg.sqlstate import to_error
 from gen_durable.store.statements import Statement
 
 T = TypeVar("T")
+RETRIES: Final = 5
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 0.8
 
 
 class Requests:
-    """Asks the database of one `Durable`. `pool` gives its pool, or raises while there is none."""
+    """Runs the statements of one `Durable`. `get_pool` returns its pool, or raises `ConfigError` while it is closed."""
 
-    __slots__ = ("_pool", "_schema")
+    __slots__ = ("_get_pool", "_schema")
 
-    def __init__(self, pool: Callable[[], Pool], schema: str) -> None:
-        self._pool = pool
+    def __init__(self, get_pool: Callable[[], Pool], schema: str) -> None:
+        self._get_pool = get_pool
         self._schema = schema
 
-    async def run(self, call: Statement[T], what: str, *, safe: bool) -> T:
-        """Run a call. One that is not `safe` to run twice is only repeated when nothing had been sent."""
-        pool = self._pool()
-        pause = 0.05
-        for tries_left in range(5, -1, -1):
+    async def run(self, statement: Statement[T], operation: str, *, safe: bool) -> T:
+        """Run a statement; `operation` names it in errors, `safe` says that it may run twice."""
+        pool = self._get_pool()
+        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
+        for retries_left in range(RETRIES, -1, -1):
             try:
-                return await pool.run(call)
+                return await pool.run(statement)
             except ConnectionLost as error:
-                if tries_left == 0 or (error.sent and not safe):
-                    unsure = "; it may or may not have been done" if error.sent else ""
-                    raise DatabaseUnavailable(f"{what}: the database is not reachable ({error}){unsure}") from error
+                if retries_left == 0 or (error.sent and not safe):
+                    unsure = "; it may or may not have been executed" if error.sent else ""
+                    raise DatabaseUnavailable(
+                        f"{operation}: the database is not reachable ({error}){unsure}"
+                    ) from error
             except SqlError as error:
-                # A deadlock or a full disk: nothing was done, so the same may be tried again.
-                if tries_left == 0 or classify(error) is Fault.REFUSED:
-                    raise to_error(error, what, self._schema) from None
-            await asyncio.sleep(pause)
-            pause *= 2
+                # After a deadlock or a full disk nothing was executed, so every statement may be repeated.
+                if retries_left == 0 or classify(error) is Fault.REFUSED:
+                    raise to_error(error, operation, self._schema) from None
+            await asyncio.sleep(pauses.next())
         raise AssertionError("unreachable")
-
-
-def to_error(error: BaseException, what: str, schema: str) -> GenDurableError:
-    """The server's error as one of ours."""
-    code = sqlstate(error)
-    if code == "GD001":
-        return _duplicate(error)
-    if code == "GD002":
-        return UnknownLimit(
-            f"{what}: {message_of(error)}: "
-            "declare it with Worker(limits={...}), app.set_limit or `gen-durable limits set`"
-        )
-    if code in ("GD003", "GD004", "GD005"):  # limit_keys.sql, set_limit.sql: words of ours
-        return InputError(f"{what}: {message_of(error)}")
-    if code == "42501":
-        return DatabaseRefused(
-            f"{what}: permission denied: this login may not do that in schema {schema!r}; if it should, grant it the "
-            "role that may (gen-durable migrate --roles)"
-        )
-    return DatabaseRefused(f"{what}: the database to_error the call ({type(error).__name__}, SQLSTATE {code})")
-
-
-def _duplicate(error: BaseException) -> Duplicate:
-    """GD001, as insert.sql raises it: the key in DETAIL, the holder in HINT (none: a sibling of the same call)."""
-    detail, hint = detail_of(error)
-    key = bytes.fromhex(detail or "")
-    shown = repr(key.decode(errors="replace"))
-    if not hint:
-        return Duplicate(f"unique_key {shown} is given twice in one call: nothing was inserted", key=key)
-    return Duplicate(
-        f"unique_key {shown} is taken by instance {hint}: pass on_conflict='existing' or 'skip' if that is fine",
-        key=key,
-        existing_id=int(hint),
-    )

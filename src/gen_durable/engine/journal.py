@@ -21,13 +21,13 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar, assert_never
 
 from gen_durable.codec import encode
-from gen_durable.core.requests import to_error
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.activities import Invoke, Move, Moves, Pause, StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
 from gen_durable.pg.pool import Pool
+from gen_durable.pg.sqlstate import to_error
 from gen_durable.store.journal import Fence, JournalCalls, Report
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim

@@ -1,7 +1,6 @@
-"""The desk: what people who look after instances ask for. `Durable` and `SyncDurable` have it from here.
+"""Admin: list, count, delete and retry instances, for `Durable` and `SyncDurable`.
 
-In: filters, or an instance by id or key. Out: pages, counts; an ended instance deleted, a failed one set going again.
-Each call looks at so many rows and no more, however big the table is.
+Each call reads a bounded number of rows, however large the table is.
 """
 
 from __future__ import annotations
@@ -18,38 +17,37 @@ from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page, check_limi
 
 if TYPE_CHECKING:
     from gen_durable.client import Durable
-    from gen_durable.core.notifier import Notifier
-    from gen_durable.core.requests import Requests
-    from gen_durable.encryption import PayloadEncryption
+    from gen_durable.core.services import Services
     from gen_durable.instances import Instance
-    from gen_durable.store.admin import AdminStatements
 
 T = TypeVar("T")
 H = TypeVar("H")
 
 
-class Desk:
-    """List, count, delete, retry."""
+class AdminOperations:
+    """List, count, delete and retry instances: a base class of `Durable`."""
 
-    ask: Requests
-    reads: AdminStatements
-    seal: PayloadEncryption | None
-    wake: Notifier
+    _services: Services
 
     async def list(
         self, *, limit: int = PAGE, after: str | None = None, payloads: bool = False, **filters: Unpack[Filters]
     ) -> Page:
-        """A page of the instances that fit, newest first; `after` is the cursor of the page before.
+        """A page of the instances that match the filters, newest first; `after` is the cursor of the page before.
 
-        It stops after looking at 20,000 rows: a page may be short, even empty, and still have a cursor. Instances come
+        A call reads at most 20,000 rows: a page may be short, even empty, and still have a cursor. Instances come
         without their states and results unless `payloads=True`.
         """
-        call = self.reads.list(wanted(filters), place_of(after), check_limit(limit), payloads=payloads)
-        page = await self.ask.run(call, "list", safe=True)
-        return page if self.seal is None else Page(tuple(map(self.seal.instance, page)), page.cursor)
+        services = self._services
+        statement = services.admin_statements.list(
+            wanted(filters), place_of(after), check_limit(limit), payloads=payloads
+        )
+        page = await services.requests.run(statement, "list", safe=True)
+        if services.encryption is None:
+            return page
+        return Page(tuple(map(services.encryption.instance, page)), page.cursor)
 
     async def list_all(self, *, payloads: bool = False, **filters: Unpack[Filters]) -> AsyncIterator[Instance]:
-        """All instances that fit, newest first, page by page."""
+        """All instances that match the filters, newest first, read page by page."""
         size, cursor = (PAGE if payloads else MAX_PAGE), None
         while True:
             page = await self.list(limit=size, after=cursor, payloads=payloads, **filters)
@@ -60,15 +58,17 @@ class Desk:
                 return
 
     async def count(self, **filters: Unpack[Filters]) -> Count:
-        """How many instances fit: exact up to 10,000 if looking at 20,000 rows tells it, else estimated."""
-        return await self.ask.run(self.reads.count(wanted(filters)), "count", safe=True)
+        """How many instances match the filters: exact up to 10,000 if 20,000 rows read suffice, else estimated."""
+        statement = self._services.admin_statements.count(wanted(filters))
+        return await self._services.requests.run(statement, "count", safe=True)
 
     async def delete(self, target: int | str | bytes | Handle[Any]) -> None:
-        """Delete an instance that has ended, with all that belongs to it.
+        """Delete an ended instance with its signals and journal.
 
-        Raises `NotFound`, and `WrongStatus` for one that has not ended, or whose parent has not and may read it.
+        Raises `NotFound`, and `WrongStatus` if the instance, or a parent that may still read it, has not ended.
         """
-        found = await self.ask.run(self.reads.delete_instance(*address(target)), "delete", safe=False)
+        statement = self._services.admin_statements.delete_instance(*address(target))
+        found = await self._services.requests.run(statement, "delete", safe=False)
         if found is None:
             raise NotFound(f"{called(target)} is unknown")
         if found.deleted:
@@ -80,44 +80,45 @@ class Desk:
                 status=found.was,
             )
         raise WrongStatus(
-            f"instance {found.id} is {found.was.value}: only one that has ended can be deleted",
+            f"instance {found.id} is {found.was.value}: only an ended instance can be deleted",
             id=found.id,
             status=found.was,
         )
 
     async def retry(self, target: int | str | bytes | Handle[Any]) -> None:
-        """Let a failed or cancelled instance go on from the step that it ended in, with the state that it had there.
+        """Run a failed or cancelled instance again, from the step and the state in which it ended.
 
-        What the step had finished (`ctx.run`, `ctx.checkpoint`) counts, as after a crash. Signals that the instance had
-        not consumed are gone, and a unique key that it has let go of is not taken again. A parent that still waits for
-        its children waits for it too; one that has gone on does not hear of it. Raises `NotFound`, and `WrongStatus`
-        for one that is done or has not ended.
+        Finished activities and the checkpoint of that step count, as after a crash. Unconsumed signals are gone, and a
+        released unique key is not taken again. A parent that still waits for its children waits for this one too; a
+        parent that has gone on is not affected. Raises `NotFound`, and `WrongStatus` for an instance that is done or
+        has not ended.
         """
-        found = await self.ask.run(self.reads.retry(*address(target)), "retry", safe=False)
+        statement = self._services.admin_statements.retry(*address(target))
+        found = await self._services.requests.run(statement, "retry", safe=False)
         if found is None:
             raise NotFound(f"{called(target)} is unknown")
         if found.queue is None:
             raise WrongStatus(
-                f"instance {found.id} is {found.was.value}: only a failed or cancelled one can be tried again",
+                f"instance {found.id} is {found.was.value}: only a failed or cancelled instance can be retried",
                 id=found.id,
                 status=found.was,
             )
-        self.wake.wake(found.queue)
+        self._services.notifier.wake(found.queue)
 
 
-class SyncDesk(ABC, Generic[H]):
-    """The same for code that does not await; H is how it holds an instance."""
+class SyncAdminOperations(ABC, Generic[H]):
+    """The blocking counterpart, a base class of `SyncDurable`; `H` is its type of handle."""
 
     _app: Durable
 
     def list(
         self, *, limit: int = PAGE, after: str | None = None, payloads: bool = False, **filters: Unpack[Filters]
     ) -> Page:
-        """A page of the instances that fit, newest first; see `Durable.list`."""
+        """A page of the instances that match the filters; see `Durable.list`."""
         return self._wait(self._app.list(limit=limit, after=after, payloads=payloads, **filters))
 
     def list_all(self, *, payloads: bool = False, **filters: Unpack[Filters]) -> Iterator[Instance]:
-        """All instances that fit, newest first, page by page."""
+        """All instances that match the filters, newest first, read page by page."""
         size, cursor = (PAGE if payloads else MAX_PAGE), None
         while True:
             page = self.list(limit=size, after=cursor, payloads=payloads, **filters)
@@ -127,15 +128,15 @@ class SyncDesk(ABC, Generic[H]):
                 return
 
     def count(self, **filters: Unpack[Filters]) -> Count:
-        """How many instances fit; see `Durable.count`."""
+        """The number of instances that match the filters; see `Durable.count`."""
         return self._wait(self._app.count(**filters))
 
     def delete(self, target: int | str | bytes | H) -> None:
-        """Delete an instance that has ended; see `Durable.delete`."""
+        """Delete an ended instance; see `Durable.delete`."""
         self._wait(self._app.delete(self._name(target)))
 
     def retry(self, target: int | str | bytes | H) -> None:
-        """Let a failed or cancelled instance go on; see `Durable.retry`."""
+        """Run a failed or cancelled instance again; see `Durable.retry`."""
         self._wait(self._app.retry(self._name(target)))
 
     @abstractmethod

@@ -5,30 +5,51 @@ The target is cancelled first, in a transaction of its own; `core.cascade` cance
 
 from __future__ import annotations
 
-from gen_durable.core.notifier import Notifier
-from gen_durable.core.requests import Requests
-from gen_durable.store.statements import Statements
+from typing import Any
+
+from gen_durable.core.cascade import CascadeCount
+from gen_durable.core.services import Services
+from gen_durable.errors import InputError, NotFound
+from gen_durable.handles import Handle, address, called
+from gen_durable.instances import Cancellation, Status
 from gen_durable.store.types import CancelTarget
+from gen_durable.validation import clean_error
+
+NO_DESCENDANTS = CascadeCount(0, 0)
 
 
-class Canceller:
-    """Cancels instances for one `Durable`."""
+async def cancel(
+    services: Services, target: int | str | bytes | Handle[Any], reason: str, *, cascade: bool
+) -> Cancellation:
+    """Cancel an instance, and with `cascade` its descendants. `reason` is one that `checked_reason` returned."""
+    statement = services.statements.cancel([address(target)], reason, cascade=cascade)
+    (found,), wakeups = await services.requests.run(statement, "cancel", safe=True)
+    services.notifier.publish(wakeups)
+    descendants = NO_DESCENDANTS
+    if cascade and found.id is not None:
+        descendants = await services.notifier.cascader.run(found.id)
+    if found.id is not None and found.verdict == "ended":
+        services.completions.ended(found.id, Status.CANCELLED, None, reason)
+    return to_cancellation(found, target, descendants)
 
-    __slots__ = ("_notifier", "_requests", "_statements")
 
-    def __init__(self, requests: Requests, statements: Statements, notifier: Notifier) -> None:
-        self._requests = requests
-        self._statements = statements
-        self._notifier = notifier
+def checked_reason(reason: str) -> str:
+    """A reason as it is stored. Raises `InputError` unless it is a non-empty str."""
+    if not isinstance(reason, str) or not reason:
+        raise InputError(f"cancel takes a reason that is a non-empty str, got {reason!r}")
+    return clean_error(reason)
 
-    async def one(
-        self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
-    ) -> tuple[CancelTarget, int, int]:
-        """Cancel an instance: what became of it, and how many descendants were ended and got a cancel request."""
-        statement = self._statements.cancel([(instance, key)], reason, cascade=cascade)
-        (target,), wakeups = await self._requests.run(statement, "cancel", safe=True)
-        self._notifier.publish(wakeups)
-        if not cascade or target.id is None:
-            return target, 0, 0
-        ended, requested = await self._notifier.cascader.run(target.id)
-        return target, ended, requested
+
+def to_cancellation(
+    found: CancelTarget, target: int | str | bytes | Handle[Any], descendants: CascadeCount = NO_DESCENDANTS
+) -> Cancellation:
+    """The answer of a cancel. Raises `NotFound`."""
+    if found.id is None or found.was is None:
+        by_key = isinstance(target, (str, bytes))
+        raise NotFound(f"cancel: {called(target)} is unknown" + (" or has ended" if by_key else ""))
+    return Cancellation(
+        found.id,
+        found.was,
+        descendants.ended + (found.verdict == "ended"),
+        descendants.requested + (found.verdict == "requested"),
+    )

@@ -1,140 +1,140 @@
-"""TransactionCalls: our calls on the caller's own connection, as a part of the caller's transaction.
+"""Calls on the caller's own connection, as a part of the caller's transaction.
 
-In: a connection of one of the kinds in `pg.guests`, and what to insert, to signal or to cancel. Out: the answer, or an
-error of our tree. What was written commits or rolls back with the caller; workers are notified by that commit.
-
-Nothing is tried again here: the transaction is the caller's, and only the caller knows what else is in it.
+What they write commits or rolls back with the caller, and that commit notifies the workers. Nothing is retried here:
+the transaction is the caller's, and may hold other work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, TypeVar, cast
 
-from gen_durable.core.payloads import encrypted_signal, sealed_insert
-from gen_durable.core.requests import to_error
-from gen_durable.encryption import PayloadEncryption
+from gen_durable.core.payloads import encrypted_insert, encrypted_signal
+from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError
 from gen_durable.operations.insert import OnConflict, check_starts
 from gen_durable.outcomes import Start
 from gen_durable.pg.faults import server_error, sqlstate
 from gen_durable.pg.foreign import run_awaiting, run_blocking
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.pg.sqlstate import to_error
+from gen_durable.store.statements import Statement
 from gen_durable.store.text_params import TextStatements
-from gen_durable.store.types import CancelTarget, Inserted, OutgoingSignal
+from gen_durable.store.types import CancelTarget, Inserted, OutgoingSignal, Row
 
 T = TypeVar("T")
 
-
 Steps = Generator[Statement[Any], Any, T]
-"""What is to be asked, call by call; each is sent the answer to the one before."""
+"""The statements of a call: each is sent the answer to the one before; the generator returns the call's answer."""
+RunOnConnection = Callable[[object, Statement[Any]], Awaitable[Sequence[Row]]]
 
 
 class TransactionCalls:
-    """Runs calls of one `Durable` on connections that are not its own. It need not be open for that."""
+    """Runs calls of one `Durable`, open or not, on connections of its callers."""
 
-    __slots__ = ("_calls", "_schema", "_seal")
+    __slots__ = ("_encryption", "_schema", "_statements")
 
-    def __init__(self, calls: Statements, seal: PayloadEncryption | None) -> None:
-        self._calls = TextStatements(calls)
-        self._schema = calls.schema.name
-        self._seal = seal
+    def __init__(self, services: Services) -> None:
+        self._statements = TextStatements(services.statements)
+        self._schema = services.schema.name
+        self._encryption = services.encryption
 
     async def insert(
         self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict
     ) -> list[int | None]:
-        """Insert them all; the answers are in the order of `starts`."""
+        """Insert instances. Returns their ids in the order of `starts`."""
         check_starts(starts, on_conflict)
         return await self._run(connection, self._insert(starts, on_conflict), "insert")
 
     def insert_blocking(
         self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict
     ) -> list[int | None]:
-        """As `insert`, on a connection that blocks."""
+        """As `insert`, on a blocking connection."""
         check_starts(starts, on_conflict)
         return self._run_blocking(connection, self._insert(starts, on_conflict), "insert")
 
-    async def signal(self, connection: object, delivery: OutgoingSignal) -> str:
-        """Deliver a signal; tells what became of it."""
-        return await self._run(connection, self._signal(delivery), "signal")
+    async def signal(self, connection: object, outgoing: OutgoingSignal) -> str:
+        """Deliver a signal. Returns the verdict of `signal.sql`."""
+        return await self._run(connection, self._signal(outgoing), "signal")
 
-    def signal_blocking(self, connection: object, delivery: OutgoingSignal) -> str:
-        """As `signal`, on a connection that blocks."""
-        return self._run_blocking(connection, self._signal(delivery), "signal")
+    def signal_blocking(self, connection: object, outgoing: OutgoingSignal) -> str:
+        """As `signal`, on a blocking connection."""
+        return self._run_blocking(connection, self._signal(outgoing), "signal")
 
     async def cancel(
         self, connection: object, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
     ) -> CancelTarget:
-        """Cancel an instance; tells what became of it. Its descendants follow after the commit, by the workers."""
+        """Cancel an instance. Workers cancel its descendants after the commit."""
         return await self._run(connection, self._cancel(instance, key, reason, cascade=cascade), "cancel")
 
     def cancel_blocking(
         self, connection: object, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
     ) -> CancelTarget:
-        """As `cancel`, on a connection that blocks."""
+        """As `cancel`, on a blocking connection."""
         return self._run_blocking(connection, self._cancel(instance, key, reason, cascade=cascade), "cancel")
 
     def _insert(self, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> Steps[list[int | None]]:
         if not starts:
             return []
-        call = self._calls.calls.insert(starts, on_conflict)
-        if self._seal is not None:
-            ids = yield self._calls.allocate_ids(len(starts))
-            call = sealed_insert(self._calls.calls, call, ids, self._seal)
-        rows: list[Inserted] = yield self._calls.insert(call)
+        statement = self._statements.calls.insert(starts, on_conflict)
+        if self._encryption is not None:
+            ids = yield self._statements.allocate_ids(len(starts))
+            statement = encrypted_insert(self._statements.calls, statement, ids, self._encryption)
+        rows: list[Inserted] = yield self._statements.insert(statement)
         return [row.id for row in rows]
 
     def _cancel(self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool) -> Steps[CancelTarget]:
-        (target,), _ = yield self._calls.cancel(instance, key, reason, cascade=cascade)
+        (target,), _ = yield self._statements.cancel(instance, key, reason, cascade=cascade)
         return cast(CancelTarget, target)
 
-    def _signal(self, delivery: OutgoingSignal) -> Steps[str]:
-        if self._seal is not None:
-            holder = delivery.target
-            if holder is None and delivery.key is not None:
-                holder = yield self._calls.id_of_key(delivery.key)
-            if holder is None:
+    def _signal(self, outgoing: OutgoingSignal) -> Steps[str]:
+        if self._encryption is not None:
+            target = outgoing.target
+            if target is None and outgoing.key is not None:
+                target = yield self._statements.id_of_key(outgoing.key)
+            if target is None:
                 return "no_target"
-            delivery = encrypted_signal(delivery, holder, self._seal)
-        ((_, verdict, _),) = yield self._calls.signal(delivery)
+            outgoing = encrypted_signal(outgoing, target, self._encryption)
+        ((_, verdict, _),) = yield self._statements.signal(outgoing)
         return str(verdict)
 
-    async def _run(self, connection: object, steps: Steps[T], what: str) -> T:
+    async def _run(
+        self, connection: object, steps: Steps[T], operation: str, run_statement: RunOnConnection = run_awaiting
+    ) -> T:
         answer: Any = None
         while True:
             try:
-                call = steps.send(answer)
+                statement = steps.send(answer)
             except StopIteration as end:
                 return cast(T, end.value)
             try:
-                answer = call.read(await run_awaiting(connection, call))
-            except GenDurableError:
-                raise
+                answer = statement.read(await run_statement(connection, statement))
             except Exception as error:
-                raise self._told(error, what) from None
+                raise self._to_error(error, operation) from None
 
-    def _run_blocking(self, connection: object, steps: Steps[T], what: str) -> T:
-        answer: Any = None
-        while True:
-            try:
-                call = steps.send(answer)
-            except StopIteration as end:
-                return cast(T, end.value)
-            try:
-                answer = call.read(run_blocking(connection, call))
-            except GenDurableError:
-                raise
-            except Exception as error:
-                raise self._told(error, what) from None
+    def _run_blocking(self, connection: object, steps: Steps[T], operation: str) -> T:
+        # The same driver: with a runner that blocks, its coroutine never suspends, so one `send` runs it to its end.
+        driver = self._run(connection, steps, operation, _run_without_suspending)
+        try:
+            driver.send(None)
+        except StopIteration as end:
+            return cast(T, end.value)
+        raise AssertionError("a call on a blocking connection was suspended")
 
-    def _told(self, error: Exception, what: str) -> GenDurableError:
-        # The text of a wrapped error is not told: SQLAlchemy puts the statement and its parameters into it.
-        said = server_error(error)
-        code = sqlstate(said)
+    def _to_error(self, error: Exception, operation: str) -> GenDurableError:
+        if isinstance(error, GenDurableError):
+            return error
+        # Not the text of a wrapped error: SQLAlchemy puts the statement and its parameters into it.
+        original = server_error(error)
+        code = sqlstate(original)
         if code is None:
-            return DatabaseUnavailable(f"{what}: your connection could not be used ({type(error).__name__})")
+            return DatabaseUnavailable(f"{operation}: your connection could not be used ({type(error).__name__})")
         if code == "25P02":
             return DatabaseRefused(
-                f"{what}: your transaction was aborted by an earlier error: roll back, or to a savepoint made before it"
+                f"{operation}: your transaction was aborted by an earlier error: roll back, or to a savepoint made "
+                "before it"
             )
-        return to_error(said, what, self._schema)
+        return to_error(original, operation, self._schema)
+
+
+async def _run_without_suspending(connection: object, statement: Statement[Any]) -> Sequence[Row]:
+    return run_blocking(connection, statement)

@@ -1,50 +1,66 @@
-"""SignalSender: a signal becomes a row in the inbox of its target.
-
-In: a `OutgoingSignal`. Out: what became of it, and the queue to ring. With a codec the holder of a key is found
-first: the
-payload is sealed to it. If the key has another holder by then, that one is found.
-"""
+"""Signal: check and encode a signal, store it for its target, and wake the target's queue."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from gen_durable.core.payloads import encrypted_signal
-from gen_durable.core.requests import Requests
-from gen_durable.encryption import PayloadEncryption
-from gen_durable.store.statements import Statements
+from gen_durable.core.services import Services
+from gen_durable.errors import InputError, NoTarget, TooLarge
+from gen_durable.handles import Handle, address, called
+from gen_durable.signals import Signal
 from gen_durable.store.types import OutgoingSignal
+from gen_durable.validation import MAX_INBOX, check_text_key
 
-TRIES: Final = 5
+HOLDER_TRIES: Final = 5
 
 
-class SignalSender:
-    """Signals of one `Durable`."""
+def outgoing_signal(
+    target: int | str | bytes | Handle[Any], signal: Signal[Any], payload: object, dedup_key: str | None
+) -> OutgoingSignal:
+    """The signal as `signal.sql` takes it. Raises `InputError` and `EncodeError`."""
+    if not isinstance(signal, Signal):
+        raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
+    instance, key = address(target)
+    if dedup_key is not None:
+        check_text_key(dedup_key, "dedup_key")
+    return OutgoingSignal(instance, key, signal.name, signal.codec.encode(payload).decode(), dedup_key)
 
-    __slots__ = ("_ask", "_calls", "_seal")
 
-    def __init__(self, ask: Requests, calls: Statements, seal: PayloadEncryption | None) -> None:
-        self._ask = ask
-        self._calls = calls
-        self._seal = seal
+async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
+    """Deliver a signal. Returns the verdict of `signal.sql`, which `is_delivered` reads."""
+    if services.encryption is None:
+        return await _send(services, outgoing)
+    # A payload is encrypted for its target, so the holder of a key is looked up first. If the key has changed hands
+    # meanwhile, the next try finds the new holder.
+    for _ in range(HOLDER_TRIES):
+        target = outgoing.target
+        if target is None and outgoing.key is not None:
+            target = await services.requests.run(services.statements.id_of_key(outgoing.key), "signal", safe=True)
+        if target is None:
+            break
+        verdict = await _send(services, encrypted_signal(outgoing, target, services.encryption))
+        if verdict != "no_target" or outgoing.target is not None:
+            return verdict
+    return "no_target"
 
-    async def one(self, delivery: OutgoingSignal) -> tuple[str, str | None]:
-        """SignalSender a signal: the verdict of signal.sql, and the queue in which somebody was woken."""
-        if self._seal is None:
-            return await self._send(delivery)
-        for _ in range(TRIES):
-            target = delivery.target
-            if target is None and delivery.key is not None:
-                target = await self._ask.run(self._calls.id_of_key(delivery.key), "signal", safe=True)
-            if target is None:
-                break
-            verdict, woken = await self._send(encrypted_signal(delivery, target, self._seal))
-            if verdict != "no_target" or delivery.target is not None:
-                return verdict, woken
-        return "no_target", None
 
-    async def _send(self, delivery: OutgoingSignal) -> tuple[str, str | None]:
-        # With a dedup key a second try after a lost answer is recognised; without one it might deliver twice.
-        safe = delivery.dedup_key is not None
-        ((_, verdict, woken),) = await self._ask.run(self._calls.signal([delivery]), "signal", safe=safe)
-        return verdict, woken
+def is_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal: Signal[Any]) -> bool:
+    """Whether the call delivered the signal; False if its dedup key was used before. Raises for other verdicts."""
+    if verdict == "no_target":
+        raise NoTarget(f"signal {signal.name!r}: {called(target)} is unknown or has ended")
+    if verdict == "full":
+        raise TooLarge(
+            f"signal {signal.name!r}: {called(target)} has {MAX_INBOX:,} unconsumed signals, and takes no more until "
+            "it consumes some"
+        )
+    return verdict == "delivered"
+
+
+async def _send(services: Services, outgoing: OutgoingSignal) -> str:
+    # With a dedup key a second try after a lost answer is recognised; without one it could deliver twice.
+    safe = outgoing.dedup_key is not None
+    ((_, verdict, queue),) = await services.requests.run(services.statements.signal([outgoing]), "signal", safe=safe)
+    if queue is not None:
+        services.notifier.wake(queue)
+    return verdict

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final, overload
 
 from gen_durable.client import Durable
 from gen_durable.codec import decode_plain, encode
+from gen_durable.core.services import services_of
 from gen_durable.errors import InputError
 from gen_durable.handles import Handle
 from gen_durable.instances import Status
@@ -43,7 +44,7 @@ class Assertions:
 
     def __init__(self, app: Durable) -> None:
         self.app = app
-        self._statements = HarnessStatements(app.calls.schema)
+        self._statements = HarnessStatements(services_of(app).statements.schema)
         self._errors: dict[int, Exception] = {}
         """What the last execution of each instance raised."""
 
@@ -106,7 +107,7 @@ class Assertions:
         __tracebackhide__ = True
         spec = step_of(step, "assert_inserted")
         key = None if unique_key is None else check_key(unique_key, "unique_key")
-        rows = await self.app.pool.run(self._statements.look(key=key, machine=spec.machine.name))
+        rows = await services_of(self.app).pool.run(self._statements.look(key=key, machine=spec.machine.name))
         here = [r for r in rows if r.version == spec.machine.version and r.step in (spec.name, *spec.aliases)]
         wanted = ANYTHING if isinstance(state, Anything) else _plain(state, "the expected state")
         found = [r for r in here if isinstance(wanted, Anything) or r.state == wanted]
@@ -115,7 +116,7 @@ class Assertions:
             filters += [] if isinstance(wanted, Anything) else [f"with state {shorten(repr(wanted))}"]
             filters += [] if unique_key is None else [f"with unique key {unique_key!r}"]
             expected = "at least 1 instance" if count is None else f"{count} instances"
-            everyone = await self.app.pool.run(self._statements.look())
+            everyone = await services_of(self.app).pool.run(self._statements.look())
             raise AssertionError(
                 "\n".join(
                     [
@@ -137,9 +138,9 @@ class Assertions:
             call = self._statements.look(instance=instance)
         else:
             call = self._statements.look(key=check_key(instance, "unique_key"))
-        found = await self.app.pool.run(call)
+        found = await services_of(self.app).pool.run(call)
         if not found:
-            everyone = await self.app.pool.run(self._statements.look())
+            everyone = await services_of(self.app).pool.run(self._statements.look())
             lines = [f"there is no instance {instance!r}; all instances:", *listed(everyone, frozenset())]
             raise AssertionError("\n".join(lines))
         return found[-1]

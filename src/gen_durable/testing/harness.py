@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from gen_durable.client import Durable
+from gen_durable.core.services import services_of
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.instances import Status
@@ -46,7 +47,7 @@ class Harness(Assertions):
     async def __aenter__(self) -> Self:
         if self._stepper is not None:
             raise ConfigError("this harness is open already")
-        self._opened = await self.app.ensure_open()
+        self._opened = await services_of(self.app).ensure_open()
         try:
             await check_throw_away(self.app)
             stepper = Stepper(self.app, self._registry, self._statements, self._errors)
@@ -141,14 +142,16 @@ class Harness(Assertions):
         __tracebackhide__ = True
         _ = self._working
         found = None if target is None else await self.look(target)
-        fired = await self.app.pool.run(self._statements.fire_timeouts(None if found is None else found.id))
+        fired = await services_of(self.app).pool.run(
+            self._statements.fire_timeouts(None if found is None else found.id)
+        )
         if found is not None and not fired:
             self._refute(found, "should wait with a deadline")
         return len(fired)
 
     async def waiting(self) -> tuple[Snapshot, ...]:
         """The instances that have not ended, by id."""
-        rows = await self.app.pool.run(self._statements.look(live=True))
+        rows = await services_of(self.app).pool.run(self._statements.look(live=True))
         return tuple(rows)
 
     @property

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from gen_durable.client import Durable
+from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
@@ -60,8 +61,8 @@ async def drop_schema(dsn: str, name: str) -> None:
 
 async def check_throw_away(app: Durable) -> None:
     """Refuse a schema that was not made for tests."""
-    schema = app.calls.schema
-    if await app.pool.run(_mark_of(schema)) != MARK:
+    schema = services_of(app).statements.schema
+    if await services_of(app).pool.run(_mark_of(schema)) != MARK:
         raise ConfigError(
             f"schema {schema.name!r} was not made for tests, and a harness runs all that is due in its schema and "
             "moves time for every row: use the fixture durable_harness, or throw_away_schema(dsn)"

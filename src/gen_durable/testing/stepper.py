@@ -19,6 +19,7 @@ from gen_durable.backoff import backoff
 from gen_durable.client import Durable
 from gen_durable.context import Context
 from gen_durable.core.payloads import ClaimEncryption
+from gen_durable.core.services import services_of
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.fanout import ReadChildren, children_reader
@@ -45,7 +46,6 @@ class Stepper:
     """Runs single steps of the machines and jobs in a registry."""
 
     __slots__ = (
-        "_app",
         "_cascade",
         "_errors",
         "_flush",
@@ -53,6 +53,7 @@ class Stepper:
         "_registry",
         "_run",
         "_scribe",
+        "_services",
         "_side_link",
         "_statements",
         "_threads",
@@ -62,24 +63,40 @@ class Stepper:
     def __init__(
         self, app: Durable, registry: Registry, statements: HarnessStatements, errors: dict[int, Exception]
     ) -> None:
-        self._app = app
+        self._services = services = services_of(app)
         self._registry = registry
         self._statements = statements
-        self._link = PersistentConnection(app.target)
-        self._side_link = PersistentConnection(app.target)
+        self._link = PersistentConnection(services.target)
+        self._side_link = PersistentConnection(services.target)
         self._threads = ThreadPool(1)
         self._errors = errors
         self._cascade = False
-        doors = StepLimits(app.ask, app.calls, _nobody)
+        doors = StepLimits(services.requests, services.statements, _nobody)
         self._scribe = JournalWriter(
-            app.pool, app.calls.schema.name, app.journal, self._threads, app.installation, seal=app.seal
+            services.pool,
+            services.statements.schema.name,
+            services.journal_statements,
+            self._threads,
+            services.installation,
+            seal=services.encryption,
         )
-        sealer = None if app.seal is None else ClaimEncryption(app.seal, app.pool, app.calls)
+        sealer = (
+            None
+            if services.encryption is None
+            else ClaimEncryption(services.encryption, services.pool, services.statements)
+        )
         self._run = _Run(
-            self._threads, children_reader(app.pool, app.calls, app.seal), doors, self._scribe, errors, sealer=sealer
+            self._threads,
+            children_reader(services.pool, services.statements, services.encryption),
+            doors,
+            self._scribe,
+            errors,
+            sealer=sealer,
         )
-        self._flush = Committer(self._link, self._side_link, app.calls, 1, self._woke, worker=WORKER)
-        self._transact = TransactionalExecutor(self._run, app.target, app.calls, 1, self._woke, worker=WORKER)
+        self._flush = Committer(self._link, self._side_link, services.statements, 1, self._woke, worker=WORKER)
+        self._transact = TransactionalExecutor(
+            self._run, services.target, services.statements, 1, self._woke, worker=WORKER
+        )
 
     async def open(self) -> None:
         # What is committed here is thrown away anyhow, so nobody waits for the disk.
@@ -98,7 +115,7 @@ class Stepper:
 
     async def claim(self, queue: str) -> Claim | None:
         """Claim the next due row of a queue."""
-        call = self._app.calls.pick(WORKER, {queue: 1}, self._registry.known, LEASE)
+        call = self._services.statements.pick(WORKER, {queue: 1}, self._registry.known, LEASE)
         picked = await self._link.run(call)
         return picked.claims[0] if picked.claims else None
 
@@ -147,7 +164,7 @@ class Stepper:
     async def _carry_on(self) -> None:
         """Cancel children that are not waited for any more, as workers do."""
         while self._cascade:
-            done = await self._link.run(self._app.calls.cascade(REAP_BATCH, None))
+            done = await self._link.run(self._services.statements.cascade(REAP_BATCH, None))
             self._cascade = done.more and done.ended + done.requested > 0
 
     async def abandon(self, claim: Claim, *, run: bool) -> Execution:
@@ -171,14 +188,14 @@ class Stepper:
         """Take back the claims whose lease is over, and carry on what callers have cancelled in their transactions."""
         more = True
         while more:
-            found = await self._link.run(self._app.calls.reap(REAP_BATCH, None))
+            found = await self._link.run(self._services.statements.reap(REAP_BATCH, None))
             more = len(found.claims) == REAP_BATCH
         self._cascade = True
         await self._carry_on()
 
     async def release(self, claim: Claim, delay: float | None = None, reason: str | None = None) -> None:
         """Give a claim back."""
-        await self._link.run(self._app.calls.release([(claim.id, claim.epoch, delay, reason)]))
+        await self._link.run(self._services.statements.release([(claim.id, claim.epoch, delay, reason)]))
 
     async def shift(self, by: timedelta) -> None:
         """Move every moment in the schema back."""
@@ -247,7 +264,7 @@ class Stepper:
 
     async def _cancel(self, claim: Claim, entry: Entry) -> str:
         """The instance was cancelled while its step ran, by the step itself or by the test."""
-        asked = await self._link.run(self._app.calls.cancel_requests([(claim.id, claim.epoch)]))
+        asked = await self._link.run(self._services.statements.cancel_requests([(claim.id, claim.epoch)]))
         reason = await self._run.cancelled(claim, entry, asked.get(claim.id, "cancelled"), CANCEL_TIMEOUT)
         ran = self._run.ended(claim, entry, reason)
         ran.commit.began = time.perf_counter()

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from gen_durable import Durable, Rate, Start
+from gen_durable.core.services import services_of
 from gen_durable.store.types import Commit
 from tools.bench.ceiling import asker
 from tools.bench.child import Run, race
@@ -119,10 +120,10 @@ async def racing(server: Server, scale: float) -> dict[str, float]:
             ask = await asker(app)
             while left > 0:
                 try:
-                    picked = await ask(app.calls.pick(name, {"default": 10}, known(), 15))
+                    picked = await ask(services_of(app).statements.pick(name, {"default": 10}, known(), 15))
                     commits = [Commit(c.id, c.epoch, c.seq, "done", value="1") for c in picked.claims]
                     if commits:
-                        await ask(app.calls.flush(sorted(commits, key=lambda c: c.id)))
+                        await ask(services_of(app).statements.flush(sorted(commits, key=lambda c: c.id)))
                         left -= len(commits)
                 except Exception:
                     aborted += 1
@@ -150,11 +151,11 @@ async def _pick_time(app: Durable) -> float:
     for _ in range(7):
         await fill(app, Start(noop, 1), BATCH)
         began = time.perf_counter()
-        picked = await ask(app.calls.pick("bare", {"default": BATCH}, known(), 15))
+        picked = await ask(services_of(app).statements.pick("bare", {"default": BATCH}, known(), 15))
         took.append(time.perf_counter() - began)
         assert len(picked.claims) == BATCH
         commits = [Commit(c.id, c.epoch, c.seq, "done", value="1") for c in picked.claims]
-        await ask(app.calls.flush(sorted(commits, key=lambda c: c.id)))
+        await ask(services_of(app).statements.flush(sorted(commits, key=lambda c: c.id)))
     return statistics.median(took)
 
 
@@ -171,4 +172,4 @@ def _rates(
 
 
 def _in(app: Durable, sql: str) -> str:
-    return sql.replace("@", f'"{app.calls.schema.name}"')
+    return sql.replace("@", f'"{services_of(app).statements.schema.name}"')

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Awaitable, Callable
 
 from gen_durable import Durable, Start
+from gen_durable.core.services import services_of
 from gen_durable.outcomes import step_of
 from tools.bench.child import Run, play, race
 from tools.bench.drains import WORK
@@ -75,7 +76,7 @@ async def _park(server: Server, app: Durable, count: int) -> None:
     """Rows as `Await` leaves them, written at once: a million real ones take minutes."""
     spec = step_of(Patient.end, "parked")
     await server.admin.execute(
-        f'insert into "{app.calls.schema.name}".instances'
+        f'insert into "{services_of(app).statements.schema.name}".instances'
         " (fsm, fsm_version, step, status, awaits, seen, seq, claims, state)"
         " select $1, $2, $3, 'awaiting_signal', array[$4], '{}', 1, 1, '1' from generate_series(1, $5)",
         *(spec.machine.name, spec.machine.version, spec.name, go_on.name, count),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from gen_durable import Durable, Start
+from gen_durable.core.services import services_of
 from tools.bench.ceiling import asker
 from tools.bench.child import Run, race
 from tools.bench.drains import rates
@@ -53,7 +54,7 @@ async def batch(line: Line, app: Durable, *, count: int) -> None:
 async def bare(line: Line, app: Durable, *, count: int, links: int = 1, size: int = 1) -> None:
     """The same statement, prepared once, on so many connections at the same time."""
     asks = [await asker(app) for _ in range(links)]
-    call = app.calls.insert([Start(noop, 1)] * size, "raise")
+    call = services_of(app).statements.insert([Start(noop, 1)] * size, "raise")
     for ask in asks:
         await ask(call)
 

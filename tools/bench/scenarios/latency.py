@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from gen_durable import Durable, Finished, Handle, Start, Status
+from gen_durable.core.services import services_of
 from gen_durable.pg.connect import connect
 from gen_durable.store.types import Commit, OutgoingSignal
 from tools.bench.ceiling import Ask, asker, finish, pick
@@ -56,7 +57,7 @@ async def same_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any]
     for number in range(WARM + samples):
         await rest()
         began = time.monotonic()
-        await ask(app.calls.insert([Start(noop, number)], "raise"))
+        await ask(services_of(app).statements.insert([Start(noop, number)], "raise"))
         await finish(ask, app, await pick(ask, app, 1))
         found.append(time.monotonic() - began)
     return {"done": found[WARM:]}
@@ -72,7 +73,7 @@ async def other_worker(line: Line, app: Durable) -> dict[str, Any]:
     def ended(instance: int, *_: object) -> None:
         ends[instance] = time.monotonic()
 
-    app.endings.ended = ended  # type: ignore[method-assign, assignment]
+    services_of(app).completions.ended = ended  # type: ignore[method-assign, assignment]
     await line.go()
     async with worker(app):
         await line.stop()
@@ -96,21 +97,21 @@ async def other_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any
     """Insert and NOTIFY on one connection, LISTEN on another, then pick and flush there; in the end one look."""
     await line.go()
     client, runner = await asker(app), await asker(app)
-    listening = (await connect(app.target)).driver_connection
+    listening = (await connect(services_of(app).target)).driver_connection
     heard = asyncio.Event()
-    await listening.add_listener(app.calls.schema.channel, lambda *_: heard.set())
+    await listening.add_listener(services_of(app).statements.schema.channel, lambda *_: heard.set())
     committed: list[float] = []
     known: list[float] = []
     for number in range(WARM + samples):
         await rest()
         heard.clear()
         began = time.monotonic()
-        (row,) = await client(app.calls.insert([Start(noop, number)], "raise"))
-        await client(app.calls.notify(["default"]))
+        (row,) = await client(services_of(app).statements.insert([Start(noop, number)], "raise"))
+        await client(services_of(app).statements.notify(["default"]))
         await heard.wait()
         await finish(runner, app, await pick(runner, app, 1))
         committed.append(time.monotonic() - began)
-        await client(app.calls.finished_of([row.id]))
+        await client(services_of(app).statements.finished_of([row.id]))
         known.append(time.monotonic() - began)
     return {"committed": committed[WARM:], "known": known[WARM:]}
 
@@ -142,17 +143,21 @@ async def signal_bare(line: Line, app: Durable, *, samples: int) -> dict[str, An
         target = await _park(ask, app, number)
         await rest()
         began = time.monotonic()
-        await ask(app.calls.signal([OutgoingSignal(target, None, go_on.name, "null", None)]))
+        await ask(services_of(app).statements.signal([OutgoingSignal(target, None, go_on.name, "null", None)]))
         await finish(ask, app, await pick(ask, app, 1))
         found.append(time.monotonic() - began)
     return {"done": found[WARM:]}
 
 
 async def _park(ask: Ask, app: Durable, number: int) -> int:
-    await ask(app.calls.insert([Start(Patient.begin, number)], "raise"))
+    await ask(services_of(app).statements.insert([Start(Patient.begin, number)], "raise"))
     (claim,) = await pick(ask, app, 1)
     waits = f'{{"awaits": ["{go_on.name}"], "seen": []}}'
-    await ask(app.calls.flush([Commit(claim.id, claim.epoch, claim.seq, "await", "end", value="1", extra=waits)]))
+    await ask(
+        services_of(app).statements.flush(
+            [Commit(claim.id, claim.epoch, claim.seq, "await", "end", value="1", extra=waits)]
+        )
+    )
     return claim.id
 
 
@@ -186,9 +191,9 @@ async def timer_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any
     await line.go()
     ask = await asker(app)
     began: dict[int, float] = {}
-    await ask(app.calls.insert(_timers(samples), "raise"))
+    await ask(services_of(app).statements.insert(_timers(samples), "raise"))
     while len(began) < samples:
-        picked = await ask(app.calls.pick("bare", {"default": 10}, ["look_at_clock/1/run"], 15))
+        picked = await ask(services_of(app).statements.pick("bare", {"default": 10}, ["look_at_clock/1/run"], 15))
         now = time.time()
         began |= {claim.id: now for claim in picked.claims}
         if picked.claims:

@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from gen_durable import Durable, Status
+from gen_durable.core.services import services_of
 from gen_durable.doctor import diagnose
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.schema import Schema
@@ -137,13 +138,13 @@ async def _soak(server: Server, app: Durable, plan: Plan, console: Console) -> S
         while (now := time.monotonic() - began) < plan.seconds:
             await asyncio.sleep(plan.window)
             if plan.is_read(now) and reader is None:
-                reader = await _open_reader(server, app.calls.schema)
+                reader = await _open_reader(server, services_of(app).statements.schema)
             elif not plan.is_read(now) and reader is not None:
                 await reader.close()
                 reader = None
             if team.complete:
                 rate, before = (team.ended - before) / plan.window, team.ended
-                found = await counters(server.admin, app.calls.schema)
+                found = await counters(server.admin, services_of(app).statements.schema)
                 samples.append(sampled(now, rate, team.said, found, reader=reader is not None))
                 live.update(_screen(samples[-1], plan.seconds), refresh=True)
         inserted = await team.stop_feeding()
@@ -165,7 +166,7 @@ async def _left(server: Server, app: Durable, soaked: Soaked) -> list[Line]:
     failed = await app.count(status=[Status.FAILED, Status.CANCELLED])
     link = PersistentConnection(Target(server.dsn))
     try:
-        findings = await diagnose(link, app.calls.schema)
+        findings = await diagnose(link, services_of(app).statements.schema)
     finally:
         await link.close()
     return [

@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 
 from gen_durable import Durable, Start, Worker, job
+from gen_durable.core.services import services_of
 from tools.bench.measure import memory
 from tools.bench.role import Line
 from tools.bench.work import Fan, Patient, Recorded, go_on, machines, noop
@@ -35,7 +36,7 @@ async def stamped(sent: float) -> None:
 
 async def feed(line: Line, app: Durable, rate: float | None) -> dict[str, Any]:
     """A role: insert so many hundreds a second, or, with no rate, as many as are taken; signal those that wait."""
-    connection = await asyncpg.connect(app.target.dsn)
+    connection = await asyncpg.connect(services_of(app).target.dsn)
     await line.go()
     stopped = asyncio.create_task(line.stop())
     inserted = 0
@@ -67,7 +68,7 @@ async def _hundred(app: Durable) -> list[int]:
 
 async def _backlog(connection: asyncpg.Connection[Any], app: Durable) -> int:
     waiting: int = await connection.fetchval(
-        app.calls.schema.render("select count(*) from @schema.instances where due_at is not null")
+        services_of(app).statements.schema.render("select count(*) from @schema.instances where due_at is not null")
     )
     return waiting
 
@@ -80,7 +81,7 @@ async def work(line: Line, app: Durable, window: float) -> None:
         nonlocal ended
         ended += 1
 
-    app.endings.ended = count  # type: ignore[method-assign, assignment]
+    services_of(app).completions.ended = count  # type: ignore[method-assign, assignment]
     worker = Worker(
         app,
         machines=machines(),

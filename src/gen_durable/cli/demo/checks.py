@@ -19,8 +19,10 @@ from gen_durable.cli.demo.machines import Receipt
 from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.script import Placed, Told
 from gen_durable.client import Durable
+from gen_durable.core.services import services_of
 from gen_durable.doctor import diagnose
 from gen_durable.instances import Ending
+from gen_durable.operations.wait import wait
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
@@ -79,7 +81,9 @@ class Row:
 async def judge(database: Database, told: Told) -> Verdict:
     """Compare what was seen with what is stored."""
     async with Durable(database.dsn, schema=SCHEMA) as app:
-        endings = await asyncio.gather(*(app.wait(p.handle.id, p.handle.codec, _MOMENT) for p in told.placed))
+        endings = await asyncio.gather(
+            *(wait(services_of(app), p.handle.id, p.handle.codec, _MOMENT) for p in told.placed)
+        )
     rows = await database.link.run(Statement(Schema(SCHEMA).render(_ROWS), (), _read))
     findings = await diagnose(database.link, Schema(SCHEMA))
     broken = [finding.check for finding in findings if not finding.clean]

@@ -1,0 +1,139 @@
+"""Services: the objects that the client operations, the worker and the tools of one `Durable` share.
+
+`Durable` holds one; every other part reaches it with `services_of(app)`, so that `Durable` itself shows only what users
+call. Pools, notifier, completions and installation exist while the `Durable` is open.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gen_durable.core.completions import CompletionWatcher
+from gen_durable.core.notifier import Notifier
+from gen_durable.core.requests import Requests
+from gen_durable.database import Database
+from gen_durable.encryption import PayloadEncryption
+from gen_durable.errors import ConfigError
+from gen_durable.pg.connection import Target
+from gen_durable.pg.pool import Pool
+from gen_durable.store.admin import AdminStatements
+from gen_durable.store.journal import JournalCalls
+from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statements
+from gen_durable.telemetry import Events
+
+
+class Services:
+    """Everything that a `Durable` is made of.
+
+    `requests` runs what users call, through the pool that the user passed, if any. `engine_requests` and `pool` are for
+    workers: they never use connections that user code may hold.
+    """
+
+    __slots__ = (
+        "_completions",
+        "_database",
+        "_installation",
+        "_notifier",
+        "admin_statements",
+        "encryption",
+        "engine_requests",
+        "events",
+        "is_open",
+        "journal_statements",
+        "requests",
+        "schema",
+        "statements",
+    )
+
+    def __init__(self, database: Database, encryption: PayloadEncryption | None) -> None:
+        self._database = database
+        self.schema: Schema = database.schema
+        self.statements = Statements(self.schema)
+        self.journal_statements = JournalCalls(self.schema)
+        self.admin_statements = AdminStatements(self.schema)
+        self.events = Events()
+        self.encryption = encryption
+        self.requests = Requests(self._get_client_pool, self.schema.name)
+        self.engine_requests = Requests(self._get_pool, self.schema.name)
+        self.is_open = False
+
+    @property
+    def pool(self) -> Pool:
+        """The connections of the library itself; the user's pool if there is no DSN."""
+        return self._get_pool()
+
+    @property
+    def target(self) -> Target:
+        """Where the library's own connections lead. Raises `ConfigError` if there is only a pool."""
+        self.check_open()
+        return self._database.target
+
+    @property
+    def notifier(self) -> Notifier:
+        """Wakes workers, here and in other processes."""
+        self.check_open()
+        return self._notifier
+
+    @property
+    def completions(self) -> CompletionWatcher:
+        """Waits for instances to end."""
+        self.check_open()
+        return self._completions
+
+    @property
+    def installation(self) -> str:
+        """The id of the database, which idempotency keys contain."""
+        self.check_open()
+        return self._installation
+
+    def check_open(self) -> None:
+        """Raise `ConfigError` if the `Durable` is not open."""
+        if not self.is_open:
+            raise ConfigError("this Durable is not open: use `async with Durable(...) as app:` or await app.open()")
+
+    async def ensure_open(self) -> bool:
+        """Open unless open already; returns whether this call opened it."""
+        if self.is_open:
+            return False
+        await self.open()
+        return True
+
+    async def open(self) -> None:
+        """Connect, and check that the schema is there."""
+        if self.is_open:
+            raise ConfigError("this Durable is open already")
+        database = self._database
+        await database.open()
+        self._installation = database.installation
+        self._notifier = Notifier(database.pool, self.statements, self.engine_requests, database.listen_target)
+        self._completions = CompletionWatcher(database.pool, self.statements)
+        self.is_open = True
+
+    async def close(self) -> None:
+        """Close the library's own connections."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        await self._completions.stop()
+        await self._notifier.close()
+        await self._database.close()
+
+    def _get_pool(self) -> Pool:
+        self.check_open()
+        return self._database.pool
+
+    def _get_client_pool(self) -> Pool:
+        self.check_open()
+        return self._database.client_pool
+
+
+class HasServices(Protocol):
+    """A `Durable`."""
+
+    _services: Services
+
+
+def services_of(app: HasServices) -> Services:
+    """The services of a `Durable`: for workers, `gen_durable.testing`, the command line and tools."""
+    return app._services

@@ -1,0 +1,40 @@
+"""Limits: create, change, remove and read them, and wake the queues in which rows became runnable."""
+
+from __future__ import annotations
+
+from gen_durable.core.services import Services
+from gen_durable.limits import LimitState, Policy, check_policy
+from gen_durable.validation import check_name
+
+LIMIT_NAME = "the name of a limit"
+
+
+async def set_limit(services: Services, name: str, policy: Policy) -> bool:
+    """Create or change a limit. Returns whether that changed anything."""
+    return await _set_limit(services, name, policy, declared=False)
+
+
+async def declare_limit(services: Services, name: str, policy: Policy) -> bool:
+    """As `set_limit`, for code that declares the same policy at each start: a change made since then stays."""
+    return await _set_limit(services, name, policy, declared=True)
+
+
+async def remove_limit(services: Services, name: str) -> bool:
+    """Remove a limit. Returns whether it existed."""
+    statement = services.statements.remove_limit(check_name(name, LIMIT_NAME))
+    removed, woken = await services.requests.run(statement, "remove_limit", safe=True)
+    services.notifier.wake_all(woken)
+    return removed
+
+
+async def list_limits(services: Services) -> list[LimitState]:
+    """Read the state of every limit, by partition."""
+    return await services.requests.run(services.statements.limits(), "limits", safe=True)
+
+
+async def _set_limit(services: Services, name: str, policy: Policy, *, declared: bool) -> bool:
+    check_policy(check_name(name, LIMIT_NAME), policy)
+    statement = services.statements.set_limit(name, policy, declared=declared)
+    changed, woken = await services.requests.run(statement, f"limit {name!r}", safe=True)
+    services.notifier.wake_all(woken)
+    return changed

@@ -1,0 +1,49 @@
+"""Wait: block until an instance has ended, and decode how it ended."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from gen_durable.codec import Codec
+from gen_durable.core.services import Services
+from gen_durable.durations import Duration
+from gen_durable.encryption import ERROR, RESULT, PayloadEncryption
+from gen_durable.errors import DatabaseUnavailable, NotFound
+from gen_durable.instances import Cancelled, Ending, Failed, Finished, Pending, Status
+from gen_durable.pg.faults import ConnectionLost
+from gen_durable.store.types import FinishedInstance
+from gen_durable.validation import check_delay
+
+R = TypeVar("R")
+
+
+async def wait(services: Services, instance: int, codec: Codec[R], timeout: Duration | None) -> Ending[R]:
+    """Wait until an instance has ended, or for `timeout`. Raises `NotFound`."""
+    seconds = check_delay(timeout, "timeout") if timeout is not None else None
+    try:
+        finished = await services.completions.wait(instance, seconds)
+    except ConnectionLost as error:
+        raise DatabaseUnavailable(f"wait: the database is not reachable ({error})") from error
+    if finished is None:
+        return Pending(instance)
+    match finished.status:
+        case Status.DONE:
+            return Finished(instance, codec.decode(_result(finished, services.encryption)))
+        case Status.FAILED:
+            return Failed(instance, _error(finished, services.encryption))
+        case Status.CANCELLED:
+            return Cancelled(instance, _error(finished, services.encryption))
+        case _:
+            raise NotFound(f"instance {instance} is unknown; ended instances are deleted after their retention")
+
+
+def _result(finished: FinishedInstance, encryption: PayloadEncryption | None) -> str:
+    if finished.result is None:
+        return "null"
+    return finished.result if encryption is None else encryption.open(finished.result, finished.id, RESULT)
+
+
+def _error(finished: FinishedInstance, encryption: PayloadEncryption | None) -> str:
+    if encryption is None:
+        return finished.last_error or ""
+    return encryption.look_text(finished.last_error, finished.id, ERROR) or ""

@@ -1,0 +1,47 @@
+"""The errors of the library for the SQLSTATEs that the server raises.
+
+Messages never repeat the server's own text, which may quote a payload; the SQL functions' own errors (class GD) do not.
+"""
+
+from __future__ import annotations
+
+from gen_durable.errors import DatabaseRefused, Duplicate, GenDurableError, InputError, UnknownLimit
+from gen_durable.pg.faults import detail_of, message_of, sqlstate
+
+
+def to_error(error: BaseException, operation: str, schema: str) -> GenDurableError:
+    """The library's error for an error of the server; `operation` names the call in its message."""
+    code = sqlstate(error)
+    match code:
+        case "GD001":
+            return _duplicate(error)
+        case "GD002":
+            return UnknownLimit(
+                f"{operation}: {message_of(error)}: "
+                "declare it with Worker(limits={...}), app.set_limit or `gen-durable limits set`"
+            )
+        case "GD003" | "GD004" | "GD005":  # raised by limit_keys.sql and set_limit.sql
+            return InputError(f"{operation}: {message_of(error)}")
+        case "42501":
+            return DatabaseRefused(
+                f"{operation}: permission denied: this login may not do that in schema {schema!r}; if it should, grant "
+                "it the role that may (gen-durable migrate --roles)"
+            )
+        case _:
+            return DatabaseRefused(
+                f"{operation}: the database rejected the call ({type(error).__name__}, SQLSTATE {code})"
+            )
+
+
+def _duplicate(error: BaseException) -> Duplicate:
+    """GD001 as insert.sql raises it: the key in DETAIL; the holder's id in HINT, empty for a sibling of the call."""
+    detail, hint = detail_of(error)
+    key = bytes.fromhex(detail or "")
+    shown = repr(key.decode(errors="replace"))
+    if not hint:
+        return Duplicate(f"unique_key {shown} is given twice in one call: nothing was inserted", key=key)
+    return Duplicate(
+        f"unique_key {shown} is taken by instance {hint}: pass on_conflict='existing' or 'skip' if that is fine",
+        key=key,
+        existing_id=int(hint),
+    )
