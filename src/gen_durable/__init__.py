@@ -14,8 +14,9 @@ from gen_durable.instances import Cancelled, Failed, Finished, Instance, Pending
 from gen_durable.jobs import Abort, Job, job
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.machines import Machine, step
-from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, Retry, ScheduleChildren, Start
+from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, Retry, ScheduleChildren
 from gen_durable.signals import Signal
+from gen_durable.starts import Start
 from gen_durable.sync import SyncDurable, SyncHandle
 from gen_durable.worker import Worker
 

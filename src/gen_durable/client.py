@@ -29,9 +29,9 @@ from gen_durable.operations.cancel import cancel, checked_reason, to_cancellatio
 from gen_durable.operations.in_transaction import TransactionCalls
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.signal import is_delivered, outgoing_signal, send_signal
-from gen_durable.outcomes import LIVE, Scope, Start, Startable, StartOptions, step_of
 from gen_durable.pg.pool import DriverPool
 from gen_durable.signals import Signal
+from gen_durable.starts import LIVE, Scope, Start, Startable, StartOptions, step_of
 from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
 from gen_durable.telemetry import Events
 
@@ -141,10 +141,28 @@ class Durable(AdminOperations):
         connection: object = None,
         **options: Unpack[StartOptions],
     ) -> Handle[R] | None: ...
+    @overload
     async def insert(
         self,
-        step: Startable[S, R],
-        state: S,
+        step: Startable[None, R],
+        *,
+        on_conflict: Literal["raise", "existing"] = "raise",
+        connection: object = None,
+        **options: Unpack[StartOptions],
+    ) -> Handle[R]: ...
+    @overload
+    async def insert(
+        self,
+        step: Startable[None, R],
+        *,
+        on_conflict: Literal["skip"],
+        connection: object = None,
+        **options: Unpack[StartOptions],
+    ) -> Handle[R] | None: ...
+    async def insert(
+        self,
+        step: Startable[Any, R],
+        state: object = None,
         *,
         on_conflict: OnConflict = "raise",
         connection: object = None,

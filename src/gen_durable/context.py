@@ -22,7 +22,7 @@ from gen_durable.signals import Received, Signal
 
 if TYPE_CHECKING:
     from gen_durable.machines import StepSpec
-    from gen_durable.outcomes import Startable
+    from gen_durable.starts import Startable
 
 P = TypeVar("P")
 S = TypeVar("S")
@@ -200,7 +200,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
     def results(self, step: Startable[S, R]) -> list[R]:
         """The results of this round's children that are done, of the machine or job of `step`; in start order."""
-        from gen_durable.outcomes import step_of  # here, not above: outcomes' types speak of Context
+        from gen_durable.starts import step_of  # here, not above: outcomes' types speak of Context
 
         spec = step_of(step, "ctx.results")
         codec = spec.result_codec
@@ -208,7 +208,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
     async def stream_results(self, step: Startable[S, R]) -> AsyncIterator[R]:
         """As `results`, read page by page, so that any number will do."""
-        from gen_durable.outcomes import step_of
+        from gen_durable.starts import step_of
 
         spec = step_of(step, "ctx.stream_results")
         async for child in self.stream_children():

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from gen_durable.machines import Machine, MachineSpec, StepSpec
-from gen_durable.outcomes import OUTCOMES, Await, Done, Fail, Next, Retry, ScheduleChildren, Start
+from gen_durable.outcomes import OUTCOMES, Await, Done, Fail, Next, Retry, ScheduleChildren
 from gen_durable.signals import Signal
+from gen_durable.starts import Start
 
 Kind: TypeAlias = Literal["next", "retry", "await", "children", "done", "fail", "error", "unknown"]
 

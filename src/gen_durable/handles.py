@@ -13,8 +13,8 @@ from gen_durable.durations import Duration
 from gen_durable.errors import InputError, InstanceCancelled, InstanceFailed, WaitTimeout
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending
 from gen_durable.operations.wait import wait
-from gen_durable.outcomes import Start
 from gen_durable.signals import Signal
+from gen_durable.starts import Start
 from gen_durable.validation import check_key
 
 if TYPE_CHECKING:

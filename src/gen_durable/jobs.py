@@ -1,14 +1,14 @@
-"""Jobs: a machine with one step, written as a function.
+"""Jobs: machines with one step, written as a function.
 
-In: a function of one typed argument, and `ctx` if it wants it. Out: a `Job`, to be inserted and given to a worker.
-A job that returns is done; one that raises is tried again after `backoff(attempt)` until `max_attempts`.
+`@job` turns a function of none or one typed argument, and `ctx` if it takes it, into a `Job`, which clients insert and
+workers run. A job that returns is done; a job that raises is retried after `backoff(attempt)` until `max_attempts`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, get_args, overload
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -26,14 +26,15 @@ R = TypeVar("R")
 A_contra = TypeVar("A_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 C_co = TypeVarWithDefault("C_co", covariant=True, default=Any)
-"""What calling the function gives: R, or a coroutine of it. `Job[A, R]` is enough where nobody calls it."""
+"""The type that a call of the function returns: R, or a coroutine of R. It defaults, so `Job[A, R]` is enough."""
 
-Backoff = Callable[[int], Duration]
+Backoff: TypeAlias = Callable[[int], Duration]
+"""The delay before the next attempt, from the number of attempts so far, counted from 0."""
 DEFAULT_MAX_ATTEMPTS = 20
 
 
 class Abort(Exception):
-    """Raise this inside a job to fail it at once, without further attempts."""
+    """Raise it in a job to fail the job at once, without further attempts."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -41,9 +42,17 @@ class Abort(Exception):
 
 
 class Job(Generic[A_contra, R_co, C_co]):
-    """A durable function: give it to `insert` and to a `Worker`. Calling it calls the function, as in a unit test."""
+    """A durable function: pass it to `insert` and to a `Worker`. A direct call runs the function, as in a unit test."""
 
-    __slots__ = ("__gen_durable_step__", "__wrapped__", "backoff", "fn", "max_attempts", "wants_context")
+    __slots__ = (
+        "__gen_durable_step__",
+        "__wrapped__",
+        "backoff",
+        "fn",
+        "max_attempts",
+        "takes_argument",
+        "wants_context",
+    )
 
     def __init__(self, fn: Callable[..., Any], spec: StepSpec, max_attempts: int, backoff: Backoff) -> None:
         self.fn = fn
@@ -51,13 +60,17 @@ class Job(Generic[A_contra, R_co, C_co]):
         self.__gen_durable_step__ = spec
         self.max_attempts = max_attempts
         self.backoff = backoff
-        self.wants_context = len(inspect.signature(fn).parameters) == 2
+        self.takes_argument, self.wants_context = _read_signature(fn, spec.machine.name)
 
     @property
     def name(self) -> str:
-        """The durable name that rows have."""
+        """The name that rows store."""
         return self.__gen_durable_step__.machine.name
 
+    @overload
+    def __call__(self: Job[None, R_co, C_co], /) -> C_co: ...
+    @overload
+    def __call__(self: Job[None, R_co, C_co], ctx: Context, /) -> C_co: ...
     @overload
     def __call__(self, argument: A_contra, /) -> C_co: ...
     @overload
@@ -69,27 +82,52 @@ class Job(Generic[A_contra, R_co, C_co]):
         return f"Job({self.name!r})"
 
 
-class _Decorator(Protocol):
-    """What `@job(...)` gives: it takes the function, async or not, with ctx or without."""
+class _TakesOnlyContext(Protocol[R_co]):
+    """A function whose only parameter is named `ctx`.
 
+    It overlaps with `Callable[[A], R]` on purpose: by its name, the parameter is not the job's argument.
+    """
+
+    def __call__(self, ctx: Context) -> R_co: ...
+
+
+class _Decorator(Protocol):
+    """The return type of `@job(...)`: it takes the function, async or not, with `ctx` or without."""
+
+    @overload
+    def __call__(self, fn: _TakesOnlyContext[Coroutine[Any, Any, R]], /) -> Job[None, R, Coroutine[Any, Any, R]]: ...  # type: ignore[overload-overlap]  # see _TakesOnlyContext
     @overload
     def __call__(self, fn: Callable[[A], Coroutine[Any, Any, R]], /) -> Job[A, R, Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(self, fn: Callable[[A, Context], Coroutine[Any, Any, R]], /) -> Job[A, R, Coroutine[Any, Any, R]]: ...
     @overload
+    def __call__(self, fn: Callable[[], Coroutine[Any, Any, R]], /) -> Job[None, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, fn: _TakesOnlyContext[R], /) -> Job[None, R, R]: ...  # type: ignore[overload-overlap]  # see _TakesOnlyContext
+    @overload
     def __call__(self, fn: Callable[[A], R], /) -> Job[A, R, R]: ...
     @overload
     def __call__(self, fn: Callable[[A, Context], R], /) -> Job[A, R, R]: ...
+    @overload
+    def __call__(self, fn: Callable[[], R], /) -> Job[None, R, R]: ...
 
 
+@overload
+def job(fn: _TakesOnlyContext[Coroutine[Any, Any, R]], /) -> Job[None, R, Coroutine[Any, Any, R]]: ...  # type: ignore[overload-overlap]  # see _TakesOnlyContext
 @overload
 def job(fn: Callable[[A], Coroutine[Any, Any, R]], /) -> Job[A, R, Coroutine[Any, Any, R]]: ...
 @overload
 def job(fn: Callable[[A, Context], Coroutine[Any, Any, R]], /) -> Job[A, R, Coroutine[Any, Any, R]]: ...
 @overload
+def job(fn: Callable[[], Coroutine[Any, Any, R]], /) -> Job[None, R, Coroutine[Any, Any, R]]: ...
+@overload
+def job(fn: _TakesOnlyContext[R], /) -> Job[None, R, R]: ...  # type: ignore[overload-overlap]  # see _TakesOnlyContext
+@overload
 def job(fn: Callable[[A], R], /) -> Job[A, R, R]: ...
 @overload
 def job(fn: Callable[[A, Context], R], /) -> Job[A, R, R]: ...
+@overload
+def job(fn: Callable[[], R], /) -> Job[None, R, R]: ...
 @overload
 def job(
     *,
@@ -117,7 +155,11 @@ def job(
     transactional: bool = False,
     history: History = "transitions",
 ) -> Any:
-    """Make a durable job of a function of one argument (and `ctx`, if it takes a second)."""
+    """Make a durable job of a function of none or one argument, and `ctx` if it takes it.
+
+    `backoff(attempt)` is the delay before the next attempt, after an error; after `max_attempts` the job fails.
+    `timeout` bounds one attempt. `limit`, `transactional`: as for `step`. `version`, `history`: as for `Machine`.
+    """
 
     def make(function: Callable[..., Any]) -> Job[Any, Any]:
         if not inspect.isfunction(function):
@@ -128,39 +170,56 @@ def job(
             raise DefinitionError(f"max_attempts of job {label!r} must be 1 or more, got {max_attempts!r}")
         check_version(version, f"job {label!r}")
         check_history(history, f"job {label!r}")
-        _check_signature(function, label)
         seconds = None if timeout is None else check_delay(timeout, f"the timeout of job {label!r}", DefinitionError)
         check_limit(limit, f"the limit of job {label!r}")
         if transactional:
             check_transactional(function, f"job {label!r}")
         steps: dict[str, StepSpec] = {}
         machine = MachineSpec(label, version, queue, steps, _read_job_hints, history)
-        spec = StepSpec(
-            machine, "run", (), seconds, function, inspect.iscoroutinefunction(function), limit, transactional
-        )
-        steps["run"] = spec
-        made: Job[Any, Any] = Job(function, spec, max_attempts, backoff)
-        return made
+        is_async = inspect.iscoroutinefunction(function)
+        steps["run"] = StepSpec(machine, "run", (), seconds, function, is_async, limit, transactional)
+        return Job(function, steps["run"], max_attempts, backoff)
 
     return make if fn is None else make(fn)
 
 
-def _check_signature(function: Callable[..., Any], label: str) -> None:
+def _read_signature(function: Callable[..., Any], label: str) -> tuple[bool, bool]:
+    """Whether a job's function takes an argument, and whether it takes `ctx`. Raises `DefinitionError`."""
     parameters = list(inspect.signature(function).parameters.values())
-    positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    if len(parameters) not in (1, 2) or not positional:
-        raise DefinitionError(
-            f"job {label!r} must take one argument, or one and ctx, not {inspect.signature(function)}: "
-            "gather several values in a dataclass"
-        )
-    if len(parameters) == 2 and parameters[1].default is not inspect.Parameter.empty and parameters[1].name != "ctx":
-        raise DefinitionError(
-            f"job {label!r} takes {parameters[1].name!r} with a default, but a second argument is the context: "
-            "gather several values in a dataclass"
-        )
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    others = [p for p in parameters if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
+    if others == positional:
+        match [_is_context(p, function) for p in positional]:
+            case []:
+                return False, False
+            case [True] if positional[0].name == "ctx":
+                return False, True
+            case [False] if positional[0].name != "ctx":
+                return True, False
+            case [False, True]:
+                return True, True
+            case _:
+                pass
+    raise DefinitionError(
+        f"job {label!r} cannot have the signature {inspect.signature(function)}. A job takes no argument, one "
+        "argument, `ctx: Context`, or one argument and `ctx: Context`. Put several values into a dataclass"
+    )
+
+
+def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return parameter.name == "ctx"
+    if isinstance(annotation, str):  # not evaluated: other names in it may be defined later
+        if getattr(function, "__globals__", {}).get(annotation) is Context:
+            return True
+        words = {word.rpartition(".")[2] for word in annotation.replace("|", " ").replace("[", " ").split()}
+        return "Context" in {word.strip("]") for word in words}
+    return annotation is Context or Context in get_args(annotation)
 
 
 def _read_job_hints(function: Callable[..., Any], label: str) -> tuple[object, object]:
     hints = resolve_hints(function, label)
-    argument = next(iter(inspect.signature(function).parameters))
-    return hints.get(argument, Any), hints.get("return", Any)
+    takes_argument, _ = _read_signature(function, label)
+    argument = next(iter(inspect.signature(function).parameters)) if takes_argument else None
+    return None if argument is None else hints.get(argument, Any), hints.get("return", Any)

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from gen_durable.codec import decode_plain, encode, encode_metadata
 from gen_durable.errors import InputError
 from gen_durable.instances import Instance, Status
-from gen_durable.outcomes import Scope
+from gen_durable.starts import Scope
 from gen_durable.validation import check_key, check_moment, check_name, check_text_key
 
 PAGE: Final = 50

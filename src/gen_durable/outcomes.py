@@ -1,30 +1,25 @@
-"""The six outcomes of a step, and `Start`, the description of an instance to be made.
+"""The six outcomes that a step can return.
 
-In: what user code decided. Out: a value that says what the row becomes; nothing happens until it is committed.
-`Outcome[R]` is the type a step returns, R being what the machine's `Done` carries in the end. It is covariant, and an
-outcome that leads to a step has that step's R, so a type checker follows the result through the whole machine.
+An outcome is a value that says what the row becomes; nothing happens until the worker commits it. A step returns
+`Outcome[R]`, where R is the result type of the machine's `Done`. `Outcome` is covariant, and an outcome that leads to a
+step has that step's R, so a type checker follows the result through the whole machine.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeAlias, TypeVar, cast, final, overload
+from collections.abc import Iterable, Sized
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeAlias, TypeVar, final, overload
 
-from typing_extensions import TypedDict, TypeIs
+from typing_extensions import TypeIs
 
-from gen_durable.codec import encode_metadata
 from gen_durable.durations import Duration
-from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
-from gen_durable.limits import Limit, LimitNames, limits_of
+from gen_durable.errors import InvalidOutcome
+from gen_durable.limits import LimitNames, limits_of
+from gen_durable.starts import BoundStep, Start, step_of
 from gen_durable.validation import (
     MAX_CHILDREN,
     MAX_OUTBOX,
     check_delay,
-    check_group,
-    check_key,
-    check_moment,
     check_name,
     check_priority,
     check_text_key,
@@ -32,25 +27,13 @@ from gen_durable.validation import (
 )
 
 if TYPE_CHECKING:
-    from gen_durable.context import Context
-    from gen_durable.jobs import Job
-    from gen_durable.machines import StepSpec
     from gen_durable.signals import Signal
 
 S = TypeVar("S")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-BoundStep: TypeAlias = "Callable[[S, Context], Awaitable[Outcome[R]] | Outcome[R]]"
-"""A step as passed inside a machine: `self.ship`."""
-Startable: TypeAlias = "Callable[[Any, S, Context], Awaitable[Outcome[R]] | Outcome[R]] | Job[S, R]"
-"""A step or job as passed from outside: `Checkout.start`, `greet`."""
-
-Scope: TypeAlias = Literal[
-    "runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled"
-]
 OnChildFailure: TypeAlias = Literal["wait", "wake", "cancel_rest"]
-LIVE: Final[tuple[Scope, ...]] = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 
 
 @final
@@ -286,96 +269,6 @@ def is_outcome(value: object) -> TypeIs[AnyOutcome]:
     return isinstance(value, OUTCOMES)
 
 
-class StartOptions(TypedDict, total=False):
-    """The keyword arguments of `Start`, for calls that pass them on."""
-
-    queue: str | None
-    priority: int
-    partition_key: str | None
-    delay: Duration | None
-    schedule_at: datetime | None
-    unique_key: str | bytes | None
-    unique_scope: Iterable[Scope]
-    limit: LimitNames | None
-    group: tuple[str, str] | None
-    metadata: Mapping[str, Any] | None
-
-
-@final
-class Start(Generic[R_co]):
-    """An instance to be made: for `insert_many` and for `ScheduleChildren`.
-
-    `limit` is what its first step runs under; by default what its `@step(limit=)` says, and `[]` for nothing.
-    `group` is whose turn it is in a fair queue: `("tenant", "acme")`.
-    `metadata` is what to find it by later, `{"order": 42}`; the engine never looks at it.
-    """
-
-    __slots__ = (
-        "delay",
-        "group",
-        "limits",
-        "metadata",
-        "partition_key",
-        "priority",
-        "queue",
-        "schedule_at",
-        "state",
-        "step",
-        "unique_key",
-        "unique_scope",
-    )
-
-    def __init__(
-        self,
-        step: Startable[S, R_co],
-        state: S,
-        *,
-        queue: str | None = None,
-        priority: int = 0,
-        partition_key: str | None = None,
-        delay: Duration | None = None,
-        schedule_at: datetime | None = None,
-        unique_key: str | bytes | None = None,
-        unique_scope: Iterable[Scope] = LIVE,
-        limit: LimitNames | None = None,
-        group: tuple[str, str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.step = step_of(step, "Start", InputError)
-        self.state: object = state
-        self.queue = check_name(queue, "queue") if queue is not None else self.step.machine.queue
-        self.priority = check_priority(priority)
-        self.partition_key = check_text_key(partition_key, "partition_key") if partition_key is not None else None
-        if delay is not None and schedule_at is not None:
-            raise InputError("give either delay or schedule_at, not both")
-        self.delay = check_delay(delay, "delay") if delay is not None else 0.0
-        self.schedule_at = check_moment(schedule_at, "schedule_at") if schedule_at is not None else None
-        self.unique_key = check_key(unique_key, "unique_key") if unique_key is not None else None
-        self.unique_scope = _scope(unique_scope) if self.unique_key is not None else ()
-        self.limits: tuple[Limit, ...] = limits_of(limit, "limit") if limit is not None else self.step.limits_for(state)
-        self.group = check_group(group) if group is not None else None
-        self.metadata = encode_metadata(metadata) if metadata else None
-
-    def __repr__(self) -> str:
-        return f"Start({self.step.machine.name}.{self.step.name})"
-
-
-def step_of(step: object, where: str, error: type[GenDurableError] = InvalidOutcome) -> StepSpec:
-    """The step behind a method, function or job, or an error that says what was passed instead."""
-    spec = getattr(step, "__gen_durable_step__", None)
-    if spec is not None and hasattr(spec, "machine"):
-        return cast("StepSpec", spec)
-    if inspect.iscoroutine(step):
-        step.close()
-        raise error(f"{where} got a step that was called: pass the step itself, as in Next(self.ship, state)")
-    if isinstance(step, Outcome):
-        raise error(f"{where} got the outcome of a step that was called: pass the step itself")
-    name = getattr(step, "__name__", None)
-    if callable(step) and name is not None:
-        raise error(f"{where} got {name!r}, which is not a step: decorate it with @step or @job")
-    raise error(f"{where} takes a step such as self.ship, Checkout.start or a @job, got {type(step).__name__}")
-
-
 def describe(error: BaseException) -> str:
     """An exception as it is kept in `last_error`: its type and its words."""
     try:
@@ -407,19 +300,3 @@ def _signal_names(signals: Signal[Any] | Iterable[Signal[Any]]) -> tuple[str, ..
     if not several:
         raise InvalidOutcome("Await needs at least one signal to wait for")
     return tuple(sorted({signal.name for signal in several}))
-
-
-def _scope(scope: Iterable[Scope]) -> tuple[Scope, ...]:
-    if not isinstance(scope, Iterable):
-        raise InputError(f"unique_scope takes a list of statuses, got {type(scope).__name__}")
-    several = tuple(dict.fromkeys(scope))
-    known = (*LIVE, "done", "failed", "cancelled")
-    for status in several:
-        if status not in known:
-            raise InputError(f"unique_scope names {status!r}, which is no status: use some of {', '.join(known)}")
-    if "runnable" not in several:
-        raise InputError(
-            "unique_scope must hold 'runnable', the status in which every instance begins: "
-            "a key that is not taken from the start would be taken later, when nobody can be told"
-        )
-    return several

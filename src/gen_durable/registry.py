@@ -1,7 +1,7 @@
-"""What a worker can run: the only way from a row's text to code.
+"""The steps that a worker can run, by machine, version and step: the only way from a row's text to code.
 
-In: machine instances and jobs, handed over by the host program. Out: the step for a (name, version, step), or nothing.
-No import, no getattr, no scan follows a row's text; an unknown name simply is not in the table.
+The host program passes machines and jobs. A row's text never leads to an import, a getattr or a scan; an unknown name
+is not in the table.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine, MachineSpec, StepSpec
@@ -17,7 +18,7 @@ from gen_durable.machines import Machine, MachineSpec, StepSpec
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A step that can be run: its spec, the bound function, and who answers for its errors."""
+    """A step that can be run: its spec, the bound function, and the machine or job that handles its errors."""
 
     spec: StepSpec
     call: Callable[..., Any]
@@ -25,19 +26,34 @@ class Entry:
     is_job: bool
     wants_context: bool
     plain: bool
-    """It is awaited as it is: no thread, no timeout, no transaction."""
+    """True if the call is awaited directly: no thread, no timeout, no transaction."""
 
     @classmethod
     def of(cls, spec: StepSpec, owner: Machine | Job[Any, Any]) -> Entry:
-        """What is asked at every step is found out once."""
+        """Compute once what every execution of the step needs."""
         plain = spec.is_async and spec.timeout is None and not spec.transactional
         if isinstance(owner, Job):
-            return cls(spec, owner.fn, owner, is_job=True, wants_context=owner.wants_context, plain=plain)
+            return cls(spec, _call_of(owner), owner, is_job=True, wants_context=owner.wants_context, plain=plain)
         return cls(spec, spec.fn.__get__(owner), owner, is_job=False, wants_context=True, plain=plain)
 
 
+def _call_of(job: Job[Any, Any]) -> Callable[..., Any]:
+    """The function of a job, called with the state as every step is, also when it takes no argument."""
+    function = job.fn
+    if job.takes_argument:
+        return function
+
+    def with_context(_state: object, ctx: Context) -> object:
+        return function(ctx)
+
+    def without_context(_state: object) -> object:
+        return function()
+
+    return with_context if job.wants_context else without_context
+
+
 class Registry:
-    """All steps of the given machines and jobs, old names included."""
+    """All steps of the given machines and jobs, by their names and aliases."""
 
     __slots__ = ("_entries", "specs")
 
@@ -74,19 +90,19 @@ class Registry:
                 self._entries[spec.name, spec.version, name] = entry
 
     def find(self, machine: str, version: int, step: str) -> Entry | None:
-        """The step to run for a row, or None when this worker does not know it."""
+        """The step to run for a row; None if this worker does not know it."""
         return self._entries.get((machine, version, step))
 
     def following(self, machine: str, version: int, step: str) -> Entry:
-        """The step of a row that was picked by our own names, or of a machine that we are running."""
+        """The step of a row that `pick` matched against `known`, or of a machine that is running here."""
         return self._entries[machine, version, step]
 
     @property
     def silent(self) -> list[str]:
-        """The machines and jobs that keep no history."""
+        """The machines and jobs with `history="off"`."""
         return [spec.name for spec in self.specs if spec.history == "off"]
 
     @property
     def known(self) -> list[str]:
-        """Every name this worker can run, as the pick function compares them: `machine/version/step`."""
+        """All steps as `machine/version/step`, the form in which the SQL function `pick` compares them."""
         return [f"{machine}/{version}/{step}" for machine, version, step in self._entries]

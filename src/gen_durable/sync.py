@@ -31,9 +31,9 @@ from gen_durable.operations.cancel import checked_reason, to_cancellation
 from gen_durable.operations.in_transaction import TransactionCalls
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.signal import is_delivered, outgoing_signal
-from gen_durable.outcomes import Start, Startable, StartOptions
 from gen_durable.pg.foreign import django_connection
 from gen_durable.signals import Signal
+from gen_durable.starts import Start, Startable, StartOptions
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
 S = TypeVar("S")
@@ -126,10 +126,30 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         using: str | None = None,
         **options: Unpack[StartOptions],
     ) -> SyncHandle[R] | None: ...
+    @overload
     def insert(
         self,
-        step: Startable[S, R],
-        state: S,
+        step: Startable[None, R],
+        *,
+        on_conflict: Literal["raise", "existing"] = "raise",
+        connection: object = None,
+        using: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> SyncHandle[R]: ...
+    @overload
+    def insert(
+        self,
+        step: Startable[None, R],
+        *,
+        on_conflict: Literal["skip"],
+        connection: object = None,
+        using: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> SyncHandle[R] | None: ...
+    def insert(
+        self,
+        step: Startable[Any, R],
+        state: object = None,
         *,
         on_conflict: OnConflict = "raise",
         connection: object = None,

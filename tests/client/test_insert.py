@@ -25,7 +25,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.errors import NotFound
-from gen_durable.outcomes import Scope
+from gen_durable.starts import Scope
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ OPTIONS: list[tuple[str, dict[str, Any], type[GenDurableError], str]] = [
     ("empty queue", {"queue": ""}, InputError, "queue must be 1 to 200"),
     ("odd queue", {"queue": "a b"}, InputError, "queue must be 1 to 200"),
     ("no status", {"unique_key": "k", "unique_scope": ("runnable", "sleeping")}, InputError, "'sleeping'"),
-    ("scope without runnable", {"unique_key": "k", "unique_scope": ("done",)}, InputError, "must hold 'runnable'"),
+    ("scope without runnable", {"unique_key": "k", "unique_scope": ("done",)}, InputError, "must include 'runnable'"),
     ("scope as None", {"unique_key": "k", "unique_scope": None}, InputError, "unique_scope"),
     ("on_conflict", {"on_conflict": "replace"}, InputError, "on_conflict must be"),
 ]

@@ -17,7 +17,7 @@ from tests.support.machine import M, child
 from tests.support.rows import executing, instance, parent, parked, seconds
 
 from gen_durable.limits import Rate
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import Commit, OutgoingSignal
 

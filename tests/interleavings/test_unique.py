@@ -13,7 +13,7 @@ from tests.support.exploring import Exploring
 from tests.support.machine import M
 from tests.support.rows import LIVE, executing, instance
 
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import Commit, Inserted
 

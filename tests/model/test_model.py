@@ -18,7 +18,7 @@ from tests.support.machine import KNOWN, M, child, send
 from tests.support.model import ENDS, Letter, Model, Row
 from tests.support.store import Store
 
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.schema import checks
 from gen_durable.store.types import Claim, Commit, OutgoingSignal
 from gen_durable.testing.statements import HarnessStatements

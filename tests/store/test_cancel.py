@@ -12,7 +12,7 @@ from tests.support.store import Store
 
 from gen_durable.instances import Status
 from gen_durable.limits import Concurrency, Rate
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.types import NO_WAKEUPS, CancelTarget, Commit, Wakeups
 
 

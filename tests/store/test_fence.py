@@ -10,7 +10,7 @@ from tests.support.machine import M, child, fan_out, park
 from tests.support.rows import executing, parent, signal
 from tests.support.store import Store
 
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.types import Commit
 
 CONSUMING = '{"consumed": [7]}'

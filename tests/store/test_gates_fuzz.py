@@ -13,7 +13,7 @@ from tests.support.machine import M, child, send
 from tests.support.store import Store
 
 import gen_durable
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.types import Commit
 
 QUEUES = ["a", "b", "c"]

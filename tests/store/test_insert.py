@@ -10,7 +10,7 @@ from tests.support.machine import M, fan_out, park, send
 from tests.support.rows import LIVE, executing, instance, parked
 from tests.support.store import Store
 
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.types import Commit, Inserted
 
 

@@ -12,7 +12,7 @@ from tests.support.rows import executing, instance, seconds
 from tests.support.store import Store
 
 from gen_durable.limits import Concurrency, Limit, Rate
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.types import Commit
 
 DAY = timedelta(days=1)

@@ -14,7 +14,7 @@ from tests.support.machine import M, child, send
 from tests.support.store import Store
 
 from gen_durable.limits import Concurrency, Limit, Rate
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.schema import checks
 from gen_durable.store.types import Claim, Commit
 

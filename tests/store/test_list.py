@@ -13,7 +13,7 @@ from tests.support.store import Store
 
 from gen_durable.instances import Instance
 from gen_durable.listing import Count, Page, place_of, wanted
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.decode import read_instance
 from gen_durable.store.statements import Statement
 

@@ -10,9 +10,9 @@ import pytest
 from tests.support.machine import KNOWN, M
 
 from gen_durable.errors import ConfigError, SchemaMissing, SchemaTooNew
-from gen_durable.outcomes import Start
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import check, installed_version, library_version, migrate, script
+from gen_durable.starts import Start
 from gen_durable.store.journal import JournalCalls
 from gen_durable.store.schema import Schema, migrations
 from gen_durable.store.statements import Statements

@@ -18,7 +18,7 @@ from tests.support.machine import KNOWN, M, child, fan_out
 from tests.support.rows import ended, executing, instance, parent, parked, seconds
 from tests.support.store import Store
 
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.journal import JournalCalls, Report
 from gen_durable.store.types import Commit
 

@@ -20,9 +20,9 @@ import pytest
 from tests.support.machine import KNOWN, M, child, fan_out, send
 from tests.support.store import Store
 
-from gen_durable.outcomes import Start
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
+from gen_durable.starts import Start
 from gen_durable.store.journal import Fence, JournalCalls, Noted, Report
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pytest
 from tests.support.machine import KNOWN
 
-from gen_durable.outcomes import Start
 from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.starts import Start
 from gen_durable.store.admin import AdminStatements
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement, Statements

@@ -10,9 +10,9 @@ import pytest
 
 from gen_durable.backoff import backoff
 from gen_durable.context import Context
-from gen_durable.errors import DefinitionError
-from gen_durable.jobs import DEFAULT_MAX_ATTEMPTS, Abort, job
-from gen_durable.outcomes import step_of
+from gen_durable.errors import DefinitionError, EncodeError
+from gen_durable.jobs import DEFAULT_MAX_ATTEMPTS, Abort, Job, job
+from gen_durable.starts import step_of
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,19 @@ def test_argument_and_result_types_come_from_the_annotations() -> None:
     assert spec.result_codec.decode(b"3") == 3
 
 
-def none() -> None: ...
-
-
 def three(a: int, ctx: Context, b: int) -> None: ...
+
+
+def two(a: int, b: int) -> None: ...
+
+
+def unnamed(a: int, b) -> None: ...  # type: ignore[no-untyped-def]  # a second argument without an annotation
+
+
+def odd_ctx(ctx: int) -> None: ...
+
+
+def context_only(context: Context) -> None: ...
 
 
 def keyword_only(*, a: int) -> None: ...
@@ -76,11 +85,42 @@ def variadic(*args: int) -> None: ...
 def with_keywords(a: int, **more: int) -> None: ...
 
 
-@pytest.mark.parametrize("function", [none, three, keyword_only, variadic, with_keywords])
-def test_a_job_takes_one_argument_and_maybe_ctx(function: Any) -> None:
+@pytest.mark.parametrize(
+    "function", [two, three, keyword_only, variadic, with_keywords, unnamed, odd_ctx, context_only]
+)
+def test_a_job_takes_at_most_one_argument_and_ctx(function: Any) -> None:
     """Any other signature is refused when the job is made."""
-    with pytest.raises(DefinitionError, match=f"job '{function.__name__}' must take one argument, or one and ctx"):
+    with pytest.raises(DefinitionError, match=f"job '{function.__name__}' cannot have the signature .*dataclass"):
         job(function)
+
+
+def test_jobs_without_an_argument() -> None:
+    """Their state is null; `ctx` alone is the context, and options of the function with a default are left alone."""
+
+    async def tick() -> int:
+        return 1
+
+    def tick_with_context(ctx: Context) -> int:
+        return ctx.id
+
+    def tick_without_annotation(ctx):  # type: ignore[no-untyped-def]  # on purpose
+        return 1
+
+    def with_option(a: int, *, scale: int = 2) -> int:
+        return a * scale
+
+    made: list[Job[Any, Any]] = [job(tick), job(tick_with_context), job(tick_without_annotation), job(with_option)]
+    assert [(one.takes_argument, one.wants_context) for one in made] == [
+        (False, False),
+        (False, True),
+        (False, True),
+        (True, False),
+    ]
+    spec = step_of(made[0], "test")
+    assert spec.state_codec.encode(None) == b"null"
+    assert spec.result_codec.decode(b"1") == 1
+    with pytest.raises(EncodeError, match=r"the state of tick\.run takes None, got int"):
+        spec.state_codec.encode(5)
 
 
 def test_a_second_argument_with_a_default_is_not_taken_for_ctx() -> None:
@@ -91,7 +131,7 @@ def test_a_second_argument_with_a_default_is_not_taken_for_ctx() -> None:
     def retries(a: int, retries: int = 3) -> None: ...
 
     assert job(optional_ctx).wants_context
-    with pytest.raises(DefinitionError, match="takes 'retries' with a default, but a second argument is the context"):
+    with pytest.raises(DefinitionError, match="job 'retries' cannot have the signature"):
         job(retries)
 
 

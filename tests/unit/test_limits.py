@@ -10,7 +10,7 @@ import pytest
 from gen_durable.errors import ConfigError, DefinitionError, InputError, TooLarge
 from gen_durable.jobs import job
 from gen_durable.limits import MAX_SLOTS, Concurrency, Limit, Rate, check_policies, limits_of
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 
 DAY = timedelta(days=1)
 

@@ -13,8 +13,9 @@ from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.jobs import job
 from gen_durable.machines import Machine, StepSpec, step
-from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, step_of
+from gen_durable.outcomes import Await, Done, Fail, Next, Outcome
 from gen_durable.signals import Signal
+from gen_durable.starts import step_of
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,9 @@ from gen_durable.context import Context
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome, TooLarge
 from gen_durable.jobs import job
 from gen_durable.machines import Machine, step
-from gen_durable.outcomes import (
-    LIVE,
-    UNCHANGED,
-    Await,
-    Done,
-    Fail,
-    Next,
-    Outcome,
-    Retry,
-    ScheduleChildren,
-    Start,
-    StartOptions,
-    describe,
-)
+from gen_durable.outcomes import UNCHANGED, Await, Done, Fail, Next, Outcome, Retry, ScheduleChildren, describe
 from gen_durable.signals import Signal
+from gen_durable.starts import LIVE, Start, StartOptions
 from gen_durable.validation import MAX_CHILDREN
 
 
@@ -294,8 +282,8 @@ def test_the_scope_of_a_unique_key() -> None:
     ("scope", "words"),
     [
         (["runnable", "sleeping"], "unique_scope names 'sleeping', which is no status: use some of runnable"),
-        (["done"], "unique_scope must hold 'runnable'"),
-        ([], "unique_scope must hold 'runnable'"),
+        (["done"], "unique_scope must include 'runnable'"),
+        ([], "unique_scope must include 'runnable'"),
         ("runnable", "unique_scope names 'r'"),
         (None, "unique_scope takes a list of statuses, got NoneType"),
     ],

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tests.support.engine import Opening, seconds
 
-from gen_durable import Abort, Context, Failed, Finished, Status, backoff, job
+from gen_durable import Abort, Context, Failed, Finished, Start, Status, backoff, job
 from gen_durable.telemetry import StepCommitted
 
 asked: list[int] = []
@@ -48,6 +48,30 @@ def slow(_: None) -> None:
 @job(queue="special", version=4, name="renamed-job")
 async def described(_: None, ctx: Context) -> tuple[str, int, str, str, int]:
     return ctx.machine, ctx.version, ctx.step, ctx.queue, ctx.attempt
+
+
+@job
+async def tick() -> str:
+    return "tick"
+
+
+@job
+def tick_in_a_thread() -> str:
+    return "thread"
+
+
+@job
+async def tick_with_context(ctx: Context) -> str:
+    return ctx.machine
+
+
+async def test_jobs_without_an_argument(engine: Opening) -> None:
+    """They are inserted without a state, alone or in a batch, and run with `ctx` or without."""
+    async with engine() as e, e.worker(tick, tick_in_a_thread, tick_with_context):
+        alone = await e.app.insert(tick, unique_key="tick")
+        batch = await e.app.insert_many([Start(tick_in_a_thread), Start(tick_with_context, priority=1)])
+        assert await alone.result(10) == "tick"
+        assert [await one.result(10) for one in batch] == ["thread", "tick_with_context"]
 
 
 async def test_retries_until_it_works(engine: Opening) -> None:

@@ -17,9 +17,9 @@ from gen_durable import Context, Durable, ScheduleChildren, Start
 from gen_durable.core.services import services_of
 from gen_durable.engine.fanout import commit_in_transaction
 from gen_durable.engine.outcome_encoder import encode_outcome
-from gen_durable.outcomes import step_of
 from gen_durable.pg.connect import connect
 from gen_durable.pg.connection import PersistentConnection
+from gen_durable.starts import step_of
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim, Commit
 from tools.bench.role import Line

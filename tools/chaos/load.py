@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from gen_durable import Durable, Start
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, NoTarget
-from gen_durable.outcomes import LIVE, Scope
+from gen_durable.starts import LIVE, Scope
 from tools.chaos.machines import (
     Book,
     Box,

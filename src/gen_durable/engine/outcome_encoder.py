@@ -26,7 +26,6 @@ from gen_durable.outcomes import (
     Next,
     Retry,
     ScheduleChildren,
-    Start,
     Unchanged,
     check_child,
     check_child_count,
@@ -34,6 +33,7 @@ from gen_durable.outcomes import (
     is_outcome,
 )
 from gen_durable.signals import Received
+from gen_durable.starts import Start
 from gen_durable.store.types import Claim, Commit, ManyChildren
 from gen_durable.validation import MAX_CHILDREN_BYTES, clean_error
 

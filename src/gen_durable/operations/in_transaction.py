@@ -13,10 +13,10 @@ from gen_durable.core.payloads import encrypted_insert, encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError
 from gen_durable.operations.insert import OnConflict, check_starts
-from gen_durable.outcomes import Start
 from gen_durable.pg.faults import server_error, sqlstate
 from gen_durable.pg.foreign import run_awaiting, run_blocking
 from gen_durable.pg.sqlstate import to_error
+from gen_durable.starts import Start
 from gen_durable.store.statements import Statement
 from gen_durable.store.text_params import TextStatements
 from gen_durable.store.types import CancelTarget, Inserted, OutgoingSignal, Row

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from gen_durable.core.payloads import encrypted_insert
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, TooLarge
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.validation import MAX_BATCH
 
 OnConflict: TypeAlias = Literal["raise", "skip", "existing"]

@@ -13,7 +13,7 @@ from gen_durable.codec import encode
 from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
 from gen_durable.limits import Concurrency, Limit, LimitState, Policy
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.decode import (
     INSTANCE,
     read_cancelled,

@@ -15,8 +15,8 @@ from gen_durable.core.services import services_of
 from gen_durable.errors import InputError
 from gen_durable.handles import Handle
 from gen_durable.instances import Status
-from gen_durable.outcomes import Startable, step_of
 from gen_durable.signals import Signal
+from gen_durable.starts import Startable, step_of
 from gen_durable.testing.snapshot import Snapshot, shorten
 from gen_durable.testing.statements import HarnessStatements
 from gen_durable.testing.tally import listed

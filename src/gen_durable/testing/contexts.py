@@ -14,9 +14,9 @@ from typing import Any, Final, TypeVar, cast, overload
 from gen_durable.codec import JSON_NULL
 from gen_durable.context import Child, Context, Lent
 from gen_durable.instances import Status
-from gen_durable.outcomes import Startable, step_of
 from gen_durable.services import StepConnection
 from gen_durable.signals import Received, Signal
+from gen_durable.starts import Startable, step_of
 from gen_durable.testing.memory_journal import NOTHING, PaperJournal
 from gen_durable.validation import check_key
 

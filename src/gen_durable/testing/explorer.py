@@ -20,8 +20,8 @@ from gen_durable.errors import ConfigError, InputError, NoTarget
 from gen_durable.handles import Handle
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine
-from gen_durable.outcomes import Start, Startable, StartOptions
 from gen_durable.signals import Signal
+from gen_durable.starts import Start, Startable, StartOptions
 from gen_durable.testing.harness import Harness, HarnessFactory
 from gen_durable.testing.snapshot import Snapshot
 from gen_durable.testing.tally import Execution

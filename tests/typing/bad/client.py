@@ -14,6 +14,11 @@ async def greet(name: str) -> str:
     return f"hello {name}"
 
 
+@job
+async def tick() -> int:
+    return 1
+
+
 async def inserting(app: Durable, machine: Checkout) -> None:
     await app.insert(Checkout.start, Parcel("a"))  # E
     await app.insert(Checkout.start)  # E
@@ -21,6 +26,10 @@ async def inserting(app: Durable, machine: Checkout) -> None:
     await app.insert(Checkout, Order(1))  # E
     await app.insert("Checkout.start", Order(1))  # E
     await app.insert(greet, 5)  # E
+    await app.insert(greet)  # E
+    await app.insert(tick, 5)  # E
+    await app.insert(tick, dely=5)  # E
+    await app.insert_many([Start(greet)])  # E
     await app.insert(greet("ada"), "ada")  # E
     await app.insert(greet, "ada", delay="5s")  # E
     await app.insert(greet, "ada", on_conflict="ignore")  # E
@@ -32,6 +41,9 @@ async def inserting(app: Durable, machine: Checkout) -> None:
     await app.insert_many(Start(Pack.pack, Parcel(sku), prio=1) for sku in "ab")  # E
     one: Handle[int] = await app.insert(greet, "ada")  # E
     two: Handle[str] = await app.insert(greet, "ada", on_conflict="skip")  # E
+    four: Handle[str] = await app.insert(tick)  # E
+    five: Handle[int] = await app.insert(tick, on_conflict="skip", unique_key="tick")  # E
+    print(four, five)
     three: Handle[int] = app.insert(Checkout.start, Order(1))  # E
     print(one, two, three)
 
@@ -64,6 +76,7 @@ async def waiting(handle: Handle[int]) -> str:
 def from_a_script(app: SyncDurable) -> None:
     app.insert(Checkout.start, Parcel("a"))  # E
     app.insert(greet, 5)  # E
+    app.insert(greet)  # E
     app.insert(greet, "ada", delay="5s")  # E
     app.insert(greet, "ada", unique="ada")  # E
     app.insert(greet, "ada", on_conflict="skip", prio=1)  # E

@@ -63,8 +63,8 @@ def two_arguments(a: int, b: int) -> int:
 
 
 @job  # E
-async def no_argument() -> int:
-    return 1
+async def keyword_only(*, a: int) -> int:
+    return a
 
 
 @job(queue="slow")  # E
@@ -97,3 +97,20 @@ async def called_with_the_wrong_argument() -> int:
 
 async def called_for_the_wrong_result() -> str:
     return await double(1)  # E
+
+
+@job
+async def tick() -> int:
+    return 1
+
+
+@job
+async def beat(ctx: Context) -> str:
+    return ctx.machine
+
+
+async def called_with_an_argument(ctx: Context) -> str:
+    await tick("now")  # E
+    await beat("now")  # E
+    await double()  # E
+    return await tick()  # E

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
-from gen_durable import Abort, Context, Job, Start, backoff, job
+from gen_durable import Abort, Context, Durable, Handle, Job, Start, SyncDurable, SyncHandle, backoff, job
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,43 @@ async def send_slowly(mail: Mail) -> None:
 @job(name="tidy-up", version=2, backoff=lambda attempt: timedelta(minutes=attempt))
 def tidy(days: int, ctx: Context) -> list[str]:
     return [ctx.machine] * days
+
+
+@job
+async def tick() -> int:
+    return 1
+
+
+@job
+async def tick_with_context(ctx: Context) -> str:
+    return ctx.machine
+
+
+@job(queue="clock", backoff=lambda attempt: 0.5 * attempt, timeout=5)
+def tick_in_a_thread() -> None: ...
+
+
+@job(max_attempts=1)
+def tick_with_options(ctx: Context) -> int:
+    return ctx.attempt
+
+
+@job
+async def anything(value: Any) -> int:
+    return len(value)
+
+
+async def scheduled(app: Durable, sync: SyncDurable, ctx: Context) -> int:
+    """A job without an argument is inserted without a state."""
+    handle: Handle[int] = await app.insert(tick, unique_key="tick", delay=60)
+    other: Handle[str] = await app.insert(tick_with_context)
+    skipped: Handle[None] | None = await app.insert(tick_in_a_thread, on_conflict="skip")
+    third: SyncHandle[int] = sync.insert(tick_with_options, priority=1)
+    starts: list[Start[int]] = [Start(tick), Start(tick_with_options, delay=1.5), Start(anything, 5)]
+    many = await app.insert_many(starts)
+    called: int = await tick() + tick_with_options(ctx) + len(await tick_with_context(ctx)) + await anything("x")
+    print(skipped, tick_in_a_thread(), other)
+    return await handle.result() + third.result() + sum([await one.result(5) for one in many]) + called
 
 
 def what_they_are() -> tuple[Job[Mail, int], Job[str, str], Job[Mail, None], Job[int, list[str]]]:

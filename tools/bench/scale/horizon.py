@@ -18,7 +18,7 @@ from typing import Any, Final
 import asyncpg
 
 from gen_durable.engine.scan_floors import ScanFloors
-from gen_durable.outcomes import Start
+from gen_durable.starts import Start
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
 from tools.bench.scale.dataset import Table

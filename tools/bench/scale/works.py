@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from gen_durable.context import Context
 from gen_durable.machines import Machine, step
-from gen_durable.outcomes import Done, Outcome, Start
+from gen_durable.outcomes import Done, Outcome
+from gen_durable.starts import Start
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit, OutgoingSignal
 from tools.bench.scale.dataset import ENDED, Table

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from gen_durable import Durable, Start
 from gen_durable.core.services import services_of
-from gen_durable.outcomes import step_of
+from gen_durable.starts import step_of
 from tools.bench.child import Run, play, race
 from tools.bench.drains import WORK
 from tools.bench.measure import memory

@@ -1,0 +1,174 @@
+"""`Start`, the description of an instance to start, and `step_of`, which reads the step or job that a user passed.
+
+Both check their arguments without I/O. Clients insert `Start` values; outcomes carry them as children and spawns.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast, final, overload
+
+from typing_extensions import TypedDict, Unpack
+
+from gen_durable.codec import encode_metadata
+from gen_durable.durations import Duration
+from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
+from gen_durable.limits import Limit, LimitNames, limits_of
+from gen_durable.validation import (
+    check_delay,
+    check_group,
+    check_key,
+    check_moment,
+    check_name,
+    check_priority,
+    check_text_key,
+)
+
+if TYPE_CHECKING:
+    from gen_durable.context import Context
+    from gen_durable.jobs import Job
+    from gen_durable.machines import StepSpec
+    from gen_durable.outcomes import Outcome
+
+S = TypeVar("S")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+BoundStep: TypeAlias = "Callable[[S, Context], Awaitable[Outcome[R]] | Outcome[R]]"
+"""A step as passed inside a machine: `self.ship`."""
+Startable: TypeAlias = "Callable[[Any, S, Context], Awaitable[Outcome[R]] | Outcome[R]] | Job[S, R]"
+"""A step or job as passed from outside: `Checkout.start`, `greet`."""
+
+Scope: TypeAlias = Literal[
+    "runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled"
+]
+LIVE: Final[tuple[Scope, ...]] = ("runnable", "executing", "awaiting_signal", "awaiting_children")
+
+
+class StartOptions(TypedDict, total=False):
+    """The keyword arguments of `Start`, for calls that pass them on."""
+
+    queue: str | None
+    priority: int
+    partition_key: str | None
+    delay: Duration | None
+    schedule_at: datetime | None
+    unique_key: str | bytes | None
+    unique_scope: Iterable[Scope]
+    limit: LimitNames | None
+    group: tuple[str, str] | None
+    metadata: Mapping[str, Any] | None
+
+
+@final
+class Start(Generic[R_co]):
+    """An instance to start: for `insert_many`, `ScheduleChildren` and `spawn`.
+
+    `state` may be left out for a job without an argument. `limit` replaces the `@step(limit=)` of the first step; `[]`
+    means none. `group` is the instance's group in a fair queue: `("tenant", "acme")`. `metadata` is stored for
+    filters, `{"order": 42}`; the engine does not read it.
+    """
+
+    __slots__ = (
+        "delay",
+        "group",
+        "limits",
+        "metadata",
+        "partition_key",
+        "priority",
+        "queue",
+        "schedule_at",
+        "state",
+        "step",
+        "unique_key",
+        "unique_scope",
+    )
+
+    @overload
+    def __init__(
+        self,
+        step: Startable[S, R_co],
+        state: S,
+        *,
+        queue: str | None = None,
+        priority: int = 0,
+        partition_key: str | None = None,
+        delay: Duration | None = None,
+        schedule_at: datetime | None = None,
+        unique_key: str | bytes | None = None,
+        unique_scope: Iterable[Scope] = LIVE,
+        limit: LimitNames | None = None,
+        group: tuple[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(self, step: Startable[None, R_co], **options: Unpack[StartOptions]) -> None: ...
+    def __init__(
+        self,
+        step: Startable[Any, R_co],
+        state: object = None,
+        *,
+        queue: str | None = None,
+        priority: int = 0,
+        partition_key: str | None = None,
+        delay: Duration | None = None,
+        schedule_at: datetime | None = None,
+        unique_key: str | bytes | None = None,
+        unique_scope: Iterable[Scope] = LIVE,
+        limit: LimitNames | None = None,
+        group: tuple[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.step = step_of(step, "Start", InputError)
+        self.state = state
+        self.queue = check_name(queue, "queue") if queue is not None else self.step.machine.queue
+        self.priority = check_priority(priority)
+        self.partition_key = check_text_key(partition_key, "partition_key") if partition_key is not None else None
+        if delay is not None and schedule_at is not None:
+            raise InputError("give either delay or schedule_at, not both")
+        self.delay = check_delay(delay, "delay") if delay is not None else 0.0
+        self.schedule_at = check_moment(schedule_at, "schedule_at") if schedule_at is not None else None
+        self.unique_key = check_key(unique_key, "unique_key") if unique_key is not None else None
+        self.unique_scope = _scope(unique_scope) if self.unique_key is not None else ()
+        self.limits: tuple[Limit, ...] = limits_of(limit, "limit") if limit is not None else self.step.limits_for(state)
+        self.group = check_group(group) if group is not None else None
+        self.metadata = encode_metadata(metadata) if metadata else None
+
+    def __repr__(self) -> str:
+        return f"Start({self.step.machine.name}.{self.step.name})"
+
+
+def step_of(step: object, where: str, error: type[GenDurableError] = InvalidOutcome) -> StepSpec:
+    """The spec of a step or job; raises `error`, naming `where` it was passed, for any other value."""
+    spec = getattr(step, "__gen_durable_step__", None)
+    if spec is not None and hasattr(spec, "machine"):
+        return cast("StepSpec", spec)
+    from gen_durable.outcomes import Outcome  # here, not above: outcomes imports this module
+
+    if inspect.iscoroutine(step):
+        step.close()
+        raise error(f"{where} got a step that was called: pass the step itself, as in Next(self.ship, state)")
+    if isinstance(step, Outcome):
+        raise error(f"{where} got the outcome of a step that was called: pass the step itself")
+    name = getattr(step, "__name__", None)
+    if callable(step) and name is not None:
+        raise error(f"{where} got {name!r}, which is not a step: decorate it with @step or @job")
+    raise error(f"{where} takes a step such as self.ship, Checkout.start or a @job, got {type(step).__name__}")
+
+
+def _scope(scope: Iterable[Scope]) -> tuple[Scope, ...]:
+    if not isinstance(scope, Iterable):
+        raise InputError(f"unique_scope takes a list of statuses, got {type(scope).__name__}")
+    several = tuple(dict.fromkeys(scope))
+    known = (*LIVE, "done", "failed", "cancelled")
+    for status in several:
+        if status not in known:
+            raise InputError(f"unique_scope names {status!r}, which is no status: use some of {', '.join(known)}")
+    if "runnable" not in several:
+        raise InputError(
+            "unique_scope must include 'runnable', the status in which every instance starts: "
+            "a conflict that appears later could not be reported to the caller of insert"
+        )
+    return several
