@@ -21,6 +21,14 @@ def test_the_readme_shows_the_examples_as_they_are() -> None:
     assert set(blocks) <= examples
 
 
+def test_the_tutorial_quotes_the_checkout() -> None:
+    """Every Python block of the tutorial is a part of examples/checkout.py, to the letter."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tutorial/first-machine.md").read_text(), re.DOTALL)
+    example = (ROOT / "examples/checkout.py").read_text()
+    assert blocks
+    assert [block for block in blocks if block not in example] == []
+
+
 def test_hello_world_is_fifteen_lines() -> None:
     """The first program fits in a glance."""
     lines = [line for line in (ROOT / "examples/hello.py").read_text().splitlines() if line.strip()]
