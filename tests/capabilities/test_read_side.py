@@ -44,7 +44,7 @@ async def test_delete_of_a_finished_run(engine: Opening) -> None:
     """With all that belongs to it; one that lives is refused."""
     async with engine() as e:
         handle = await e.app.insert(double, 1)
-        with pytest.raises(WrongStatus, match="only one that has ended"):
+        with pytest.raises(WrongStatus, match="only an ended instance"):
             await e.app.delete(handle)
         await e.end(handle, jobs=[double])
         assert (await handle.get()).status is Status.DONE

@@ -168,7 +168,7 @@ def test_retry_and_rm(command: Command) -> None:
     assert "only a failed or cancelled one" in again.stderr
     live = command("rm", "3")
     assert live.returncode == 1
-    assert "instance 3 is executing: only one that has ended" in live.stderr
+    assert "instance 3 is executing: only an ended instance" in live.stderr
     assert command("rm", "6").stderr == "instance 6: deleted\n"
     assert command("rm", "6").returncode == 1
     assert command("rm").returncode == 2

@@ -28,7 +28,7 @@ async def test_an_end_that_is_told_late(dsn: str, schema: str) -> None:
         returned = time.perf_counter()
         waiting = asyncio.create_task(handle.wait(SOON))
         await asyncio.sleep(0.05)
-        services_of(app).completions.ended(handle.id, Status.FAILED, None, "of an earlier try", returned)
+        services_of(app).completions.report_end(handle.id, Status.FAILED, None, "of an earlier try", returned)
         await asyncio.sleep(0.05)
         assert not waiting.done()
         async with Worker(app, jobs=[double]):

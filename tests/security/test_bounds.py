@@ -139,7 +139,7 @@ async def test_an_inbox_holds_ten_thousand(engine: Opening) -> None:
         await fill(e, handle.id, MAX_INBOX - 1, dedup=True)
         assert await handle.signal(told, Secret("last"), dedup_key="last")
         for target in (handle.id, "k"):
-            with pytest.raises(TooLarge, match="has 10,000 signals that it has not consumed"):
+            with pytest.raises(TooLarge, match="has 10,000 unconsumed signals"):
                 await e.app.signal(target, told, Secret("more"))
             with pytest.raises(TooLarge):
                 await e.app.signal(target, told, Secret("more"), dedup_key="more")

@@ -132,7 +132,7 @@ async def work(line: Line, app: Durable, **options: Any) -> None:
         at = time.monotonic()
 
     # Called once per committed end, and by nobody else here: the cheapest place to count.
-    services_of(app).completions.ended = ended  # type: ignore[method-assign, assignment]
+    services_of(app).completions.report_end = ended  # type: ignore[method-assign, assignment]
     await line.go()
     async with worker(app, **options):
         told = 0

@@ -1,9 +1,8 @@
-"""Ending: waiting for instances to end, for all waiters of a process together.
+"""The completion watcher: waits for instances to end, for all waiters of a process together.
 
-In: ids that somebody waits for. Out: how each ended. A worker in this process tells at once; for the rest one statement
-asks for all ids at a time, more and more rarely while nothing ends. A waiter registers first and then the database is
-read, so an end in between is not missed. What was read or run before a waiter came is no answer to it: that may be an
-end which was retried since.
+A worker of this process reports ends directly. For all other ids one statement polls at a time, ever more rarely while
+nothing ends. A waiter registers before the database is read, so no end in between is missed. Results older than the
+waiter are ignored: the instance may have been retried since.
 """
 
 from __future__ import annotations
@@ -21,84 +20,95 @@ from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import FinishedInstance
 
-FIRST_REST: Final = 0.003
-LAST_REST: Final = 0.25
+FIRST_PAUSE: Final = 0.003
+LONGEST_PAUSE: Final = 0.25
+GROWTH: Final = 1.5
 BATCH: Final = 5000
 
 
 class CompletionWatcher(BackgroundTask):
-    """Everyone of this process who waits for an instance."""
+    """Waits for instances on behalf of one `Durable`."""
 
     def __init__(self, pool: Pool, statements: Statements) -> None:
-        super().__init__("watcher")
+        super().__init__("completion watcher")
         self._pool = pool
         self._statements = statements
-        self._waiting: dict[int, dict[asyncio.Future[FinishedInstance], float]] = {}  # and since when
-        self._new = asyncio.Event()
-        self._rest = FIRST_REST
+        # By instance, the waiters and since when each waits, by the clock of `Commit.began`.
+        self._waiters: dict[int, dict[asyncio.Future[FinishedInstance], float]] = {}
+        self._poll_now = asyncio.Event()
+        self._pause = FIRST_PAUSE
 
     async def wait(self, instance: int, timeout: float | None) -> FinishedInstance | None:
-        """How an instance ended; None when it has not ended in time."""
+        """Wait until an instance has ended. Returns None if it has not ended within `timeout` seconds."""
         future: asyncio.Future[FinishedInstance] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(instance, {})[future] = time.perf_counter()
-        self._rest = FIRST_REST
-        self._new.set()
+        self._waiters.setdefault(instance, {})[future] = time.perf_counter()
+        self._poll_soon()
         if self._task is None:
             self.start()
         try:
             async with asyncio.timeout(timeout):
                 return await future
         except TimeoutError:
-            # The last word is the database's: "has it ended?" with no time to wait is answered truly too.
-            for watched in await self._pool.run_safely(self._statements.finished_of([instance])):
-                return watched
+            # Read once more, so that a timeout of zero gives a true answer too.
+            for finished in await self._pool.run_safely(self._statements.finished_of([instance])):
+                return finished
             return None
         finally:
-            self._forget(instance, future)
+            self._remove(instance, future)
 
     async def stop(self) -> None:
-        """Stop; whoever still waits is told so."""
+        """Stop; calls that still wait raise `ConfigError`."""
         await super().stop()
-        for several in self._waiting.values():
-            for future in several:
+        for waiters in self._waiters.values():
+            for future in waiters:
                 if not future.done():
-                    future.set_exception(ConfigError("this Durable was closed while an instance was waited for"))
-        self._waiting.clear()
+                    future.set_exception(ConfigError("this Durable was closed while a call waited for an instance"))
+        self._waiters.clear()
 
-    def ended(
-        self, instance: int, status: Status, result: str | None, error: str | None, at: float = float("inf")
+    def report_end(
+        self,
+        instance: int,
+        status: Status,
+        result: str | None,
+        error: str | None,
+        returned_at: float = float("inf"),
     ) -> None:
-        """A worker of this process has committed an end, of a step that returned at `at`."""
-        if several := self._waiting.get(instance):
-            early = [future for future, since in several.items() if since <= at]
-            _answer(early, FinishedInstance(instance, status, result if status is Status.DONE else None, error))
-            if len(early) < len(several):
-                self._rest = FIRST_REST
-                self._new.set()  # the others are to be told by the database, now
+        """This process has committed an end; `returned_at` is when its step returned, on the performance counter."""
+        waiters = self._waiters.get(instance)
+        if not waiters:
+            return
+        earlier = [future for future, since in waiters.items() if since <= returned_at]
+        _resolve(earlier, FinishedInstance(instance, status, result if status is Status.DONE else None, error))
+        if len(earlier) < len(waiters):
+            self._poll_soon()  # this end may be older than the other waiters: let the database answer them
 
-    async def turn(self) -> float:
-        """Ask for all ids; then rest until somebody new waits, or until it is time to ask again."""
-        self._new.clear()
-        asked = {instance: list(several) for instance, several in self._waiting.items()}
-        ids = list(asked)
+    async def run_once(self) -> float:
+        """Poll for all ids; then pause until a waiter is added or the next poll is due."""
+        self._poll_now.clear()
+        polled = {instance: list(waiters) for instance, waiters in self._waiters.items()}
+        ids = list(polled)
         for i in range(0, len(ids), BATCH):
-            for watched in await self._pool.run_safely(self._statements.finished_of(ids[i : i + BATCH])):
-                _answer(asked[watched.id], watched)
-        rest, self._rest = self._rest, min(self._rest * 1.5, LAST_REST)
+            for finished in await self._pool.run_safely(self._statements.finished_of(ids[i : i + BATCH])):
+                _resolve(polled[finished.id], finished)
+        pause, self._pause = self._pause, min(self._pause * GROWTH, LONGEST_PAUSE)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(rest if self._waiting else None):
-                await self._new.wait()
+            async with asyncio.timeout(pause if self._waiters else None):
+                await self._poll_now.wait()
         return 0.0
 
-    def _forget(self, instance: int, future: asyncio.Future[FinishedInstance]) -> None:
-        several = self._waiting.get(instance)
-        if several is not None:
-            several.pop(future, None)
-            if not several:
-                del self._waiting[instance]
+    def _poll_soon(self) -> None:
+        self._pause = FIRST_PAUSE
+        self._poll_now.set()
+
+    def _remove(self, instance: int, future: asyncio.Future[FinishedInstance]) -> None:
+        waiters = self._waiters.get(instance)
+        if waiters is not None:
+            waiters.pop(future, None)
+            if not waiters:
+                del self._waiters[instance]
 
 
-def _answer(futures: Iterable[asyncio.Future[FinishedInstance]], watched: FinishedInstance) -> None:
+def _resolve(futures: Iterable[asyncio.Future[FinishedInstance]], finished: FinishedInstance) -> None:
     for future in futures:
         if not future.done():
-            future.set_result(watched)
+            future.set_result(finished)

@@ -46,7 +46,7 @@ class Listener(BackgroundTask):
         await super().stop()
         self._connection.close_soon()
 
-    async def turn(self) -> float:
+    async def run_once(self) -> float:
         """Listen until the connection breaks."""
         driver_connection = await self._connection.connect()
         broken = asyncio.Event()

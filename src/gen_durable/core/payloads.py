@@ -1,7 +1,8 @@
-"""ClaimEncryption: payloads are opened when a claim begins, and sealed when its outcome is encoded.
+"""Encryption of payloads on their way between a worker or a client and the database.
 
-In: a claim as it was picked; an outcome, encoded. Out: the same, opened or sealed. It is only there when the `Durable`
-has a codec. Instances that an outcome starts get their ids before it is committed: their states are sealed to them.
+A claim is decrypted before its step runs, an outcome is encrypted before it is committed. It is in use only if the
+`Durable` has a codec. A payload is encrypted for its instance, so the ids of instances that an outcome starts are
+allocated first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from gen_durable.backoff import Pauses
 from gen_durable.encryption import ERROR, RESULT, STATE, PayloadEncryption, of_signal
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
 from gen_durable.pg.pool import Pool
@@ -21,98 +23,102 @@ from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import Claim, Commit, Inserted, OutgoingSignal
 
 CHUNK: Final = 100
-MAX_PAUSE: Final = 1.0
-_EXTRA: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_STARTS: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+FIRST_PAUSE: Final = 0.02
+LONGEST_PAUSE: Final = 1.0
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OBJECTS: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 class ClaimEncryption:
-    """Opens the claims of one worker, and seals their outcomes."""
+    """Decrypts the claims of one worker, and encrypts their outcomes."""
 
-    __slots__ = ("_calls", "_pool", "seal")
+    __slots__ = ("_pool", "_statements", "encryption")
 
-    def __init__(self, seal: PayloadEncryption, pool: Pool, calls: Statements) -> None:
-        self.seal = seal
+    def __init__(self, encryption: PayloadEncryption, pool: Pool, statements: Statements) -> None:
+        self.encryption = encryption
         self._pool = pool
-        self._calls = calls
+        self._statements = statements
 
-    def open(self, claim: Claim) -> None:
-        """Open what came with a claim, once. Raises `DecodeError`. Its journal is opened by its notes."""
+    def decrypt(self, claim: Claim) -> None:
+        """Decrypt the state, signals and children of a claim, once. Raises `DecodeError`. The journal is separate."""
         if claim.opened:
             return
-        state, inbox = self.seal.open(claim.state, claim.id, STATE), self.seal.inbox(claim.inbox, claim.id)
-        children = self.seal.children(claim.children) if claim.children else claim.children
+        encryption = self.encryption
+        state, inbox = encryption.open(claim.state, claim.id, STATE), encryption.inbox(claim.inbox, claim.id)
+        children = encryption.children(claim.children) if claim.children else claim.children
         claim.state, claim.inbox, claim.children, claim.opened = state, inbox, children, True
 
-    def close_text(self, commit: Commit) -> None:
-        """PayloadEncryption the error of an outcome that has no payload."""
+    def encrypt_error(self, commit: Commit) -> None:
+        """Encrypt the error of an outcome that has no payload."""
         if commit.error is not None:
-            commit.error = self.seal.close_text(commit.error, commit.id, ERROR)
+            commit.error = self.encryption.close_text(commit.error, commit.id, ERROR)
 
-    async def close(self, commit: Commit) -> None:
-        """Encrypt an outcome. Raises `EncodeError` before any part is encrypted, except for a `Fail`."""
+    async def encrypt(self, commit: Commit) -> None:
+        """Encrypt an outcome. On `EncodeError` the outcome is unchanged."""
         value, extra = commit.value, commit.extra
         if value is not None:
-            value = self.seal.close(value, commit.id, RESULT if commit.kind == "done" else STATE)
+            value = self.encryption.close(value, commit.id, RESULT if commit.kind == "done" else STATE)
         if extra is not None:
-            extra = await self._close_starts(extra)
+            extra = await self._encrypt_starts(extra)
         if commit.brood is not None:
-            commit.brood.ids = await self._ids(len(commit.brood.encoded))
-            commit.brood.encoded = await self._close_all(commit.brood.ids, commit.brood.encoded)
+            commit.brood.ids = await self._allocate_ids(len(commit.brood.encoded))
+            commit.brood.encoded = await self._encrypt_many(commit.brood.ids, commit.brood.encoded)
         commit.value, commit.extra = value, extra
-        self.close_text(commit)
+        self.encrypt_error(commit)
 
-    async def _close_starts(self, extra: str) -> str:
-        parts = _EXTRA.decode(extra)
+    async def _encrypt_starts(self, extra: str) -> str:
+        parts = _OBJECT.decode(extra)
         for name in ("children", "spawn"):
             if name in parts:
-                starts = _STARTS.decode(parts[name])
-                ids = await self._ids(len(starts))
+                starts = _OBJECTS.decode(parts[name])
+                ids = await self._allocate_ids(len(starts))
                 for instance, start in zip(ids, starts, strict=True):
-                    self._close_start(instance, start)
+                    self._encrypt_start(instance, start)
                 parts[name] = msgspec.Raw(msgspec.json.encode(starts))
         return msgspec.json.encode(parts).decode()
 
-    async def _close_all(self, ids: Sequence[int], encoded: Sequence[bytes]) -> list[bytes]:
-        """The children of a brood, with room for other work in between."""
-        closed: list[bytes] = []
+    async def _encrypt_many(self, ids: Sequence[int], encoded: Sequence[bytes]) -> list[bytes]:
+        """Encrypt the children of a fan-out, letting other tasks run after each `CHUNK` of them."""
+        encrypted: list[bytes] = []
         for instance, one in zip(ids, encoded, strict=True):
-            if len(closed) % CHUNK == 0:
+            if len(encrypted) % CHUNK == 0:
                 await asyncio.sleep(0)
-            start = _EXTRA.decode(one)
-            self._close_start(instance, start)
-            del start["id"]  # the brood adds it
-            closed.append(msgspec.json.encode(start))
-        return closed
+            start = _OBJECT.decode(one)
+            self._encrypt_start(instance, start)
+            del start["id"]  # `ManyChildren.parts` adds it
+            encrypted.append(msgspec.json.encode(start))
+        return encrypted
 
-    def _close_start(self, instance: int, start: dict[str, msgspec.Raw]) -> None:
+    def _encrypt_start(self, instance: int, start: dict[str, msgspec.Raw]) -> None:
         start["id"] = msgspec.Raw(str(instance).encode())
-        start["state"] = msgspec.Raw(self.seal.close(bytes(start["state"]).decode(), instance, STATE).encode())
+        start["state"] = msgspec.Raw(self.encryption.close(bytes(start["state"]).decode(), instance, STATE).encode())
 
-    async def _ids(self, count: int) -> list[int]:
-        """Tried again until the database has answered, as it is with outcomes: an outage is no error of the step."""
-        pause = 0.02
+    async def _allocate_ids(self, count: int) -> list[int]:
+        """Allocate ids, retrying until the database answers, as commits do: an outage is no error of the step."""
+        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
-                return await self._pool.run(self._calls.allocate_ids(count))
+                return await self._pool.run(self._statements.allocate_ids(count))
             except ConnectionLost:
                 pass
             except SqlError as error:
                 if classify(error) is Fault.REFUSED:
-                    raise to_error(error, "draw", self._calls.schema.name) from None
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, MAX_PAUSE)
+                    raise to_error(error, "allocate_ids", self._statements.schema.name) from None
+            await asyncio.sleep(pauses.next())
 
 
 def encrypted_insert(
-    calls: Statements, call: Statement[list[Inserted]], ids: list[int], seal: PayloadEncryption
+    statements: Statements, statement: Statement[list[Inserted]], ids: list[int], encryption: PayloadEncryption
 ) -> Statement[list[Inserted]]:
-    """An insert with its states sealed for the ids that were drawn."""
-    states = cast("list[Any]", call.args[3])
-    return calls.insert_as(call, ids, [seal.close(s, n, STATE) for n, s in zip(ids, states, strict=True)])
+    """An insert with its states encrypted for the ids that were allocated."""
+    states = cast("list[Any]", statement.args[3])
+    encrypted = [encryption.close(state, instance, STATE) for instance, state in zip(ids, states, strict=True)]
+    return statements.insert_as(statement, ids, encrypted)
 
 
-def encrypted_signal(delivery: OutgoingSignal, target: int, seal: PayloadEncryption) -> OutgoingSignal:
-    """A signal with its payload sealed for its target. With a key too: the target must still hold it."""
-    payload = None if delivery.payload is None else seal.close(delivery.payload, target, of_signal(delivery.name))
-    return dataclasses.replace(delivery, target=target, payload=payload)
+def encrypted_signal(outgoing: OutgoingSignal, target: int, encryption: PayloadEncryption) -> OutgoingSignal:
+    """A signal with its payload encrypted for its target. It keeps its key: the target must still hold it."""
+    payload = outgoing.payload
+    if payload is not None:
+        payload = encryption.close(payload, target, of_signal(outgoing.name))
+    return dataclasses.replace(outgoing, target=target, payload=payload)

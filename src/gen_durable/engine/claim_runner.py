@@ -200,11 +200,11 @@ class ClaimRunner:
                 self._events.emit(StaleOutcome(claim.id, claim.machine, held.entry.spec.name))
             return
         if commit.kind == "done":
-            self._endings.ended(claim.id, Status.DONE, commit.value, None, commit.began + commit.took)
+            self._endings.report_end(claim.id, Status.DONE, commit.value, None, commit.began + commit.took)
         elif commit.kind == "fail":
-            self._endings.ended(claim.id, Status.FAILED, None, commit.error, commit.began + commit.took)
+            self._endings.report_end(claim.id, Status.FAILED, None, commit.error, commit.began + commit.took)
         elif commit.kind == "cancel":
-            self._endings.ended(claim.id, Status.CANCELLED, None, commit.error, commit.began + commit.took)
+            self._endings.report_end(claim.id, Status.CANCELLED, None, commit.error, commit.began + commit.took)
         elif commit.delay:
             self._on_due(claim.queue if ran.queue is None else ran.queue, commit.delay)
         if claim.partition_key is not None:

@@ -91,7 +91,7 @@ class Executor:
         else:
             try:
                 if self._sealer is not None:
-                    self._sealer.open(claim)
+                    self._sealer.decrypt(claim)
                 if claim.journal is not None:
                     self._journal.notes(claim, claim.seq)
                 state = entry.spec.state_codec.decode(claim.state)
@@ -138,7 +138,7 @@ class Executor:
         """The end of an instance that was cancelled while it was ours."""
         ran = encode_cancel(claim, entry.spec, reason)
         if self._sealer is not None:
-            self._sealer.close_text(ran.commit)
+            self._sealer.encrypt_error(ran.commit)
         return ran
 
     async def _stop(self, claim: Claim, entry: Entry, ctx: Context, reason: str) -> EncodedOutcome:
@@ -183,7 +183,7 @@ class Executor:
         try:
             async with limit:
                 if self._sealer is not None:
-                    self._sealer.open(claim)
+                    self._sealer.decrypt(claim)
                 state = entry.spec.state_codec.decode(claim.state)
                 cleaning: object = entry.owner.on_cancel(state, self._context(claim, entry.spec), reason)
                 if inspect.isawaitable(cleaning):
@@ -255,7 +255,7 @@ class Executor:
 
 async def _sealed(ran: EncodedOutcome, sealer: ClaimEncryption) -> EncodedOutcome:
     ran.plain = ran.commit.value
-    await sealer.close(ran.commit)
+    await sealer.encrypt(ran.commit)
     return ran
 
 

@@ -100,7 +100,7 @@ class Picker(BackgroundTask):
             if not asking.cancelled():
                 asking.exception()
 
-    async def turn(self) -> float:
+    async def run_once(self) -> float:
         """Picker once for every queue that has room and reason; then rest until there is another reason."""
         self._bell.clear()
         demands = self._demands()

@@ -62,7 +62,7 @@ class Reaper(BackgroundTask):
         self._swept: str | None = None
         self._told: set[tuple[str, int, str]] = set()
 
-    async def turn(self) -> float:
+    async def run_once(self) -> float:
         reaping = await self._link.run(self._calls.reap(REAP_BATCH, self._options.max_crashes, self._silent))
         found = reaping.claims
         self._wake.publish(reaping.wakeups)
@@ -119,7 +119,7 @@ class Gc(BackgroundTask):
         self._options = options
         self._events = events
 
-    async def turn(self) -> float:
+    async def run_once(self) -> float:
         keep = self._options.retention
         seconds = keep.seconds
         count = await self._link.run(self._calls.gc(seconds[0], seconds[1], seconds[2], self._options.gc_batch))

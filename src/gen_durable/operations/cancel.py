@@ -29,7 +29,7 @@ async def cancel(
     if cascade and found.id is not None:
         descendants = await services.notifier.cascader.run(found.id)
     if found.id is not None and found.verdict == "ended":
-        services.completions.ended(found.id, Status.CANCELLED, None, reason)
+        services.completions.report_end(found.id, Status.CANCELLED, None, reason)
     return to_cancellation(found, target, descendants)
 
 

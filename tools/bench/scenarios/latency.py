@@ -73,7 +73,7 @@ async def other_worker(line: Line, app: Durable) -> dict[str, Any]:
     def ended(instance: int, *_: object) -> None:
         ends[instance] = time.monotonic()
 
-    services_of(app).completions.ended = ended  # type: ignore[method-assign, assignment]
+    services_of(app).completions.report_end = ended  # type: ignore[method-assign, assignment]
     await line.go()
     async with worker(app):
         await line.stop()

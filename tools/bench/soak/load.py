@@ -81,7 +81,7 @@ async def work(line: Line, app: Durable, window: float) -> None:
         nonlocal ended
         ended += 1
 
-    services_of(app).completions.ended = count  # type: ignore[method-assign, assignment]
+    services_of(app).completions.report_end = count  # type: ignore[method-assign, assignment]
     worker = Worker(
         app,
         machines=machines(),
