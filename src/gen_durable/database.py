@@ -1,10 +1,8 @@
-"""The site: where the database is, and the connections that a `Durable` has to it.
+"""`Database`: finds the database of a `Durable`, checks or migrates its schema, and owns the pools.
 
-In: a DSN, nothing (DATABASE_URL, else the embedded server), or a pool that the caller has made. Out: a pool for the
-calls of the client, a pool for everything else, and the target of connections of our own.
-
-This module owns the invariant that user code cannot hold what the engine needs: a pool that was lent to us serves the
-client's calls alone, and is never closed by us. What runs steps has connections of its own, and so needs a DSN.
+The database comes from a DSN, from DATABASE_URL, from the embedded server, or from a pool of the caller. A caller's
+pool runs the client's calls only, and is never closed here: user code can hold its connections, so a worker, which
+needs connections for heartbeats and commits at any time, must have a DSN.
 """
 
 from __future__ import annotations
@@ -32,13 +30,16 @@ log = logging.getLogger("gen_durable")
 
 
 class Database:
-    """One database, from one `Durable`. After `open`: `pool`, `client_pool` and `installation`."""
+    """The database of one `Durable`.
+
+    After `open`: `pool` (the library's own connections), `client_pool` (for the client's calls), `installation`.
+    """
 
     __slots__ = (
+        "_caller_pool",
         "_directory",
         "_dsn",
         "_embedded",
-        "_lent",
         "_listen_dsn",
         "_migrate",
         "_pooler",
@@ -69,22 +70,22 @@ class Database:
         if not isinstance(pool_size, int) or pool_size < 1:
             raise ConfigError(f"pool_size must be 1 or more, got {pool_size!r}")
         if roles is not None and not migrate:
-            raise ConfigError("roles are made by a migration: pass migrate=True with roles=")
+            raise ConfigError("a migration creates the roles: pass migrate=True with roles=")
         for name, given in (("dsn", dsn), ("listen_dsn", listen_dsn)):
             if given is not None:
                 _check_dsn(name, given)
         if pool is not None and dsn is None:
-            said = {
+            dsn_options = {
                 "pooler": pooler,
                 "listen_dsn": listen_dsn,
                 "migrate": migrate,
                 "embedded_directory": embedded_directory,
             }
-            for name in [name for name, value in said.items() if value]:
-                raise ConfigError(f"{name} is about a dsn: pass one beside pool=, or leave {name} out")
+            for name in [name for name, value in dsn_options.items() if value]:
+                raise ConfigError(f"{name} needs a dsn: pass one beside pool=, or leave {name} out")
         self.schema = schema
         self._dsn = dsn
-        self._lent = None if pool is None else CallerPool(pool)
+        self._caller_pool = None if pool is None else CallerPool(pool)
         self._pooler = pooler
         self._listen_dsn = listen_dsn
         self._size = pool_size
@@ -96,11 +97,11 @@ class Database:
 
     @property
     def target(self) -> Target:
-        """Where connections of our own lead. Raises `ConfigError` when there is only a pool."""
+        """Where the library's own connections lead. Raises `ConfigError` if there is only a pool."""
         if self._target is None:
             raise ConfigError(
-                "this Durable has only a pool of yours, which serves its calls. What runs steps needs connections of "
-                "its own, for heartbeats, commits and LISTEN: pass a dsn too, Durable(dsn, pool=pool)"
+                "this Durable has only a pool of yours, which runs its calls. A worker needs connections of its own, "
+                "for heartbeats, commits and LISTEN: pass a dsn too, Durable(dsn, pool=pool)"
             )
         return self._target
 
@@ -112,18 +113,18 @@ class Database:
         return None if self._target is None or self._target.pooled else self._target
 
     async def open(self) -> None:
-        """Find the database, and check that the schema is there."""
+        """Find the database, then migrate or check its schema."""
         try:
-            if self._lent is None or self._dsn is not None:
+            if self._caller_pool is None or self._dsn is not None:
                 found = Target(await self._find_dsn(), pooled=True if self._pooler is not None else None)
                 for dsn in (found.dsn, self._listen_dsn):
                     if dsn is not None and (weak := find_tls_weakness(dsn, os.environ)) is not None:
                         log.warning("%s", weak)
                 self._target = await self._prepare(found)
                 self.pool: Pool = OwnPool(self._target, self._size)
-            if self._lent is not None:
-                await self._check_lent(self._lent)
-            self.client_pool: Pool = self._lent or self.pool
+            if self._caller_pool is not None:
+                await self._check_caller_pool(self._caller_pool)
+            self.client_pool: Pool = self._caller_pool or self.pool
         except SqlError as error:
             await self._release_embedded()
             raise to_error(error, "open", self.schema.name) from None
@@ -135,37 +136,37 @@ class Database:
             raise
 
     async def close(self) -> None:
-        """Close the connections that are ours."""
+        """Close the library's own connections."""
         await self.pool.close()
-        await asyncio.sleep(0)  # connections that were cut close their sockets in the next turn of the loop
+        await asyncio.sleep(0)  # aborted connections close their sockets in the next iteration of the event loop
         await self._release_embedded()
 
     async def _prepare(self, target: Target) -> Target:
-        """See to the schema; returns the target with what was found out about it."""
-        link = PersistentConnection(target)
+        """Migrate or check the schema. Returns the target, which knows by then whether it is a pooler."""
+        connection = PersistentConnection(target)
         try:
             if self._migrate or (self._migrate is None and self._embedded is not None):
-                await migrate(link, self.schema, roles=self._roles)
+                await migrate(connection, self.schema, roles=self._roles)
             else:
-                await check(link, self.schema)
-            self.installation = await link.run(JournalCalls(self.schema).installation())
+                await check(connection, self.schema)
+            self.installation = await connection.run(JournalCalls(self.schema).installation())
         finally:
-            await link.close()
-        if link.target.pooled and self._pooler is None:
+            await connection.close()
+        if connection.target.pooled and self._pooler is None:
             log.warning(
                 "the DSN leads through a pooler, so statements are not prepared%s; say so with pooler='transaction'",
                 "" if self._listen_dsn is not None else " and workers poll: listen_dsn= takes a direct DSN",
             )
-        return link.target
+        return connection.target
 
-    async def _check_lent(self, lent: CallerPool) -> None:
-        await check(lent, self.schema)
-        found = await lent.run(JournalCalls(self.schema).installation())
+    async def _check_caller_pool(self, caller_pool: CallerPool) -> None:
+        await check(caller_pool, self.schema)
+        installation = await caller_pool.run(JournalCalls(self.schema).installation())
         if self._target is None:
-            self.pool = lent
-            self.installation = found
-        elif found != self.installation:
-            raise ConfigError("pool= leads to another database than the dsn does")
+            self.pool = caller_pool
+            self.installation = installation
+        elif installation != self.installation:
+            raise ConfigError("pool= and dsn lead to different databases")
 
     async def _find_dsn(self) -> str:
         if self._dsn is not None:

@@ -1,7 +1,6 @@
-"""Reading: what is in the database, for people who look at it.
+"""The doctor: checks the invariants of a schema, and counts its instances, for the command line and tests.
 
-In: a link and a schema. Out: typed rows, for the command line and for whoever else shows them. Reads only, one
-statement at a time: each answer is of one snapshot.
+Reads only, one statement at a time: each answer is of one snapshot.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check of the doctor found: how many rows in all, and the first of them."""
+    """The result of one check: how many rows break the invariant, and the first of them."""
 
     check: str
     meaning: str
@@ -42,8 +41,8 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """How many instances of a machine are at a step in a status."""
+class StepCount:
+    """How many instances of a machine are in a step and a status."""
 
     machine: str
     step: str
@@ -51,29 +50,35 @@ class Tally:
     count: int
 
 
-async def diagnose(link: PersistentConnection, schema: Schema, *, show: int = 20) -> list[Finding]:
-    """Run every check of the doctor. An invariant holds when its check returns no row; a busy database is no excuse."""
+async def diagnose(connection: PersistentConnection, schema: Schema, *, show: int = 20) -> list[Finding]:
+    """Run every check in `sql/checks`. An invariant holds if its check returns no row, also while workers run."""
     findings: list[Finding] = []
     for name, sql in checks(schema):
-        rows = await link.run_in_transaction(
-            functools.partial(_asked, call=Statement(_FIRST.replace("@check", sql), (show,), _rows))
+        rows = await connection.run_in_transaction(
+            functools.partial(_run_check, statement=Statement(_FIRST.replace("@check", sql), (show,), _rows))
         )
         first = tuple(Violation(row[0], row[1]) for row in rows)
         findings.append(Finding(name, _leading_comment(sql), rows[0][2] if rows else 0, first))
     return findings
 
 
-async def census(link: PersistentConnection, schema: Schema) -> list[Tally]:
-    """All instances, counted by machine, step and status. Reads the whole table: for small ones."""
-    return await link.run(
-        Statement(schema.render(_CENSUS), (), lambda rows: [Tally(r[0], r[1], Status(r[2]), r[3]) for r in rows])
+async def count_by_step(connection: PersistentConnection, schema: Schema) -> list[StepCount]:
+    """All instances, counted by machine, step and status. Reads the whole table: use it on small ones."""
+    return await connection.run(
+        Statement(
+            schema.render(_COUNT_BY_STEP), (), lambda rows: [StepCount(r[0], r[1], Status(r[2]), r[3]) for r in rows]
+        )
     )
 
 
-async def _asked(ask: RunStatement, *, call: Statement[Sequence[Row]]) -> Sequence[Row]:
-    # Checks say now() and mean Postgres' own, wherever the caller's search_path leads.
-    await ask(Statement("set local search_path = pg_catalog, pg_temp", (), _rows))
-    return await ask(call)
+async def _run_check(run: RunStatement, *, statement: Statement[Sequence[Row]]) -> Sequence[Row]:
+    # Checks use unqualified names such as now(), whatever the caller's search_path is.
+    await run(Statement("set local search_path = pg_catalog, pg_temp", (), _rows))
+    return await run(statement)
+
+
+def _step_counts(rows: Sequence[Row]) -> list[StepCount]:
+    return [StepCount(machine, step, Status(status), count) for machine, step, status, count in rows]
 
 
 def _rows(rows: Sequence[Row]) -> Sequence[Row]:
@@ -89,10 +94,10 @@ def _leading_comment(sql: str) -> str:
     return " ".join(lines)
 
 
-# The check begins with a comment line, so it begins on a line of its own.
+# A check begins with a comment, so it needs a line of its own.
 _FIRST: Final = """select v.id, v.problem, count(*) over () from (
 @check
 ) as v order by v.id limit $1"""
-_CENSUS: Final = (
+_COUNT_BY_STEP: Final = (
     "select fsm, step, status::text, count(*) from @schema.instances group by fsm, step, status order by 1, 2, 3"
 )

@@ -153,7 +153,7 @@ async def test_pools_that_cannot_be_used(dsn: str, schema: str) -> None:
             "embedded_directory": ".",
         }
         for name, value in options.items():
-            with pytest.raises(ConfigError, match=f"{name} is about a dsn"):
+            with pytest.raises(ConfigError, match=f"{name} needs a dsn"):
                 Durable(pool=pool, **{name: value})
         with pytest.raises(SchemaMissing, match="gen-durable migrate"):
             await Durable(pool=pool, schema=f"{schema}_missing").open()

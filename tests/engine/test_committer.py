@@ -15,7 +15,7 @@ from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Claim, Commit, Flushed
+from gen_durable.store.types import Claim, Commit, Flushed, Wakeups
 
 
 @job
@@ -195,11 +195,11 @@ async def test_a_key_held_by_an_open_transaction_does_not_hold_up_batch_mates(ds
 
 
 async def test_an_empty_answer_wakes_nobody(dsn: str, schema: str) -> None:
-    """A flush that made nothing runnable rings no bell; one that did names the queue."""
+    """A flush that made nothing runnable wakes no queue; one that did names the queue."""
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, wakes):
         first, second = await claims(app, 2)
         await flush.submit(done(first))
         assert wakes == []
         await flush.submit(Commit(second.id, second.epoch, second.seq, "retry", value="1"))
-        assert wakes == [frozenset({"default"})]
-        assert Flushed() == Flushed(frozenset(), frozenset(), frozenset())
+        assert wakes == [Wakeups(frozenset({"default"}))]
+        assert Flushed() == Flushed(frozenset(), frozenset(), Wakeups())

@@ -23,7 +23,7 @@ from gen_durable.cli.demo.machines import Checkout, Order, Paid, Receipt, paymen
 from gen_durable.cli.demo.processes import Crew, Member, State
 from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.view import Event, Scene, Stage, Tone
-from gen_durable.doctor import census
+from gen_durable.doctor import count_by_step
 from gen_durable.errors import GenDurableError
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
@@ -122,7 +122,7 @@ class Story:
         try:
             async with asyncio.timeout(PATIENCE + 20 * self._pace):
                 while not (customers.done() and accident.done() and self._all_ended()):
-                    self._scene.tallies = await census(self._database.link, Schema(SCHEMA))
+                    self._scene.counts = await count_by_step(self._database.link, Schema(SCHEMA))
                     self._show()
                     await asyncio.sleep(0.15)
             await asyncio.gather(customers, accident)
@@ -228,7 +228,7 @@ class Story:
                 self._tell(f"{subject} was not paid in time; others will follow")
 
     def _all_ended(self) -> bool:
-        return bool(self._scene.tallies) and all(tally.status.terminal for tally in self._scene.tallies)
+        return bool(self._scene.counts) and all(count.status.terminal for count in self._scene.counts)
 
     def _tell(self, text: str, tone: Tone = Tone.PLAIN) -> None:
         at = time.monotonic() - self._opened if self.told.placed else 0.0

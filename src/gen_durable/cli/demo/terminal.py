@@ -14,7 +14,7 @@ from gen_durable.cli.demo.checks import Verdict
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
 from gen_durable.cli.demo.processes import State
 from gen_durable.cli.demo.view import Event, Scene, Tone
-from gen_durable.doctor import Tally
+from gen_durable.doctor import StepCount
 from gen_durable.instances import Status
 from gen_durable.machines import StepSpec
 
@@ -47,7 +47,7 @@ class Lines:
     def show(self, scene: Scene) -> None:
         if scene.at - self._shown >= 1:
             self._shown = scene.at
-            print(f"{scene.at:5.1f} s  {_in_words(scene.tallies)}", flush=True)
+            print(f"{scene.at:5.1f} s  {_in_words(scene.counts)}", flush=True)
 
 
 class Picture:
@@ -64,7 +64,7 @@ class Picture:
 
     def show(self, scene: Scene) -> None:
         picture = Group(
-            _panel("instances", _instances(scene.tallies, self._bar)),
+            _panel("instances", _instances(scene.counts, self._bar)),
             _panel("worker processes", _workers(scene)),
             _panel("what happened", _events(scene, self._events)),
             Text(f" {scene.at:4.1f} s   {scene.where}", "dim", no_wrap=True, overflow="ellipsis"),
@@ -72,13 +72,13 @@ class Picture:
         self._live.update(picture, refresh=True)
 
 
-def _in_words(tallies: list[Tally]) -> str:
+def _in_words(counts: list[StepCount]) -> str:
     orders = dict.fromkeys(Status, 0)
     items = dict.fromkeys(Status, 0)
-    for tally in tallies:
-        counted = {"Checkout": orders, "Pack": items}.get(tally.machine)
+    for count in counts:
+        counted = {"Checkout": orders, "Pack": items}.get(count.machine)
         if counted is not None:
-            counted[tally.status] += tally.count
+            counted[count.status] += count.count
     waiting, ended = orders[Status.AWAITING_SIGNAL], (orders[Status.DONE], orders[Status.FAILED])
     moving = sum(orders.values()) - waiting - sum(ended)
     return (
@@ -91,14 +91,14 @@ def _panel(title: str, content: Table | Group) -> Panel:
     return Panel(content, title=title, title_align="left", border_style="dim")
 
 
-def _instances(tallies: list[Tally], width: int) -> Table:
+def _instances(counts: list[StepCount], width: int) -> Table:
     table = Table.grid(padding=(0, 2))
     totals: dict[str, int] = {}
-    for tally in tallies:
-        totals[tally.machine] = totals.get(tally.machine, 0) + tally.count
+    for count in counts:
+        totals[count.machine] = totals.get(count.machine, 0) + count.count
     for step in _steps():
         machine = step.machine.name
-        here = [tally for tally in tallies if (tally.machine, tally.step) == (machine, step.name)]
+        here = [count for count in counts if (count.machine, count.step) == (machine, step.name)]
         table.add_row(
             Text(machine, "bold") + Text(f".{step.name}", "default"),
             _bar(here, totals.get(machine, 1), width),
@@ -112,20 +112,20 @@ def _steps() -> list[StepSpec]:
     return [step for machine in machines for step in machine.steps.values()]
 
 
-def _bar(tallies: list[Tally], total: int, width: int) -> Text:
+def _bar(counts: list[StepCount], total: int, width: int) -> Text:
     bar = Text()
-    for tally in sorted(tallies, key=lambda t: list(Status).index(t.status), reverse=True):
-        bar.append("█" * max(1, round(tally.count * width / total)), _COLOURS[tally.status])
+    for count in sorted(counts, key=lambda t: list(Status).index(t.status), reverse=True):
+        bar.append("█" * max(1, round(count.count * width / total)), _COLOURS[count.status])
     bar.truncate(width)
     bar.append("·" * (width - len(bar)), "bright_black")
     return bar
 
 
-def _counts(tallies: list[Tally]) -> Text:
-    parts = [Text(f"{t.count} {t.status.value.replace('_', ' ')}", _COLOURS[t.status]) for t in tallies]
-    counts = Text(", ").join(parts)
-    counts.no_wrap, counts.overflow = True, "ellipsis"
-    return counts
+def _counts(counts: list[StepCount]) -> Text:
+    parts = [Text(f"{t.count} {t.status.value.replace('_', ' ')}", _COLOURS[t.status]) for t in counts]
+    text = Text(", ").join(parts)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _workers(scene: Scene) -> Table:

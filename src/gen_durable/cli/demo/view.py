@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gen_durable.cli.demo.processes import Member
-from gen_durable.doctor import Tally
+from gen_durable.doctor import StepCount
 
 
 class Tone(StrEnum):
@@ -34,7 +34,7 @@ class Scene:
     where: str
     at: float = 0.0
     members: list[Member] = field(default_factory=list[Member])
-    tallies: list[Tally] = field(default_factory=list[Tally])
+    counts: list[StepCount] = field(default_factory=list[StepCount])
     events: list[Event] = field(default_factory=list[Event])
 
 
