@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 COMMAND = [sys.executable, "-m", "gen_durable.cli"]
+ROOT = Path(__file__).parents[2]
 PATIENCE = 30.0
 
 
@@ -25,21 +28,75 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"COLUMNS": "200", "NO_COLOR": "1"} | more
 
 
+class CommandServer:
+    """Runs commands in forks of one process (command_server.py), one at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.command_server"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, directory: Path, arguments: Sequence[str], environment: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+            command = {
+                "arguments": arguments,
+                "directory": str(directory),
+                "environment": environment,
+                "outputs": [str(path) for path in outputs],
+            }
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+            code = int(self._process.stdout.readline())
+            said, complained = (path.read_text() for path in outputs)
+        return subprocess.CompletedProcess(["gen-durable", *arguments], code, said, complained)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(PATIENCE)
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def command_server() -> Iterator[CommandServer]:
+    """One process for the commands of all tests."""
+    server = CommandServer()
+    yield server
+    server.close()
+
+
+def run_command(directory: Path, arguments: Sequence[str], **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in a process of its own from the interpreter's start."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=directory,
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a command to its end."""
+def run(tmp_path: Path, command_server: CommandServer) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command to its end: in a fork, unless it has to begin with the start of an interpreter."""
 
     def run_it(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, *arguments],
-            cwd=tmp_path,
-            env=environment(**more),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
+        if "demo" in arguments or "PYTHONPATH" in more or "GEN_DURABLE_TEST_POOLED" in os.environ:
+            return run_command(tmp_path, arguments, **more)
+        return command_server.run(tmp_path, arguments, environment(**more))
 
     return run_it
 
