@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import asyncpg
 import pytest
@@ -15,7 +16,7 @@ from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Claim, Commit, Flushed, Wakeups
+from gen_durable.store.types import Claim, Commit, Wakeups
 
 
 @job
@@ -34,14 +35,27 @@ class Counting(Statements):
         return super().flush(commits, worker, now)
 
 
+class Notifications:
+    """Keeps what a notifier would publish; None for an answer that does not name the queues."""
+
+    def __init__(self, published: list[Wakeups | None]) -> None:
+        self._published = published
+
+    def publish(self, wakeups: Wakeups) -> None:
+        self._published.append(wakeups)
+
+    def wake_workers(self) -> None:
+        self._published.append(None)
+
+
 @asynccontextmanager
-async def flusher(app: Durable) -> AsyncIterator[tuple[Committer, list[int], list[frozenset[str] | None]]]:
+async def flusher(app: Durable) -> AsyncIterator[tuple[Committer, list[int], list[Wakeups | None]]]:
     calls = Counting(services_of(app).statements.schema)
     calls.sizes = []
     target = Target(services_of(app).target.dsn, application_name=f"flush {services_of(app).statements.schema.name}")
     links = PersistentConnection(target), PersistentConnection(target)
-    wakes: list[frozenset[str] | None] = []
-    flush = Committer(*links, calls, 500, wakes.append)
+    wakes: list[Wakeups | None] = []
+    flush = Committer(*links, calls, 500, notifier=cast(Any, Notifications(wakes)))
     try:
         yield flush, calls.sizes, wakes
     finally:
@@ -195,11 +209,10 @@ async def test_a_key_held_by_an_open_transaction_does_not_hold_up_batch_mates(ds
 
 
 async def test_an_empty_answer_wakes_nobody(dsn: str, schema: str) -> None:
-    """A flush that made nothing runnable wakes no queue; one that did names the queue."""
+    """A flush that made nothing runnable rings no bell; one that did names the queue."""
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, wakes):
         first, second = await claims(app, 2)
         await flush.submit(done(first))
         assert wakes == []
         await flush.submit(Commit(second.id, second.epoch, second.seq, "retry", value="1"))
         assert wakes == [Wakeups(frozenset({"default"}))]
-        assert Flushed() == Flushed(frozenset(), frozenset(), Wakeups())

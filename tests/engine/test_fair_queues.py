@@ -1,11 +1,11 @@
-"""FairTurns: whose turn it is next in fair queues, and nothing at all where none is fair."""
+"""FairCursors: whose turn it is next in fair queues, and nothing at all where none is fair."""
 
 from __future__ import annotations
 
 import json
 
 from gen_durable.config import Queue, WorkerOptions
-from gen_durable.engine.fair_turns import FairTurns
+from gen_durable.engine.picker import FairCursors
 from gen_durable.store.types import Picked
 
 
@@ -18,22 +18,25 @@ def test_without_a_fair_queue_nothing_is_sent() -> None:
     """The argument stays null, so that a pick does not even look for groups."""
     options = WorkerOptions(queues={"default": 10, "mail": Queue(5)})
     assert options.fair == {}
-    assert FairTurns(options.fair).of(["default", "mail"]) is None
+    assert FairCursors(options.fair).parameter(["default", "mail"]) is None
 
 
 def test_only_what_is_asked_of_fair_queues_is_sent() -> None:
     """A pick of queues that are not fair sends nothing either."""
     options = WorkerOptions(queues={"default": Queue(10, fair_by="tenant"), "mail": 5})
     assert options.fair == {"default": "tenant"}
-    turns = FairTurns(options.fair)
-    assert turns.of(["mail"]) is None
-    assert json.loads(turns.of(["default", "mail"]) or "") == {"default": ["tenant", None]}
+    turns = FairCursors(options.fair)
+    assert turns.parameter(["mail"]) is None
+    assert json.loads(turns.parameter(["default", "mail"]) or "") == {"default": ["tenant", None]}
 
 
 def test_the_next_pick_goes_on_after_the_last_turn() -> None:
     """What one pick was told the next one sends, queue by queue."""
-    turns = FairTurns({"a": "tenant", "b": "tenant"})
-    turns.note(picked(a="tenant/acme"))
-    assert json.loads(turns.of(["a", "b"]) or "") == {"a": ["tenant", "tenant/acme"], "b": ["tenant", None]}
-    turns.note(picked(b="tenant/zoo"))
-    assert json.loads(turns.of(["b", "a"]) or "") == {"a": ["tenant", "tenant/acme"], "b": ["tenant", "tenant/zoo"]}
+    turns = FairCursors({"a": "tenant", "b": "tenant"})
+    turns.update(picked(a="tenant/acme"))
+    assert json.loads(turns.parameter(["a", "b"]) or "") == {"a": ["tenant", "tenant/acme"], "b": ["tenant", None]}
+    turns.update(picked(b="tenant/zoo"))
+    assert json.loads(turns.parameter(["b", "a"]) or "") == {
+        "a": ["tenant", "tenant/acme"],
+        "b": ["tenant", "tenant/zoo"],
+    }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from gen_durable import Durable, Start, job
 from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine.picker import Picker
+from gen_durable.engine.slots import Slots
+from gen_durable.engine.tasks import TaskSet
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.types import Claim
 
@@ -38,29 +40,43 @@ class Slow(PersistentConnection):
         return answer
 
 
+class Claimed:
+    """Stands for the claim table, the committer and the notifier: keeps the claims, and has outcomes pending."""
+
+    def __init__(self) -> None:
+        self.claims: asyncio.Queue[Claim] = asyncio.Queue()
+        self.pending = 0
+
+    def add(self, claims: list[Claim], _leased_at: float) -> None:
+        for claim in claims:
+            self.claims.put_nowait(claim)
+
+    def wake_all(self, queues: Iterable[str]) -> None:
+        pass
+
+    def notify_overflow(self, queue: str) -> None:
+        pass
+
+
 @asynccontextmanager
-async def picking(
-    app: Durable, load: Callable[[], int] = lambda: 0
-) -> AsyncIterator[tuple[Picker, Slow, asyncio.Queue[Claim]]]:
+async def picking(app: Durable, pending: int = 0) -> AsyncIterator[tuple[Picker, Slow, Claimed]]:
     link = Slow(services_of(app).target)
     link.meanwhile = None
-    claimed: asyncio.Queue[Claim] = asyncio.Queue()
-
-    def on_claims(claims: list[Claim], _asked: float) -> None:
-        for claim in claims:
-            claimed.put_nowait(claim)
-
+    claimed = Claimed()
+    claimed.pending = pending
+    options = WorkerOptions(poll_interval=LAZY, max_poll_interval=LAZY)
+    around = cast(Any, claimed)
     pick = Picker(
         link,
         services_of(app).statements,
-        WorkerOptions(poll_interval=LAZY, max_poll_interval=LAZY),
+        options,
         worker="w",
-        known=["noop/1/run"],
-        on_claims=on_claims,
-        on_crowded=lambda _queue: None,
-        on_woken=lambda _queues: None,
+        known_steps=["noop/1/run"],
+        slots=Slots(options.slots, options.prefetch, tasks=TaskSet(), notifier=around),
+        claims=around,
+        committer=around,
+        notifier=around,
         events=app.events,
-        load=load,
     )
     try:
         yield pick, link, claimed
@@ -76,21 +92,20 @@ async def test_a_nearer_moment_told_during_a_pick_is_not_forgotten(dsn: str, sch
 
         async def nearer() -> None:
             await app.insert(noop, 2, delay=timedelta(seconds=0.3))
-            pick.due("default", 0.3)
+            pick._slots.schedule_pick("default", 0.3)
 
         link.meanwhile = nearer
         pick.start()
-        claim = await asyncio.wait_for(claimed.get(), 5)
+        claim = await asyncio.wait_for(claimed.claims.get(), 5)
         assert claim.state == "2"
 
 
 async def test_nothing_is_claimed_while_outcomes_pile_up(dsn: str, schema: str) -> None:
     """A worker that cannot get rid of what it has done takes no more; it goes on when the pile is gone."""
-    pile = 10_000
-    async with Durable(dsn, schema=schema) as app, picking(app, lambda: pile) as (pick, _, claimed):
+    async with Durable(dsn, schema=schema) as app, picking(app, pending=10_000) as (pick, _, claimed):
         await app.insert_many([Start(noop, n) for n in range(3)])
         pick.start()
-        done, _ = await asyncio.wait([waiting := asyncio.ensure_future(claimed.get())], timeout=0.3)
+        done, _ = await asyncio.wait([waiting := asyncio.ensure_future(claimed.claims.get())], timeout=0.3)
         assert not done
-        pile = 0
+        claimed.pending = 0
         assert (await asyncio.wait_for(waiting, 5)).machine == "noop"

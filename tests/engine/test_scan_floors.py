@@ -13,8 +13,8 @@ import pytest
 
 from gen_durable import Durable, Finished, Start, Worker, job
 from gen_durable.core.services import services_of
-from gen_durable.engine import scan_floors as room
-from gen_durable.engine.scan_floors import LONGEST, ScanFloors
+from gen_durable.engine import scan_floors
+from gen_durable.engine.scan_floors import MAX_SECONDS, ScanFloors
 from gen_durable.store.types import Picked
 
 DEAD = 150_000
@@ -59,13 +59,13 @@ async def test_a_pick_with_floors_does_not_walk_over_dead_entries(dsn: str, sche
         floors, read = ScanFloors(), list[int]()
         for _ in range(3):
             async with connection.transaction():
-                sent = floors.of(["default"])
+                sent = floors.parameter(["default"])
                 call = services_of(app).statements.pick("w", {"default": 5}, KNOWN, 60, floors=sent)
                 before = await entries_read(connection, schema)
                 picked = call.read(await connection.fetch(call.text, *call.args))
                 read.append(await entries_read(connection, schema) - before)
                 assert len(picked.claims) == 5
-                floors.note(picked, sent, 0.0)
+                floors.update(picked, sent, 0.0)
         assert read[0] > DEAD
         assert max(read[1:]) < 100
 
@@ -81,7 +81,7 @@ async def test_rows_below_a_floor_are_found_by_the_next_full_look(dsn: str, sche
             later = await app.insert(leaf, 3)
             assert isinstance(await later.wait(timedelta(seconds=10)), Finished)
             assert isinstance(await early.wait(timedelta(seconds=10)), Finished)
-            assert time.monotonic() - began < LONGEST + 2
+            assert time.monotonic() - began < MAX_SECONDS + 2
         ends = dict(
             await connection.fetch(
                 f'select id, finished_at from "{schema}".instances where id = any ($1)', [early.id, later.id]
@@ -100,39 +100,39 @@ async def test_priorities_keep_their_order_with_floors(dsn: str, schema: str) ->
         floors = ScanFloors()
         seen: list[int] = []
         for demand in (1, 1, 3, 2, 2):
-            sent = floors.of(["default"])
+            sent = floors.parameter(["default"])
             call = services_of(app).statements.pick("w", {"default": demand}, KNOWN, 60, floors=sent)
             picked = call.read(await connection.fetch(call.text, *call.args))
-            floors.note(picked, sent, 0.0)
+            floors.update(picked, sent, 0.0)
             seen += [claim.priority for claim in picked.claims]
-            assert floors.of(["default"]) is not None
+            assert floors.parameter(["default"]) is not None
         assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_there_are_no_floors_while_picks_are_quick() -> None:
     """An answer without heads leaves everything as it is."""
     floors = ScanFloors()
-    floors.note(Picked([], []), None, 0.001)
-    assert floors.of(["default"]) is None
-    assert floors.full_in("default") is None
+    floors.update(Picked([], []), None, 0.001)
+    assert floors.parameter(["default"]) is None
+    assert floors.seconds_to_full_scan("default") is None
 
 
 def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second later; twenty times as long as it takes if that is longer, but five seconds at most."""
     now = 100.0
-    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+    monkeypatch.setattr(scan_floors.time, "monotonic", lambda: now)
     floors = ScanFloors()
     told = Picked([], [], {"a": "[[0,1,1]]"})
-    floors.note(told, None, 0.01)
-    assert floors.of(["a", "b"]) == '{"a":[[0,1,1]]}'
-    assert floors.of(["b"]) is None
+    floors.update(told, None, 0.01)
+    assert floors.parameter(["a", "b"]) == '{"a":[[0,1,1]]}'
+    assert floors.parameter(["b"]) is None
     now += 0.9
-    floors.note(told, "sent", 0.01)
-    assert floors.full_in("a") == pytest.approx(0.1)
+    floors.update(told, "sent", 0.01)
+    assert floors.seconds_to_full_scan("a") == pytest.approx(0.1)
     now += 0.2
-    assert floors.of(["a"]) is None
-    floors.note(told, None, 0.5)
+    assert floors.parameter(["a"]) is None
+    floors.update(told, None, 0.5)
     now += 4.9
-    assert floors.of(["a"]) is not None
+    assert floors.parameter(["a"]) is not None
     now += 0.2
-    assert floors.of(["a"]) is None
+    assert floors.parameter(["a"]) is None

@@ -8,42 +8,38 @@ from typing import Any, cast
 
 import pytest
 
-from gen_durable.engine.claims import ActiveClaim
-from gen_durable.engine.slots import QueueSlots, Slots
+from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.slots import Slots
+from gen_durable.engine.tasks import TaskSet
 
 
 class Track:
-    """One lane with two slots, and claims that run until they are told to end."""
+    """One queue with two slots, and claims that run until the test ends them."""
 
-    def __init__(self, *, ahead: int = 2) -> None:
-        self.lane = QueueSlots("q", 2, None)
-        self.lane.ahead = ahead  # as many as there are slots: steps are short, and slots are lent
-        self.tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, *, prefetch: int = 2) -> None:
+        self.tasks = TaskSet()
+        self.slots = Slots({"q": 2}, None, tasks=self.tasks, notifier=cast(Any, None))
+        self.slots.runner = self
+        self.queue = self.slots.queues["q"]
+        self.queue.prefetch = prefetch  # as many as there are slots: steps are short, and slots are lent
         self.begun: list[int] = []
         self.ends: dict[int, asyncio.Future[None]] = {}
-        self.given_back: list[tuple[int, str]] = []
-        self.told = 0
-        self.lanes = Slots(
-            {"q": self.lane}, self.tasks, claim=self._claim, give_back=self._give_back, on_free=self._on_free
-        )
+        self.errors: list[tuple[int, str]] = []
 
-    async def _claim(self, held: ActiveClaim) -> None:
-        self.begun.append(held.claim.id)
-        self.ends[held.claim.id] = asyncio.get_running_loop().create_future()
-        await self.ends[held.claim.id]
+    async def run(self, active: ActiveClaim) -> None:
+        self.begun.append(active.claim.id)
+        self.ends[active.claim.id] = asyncio.get_running_loop().create_future()
+        await self.ends[active.claim.id]
 
-    def _give_back(self, held: ActiveClaim, reason: str) -> None:
-        self.given_back.append((held.claim.id, reason))
-
-    def _on_free(self) -> None:
-        self.told += 1
+    def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
+        self.errors.append((active.claim.id, repr(error)))
 
     async def take(self, *ids: int) -> list[ActiveClaim]:
         """Claims come in; those that have a slot begin."""
         entry = cast(Any, SimpleNamespace(spec=SimpleNamespace(is_async=True)))
-        several = [ActiveClaim(cast(Any, SimpleNamespace(id=i, queue="q")), entry, extended=0.0) for i in ids]
+        several = [ActiveClaim(cast(Any, SimpleNamespace(id=i, queue="q")), entry, leased_at=0.0) for i in ids]
         for held in several:
-            self.lanes.take(held)
+            self.slots.start(held)
         await settled()
         return several
 
@@ -67,38 +63,39 @@ async def test_what_has_no_slot_is_begun_in_order_when_one_falls_free() -> None:
     await track.take(1, 2, 3, 4)
     assert track.begun == [1, 2]
     await track.end(2)
-    assert (track.begun, track.told) == ([1, 2, 3], 1)
+    assert track.begun == [1, 2, 3]
+    assert track.slots.changed.is_set()
     await track.end(1)
     await track.end(3)
     await track.end(4)
-    assert (track.begun, track.told) == ([1, 2, 3, 4], 4)
-    assert (track.lane.running, track.lane.lent, track.tasks) == (0, 0, set())
+    assert track.begun == [1, 2, 3, 4]
+    assert (track.queue.running, track.queue.lent, track.tasks.running) == (0, 0, set())
 
 
 async def test_a_slot_that_is_wanted_back_comes_before_the_buffer() -> None:
     """A claim that waits for its commit lends its slot to one in the buffer; the next free slot is its own again."""
     track = Track()
     first, *_ = await track.take(1, 2, 3, 4)
-    track.lanes.lend(first)
+    track.slots.lend(first)
     await settled()
     assert track.begun == [1, 2, 3]
-    assert (track.lane.running, track.lane.lent, first.slot) == (2, 1, False)
-    back = asyncio.create_task(track.lanes.take_back(first))
+    assert (track.queue.running, track.queue.lent, first.has_slot) == (2, 1, False)
+    back = asyncio.create_task(track.slots.take_back(first))
     await settled()
     assert not back.done()
     await track.end(2)
     assert back.done()
     assert track.begun == [1, 2, 3]
-    assert (track.lane.running, track.lane.lent, first.slot) == (2, 0, True)
+    assert (track.queue.running, track.queue.lent, first.has_slot) == (2, 0, True)
 
 
 async def test_a_slot_is_lent_only_while_steps_are_short() -> None:
     """At a slow pace a claim keeps its slot during its commit, and has it when it goes on."""
-    track = Track(ahead=1)
+    track = Track(prefetch=1)
     first, *_ = await track.take(1, 2, 3)
-    track.lanes.lend(first)
-    await track.lanes.take_back(first)
-    assert (track.begun, track.lane.running, track.lane.lent) == ([1, 2], 2, 0)
+    track.slots.lend(first)
+    await track.slots.take_back(first)
+    assert (track.begun, track.queue.running, track.queue.lent) == ([1, 2], 2, 0)
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["still waiting", "just given"])
@@ -106,15 +103,15 @@ async def test_a_slot_is_not_lost_with_the_claim_that_wanted_it(given: bool) -> 
     """Cancelled while it waits for its slot, or in the moment in which it gets it: the slot is another's."""
     track = Track()
     first, *_ = await track.take(1, 2, 3, 4)
-    track.lanes.lend(first)
+    track.slots.lend(first)
     await settled()
-    back = asyncio.create_task(track.lanes.take_back(first))
+    back = asyncio.create_task(track.slots.take_back(first))
     await settled()
     if given:
         track.ends[2].set_result(None)
         await asyncio.sleep(0)  # its task ends,
         await asyncio.sleep(0)  # and its slot is given
-        assert (track.lane.running, back.done()) == (2, False)
+        assert (track.queue.running, back.done()) == (2, False)
     back.cancel()
     await settled()
     assert first.task is not None
@@ -123,33 +120,43 @@ async def test_a_slot_is_not_lost_with_the_claim_that_wanted_it(given: bool) -> 
         await track.end(2)
     await settled()
     assert track.begun == [1, 2, 3, 4]
-    assert (track.lane.running, track.lane.lent) == (2, 0)
+    assert (track.queue.running, track.queue.lent) == (2, 0)
 
 
 async def test_nothing_is_begun_while_stopping() -> None:
     """What has not begun stays in the buffer, to be given back; what runs gets its slot back all the same."""
     track = Track()
     first, _, _, fourth = await track.take(1, 2, 3, 4)
-    track.lanes.lend(first)
+    track.slots.lend(first)
     await settled()
-    track.lanes.stopping = True
-    back = asyncio.create_task(track.lanes.take_back(first))
+    track.slots.stopping = True
+    back = asyncio.create_task(track.slots.take_back(first))
     await settled()
     await track.end(2)
     assert back.done()
     await track.end(3)
     assert track.begun == [1, 2, 3]
-    assert list(track.lane.buffer) == [fourth]
-    track.lanes.drop(fourth)
-    assert not track.lane.buffer
+    assert list(track.queue.buffer) == [fourth]
+    track.slots.drop(fourth)
+    assert not track.queue.buffer
 
 
-async def test_a_claim_that_breaks_is_given_back(caplog: pytest.LogCaptureFixture) -> None:
-    """An error of the engine in the life of a claim is logged, and its row is put back; its words are not told."""
+async def test_an_engine_error_is_reported_and_frees_the_slot() -> None:
+    """The runner is given the claim and the error; the next claim starts in the slot."""
     track = Track()
     await track.take(1, 2, 3)
     await track.end(1, ValueError("a bug"))
-    assert track.given_back == [(1, "an error of the engine: ValueError")]
-    assert "instance 1: ValueError\n" in caplog.text
-    assert "ValueError: a bug" not in caplog.text
+    assert track.errors == [(1, "ValueError('a bug')")]
     assert track.begun == [1, 2, 3]
+
+
+async def test_a_buffered_claim_starts_without_a_slot_to_be_cancelled() -> None:
+    """It runs at once, out of the buffer, and neither takes a slot nor frees one when it ends."""
+    track = Track()
+    *_, third, _fourth = await track.take(1, 2, 3, 4)
+    track.slots.start_without_slot(third)
+    await settled()
+    assert track.begun == [1, 2, 3]
+    assert (track.queue.running, len(track.queue.buffer)) == (2, 1)
+    await track.end(3)
+    assert (track.begun, track.queue.running) == ([1, 2, 3], 2)

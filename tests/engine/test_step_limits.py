@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -50,7 +50,10 @@ class Room:
         self.link, self.schema, self.asked = link, Schema(schema), Asked(link)
         self.calls = Statements(self.schema)
         self.rung: list[str] = []
-        self.doors = StepLimits(self.asked, self.calls, self.rung.extend)  # type: ignore[arg-type]
+        self.doors = StepLimits(self.asked, self.calls, self)  # type: ignore[arg-type]
+
+    def wake_all(self, queues: Iterable[str]) -> None:
+        self.rung += queues
 
     async def sql(self, text: str) -> list[Any]:
         return await self.link.run(Statement(self.schema.render(text), (), list))
@@ -92,7 +95,7 @@ async def test_cancelled_before_the_answer(room: Callable[[], Any]) -> None:
     """The database has made a place; nobody waits for the answer. It is given back."""
     async with room() as r:
         r.asked.hold = asyncio.Event()
-        task = asyncio.create_task(r.doors.enter(1, 1, L))
+        task = asyncio.create_task(r.doors.acquire(1, 1, L))
         await r.asked.answered.wait()
         assert await r.tickets() == 1
         task.cancel()
@@ -133,7 +136,7 @@ async def test_the_next_in_line_enters(room: Callable[[], Any]) -> None:
 async def test_a_claim_that_was_lost(room: Callable[[], Any]) -> None:
     async with room() as r:
         with pytest.raises(LeaseLost):
-            await r.doors.enter(1, 7, L)
+            await r.doors.acquire(1, 7, L)
         assert await r.tickets() == 0
 
 

@@ -243,7 +243,7 @@ async def written(link: PersistentConnection, app: Durable, commit: Commit) -> F
     while True:
         with contextlib.suppress(asyncpg.LockNotAvailableError):
             return await link.run_in_transaction(
-                functools.partial(fanout.commit_in_transaction, calls=services_of(app).statements, commit=commit)
+                functools.partial(fanout.commit_in_transaction, statements=services_of(app).statements, commit=commit)
             )
 
 
@@ -275,7 +275,7 @@ async def test_a_stale_brood_makes_no_children(dsn: str, schema: str) -> None:
         claim = await claimed(app)
         await services_of(app).pool.run(services_of(app).statements.release([(claim.id, claim.epoch, None, None)]))
         links = PersistentConnection(services_of(app).target), PersistentConnection(services_of(app).target)
-        flush = Committer(*links, services_of(app).statements, 500, lambda _: None)
+        flush = Committer(*links, services_of(app).statements, 500, notifier=services_of(app).notifier)
         try:
             assert await flush.submit(many(claim, list(range(2000)))) is CommitResult.STALE
         finally:

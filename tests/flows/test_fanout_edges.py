@@ -60,7 +60,7 @@ async def test_broods_do_not_pile_up(dsn: str, schema: str) -> None:
             most = 0
             began = time.monotonic()
             while time.monotonic() - began < 4:
-                most = max(most, len(worker._flush._aside))
+                most = max(most, len(worker._runtime.committer._aside))
                 await asyncio.sleep(0.005)
         assert most <= 8
 

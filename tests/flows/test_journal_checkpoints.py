@@ -79,7 +79,7 @@ async def test_a_lost_claim_stops_the_step(open_app: Opening, how: str) -> None:
         async with Worker(app, machines=[machine], queues={"default": 1}) as worker:
             handle = await app.insert(type(machine).first, 1)
             for _ in range(500):
-                if not len(worker._holdings) and (await handle.get()).claims == 2:
+                if not len(worker._runtime.claims) and (await handle.get()).claims == 2:
                     break
                 await asyncio.sleep(0.01)
             other = await app.insert(type(machine).first, 1)  # the slot is free again

@@ -142,9 +142,9 @@ async def test_a_stale_outcome_starts_nothing(dsn: str, schema: str) -> None:
 
         spec = Order.__gen_durable__.steps["end"]
         done = Done("x", spawn=[Start(mail, "one"), Start(elsewhere, "two")])
-        commit = encode_outcome(claim, spec, make_context(Order.end), done, hold=True).commit
+        commit = encode_outcome(claim, spec, make_context(Order.end), done, may_continue=True).commit
         claim.epoch += 1
-        stale = encode_outcome(claim, spec, make_context(Order.end), done, hold=True).commit
+        stale = encode_outcome(claim, spec, make_context(Order.end), done, may_continue=True).commit
         assert (await services_of(app).pool.run(services_of(app).statements.flush([stale]))).stale == {handle.id}
         assert await rows(dsn, schema) == []
         assert (await services_of(app).pool.run(services_of(app).statements.flush([commit]))).wakeups.queues == {

@@ -72,7 +72,7 @@ async def test_lent_slots_never_let_more_steps_run_than_there_are_slots(dsn: str
         async with Worker(app, machines=[walk], queues={"default": 4}, run_ahead_time=timedelta(seconds=60)) as worker:
             waiting = asyncio.gather(*(h.wait(timedelta(seconds=60)) for h in handles))
             while not waiting.done():
-                most_claims = max(most_claims, len(worker._holdings))  # nothing public tells
+                most_claims = max(most_claims, len(worker._runtime.claims))  # nothing public tells
                 await asyncio.sleep(0.005)
             assert all(isinstance(ending, Finished) for ending in await waiting)
     assert walk.most == 4

@@ -217,7 +217,7 @@ async def test_an_interrupted_stop_leaves_no_beats(engine: Opening) -> None:
 
 
 def beating() -> int:
-    return sum(thread.name.startswith("gen_durable keep") for thread in threading.enumerate())
+    return sum(thread.name.startswith("gen_durable heartbeat") for thread in threading.enumerate())
 
 
 async def test_stopping_an_idle_worker_is_quick(engine: Opening) -> None:

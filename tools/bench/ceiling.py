@@ -104,15 +104,15 @@ async def fan(line: Line, app: Durable, *, children: int, batch: int = BATCH) ->
     outcome = await Fan().spread(children, cast(Context, None))
     assert isinstance(outcome, ScheduleChildren)
     shown = cast(Context, SimpleNamespace(awaited=()))
-    spawned = encode_outcome(parent, step_of(Fan.spread, "fan"), shown, outcome, hold=False)
-    while spawned.draw():
+    spawned = encode_outcome(parent, step_of(Fan.spread, "fan"), shown, outcome, may_continue=False)
+    while spawned.encode_more():
         pass
     brood = spawned.commit.brood
     if brood is None:
         await ask(services_of(app).statements.flush([spawned.commit]))
     else:
         await PersistentConnection(services_of(app).target).run_in_transaction(
-            partial(commit_in_transaction, calls=services_of(app).statements, commit=spawned.commit)
+            partial(commit_in_transaction, statements=services_of(app).statements, commit=spawned.commit)
         )
     count = 0
     while claims := await pick(ask, app, batch):

@@ -124,6 +124,11 @@ class Notifier:
             case _:
                 assert_never(message)
 
+    def wake_workers(self) -> None:
+        """Pick from every queue of this process's workers: which queues have new rows is unknown."""
+        for worker in self._workers.values():
+            worker.wake_all()
+
     def receive_any(self) -> None:
         """Wake everything: messages may have been missed."""
         for worker in self._workers.values():

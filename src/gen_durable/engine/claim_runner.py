@@ -1,244 +1,269 @@
-"""ClaimRunner: the life of a claim, from its first step to the commit that ends it.
+"""Runs each claim from its first step to the commit that ends it.
 
-In: a held claim. Out: steps run, outcomes handed in. A plain `Next` keeps the claim: the task waits for the commit and
-goes on with the next step, from the state that was committed. Any other outcome ends the task as soon as it is handed
-in: its slot is free for the next claim while the commit is under way, for a slot counts user code that runs. The claim
-stays in the holdings, and so keeps its lease, until the commit is answered.
+A plain `Next` keeps the claim: the task waits for the commit and continues with the next step, from the state that was
+committed. Any other outcome ends the task when it is handed to the committer, so that the slot is free while the commit
+is under way: slots count user code that runs. The claim stays in the table, and so keeps its lease, until the commit is
+answered.
 
-A claim that is to be cancelled has its step interrupted, if that can be done, or else loses its outcome, unless that is
-an end; then `on_cancel` runs, in the same slot, and the claim ends with an outcome of its own.
+A cancel request interrupts the step if it can be interrupted, else discards the outcome of the step unless that ends
+the instance. Then `on_cancel` runs in the same slot, and the claim ends with a cancel outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+import traceback
+from typing import Final, assert_never
+
+import msgspec
 
 from gen_durable.config import WorkerOptions
 from gen_durable.core.completions import CompletionWatcher
 from gen_durable.core.notifier import Notifier
-from gen_durable.engine.claims import ActiveClaim, ClaimTable
-from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer, Settled
+from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.claims import ClaimTable
+from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.outcome_encoder import EncodedOutcome, advance
+from gen_durable.engine.slots import Slots
+from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.transactional import TransactionalExecutor
 from gen_durable.errors import LeaseLost, OutcomeRejected
 from gen_durable.instances import Status
+from gen_durable.pg.faults import loggable
 from gen_durable.registry import Registry
 from gen_durable.store.types import Commit
 from gen_durable.telemetry import Events, StaleOutcome, StateUndecodable, StepCommitted
 
 log = logging.getLogger("gen_durable.worker")
+ENDS: Final = ("done", "fail")
+
+
+class FinalCommit(msgspec.Struct, eq=False):
+    """Receives the answer to an outcome that ends a claim."""
+
+    runner: ClaimRunner
+    active: ActiveClaim
+    encoded: EncodedOutcome
+    took: float
+    answered: asyncio.Future[None] | None = None
+
+    def settle(self, result: CommitResult | OutcomeRejected) -> None:
+        self.runner.settle(self.active, self.encoded, self.took, result)
+        if self.answered is not None and not self.answered.done():
+            self.answered.set_result(None)
 
 
 class ClaimRunner:
-    """Lives the claims of one worker."""
+    """Runs the claims of one worker."""
 
     def __init__(
         self,
-        run: Executor,
-        flush: Committer,
-        transact: TransactionalExecutor,
+        executor: Executor,
+        transactional: TransactionalExecutor,
+        committer: Committer,
         *,
         registry: Registry,
-        holdings: ClaimTable,
+        claims: ClaimTable,
+        slots: Slots,
+        tasks: TaskSet,
+        notifier: Notifier,
+        completions: CompletionWatcher,
         options: WorkerOptions,
         events: Events,
-        endings: CompletionWatcher,
-        wake: Notifier,
-        on_due: Callable[[str, float], None],
-        lend: Callable[[ActiveClaim], None],
-        take_back: Callable[[ActiveClaim], Awaitable[None]],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        give_back: Callable[[ActiveClaim, str], None],
-        ask_why: Callable[[ActiveClaim], Awaitable[str]],
     ) -> None:
-        self._run = run
-        self._flush = flush
-        self._transact = transact
+        self._executor = executor
+        self._transactional = transactional
+        self._committer = committer
         self._registry = registry
-        self._holdings = holdings
-        self._budget = options.run_ahead_time.total_seconds()
-        self._steps = options.run_ahead_steps
+        self._claims = claims
+        self._slots = slots
+        self._tasks = tasks
+        self._notifier = notifier
+        self._completions = completions
         self._events = events
-        self._endings = endings
-        self._wake = wake
-        self._on_due = on_due
-        self._lend = lend
-        self._take_back = take_back
-        self._spawn = spawn
-        self._give_back = give_back
-        self._ask_why = ask_why
+        self._max_seconds = options.run_ahead_time.total_seconds()
+        self._max_steps = options.run_ahead_steps
         self._cancel_timeout = options.cancel_timeout.total_seconds()
-        self.stopping = False
 
-    async def claim(self, held: ActiveClaim) -> None:
-        """Executor a claim's step, hand in its outcome, and again while the claim is kept."""
-        claim, steps = held.claim, 0
-        began = started = time.perf_counter()
-        after: EncodedOutcome | None = None
+    async def run(self, active: ActiveClaim) -> None:
+        """Execute the step of a claim and commit its outcome, and again while the claim is kept."""
+        claim, steps, encoded = active.claim, 0, None
+        started = time.perf_counter()
+        deadline = started + self._max_seconds
         try:
             while True:
                 steps += 1
-                hold = steps <= self._steps and not self.stopping and started - began < self._budget
-                if held.to_be_cancelled():  # before it began, or while it was between two steps
-                    return await self._cancelled(held, 0.0, began=False)
-                if held.entry.spec.transactional:
-                    return await self._transacted(held, started)
-                held.in_step = True
-                ran = await self._run.step(claim, held.entry, hold=hold, after=after, task=held.task)
-                held.in_step = False
+                may_continue = steps <= self._max_steps and started < deadline and not self._slots.stopping
+                if active.is_cancel_requested():  # before the first step, or between two steps
+                    return await self._end_cancelled(active, 0.0, after_step=False)
+                if active.entry.spec.transactional:
+                    return await self._run_transactional(active, started)
+                active.in_step = True
+                encoded = await self._executor.execute(
+                    claim, active.entry, may_continue=may_continue, previous=encoded, task=active.task
+                )
+                active.in_step = False
                 took = time.perf_counter() - started
-                ran.commit.began, ran.commit.took = started, took
-                if held.to_be_cancelled() and ran.commit.kind not in ("done", "fail"):
-                    return await self._cancelled(held, took)
-                if ran.commit.kind != "continue":
-                    await self._hand_in(held, ran, took)
-                    return None
+                encoded.commit.began, encoded.commit.took = started, took
+                if active.is_cancel_requested() and encoded.commit.kind not in ENDS:
+                    return await self._end_cancelled(active, took)
+                if encoded.commit.kind != "continue":
+                    return await self._commit_last(active, encoded, took)
+                committing = self._committer.submit(encoded.commit)
+                self._slots.lend(active)
                 try:
-                    committing = self._flush.submit(ran.commit)
-                    self._lend(held)
-                    verdict = await committing
-                except OutcomeRejected as refused:
-                    await self._mend(held, refused, ran.commit)
-                    return None
-                if verdict is STALE:
-                    self._settled(held, ran, took, verdict)
-                    return None
-                if not held.slot:
-                    await self._take_back(held)
-                if verdict is CANCEL_REQUESTED:
-                    return await self._cancelled(held, took)
+                    result = await committing
+                except OutcomeRejected as rejected:
+                    return await self._commit_error(active, rejected, encoded.commit)
+                if result is STALE:
+                    return self.settle(active, encoded, took, result)
+                if not active.has_slot:
+                    await self._slots.take_back(active)
+                if result is CANCEL_REQUESTED:
+                    return await self._end_cancelled(active, took)
                 if self._events.active:
-                    self._tell(held, ran, took)
+                    self._emit_committed(active, encoded, took)
                 started = time.perf_counter()
-                advance(claim, ran)
-                after = ran
-                held.entry = self._registry.following(claim.machine, claim.version, claim.step)
-                held.in_thread = not held.entry.spec.is_async
-        except UndecodableState as error:
-            self._undecodable(held, str(error))
-        except LeaseLost:
-            log.warning("instance %d: the claim was lost in the middle of a step", claim.id)
-            self._holdings.remove(held)
+                self._advance(active, encoded)
+        except (UndecodableState, LeaseLost) as error:
+            self._give_up(active, error)
         except asyncio.CancelledError:
-            if held.reason is None or not held.in_step:
+            if active.cancel_reason is None or not active.in_step:
                 raise
-            held.in_step = False
-            await self._cancelled(held, time.perf_counter() - started)
+            active.in_step = False
+            await self._end_cancelled(active, time.perf_counter() - started)
 
-    def drop(self, held: ActiveClaim) -> None:
-        """A claim that has not begun is to be cancelled."""
-        self._spawn(self._cancelled(held, 0.0, began=False))
+    def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
+        """Log an error that is no step's, and return the row with a back-off."""
+        # Traceback and kind only: the text of the error may quote a payload.
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        log.error("instance %d: %s\n%s", active.claim.id, loggable(error), frames)
+        self._claims.give_back(active, f"an error of the engine: {loggable(error)}")
 
-    async def _cancelled(self, held: ActiveClaim, took: float, *, began: bool = True) -> None:
-        """End a claim that is to be cancelled, in the task of its step or in another."""
-        claim, task = held.claim, asyncio.current_task()
-        while task is not None and task.cancelling():
-            task.uncancel()  # it was meant for the step, which has seen it
-        reason = held.reason if held.reason is not None else await self._ask_why(held)
-        held.reason = reason
-        if began:
-            reason = await self._run.cancelled(claim, held.entry, reason, self._cancel_timeout)
-        ran = self._run.ended(claim, held.entry, reason)
-        ran.commit.began, ran.commit.took = time.perf_counter() - took, took
-        self._flush.hand_in(ran.commit, functools.partial(self._settled, held, ran, took))
+    def settle(
+        self, active: ActiveClaim, encoded: EncodedOutcome, took: float, result: CommitResult | OutcomeRejected
+    ) -> None:
+        """Act on the answer to an outcome that ends the claim."""
+        match result:
+            case CommitResult.COMMITTED:
+                self._claims.remove(active)
+                self._follow_up(active, encoded)
+                if self._events.active:
+                    self._emit_committed(active, encoded, took)
+            case CommitResult.STALE:
+                self._claims.remove(active)
+                claim = active.claim
+                log.warning("instance %d: its outcome is stale, another worker has the claim", claim.id)
+                if self._events.active:
+                    self._events.emit(StaleOutcome(claim.id, claim.machine, active.entry.spec.name))
+            case CommitResult.CANCEL_REQUESTED:
+                self._tasks.spawn(self._end_cancelled(active, took))
+            case OutcomeRejected() if encoded.commit.kind == "cancel":
+                self._claims.give_back(active, str(result))
+            case OutcomeRejected():
+                self._tasks.spawn(self._commit_error(active, result, encoded.commit))
+            case _:
+                assert_never(result)
 
-    async def _transacted(self, held: ActiveClaim, started: float) -> None:
-        """A step whose writes commit with its outcome. Its error is answered when they are rolled back."""
-        try:
-            ran, verdict = await self._transact.step(held.claim, held.entry, held)
-        except StepRaised as raised:
-            took = time.perf_counter() - started
-            ran = await self._run.rejected(held.claim, held.entry, raised.error, hold=False)
-            ran.commit.began, ran.commit.took = started, took
-            await self._hand_in(held, ran, took)
-        else:
-            self._settled(held, ran, time.perf_counter() - started, verdict)
+    def _follow_up(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
+        """Tell local waiters of an end, plan the pick of a delayed row, and wake the queue of a freed partition key."""
+        claim, commit = active.claim, encoded.commit
+        match commit.kind:
+            case "done":
+                self._completions.report_end(claim.id, Status.DONE, commit.value, None, commit.began + commit.took)
+            case "fail":
+                self._completions.report_end(claim.id, Status.FAILED, None, commit.error, commit.began + commit.took)
+            case "cancel":
+                self._completions.report_end(claim.id, Status.CANCELLED, None, commit.error, commit.began + commit.took)
+            case _ if commit.delay:
+                self._slots.schedule_pick(claim.queue if encoded.queue is None else encoded.queue, commit.delay)
+            case _:
+                pass
+        if claim.partition_key is not None:
+            self._notifier.wake(claim.queue)
 
-    async def _hand_in(self, held: ActiveClaim, ran: EncodedOutcome, took: float) -> None:
-        settled = functools.partial(self._settled, held, ran, took)
-        if ran.commit.brood is not None:
-            await self._brooded(ran, settled)
-        else:
-            self._flush.hand_in(ran.commit, settled)
-
-    async def _brooded(self, ran: EncodedOutcome, settled: Settled) -> None:
-        """Wait until many children are started: they are large, so no others are drawn in this slot meanwhile."""
+    async def _commit_last(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
+        """Hand an outcome that ends the claim to the committer."""
+        if encoded.commit.brood is None:
+            self._committer.commit(encoded.commit, FinalCommit(self, active, encoded, took))
+            return
+        # Many children are large: keep the slot until they are committed, so that no other step makes more.
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def answer(verdict: CommitResult | OutcomeRejected) -> None:
-            settled(verdict)
-            if not answered.done():
-                answered.set_result(None)
-
-        self._flush.hand_in(ran.commit, answer)
+        self._committer.commit(encoded.commit, FinalCommit(self, active, encoded, took, answered))
         await answered
 
-    def _settled(
-        self, held: ActiveClaim, ran: EncodedOutcome, took: float, verdict: CommitResult | OutcomeRejected
-    ) -> None:
-        """An outcome that ends the claim was answered."""
-        claim, commit = held.claim, ran.commit
-        if isinstance(verdict, OutcomeRejected):
-            if commit.kind == "cancel":
-                self._give_back(held, str(verdict))
-            else:
-                self._spawn(self._mend(held, verdict, commit))
-            return
-        if verdict is CANCEL_REQUESTED:
-            self._spawn(self._cancelled(held, took))
-            return
-        self._holdings.remove(held)
-        if verdict is STALE:
-            log.warning("instance %d: its outcome came too late, another worker has the claim", claim.id)
-            if self._events.active:
-                self._events.emit(StaleOutcome(claim.id, claim.machine, held.entry.spec.name))
-            return
-        if commit.kind == "done":
-            self._endings.report_end(claim.id, Status.DONE, commit.value, None, commit.began + commit.took)
-        elif commit.kind == "fail":
-            self._endings.report_end(claim.id, Status.FAILED, None, commit.error, commit.began + commit.took)
-        elif commit.kind == "cancel":
-            self._endings.report_end(claim.id, Status.CANCELLED, None, commit.error, commit.began + commit.took)
-        elif commit.delay:
-            self._on_due(claim.queue if ran.queue is None else ran.queue, commit.delay)
-        if claim.partition_key is not None:
-            self._wake.wake(claim.queue)  # its key is free now
-        if self._events.active:
-            self._tell(held, ran, took)
-
-    async def _mend(self, held: ActiveClaim, refused: OutcomeRejected, former: Commit) -> None:
-        """The database refused an outcome: that is the step's error. If the answer to it is refused too, it fails."""
-        ran = await self._run.rejected(held.claim, held.entry, refused, hold=False)
-        ran.commit.began, ran.commit.took = former.began, former.took
+    async def _run_transactional(self, active: ActiveClaim, started: float) -> None:
+        """Run a step whose writes commit with its outcome. `on_error` runs after they are rolled back."""
         try:
-            verdict = await self._flush.submit(ran.commit)
+            encoded, result = await self._transactional.execute(active)
+        except StepRaised as raised:
+            took = time.perf_counter() - started
+            encoded = await self._executor.answer_error(active.claim, active.entry, raised.error)
+            encoded.commit.began, encoded.commit.took = started, took
+            await self._commit_last(active, encoded, took)
+        else:
+            self.settle(active, encoded, time.perf_counter() - started, result)
+
+    async def _end_cancelled(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
+        """End a claim that has a cancel request; `on_cancel` runs first if a step has begun."""
+        claim, task = active.claim, asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()  # the cancellation was meant for the step, which has received it
+        reason = active.cancel_reason
+        if reason is None:
+            reason = await self._claims.fetch_cancel_reason(active)
+        active.cancel_reason = reason
+        if after_step:
+            reason = await self._executor.run_on_cancel(claim, active.entry, reason, self._cancel_timeout)
+        encoded = self._executor.encode_cancel(claim, active.entry, reason)
+        encoded.commit.began, encoded.commit.took = time.perf_counter() - took, took
+        self._committer.commit(encoded.commit, FinalCommit(self, active, encoded, took))
+
+    async def _commit_error(self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit) -> None:
+        """Treat an outcome that the database refused as an error of the step. If the answer of `on_error` is refused
+        too, the instance fails.
+        """
+        claim, entry = active.claim, active.entry
+        encoded = await self._executor.answer_error(claim, entry, rejected)
+        encoded.commit.began, encoded.commit.took = former.began, former.took
+        try:
+            result = await self._committer.submit(encoded.commit)
         except OutcomeRejected:
-            ran = await self._run.given_up(held.claim, held.entry, refused)
-            ran.commit.began, ran.commit.took = former.began, former.took
+            encoded = await self._executor.encode_failure(claim, entry, rejected)
+            encoded.commit.began, encoded.commit.took = former.began, former.took
             try:
-                verdict = await self._flush.submit(ran.commit)
+                result = await self._committer.submit(encoded.commit)
             except OutcomeRejected as again:
-                self._give_back(held, str(again))
+                self._claims.give_back(active, str(again))
                 return
-        self._settled(held, ran, former.took, verdict)
+        self.settle(active, encoded, former.took, result)
 
-    def _tell(self, held: ActiveClaim, ran: EncodedOutcome, took: float) -> None:
-        claim = held.claim
-        self._events.emit(
-            StepCommitted(
-                claim.id, claim.machine, claim.version, held.entry.spec.name, ran.outcome, claim.attempt, took
-            )
-        )
+    def _advance(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
+        """Bring a kept claim to its next step."""
+        claim = active.claim
+        advance(claim, encoded)
+        active.entry = self._registry.following(claim.machine, claim.version, claim.step)
+        active.in_thread = not active.entry.spec.is_async
 
-    def _undecodable(self, held: ActiveClaim, error: str) -> None:
-        claim = held.claim
-        log.error("instance %d of %s: %s", claim.id, held.entry.spec.label, error)
-        if self._events.active:
-            self._events.emit(StateUndecodable(claim.id, claim.machine, claim.step, error))
-        self._give_back(held, error)
+    def _give_up(self, active: ActiveClaim, error: UndecodableState | LeaseLost) -> None:
+        """End a claim without an outcome."""
+        claim = active.claim
+        match error:
+            case UndecodableState():
+                log.error("instance %d of %s: %s", claim.id, active.entry.spec.label, error)
+                if self._events.active:
+                    self._events.emit(StateUndecodable(claim.id, claim.machine, claim.step, str(error)))
+                self._claims.give_back(active, str(error))
+            case LeaseLost():
+                log.warning("instance %d: the claim was lost during a step", claim.id)
+                self._claims.remove(active)
+            case _:
+                assert_never(error)
+
+    def _emit_committed(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
+        claim, step = active.claim, active.entry.spec.name
+        event = StepCommitted(claim.id, claim.machine, claim.version, step, encoded.outcome, claim.attempt, took)
+        self._events.emit(event)

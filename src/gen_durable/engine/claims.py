@@ -1,70 +1,197 @@
-"""Hold: the claims that this worker has in its hands, from the pick to the last answer.
+"""The table of claims that this worker holds, from the pick to the answer of the last commit.
 
-One table that the loop writes and the heartbeat thread reads. A claim is in it exactly as long as its row may be
-executing in our name: what is in it gets beats, what is not may be reaped.
+The event loop writes the table and the heartbeat thread reads it. A claim is in the table exactly as long as its row
+may execute in the name of this worker: the heartbeat extends the leases of these rows, the reaper of any worker takes
+back all others.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import logging
 import threading
 import time
-from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
 
-from gen_durable.registry import Entry
+from gen_durable.backoff import backoff
+from gen_durable.core.notifier import Notifier
+from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.slots import Slots
+from gen_durable.engine.tasks import TaskSet
+from gen_durable.pg.faults import ConnectionLost, SqlError
+from gen_durable.pg.pool import Pool
+from gen_durable.registry import Registry
+from gen_durable.store.statements import Statements
 from gen_durable.store.types import Claim
+from gen_durable.telemetry import ClaimLost, Events
 
-
-@dataclass(slots=True, eq=False)
-class ActiveClaim:
-    """A claim in our hands: its step, its task once started, and when its lease was last made or extended."""
-
-    claim: Claim
-    entry: Entry
-    extended: float
-    task: asyncio.Task[None] | None = None
-    in_thread: bool = False
-    slot: bool = True
-    in_step: bool = False  # its task is in user code, where it may be interrupted
-    reason: str | None = None  # it is to be cancelled
-
-    def to_be_cancelled(self) -> bool:
-        """Asked again after every wait: the heartbeat or a notification may have said so meanwhile."""
-        return self.reason is not None
+log = logging.getLogger("gen_durable.worker")
+RETURN_FIRST: Final = timedelta(seconds=5)
+RETURN_LONGEST: Final = timedelta(minutes=10)
+RETURN_DOUBLINGS: Final = 8
+DEFAULT_REASON: Final = "cancelled"
 
 
 class ClaimTable:
-    """All claims of one worker, by id."""
+    """All claims of one worker, by instance id."""
 
-    __slots__ = ("_claims", "_lock")
+    __slots__ = (
+        "_claims",
+        "_events",
+        "_lock",
+        "_notifier",
+        "_pool",
+        "_registry",
+        "_slots",
+        "_statements",
+        "_tasks",
+    )
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        statements: Statements,
+        *,
+        slots: Slots,
+        tasks: TaskSet,
+        registry: Registry,
+        notifier: Notifier,
+        events: Events,
+    ) -> None:
+        self._pool = pool
+        self._statements = statements
+        self._slots = slots
+        self._tasks = tasks
+        self._registry = registry
+        self._notifier = notifier
+        self._events = events
         self._claims: dict[int, ActiveClaim] = {}
         self._lock = threading.Lock()
 
-    def add(self, held: ActiveClaim) -> None:
-        with self._lock:
-            self._claims[held.claim.id] = held
+    def add(self, claims: list[Claim], leased_at: float) -> None:
+        """Start the claims of a pick, or buffer them behind busy slots. A stopping worker gives them back."""
+        late: list[ActiveClaim] = []
+        for claim in claims:
+            active = self.register(claim, leased_at)
+            if self._slots.stopping:
+                late.append(active)
+            else:
+                self._slots.start(active)
+        if late:
+            self._tasks.spawn(self.release(late))
 
-    def remove(self, held: ActiveClaim) -> None:
-        # The same row may have been lost and claimed again meanwhile: take out only what we put in.
+    def register(self, claim: Claim, leased_at: float) -> ActiveClaim:
+        """Put a claim into the table without starting it."""
+        entry = self._registry.following(claim.machine, claim.version, claim.step)
+        active = ActiveClaim(claim, entry, leased_at)
+        former = self._claims.get(claim.id)
+        if former is not None and (former.task is None or not former.task.done()):
+            # The lease of an earlier claim of ours ended, and this worker picked the row again: the first execution
+            # must stop. (A task that is done has handed in its outcome; only the answer of the commit is missing.)
+            self.drop_lost([former])
         with self._lock:
-            if self._claims.get(held.claim.id) is held:
-                del self._claims[held.claim.id]
+            self._claims[claim.id] = active
+        if claim.children is None or (claim.children and any(not c.status.terminal for c in claim.children)):
+            # A join that did not wait for all children: the remaining ones may have to be cancelled.
+            self._notifier.cancel_children(claim.id)
+        return active
 
-    def get(self, instance: int) -> ActiveClaim | None:
-        return self._claims.get(instance)
+    def remove(self, active: ActiveClaim) -> None:
+        # The row may have been lost and claimed again: remove only this claim, not its successor.
+        with self._lock:
+            if self._claims.get(active.claim.id) is active:
+                del self._claims[active.claim.id]
 
     def all(self) -> list[ActiveClaim]:
         with self._lock:
             return list(self._claims.values())
 
-    def older_than(self, age: float) -> list[ActiveClaim]:
-        """Claims whose lease was made or extended longer ago than `age` seconds, in the order of ids."""
+    def leased_before(self, age: float) -> list[ActiveClaim]:
+        """Claims whose lease was made or extended at least `age` seconds ago, ordered by id."""
         limit = time.monotonic() - age
         with self._lock:
-            old = [held for held in self._claims.values() if held.extended <= limit]
-        return sorted(old, key=lambda held: held.claim.id)
+            old = [active for active in self._claims.values() if active.leased_at <= limit]
+        return sorted(old, key=lambda active: active.claim.id)
 
     def __len__(self) -> int:
         return len(self._claims)
+
+    async def release(self, claims: list[ActiveClaim]) -> None:
+        """Make rows runnable again at once, and remove their claims."""
+        await self._release([(active, None, None) for active in claims])
+
+    def give_back(self, active: ActiveClaim, reason: str) -> None:
+        """Make a row runnable again after a back-off that grows with its claims; `reason` becomes its last error."""
+        attempt = min(active.claim.epoch, RETURN_DOUBLINGS)
+        delay = backoff(attempt, base=RETURN_FIRST, cap=RETURN_LONGEST).total_seconds()
+        self._tasks.spawn(self._release([(active, delay, reason)]))
+
+    async def _release(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
+        if not returns:
+            return
+        rows = sorted((active.claim.id, active.claim.epoch, delay, reason) for active, delay, reason in returns)
+        try:
+            released = await self._pool.run_safely(self._statements.release(rows))
+            self._notifier.wake_all(released.woken)
+            for active, delay, _ in returns:
+                if delay is not None:
+                    self._slots.schedule_pick(active.claim.queue, delay)
+                if delay is None or active.claim.partition_key is not None:
+                    self._notifier.wake(active.claim.queue)
+        except (ConnectionLost, SqlError) as error:
+            log.warning(
+                "%d rows could not be released (%s); a reaper takes them back when their leases end",
+                len(rows),
+                type(error).__name__,
+            )
+        for active, _, _ in returns:
+            self.remove(active)
+
+    def drop_lost(self, lost: list[ActiveClaim]) -> None:
+        """Stop the tasks of claims that another claim has superseded. Their outcomes would be stale."""
+        for active in lost:
+            claim = active.claim
+            if self._claims.get(claim.id) is not active:
+                continue  # it ended after the heartbeat was sent
+            log.warning("instance %d: another worker took over the claim, its step is interrupted", claim.id)
+            if self._events.active:
+                self._events.emit(ClaimLost(claim.id, claim.machine, claim.step))
+            self.abandon(active)
+            self.remove(active)
+
+    def abandon(self, active: ActiveClaim) -> None:
+        """Interrupt a claim without an outcome; one that is buffered is not started."""
+        active.interrupt()
+        if active.task is None:
+            self._slots.drop(active)
+
+    def check_cancels(self) -> None:
+        """Find out which claims have a cancel request, and cancel them."""
+        self._tasks.spawn(self._fetch_cancel_requests())
+
+    async def _fetch_cancel_requests(self) -> None:
+        claims = sorted((active.claim.id, active.claim.epoch) for active in self.all())
+        if claims:
+            with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat asks again
+                self.apply_cancel_requests(await self._pool.run_safely(self._statements.cancel_requests(claims)))
+
+    def apply_cancel_requests(self, reasons: dict[int, str]) -> None:
+        """Cancel claims, by instance id and reason. A repeated request changes nothing."""
+        for instance, reason in reasons.items():
+            active = self._claims.get(instance)
+            if active is None or active.cancel_reason is not None:
+                continue
+            active.cancel(reason)
+            if active.task is None:
+                self._slots.start_without_slot(active)
+
+    async def fetch_cancel_reason(self, active: ActiveClaim) -> str:
+        """Read the reason of a cancel that a commit reported before the heartbeat or a notification did."""
+        try:
+            requests = await self._pool.run_safely(
+                self._statements.cancel_requests([(active.claim.id, active.claim.epoch)])
+            )
+        except (ConnectionLost, SqlError):
+            requests = {}
+        return requests.get(active.claim.id, DEFAULT_REASON)

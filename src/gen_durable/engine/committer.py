@@ -1,13 +1,10 @@
-"""Committer: group commit without a timer.
+"""Group commit of outcomes, without a timer.
 
-In: encoded outcomes, one by one, from the tasks that ran them. Out: for each whether it was committed. While one flush
-is under way outcomes gather; when it returns all of them go in the next. An idle worker commits at once, a busy one in
-large batches.
-
-This room owns the invariant that an outcome is answered for exactly once, whatever happens to the connection: a batch
-whose answer was lost is sent again, and the fence tells what was committed already. One bad outcome never harms its
-batch mates: a refused batch is halved until the culprit stands alone; an outcome whose row is held by somebody's long
-transaction is set aside and waits for itself.
+Outcomes gather while one flush is under way and go together in the next: an idle worker commits at once, a busy one in
+large batches. Each outcome is answered exactly once, whatever happens to the connection: a batch whose answer was lost
+is sent again, and the fence shows what was committed before. One bad outcome does not harm its batch: a refused batch
+is halved until the refused outcome is alone. An outcome whose row is locked by a long transaction waits on a second
+connection, apart from the batch (tests/engine/test_committer.py).
 """
 
 from __future__ import annotations
@@ -16,227 +13,254 @@ import asyncio
 import enum
 import functools
 import logging
-import random
 import time
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol, assert_never
 
+from gen_durable.backoff import Pauses
+from gen_durable.core.notifier import Notifier
 from gen_durable.engine.fanout import commit_in_transaction
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sqlstate
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Commit, Flushed, Wakeups
+from gen_durable.store.types import Commit, Flushed
 
 log = logging.getLogger("gen_durable.flush")
-MAX_PAUSE: Final = 1.0
+FIRST_PAUSE: Final = 0.01
+LONGEST_PAUSE: Final = 1.0
+QUIET_FAILURES: Final = 3  # so many failures of one batch are not logged
 
 
 class CommitResult(enum.Enum):
     """What became of an outcome."""
 
     COMMITTED = "committed"
-    STALE = "stale"
-    CANCEL_REQUESTED = "the row is to be cancelled"
+    STALE = "the claim was superseded, nothing was written"
+    CANCEL_REQUESTED = "the row has a cancel request, nothing was written"
 
 
-# Members by names of their own: asking the enum for them costs a call of Python in 3.11.
+# Module constants: in Python 3.11 each access to an enum member costs a call.
 COMMITTED: Final = CommitResult.COMMITTED
 STALE: Final = CommitResult.STALE
 CANCEL_REQUESTED: Final = CommitResult.CANCEL_REQUESTED
-Settled = Callable[[CommitResult | OutcomeRejected], None]
-OnWake = Callable[[Wakeups | None], None]
-"""Takes what a flush made ready; None if that is unknown."""
-_Entry = tuple[Commit, Settled]
+
+
+class CommitReceiver(Protocol):
+    """Receives the answer to one outcome."""
+
+    def settle(self, result: CommitResult | OutcomeRejected) -> None: ...
+
+
+_Entry = tuple[Commit, CommitReceiver]
+
+
+class CommitFuture:
+    """A receiver that completes a future."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[CommitResult]) -> None:
+        self.future = future
+
+    def settle(self, result: CommitResult | OutcomeRejected) -> None:
+        if self.future.done():
+            return
+        if isinstance(result, OutcomeRejected):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
 
 
 class Committer:
-    """Takes outcomes and commits them in groups."""
+    """Commits the outcomes of one worker in groups."""
 
     __slots__ = (
         "_aside",
-        "_batch",
-        "_calls",
-        "_link",
+        "_aside_connection",
+        "_batch_size",
+        "_connection",
+        "_in_flush",
         "_loop",
-        "_on_wake",
-        "_pending",
-        "_side_link",
+        "_notifier",
+        "_queued",
+        "_statements",
         "_task",
-        "_under_way",
         "_worker",
     )
 
     def __init__(
         self,
-        link: PersistentConnection,
-        side_link: PersistentConnection,
-        calls: Statements,
-        batch: int,
-        on_wake: OnWake,
+        connection: PersistentConnection,
+        aside_connection: PersistentConnection,
+        statements: Statements,
+        batch_size: int,
         *,
+        notifier: Notifier,
         worker: str | None = None,
     ) -> None:
-        self._loop = asyncio.get_running_loop()  # asking for it costs a system call: not at every step
-        self._link = link
-        self._side_link = side_link
-        self._calls = calls
-        self._batch = batch
-        self._on_wake = on_wake
+        self._loop = asyncio.get_running_loop()  # looked up once: a lookup per step costs a system call
+        self._connection = connection
+        self._aside_connection = aside_connection
+        self._statements = statements
+        self._batch_size = batch_size
+        self._notifier = notifier
         self._worker = worker
-        self._pending: list[_Entry] = []
-        self._under_way = 0
+        self._queued: list[_Entry] = []
+        self._in_flush = 0
         self._task: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
 
     @property
-    def load(self) -> int:
-        """How many outcomes are handed in and not answered yet."""
-        return len(self._pending) + self._under_way
+    def pending(self) -> int:
+        """How many outcomes are not answered yet, apart from those that wait for a lock or for many children."""
+        return len(self._queued) + self._in_flush
 
-    def hand_in(self, commit: Commit, settled: Settled) -> None:
-        """Hand in an outcome; `settled` is called with what became of it."""
+    def commit(self, commit: Commit, receiver: CommitReceiver) -> None:
+        """Commit an outcome with the next flush, and pass the answer to `receiver`."""
         if commit.brood is not None:
-            self._wait_aside((commit, settled))  # takes a while: not in the way of others
+            self._commit_aside((commit, receiver))  # a long transaction: keep it out of the batches
             return
-        self._pending.append((commit, settled))
+        self._queued.append((commit, receiver))
         if self._task is None:
-            self._task = self._loop.create_task(self._work(), name="gen_durable flush")
+            self._task = self._loop.create_task(self._flush_queued(), name="gen_durable flush")
 
     def submit(self, commit: Commit) -> asyncio.Future[CommitResult]:
-        """Hand in an outcome; the future tells what became of it, or raises `OutcomeRejected`."""
+        """Commit an outcome; the future has its answer, or raises `OutcomeRejected`."""
         future: asyncio.Future[CommitResult] = self._loop.create_future()
-
-        def settled(verdict: CommitResult | OutcomeRejected) -> None:
-            if future.done():
-                return
-            if isinstance(verdict, OutcomeRejected):
-                future.set_exception(verdict)
-            else:
-                future.set_result(verdict)
-
-        self.hand_in(commit, settled)
+        self.commit(commit, CommitFuture(future))
         return future
 
+    @property
+    def is_idle(self) -> bool:
+        """Every outcome is answered."""
+        return self._task is None and not self._aside
+
     async def idle(self) -> None:
-        """Wait until everything handed in is answered."""
-        while self._task is not None or self._aside:
+        """Wait until every outcome is answered."""
+        while not self.is_idle:
             tasks: set[asyncio.Task[None]] = set(self._aside)
             if self._task is not None:
                 tasks.add(self._task)
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """Give up on what is still under way (the database did not answer in time)."""
+        """Cancel flushes that the database has not answered in time."""
         tasks = [t for t in (self._task, *self._aside) if t is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _work(self) -> None:
+    async def _flush_queued(self) -> None:
         try:
-            while self._pending:
-                batch, self._pending = self._pending[: self._batch], self._pending[self._batch :]
+            while self._queued:
+                batch, self._queued = self._queued[: self._batch_size], self._queued[self._batch_size :]
                 batch.sort(key=lambda entry: entry[0].id)
                 if len({commit.id for commit, _ in batch}) < len(batch):
-                    batch, later = _once_each(batch)
-                    self._pending = later + self._pending
-                self._under_way = len(batch)
-                await self._write(batch, self._link)
-                self._under_way = 0
+                    batch, later = _first_of_each_instance(batch)
+                    self._queued = later + self._queued
+                self._in_flush = len(batch)
+                await self._write(batch, self._connection)
+                self._in_flush = 0
         finally:
             self._task = None
 
-    async def _write(self, batch: list[_Entry], link: PersistentConnection) -> None:
-        pause = 0.01
-        told = False
+    async def _write(self, batch: list[_Entry], connection: PersistentConnection) -> None:
+        """Send a batch until the database has answered for each outcome in it."""
+        pauses: Pauses | None = None
+        failures = 0
         while True:
             try:
-                flushed = await self._send([commit for commit, _ in batch], link)
+                flushed = await self._send([commit for commit, _ in batch], connection)
             except (ConnectionLost, SqlError) as error:
-                fault = Fault.GONE if isinstance(error, ConnectionLost) else classify(error)
-                if fault is Fault.REFUSED:
-                    if len(batch) == 1:
-                        self._refuse(batch[0], error)
-                    else:
-                        await self._halve(batch, link)
-                    return
-                if fault is Fault.BLOCKED and link is self._link:
-                    await self._set_aside(batch)
-                    return
-                if not told and pause > 0.05:
-                    told = True
-                    log.warning("outcomes cannot be committed now (%s), trying again", describe_fault(error))
+                match Fault.GONE if isinstance(error, ConnectionLost) else classify(error):
+                    case Fault.REFUSED if len(batch) == 1:
+                        return _reject(batch[0], error)
+                    case Fault.REFUSED:
+                        return await self._write_halves(batch, connection)
+                    case Fault.BLOCKED if connection is self._connection:
+                        return await self._set_locked_aside(batch)
+                    case Fault.BLOCKED | Fault.GONE | Fault.BUSY:
+                        failures += 1
+                    case fault:
+                        assert_never(fault)
+                if failures == QUIET_FAILURES + 1:
+                    log.warning("outcomes cannot be committed (%s); trying again", describe_fault(error))
             else:
-                self._settle(batch, flushed)
-                return
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, MAX_PAUSE)
+                return self._settle(batch, flushed)
+            pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
+            await asyncio.sleep(pauses.next())
 
-    async def _send(self, commits: list[Commit], link: PersistentConnection) -> Flushed:
+    async def _send(self, commits: list[Commit], connection: PersistentConnection) -> Flushed:
         if commits[0].brood is not None:
-            work = functools.partial(commit_in_transaction, calls=self._calls, commit=commits[0], worker=self._worker)
-            return await link.run_in_transaction(work)
-        return await link.run(self._calls.flush(commits, self._worker, time.perf_counter()))
+            work = functools.partial(
+                commit_in_transaction, statements=self._statements, commit=commits[0], worker=self._worker
+            )
+            return await connection.run_in_transaction(work)
+        return await connection.run(self._statements.flush(commits, self._worker, time.perf_counter()))
 
     def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:
-        stale = flushed.stale
-        for commit, settled in batch:
-            settled(
-                STALE
-                if commit.id in stale
-                else COMMITTED
-                if commit.id not in flushed.cancel_requested
-                else CANCEL_REQUESTED
-            )
-        if flushed.wakeups or flushed.already:
-            # The queues that an earlier try woke are not known any more: look at all of them.
-            self._on_wake(flushed.wakeups if not flushed.already else None)
+        stale, cancelled = flushed.stale, flushed.cancel_requested
+        for commit, receiver in batch:
+            receiver.settle(STALE if commit.id in stale else CANCEL_REQUESTED if commit.id in cancelled else COMMITTED)
+        notify(self._notifier, flushed)
 
-    def _refuse(self, entry: _Entry, error: Exception) -> None:
-        commit, settled = entry
-        settled(OutcomeRejected(f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"))
-
-    async def _halve(self, batch: list[_Entry], link: PersistentConnection) -> None:
+    async def _write_halves(self, batch: list[_Entry], connection: PersistentConnection) -> None:
         middle = len(batch) // 2
-        await self._write(batch[:middle], link)
-        await self._write(batch[middle:], link)
+        await self._write(batch[:middle], connection)
+        await self._write(batch[middle:], connection)
 
-    async def _set_aside(self, batch: list[_Entry]) -> None:
+    async def _set_locked_aside(self, batch: list[_Entry]) -> None:
+        """Write the outcomes whose rows are not locked; the others wait on the second connection."""
         ids = {i for commit, _ in batch for i in (commit.id, commit.parent) if i is not None}
         try:
-            free = await self._link.run(self._calls.unlocked(sorted(ids)))
+            unlocked = await self._connection.run(self._statements.unlocked(sorted(ids)))
         except (ConnectionLost, SqlError):
-            free = ids
+            unlocked = ids
         ready: list[_Entry] = []
         for entry in batch:
             commit = entry[0]
-            if commit.id in free and (commit.parent is None or commit.parent in free):
+            if commit.id in unlocked and (commit.parent is None or commit.parent in unlocked):
                 ready.append(entry)
             else:
-                self._wait_aside(entry)
-        held = len(batch) - len(ready)
-        log.info("%d outcomes wait for rows that other transactions hold", held)
-        if held:
+                self._commit_aside(entry)
+        locked = len(batch) - len(ready)
+        log.info("%d outcomes wait for rows that other transactions have locked", locked)
+        if locked:
             if ready:
-                await self._write(ready, self._link)
-        # No row of ours is held, so it is a key: a child's, that an open transaction is about to take or free.
+                await self._write(ready, self._connection)
+        # No row is locked, so the lock is on a child's unique key, which an open transaction inserts or deletes.
         elif len(batch) == 1:
-            self._wait_aside(batch[0])
+            self._commit_aside(batch[0])
         else:
-            await self._halve(batch, self._link)
+            await self._write_halves(batch, self._connection)
 
-    def _wait_aside(self, entry: _Entry) -> None:
-        task = self._loop.create_task(self._write([entry], self._side_link))
+    def _commit_aside(self, entry: _Entry) -> None:
+        task = self._loop.create_task(self._write([entry], self._aside_connection))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 
 
-def _once_each(batch: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
-    """Those that go now, and those that wait: outcomes of one instance, by a lost claim and by the next, go apart.
+def notify(notifier: Notifier, flushed: Flushed) -> None:
+    """Publish what a flush made runnable."""
+    if flushed.already:
+        # An earlier try committed some of it, and its answer, which named the queues, is lost: wake every queue.
+        notifier.wake_workers()
+    elif flushed.wakeups:
+        notifier.publish(flushed.wakeups)
 
-    What an outcome causes is found by its instance (flush.sql): a stale one must not stand beside one that is not.
+
+def _reject(entry: _Entry, error: Exception) -> None:
+    commit, receiver = entry
+    message = f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
+    receiver.settle(OutcomeRejected(message))
+
+
+def _first_of_each_instance(batch: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
+    """Split a sorted batch: one outcome per instance now, further ones (of a lost claim and its successor) later.
+
+    flush.sql joins the effects of an outcome by instance id, so a stale outcome must not share a statement with a
+    current one.
     """
     now: list[_Entry] = []
     later: list[_Entry] = []
@@ -249,5 +273,5 @@ def describe_fault(error: Exception) -> str:
     """A database error for a log or a message: its code and kind. Never its DETAIL, which may quote a payload."""
     code = sqlstate(error)
     if code is not None and code.startswith("GD"):
-        return str(error)  # words of ours
+        return str(error)  # a message of gen_durable's own SQL functions
     return str(error) if isinstance(error, ConnectionLost) else f"{type(error).__name__}, SQLSTATE {code}"

@@ -1,8 +1,7 @@
-"""Dead letters: tell the host program of instances that were failed because they crashed again and again.
+"""Calls the user's `on_dead_letter` for instances that the reaper failed because they crashed too often.
 
-In: ids that this worker's reaper has failed; that is committed. Out: one call of the host's function for each, with its
-instance. It is a notification: what it raises is logged, and nobody is told of what a worker has reaped that dies
-before it has called. The row is what counts.
+The failure is committed before the call. The call is a notification: an error in it is logged, and the calls of a
+worker that dies first are not repeated. The row is the record.
 """
 
 from __future__ import annotations
@@ -29,61 +28,66 @@ log = logging.getLogger("gen_durable.worker")
 
 
 class DeadLetters:
-    """Statements the host's function, beside the reaper: a slow one does not hold it up."""
+    """Calls the hook in a task of its own, so that a slow hook does not delay the reaper."""
 
-    __slots__ = ("_calls", "_pool", "_seal", "_task", "_tell", "_threads", "_waiting")
+    __slots__ = ("_encryption", "_hook", "_pool", "_statements", "_task", "_threads", "_waiting")
 
     def __init__(
-        self, tell: OnDeadLetter, pool: Pool, calls: Statements, threads: ThreadPool, seal: PayloadEncryption | None
+        self,
+        hook: OnDeadLetter,
+        pool: Pool,
+        statements: Statements,
+        threads: ThreadPool,
+        encryption: PayloadEncryption | None,
     ) -> None:
-        self._seal = seal
-        self._tell = tell
+        self._hook = hook
         self._pool = pool
-        self._calls = calls
+        self._statements = statements
         self._threads = threads
+        self._encryption = encryption
         self._waiting: list[int] = []
         self._task: asyncio.Task[None] | None = None
 
-    def take(self, ids: Iterable[int]) -> None:
-        """These were failed just now."""
+    def add(self, ids: Iterable[int]) -> None:
+        """Call the hook for each of these instances."""
         self._waiting += ids
         if self._waiting and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._tell_all(), name="gen_durable dead letters")
+            self._task = asyncio.get_running_loop().create_task(self._call_all(), name="gen_durable dead letters")
 
     async def close(self, timeout: float) -> None:
-        """Wait so long for calls under way."""
+        """Wait up to `timeout` seconds for calls under way, then cancel them."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=timeout)
-        self.halt()
+        self.cancel()
 
-    def halt(self) -> None:
+    def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
-    async def _tell_all(self) -> None:
+    async def _call_all(self) -> None:
         while self._waiting:
-            number = self._waiting.pop(0)
+            instance_id = self._waiting.pop(0)
             try:
-                found = await self._pool.run_safely(self._calls.get(number, None))
+                found = await self._pool.run_safely(self._statements.get(instance_id, None))
             except (ConnectionLost, SqlError) as error:
-                log.error("on_dead_letter: instance %d could not be read (%s)", number, type(error).__name__)
+                log.error("on_dead_letter: instance %d could not be read (%s)", instance_id, type(error).__name__)
                 continue
             if found is None:
-                log.error("on_dead_letter: instance %d was deleted before it could be told of", number)
+                log.error("on_dead_letter was not called for instance %d: it has been deleted", instance_id)
                 continue
             try:
-                await self._call(found if self._seal is None else self._seal.instance(found))
+                await self._call(found if self._encryption is None else self._encryption.instance(found))
             except Exception as error:
-                # Where, and its kind: its words may quote a payload, for it was handed one.
+                # Traceback and kind only: the hook was given payloads, which the text of its error may quote.
                 frames = "".join(traceback.format_tb(error.__traceback__))
-                log.error("on_dead_letter raised %s for instance %d\n%s", type(error).__name__, number, frames)
+                log.error("on_dead_letter raised %s for instance %d\n%s", type(error).__name__, instance_id, frames)
 
-    async def _call(self, one: Instance) -> None:
-        """A coroutine on the loop, a plain function in a thread, as with steps."""
-        if inspect.iscoroutinefunction(self._tell):
-            answer = self._tell(one)
+    async def _call(self, instance: Instance) -> None:
+        """Call an `async def` hook on the loop, a `def` hook in a thread, as with steps."""
+        if inspect.iscoroutinefunction(self._hook):
+            answer = self._hook(instance)
         else:
-            _, done = self._threads.run(partial(self._tell, one))
+            _, done = self._threads.run(partial(self._hook, instance))
             answer = await done
         if inspect.isawaitable(answer):
             await answer

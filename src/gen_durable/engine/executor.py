@@ -1,9 +1,8 @@
-"""Executor: one execution of one step, from a claim to an outcome that can be committed.
+"""Executes one step of a claim and encodes its outcome.
 
-In: a claim and the step to run it with. Out: a `EncodedOutcome`: the encoded outcome, and how to go on with the
-claim if it is
-held. Everything a step can do wrong ends here as that step's own error and reaches `on_error`: an exception, a
-timeout, a return value that is no outcome, a state that cannot be stored. Nothing of it gets into a batch with others.
+Everything a step can do wrong becomes that step's own error and is answered by `on_error` or the retry policy of a job:
+an exception, a timeout, a return value that is no outcome, a state that cannot be stored. None of it reaches a batch
+with the outcomes of others. The executor calls user code and reads nothing from the database itself.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ log = logging.getLogger("gen_durable.worker")
 
 
 class UndecodableState(Exception):
-    """The stored state does not fit the step: there is nothing to call the step with."""
+    """The stored state does not decode to what the step takes, so the step cannot be called."""
 
 
 class StepRaised(Exception):
-    """What a transactional step raised: its transaction is rolled back before `on_error` is asked."""
+    """Wraps what a transactional step raised, so that its transaction is rolled back before `on_error` runs."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(describe(error))
@@ -49,54 +48,46 @@ class StepRaised(Exception):
 
 
 class Executor:
-    """Runs steps. `hold` says whether a `Next` may keep its claim and run ahead."""
+    """Executes steps for one worker.
 
-    __slots__ = ("_doors", "_journal", "_read_children", "_sealer", "_threads", "_worker")
+    With `may_continue`, a plain `Next` keeps its claim, so that the next step runs ahead in the same task.
+    """
+
+    __slots__ = ("_encryption", "_journal", "_limits", "_read_children", "_threads", "_worker")
 
     def __init__(
         self,
         worker: str,
         threads: ThreadPool,
         read_children: ReadChildren,
-        doors: LimitService,
+        limits: LimitService,
         journal: JournalService,
         *,
-        sealer: ClaimEncryption | None = None,
+        encryption: ClaimEncryption | None = None,
     ) -> None:
         self._worker = worker
         self._threads = threads
         self._read_children = read_children
-        self._doors = doors
+        self._limits = limits
         self._journal = journal
-        self._sealer = sealer
+        self._encryption = encryption
 
-    async def step(
+    async def execute(
         self,
         claim: Claim,
         entry: Entry,
         *,
-        hold: bool,
-        after: EncodedOutcome | None = None,
+        may_continue: bool,
+        previous: EncodedOutcome | None = None,
         task: asyncio.Task[Any] | None = None,
         lent: Lent | None = None,
     ) -> EncodedOutcome:
-        """Execute a step and encode what it decided. Raises only `UndecodableState`, `LeaseLost` and cancellation.
+        """Execute a step and encode its outcome. Raises only `UndecodableState`, `LeaseLost` and cancellation.
 
-        `after` is the outcome that led here by the same claim: its state was decoded from what was committed already.
-        `task` is the one that this runs in, where it is known. With a transaction `lent` to it, the step's error
-        is raised as `StepRaised`.
+        `previous` is the committed outcome of the same claim that led here; it holds the decoded state. `task` is the
+        current task, if the caller knows it. With a `lent` connection the step's error is raised as `StepRaised`.
         """
-        if after is not None:
-            state = after.state
-        else:
-            try:
-                if self._sealer is not None:
-                    self._sealer.decrypt(claim)
-                if claim.journal is not None:
-                    self._journal.notes(claim, claim.seq)
-                state = entry.spec.state_codec.decode(claim.state)
-            except Exception as unread:
-                raise UndecodableState(describe(unread)) from unread
+        state = previous.state if previous is not None else self._decode(claim, entry)
         ctx = self._context(claim, entry.spec, lent)
         try:
             if entry.plain:
@@ -107,10 +98,10 @@ class Executor:
                 await _forget_cancellation(claim)
             if entry.is_job:
                 returned = Done(returned)
-            ran = encode_outcome(claim, entry.spec, ctx, returned, hold=hold)
-            if ran.rest is not None:
-                await _in_time(self._draw(ran, entry.spec), entry.spec)
-            return ran if self._sealer is None else await _sealed(ran, self._sealer)
+            encoded = encode_outcome(claim, entry.spec, ctx, returned, may_continue=may_continue)
+            if encoded.rest is not None:
+                await _in_time(self._encode_rest(encoded, entry.spec), entry.spec)
+            return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.abandoned:
                 raise
@@ -124,46 +115,58 @@ class Executor:
             error = StepCancelled(f"step {entry.spec.label} raised {describe(raised)}, which does not end a worker")
         if lent is not None:
             raise StepRaised(error) from error
-        return await self.failed(claim, entry, ctx, error, hold=hold)
+        return await self.run_on_error(claim, entry, ctx, error, may_continue=may_continue)
 
-    async def rejected(self, claim: Claim, entry: Entry, error: Exception, *, hold: bool) -> EncodedOutcome:
-        """The database refused the outcome of a step: ask `on_error`, as for an exception in the step."""
-        return await self.failed(claim, entry, self._context(claim, entry.spec), error, hold=hold)
+    def _decode(self, claim: Claim, entry: Entry) -> object:
+        try:
+            if self._encryption is not None:
+                self._encryption.decrypt(claim)
+            if claim.journal is not None:
+                self._journal.notes(claim, claim.seq)
+            return entry.spec.state_codec.decode(claim.state)
+        except Exception as error:
+            raise UndecodableState(describe(error)) from error
 
-    async def given_up(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
-        """The database refused `on_error`'s answer too: the instance fails, with a reason that surely can be stored."""
-        return await self._stop(claim, entry, self._context(claim, entry.spec), describe(error))
+    async def answer_error(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
+        """Run `on_error` for an error found after the step: a refused outcome, or a transaction rolled back."""
+        return await self.run_on_error(claim, entry, self._context(claim, entry.spec), error, may_continue=False)
 
-    def ended(self, claim: Claim, entry: Entry, reason: str) -> EncodedOutcome:
-        """The end of an instance that was cancelled while it was ours."""
-        ran = encode_cancel(claim, entry.spec, reason)
-        if self._sealer is not None:
-            self._sealer.encrypt_error(ran.commit)
-        return ran
+    async def encode_failure(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
+        """A `Fail` for an instance whose `on_error` answer was refused too, with a reason that can be stored."""
+        return await self._fail(claim, entry, self._context(claim, entry.spec), describe(error))
 
-    async def _stop(self, claim: Claim, entry: Entry, ctx: Context, reason: str) -> EncodedOutcome:
-        ran = encode_outcome(claim, entry.spec, ctx, Fail(clean_error(reason)), hold=False)
-        return ran if self._sealer is None else await _sealed(ran, self._sealer)
+    def encode_cancel(self, claim: Claim, entry: Entry, reason: str) -> EncodedOutcome:
+        """The outcome that ends a cancelled instance."""
+        encoded = encode_cancel(claim, entry.spec, reason)
+        if self._encryption is not None:
+            self._encryption.encrypt_error(encoded.commit)
+        return encoded
 
-    async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> EncodedOutcome:
-        """Let whoever answers for the step decide what its error means."""
-        # The kind of the error, not its text: that may quote a payload. The text is in the row's last_error.
+    async def _fail(self, claim: Claim, entry: Entry, ctx: Context, reason: str) -> EncodedOutcome:
+        encoded = encode_outcome(claim, entry.spec, ctx, Fail(clean_error(reason)), may_continue=False)
+        return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
+
+    async def run_on_error(
+        self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
+    ) -> EncodedOutcome:
+        """Answer an error of a step: by `on_error` of its machine, or by the retry policy of its job."""
+        # The kind of the error, not its text, which may quote a payload. The text is in the row's last_error.
         log.info(
             "instance %d: %s raised %s, attempt %d", claim.id, entry.spec.label, type(error).__name__, claim.attempt
         )
         try:
             if isinstance(entry.owner, Job):
-                ran = encode_outcome(claim, entry.spec, ctx, _retry(entry.owner, ctx, error), hold=hold, error=error)
-                return ran if self._sealer is None else await _sealed(ran, self._sealer)
-            # The state of the row, not what the failed execution may have made of its own copy.
-            state = entry.spec.state_codec.decode(claim.state)
-            answer = cast(Any, entry.owner).on_error(state, ctx, error)
-            if inspect.isawaitable(answer):
-                answer = await answer
-            ran = encode_outcome(claim, entry.spec, ctx, answer, hold=hold, error=error)
-            if ran.rest is not None:
-                await self._draw(ran, entry.spec)
-            return ran if self._sealer is None else await _sealed(ran, self._sealer)
+                answer: object = _retry(entry.owner, ctx, error)
+            else:
+                # Decoded again: the failed execution may have changed its own copy of the state.
+                state = entry.spec.state_codec.decode(claim.state)
+                answer = cast(Any, entry.owner).on_error(state, ctx, error)
+                if inspect.isawaitable(answer):
+                    answer = await answer
+            encoded = encode_outcome(claim, entry.spec, ctx, answer, may_continue=may_continue, error=error)
+            if encoded.rest is not None:
+                await self._encode_rest(encoded, entry.spec)
+            return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.abandoned:
                 raise
@@ -173,37 +176,37 @@ class Executor:
         except BaseException as raised:
             second = raised
         reason = f"{describe(error)} (and then on_error raised {describe(second)})"
-        return await self._stop(claim, entry, ctx, reason)
+        return await self._fail(claim, entry, ctx, reason)
 
-    async def cancelled(self, claim: Claim, entry: Entry, reason: str, timeout: float) -> str:
-        """Let the machine clean up after a step that was stopped. Returns the reason, with what went wrong, if any."""
+    async def run_on_cancel(self, claim: Claim, entry: Entry, reason: str, timeout: float) -> str:
+        """Run the machine's `on_cancel`. Returns the reason, extended by the error of `on_cancel` if it raised."""
         if isinstance(entry.owner, Job) or type(entry.owner).on_cancel is Machine.on_cancel:
             return reason
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
-                if self._sealer is not None:
-                    self._sealer.decrypt(claim)
+                if self._encryption is not None:
+                    self._encryption.decrypt(claim)
                 state = entry.spec.state_codec.decode(claim.state)
-                cleaning: object = entry.owner.on_cancel(state, self._context(claim, entry.spec), reason)
-                if inspect.isawaitable(cleaning):
-                    await cleaning
+                cleanup: object = entry.owner.on_cancel(state, self._context(claim, entry.spec), reason)
+                if inspect.isawaitable(cleanup):
+                    await cleanup
             return reason
         except TimeoutError as error:
-            wrong: BaseException = error if not limit.expired() else StepTimeout(f"it took longer than {timeout:g} s")
+            raised: BaseException = error if not limit.expired() else StepTimeout(f"it took longer than {timeout:g} s")
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise  # the worker stops
-            wrong = error
+            raised = error
         except BaseException as error:
-            wrong = error
-        # The kind of the error, as with on_error: its text is in the row's last_error.
-        log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(wrong).__name__)
-        return clean_error(f"{reason} (and then on_cancel raised {describe(wrong)})")
+            raised = error
+        # The kind of the error, as in run_on_error.
+        log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(raised).__name__)
+        return clean_error(f"{reason} (and then on_cancel raised {describe(raised)})")
 
     def _context(self, claim: Claim, spec: StepSpec, lent: Lent | None = None) -> Context:
-        # By position: names would cost half a microsecond a step.
+        # Positional, because keyword arguments cost half a microsecond per step.
         return Context(
             claim.id,
             claim.machine,
@@ -222,7 +225,7 @@ class Executor:
             _awaited(claim) if claim.inbox else (),
             claim.children,
             None if claim.children is not None else functools.partial(self._read_children, claim.id),
-            self._doors,
+            self._limits,
             claim.limited,
             claim.visit,
             self._journal,
@@ -230,15 +233,15 @@ class Executor:
             lent,
         )
 
-    async def _draw(self, ran: EncodedOutcome, spec: StepSpec) -> None:
-        """Encode the rest of many children, where the step itself ran, with room for other work in between."""
+    async def _encode_rest(self, encoded: EncodedOutcome, spec: StepSpec) -> None:
+        """Encode the rest of many children chunk by chunk, on the loop or in a thread, wherever the step itself ran."""
         more = True
         while more:
             if spec.is_async:
                 await asyncio.sleep(0)
-                more = ran.draw()
+                more = encoded.encode_more()
             else:
-                begun, done = self._threads.run(ran.draw)
+                begun, done = self._threads.run(encoded.encode_more)
                 await begun
                 more = await done
 
@@ -246,21 +249,21 @@ class Executor:
         arguments = (state, ctx) if entry.wants_context else (state,)
         if entry.spec.is_async:
             return await _in_time(entry.call(*arguments), entry.spec)
-        call: Callable[[], Any] = functools.partial(_listed, functools.partial(entry.call, *arguments))
+        call: Callable[[], Any] = functools.partial(_list_children, functools.partial(entry.call, *arguments))
         begun, done = self._threads.run(functools.partial(contextvars.copy_context().run, call))
         await begun  # a timeout bounds the execution, not the wait for a free thread
         result = await _in_time(done, entry.spec)
         return await result if inspect.isawaitable(result) else result
 
 
-async def _sealed(ran: EncodedOutcome, sealer: ClaimEncryption) -> EncodedOutcome:
-    ran.plain = ran.commit.value
-    await sealer.encrypt(ran.commit)
-    return ran
+async def _encrypt(encoded: EncodedOutcome, encryption: ClaimEncryption) -> EncodedOutcome:
+    encoded.plain_state = encoded.commit.value
+    await encryption.encrypt(encoded.commit)
+    return encoded
 
 
-def _listed(call: Callable[[], Any]) -> object:
-    """A generator of children may hold what belongs to its step's thread: it is drawn there, in the step's time."""
+def _list_children(call: Callable[[], Any]) -> object:
+    """Exhaust a generator of children in the step's own thread, whose resources it may use, and within its timeout."""
     returned: object = call()
     if isinstance(returned, ScheduleChildren) and not isinstance(returned.children, Sized):
         returned.children = tuple(islice(returned.children, MAX_CHILDREN + 1))
@@ -281,7 +284,7 @@ async def _in_time(running: Awaitable[Any], spec: StepSpec) -> Any:
 
 
 async def _forget_cancellation(claim: Claim) -> None:
-    """A step that cancelled its own task and returned all the same: the cancellation must not hit the engine."""
+    """Absorb the cancellation of a step that cancelled its own task and returned; it must not hit the engine."""
     task = asyncio.current_task()
     if task is None or not task.cancelling() or claim.abandoned:
         return

@@ -1,8 +1,7 @@
-"""Brood: the children of an outcome that starts too many of them for one statement, and of the join that reads them.
+"""Children that are too many for one statement: their insert with the outcome, and their reading by the join.
 
-In: a commit with a brood. Out: the answer of its flush. One transaction locks the parent, starts the children part by
-part, and commits the outcome: all of them are there with that commit, or none. The parent's row stays locked meanwhile,
-so nobody takes its claim, however long it takes.
+One transaction locks the parent, inserts the children part by part, and commits the outcome: all children exist after
+that commit, or none. The parent's row stays locked meanwhile, so its claim cannot be taken over, however long it takes.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Commit, Flushed
 
-PART: Final = 1000
+INSERT_BATCH: Final = 1000
 PAGE: Final = 1000
 
 ReadChildren = Callable[[int, int], Awaitable[list[Child]]]
-"""A page of the children of an instance: its id, and the id after which the page begins."""
+"""Reads a page of children: the parent's id, and the child id after which the page begins."""
 
 
 async def commit_in_transaction(
-    ask: RunStatement, *, calls: Statements, commit: Commit, worker: str | None = None
+    run: RunStatement, *, statements: Statements, commit: Commit, worker: str | None = None
 ) -> Flushed:
-    """Flush one outcome, with its children if they are many, inside a transaction."""
-    brood = commit.brood
-    if brood is None:
-        return await ask(calls.flush([commit], worker, time.perf_counter()))
-    woken: set[str] = set()
-    ids = await ask(calls.begin_fanout(commit, 0 if brood.ids is not None else len(brood.encoded)))
-    if ids is not None:  # else the flush tells whether it came too late or is there already
-        for part in brood.parts(brood.ids or ids, PART):
-            queues = await ask(calls.spawn(commit, part))
-            woken.update(queues)
-    flushed = await ask(calls.flush([commit], worker, time.perf_counter()))
-    wakeups = dataclasses.replace(flushed.wakeups, queues=flushed.wakeups.queues | woken)
+    """Flush one outcome inside a transaction, with its children if they are many."""
+    children = commit.brood
+    if children is None:
+        return await run(statements.flush([commit], worker, time.perf_counter()))
+    queues: set[str] = set()
+    ids = await run(statements.begin_fanout(commit, 0 if children.ids is not None else len(children.encoded)))
+    if ids is not None:  # else the fence does not match, and the flush answers why
+        for part in children.parts(children.ids or ids, INSERT_BATCH):
+            woken = await run(statements.spawn(commit, part))
+            queues.update(woken)
+    flushed = await run(statements.flush([commit], worker, time.perf_counter()))
+    wakeups = dataclasses.replace(flushed.wakeups, queues=flushed.wakeups.queues | queues)
     return dataclasses.replace(flushed, wakeups=wakeups)
 
 
-def children_reader(pool: Pool, calls: Statements, seal: PayloadEncryption | None = None) -> ReadChildren:
-    """How a step reads children that are too many to come along with its claim."""
+def children_reader(pool: Pool, statements: Statements, encryption: PayloadEncryption | None = None) -> ReadChildren:
+    """A reader for the children that are too many to come with their parent's claim."""
 
     async def read(parent: int, after: int) -> list[Child]:
-        children = await pool.run_safely(calls.children(parent, after, PAGE))
-        return children if seal is None else list(seal.children(children))
+        children = await pool.run_safely(statements.children(parent, after, PAGE))
+        return children if encryption is None else list(encryption.children(children))
 
     return read

@@ -1,8 +1,8 @@
-"""Heartbeat: heartbeats from a thread of their own.
+"""Extends the leases of the worker's claims from a thread with its own event loop and connection.
 
-In: the holdings. Out: leases extended, and word of claims that were lost or are to be cancelled. The thread has its own
-event loop and its own connection, so a step that blocks the worker's loop cannot lose its lease. It also measures how
-long it is blocked.
+A step that blocks the worker's event loop therefore does not lose its lease. The thread also reads cancel requests,
+for workers that no notification reaches, and measures how long the worker's loop is blocked. It acts on the worker
+only through `call_soon_threadsafe`.
 """
 
 from __future__ import annotations
@@ -13,129 +13,140 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
-from gen_durable.engine.claims import ActiveClaim, ClaimTable
+from gen_durable.backoff import Pauses
+from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.claims import ClaimTable
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.store.statements import Statements
+from gen_durable.telemetry import EventLoopBlocked, Events
 
-log = logging.getLogger("gen_durable.keep")
+log = logging.getLogger("gen_durable.heartbeat")
 BATCH: Final = 1000
-LAG_TOLD: Final = 0.1
+FIRST_PAUSE: Final = 0.2
+REPORTED_LAG: Final = 0.1
+LOGGED_LAG: Final = 1.0
+JOIN_SECONDS: Final = 5.0
+
+T = TypeVar("T")
 
 
 class Heartbeat:
-    """Extends the leases of a worker's claims until stopped."""
+    """The heartbeat thread of one worker."""
 
     def __init__(
         self,
         target: Target,
-        calls: Statements,
-        holdings: ClaimTable,
+        statements: Statements,
+        claims: ClaimTable,
         *,
-        lease: float,
-        interval: float,
-        on_lost: Callable[[list[ActiveClaim]], None],
-        on_asked: Callable[[dict[int, str]], None],
-        on_lag: Callable[[float], None],
+        lease_seconds: float,
+        interval_seconds: float,
+        events: Events,
     ) -> None:
         self._target = target
-        self._calls = calls
-        self._holdings = holdings
-        self._lease = lease
-        self._interval = interval
-        self._on_lost = on_lost
-        self._on_asked = on_asked
-        self._on_lag = on_lag
-        self._stop = threading.Event()
+        self._statements = statements
+        self._claims = claims
+        self._lease_seconds = lease_seconds
+        self._interval_seconds = interval_seconds
+        self._events = events
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._link: PersistentConnection | None = None
-        self._failures = 0
+        self._connection: PersistentConnection | None = None
 
     def start(self) -> None:
-        """Begin beating; the caller's running loop is the one that is told of losses and watched for lag."""
+        """Start the thread. The caller's event loop is the one it reports to and watches for lag."""
         loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, args=(loop,), name="gen_durable keep", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="gen_durable heartbeat", daemon=True)
         self._thread.start()
 
-    def halt(self) -> None:
-        """Let the thread end by itself, without waiting for it."""
-        self._stop.set()
+    def stop_soon(self) -> None:
+        """Let the thread end after the heartbeat under way, without waiting for it."""
+        self._stopping.set()
 
     async def stop(self) -> None:
-        """Stop after the beat under way."""
-        self._stop.set()
+        """Stop after the heartbeat under way."""
+        self._stopping.set()
         thread, self._thread = self._thread, None
         if thread is not None:
-            await asyncio.to_thread(thread.join, self._interval + 5)
+            await asyncio.to_thread(thread.join, self._interval_seconds + JOIN_SECONDS)
 
-    async def turn(self) -> list[ActiveClaim]:
-        """One beat: extend what is older than a third of the lease; returns the claims that were lost."""
-        if self._link is None:
-            self._link = PersistentConnection(self._target)
-        old = self._holdings.older_than(self._lease / 3)
+    async def extend_leases(self) -> list[ActiveClaim]:
+        """Extend leases that are older than a third of their duration; returns claims that were lost."""
+        if self._connection is None:
+            self._connection = PersistentConnection(self._target)
+        old = self._claims.leased_before(self._lease_seconds / 3)
         lost: list[ActiveClaim] = []
         for i in range(0, len(old), BATCH):
             batch = old[i : i + BATCH]
             began = time.monotonic()
-            call = self._calls.heartbeat([(h.claim.id, h.claim.epoch) for h in batch], self._lease)
-            # A beat that hangs is worth less than the next one on a new connection.
-            gone = await self._link.run(call, timeout=self._interval)
-            for held in batch:
-                if held.claim.id in gone:
-                    lost.append(held)
+            fences = [(active.claim.id, active.claim.epoch) for active in batch]
+            statement = self._statements.heartbeat(fences, self._lease_seconds)
+            # A heartbeat that hangs is worth less than the next one on a new connection.
+            lost_ids = await self._connection.run(statement, timeout=self._interval_seconds)
+            for active in batch:
+                if active.claim.id in lost_ids:
+                    lost.append(active)
                 else:
-                    held.extended = began
+                    active.leased_at = began
         return lost
 
-    async def look(self) -> dict[int, str]:
-        """Which of the claims are to be cancelled, and why: for a worker that no notification has reached."""
-        claims = sorted((h.claim.id, h.claim.epoch) for h in self._holdings.all())
-        if not claims or self._link is None:
+    async def read_cancel_requests(self) -> dict[int, str]:
+        """The reasons of cancel requests for this worker's claims, by instance id."""
+        fences = sorted((active.claim.id, active.claim.epoch) for active in self._claims.all())
+        if not fences or self._connection is None:
             return {}
-        return await self._link.run(self._calls.cancel_requests(claims), timeout=self._interval)
+        return await self._connection.run(self._statements.cancel_requests(fences), timeout=self._interval_seconds)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         with asyncio.Runner() as runner:
-            runner.run(self._beat(loop))
+            runner.run(self._beat_until_stopped(loop))
 
-    async def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        while not self._stop.is_set():
+    async def _beat_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Two heartbeats per interval, so that a claim made just after one does not wait nearly two intervals.
+        longest = self._interval_seconds / 2
+        pauses = Pauses(min(FIRST_PAUSE, longest), longest)
+        failed = False
+        while not self._stopping.is_set():
             began = time.monotonic()
-            self._measure(loop)
+            _call_on(loop, self._report_lag, began)
+            pause = longest
             try:
-                lost = await self.turn()
-                asked = await self.look()
-                self._failures = 0
+                lost = await self.extend_leases()
+                requests = await self.read_cancel_requests()
+                failed = False
+                pauses.reset()
             except (ConnectionLost, SqlError) as error:
-                lost, asked = [], {}
-                self._failures += 1
-                if self._failures == 1:
-                    log.warning(
-                        "heartbeats fail (%s), trying again",
-                        error if isinstance(error, ConnectionLost) else type(error).__name__,
-                    )
+                lost, requests = [], {}
+                pause = pauses.next()
+                if not failed:
+                    failed = True
+                    cause = error if isinstance(error, ConnectionLost) else type(error).__name__
+                    log.warning("heartbeats fail (%s); trying again", cause)
             if lost:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: the worker is gone
-                    loop.call_soon_threadsafe(self._on_lost, lost)
-            if asked:
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(self._on_asked, asked)
-            # Twice an interval, so that a claim made just after a beat is not forgotten for nearly two of them.
-            rest = self._interval / 2 if not self._failures else min(0.1 * 2**self._failures, self._interval / 2)
-            await asyncio.to_thread(self._stop.wait, max(0.0, rest - (time.monotonic() - began)))
-        if self._link is not None:
+                _call_on(loop, self._claims.drop_lost, lost)
+            if requests:
+                _call_on(loop, self._claims.apply_cancel_requests, requests)
+            await asyncio.to_thread(self._stopping.wait, max(0.0, pause - (time.monotonic() - began)))
+        if self._connection is not None:
             with contextlib.suppress(Exception):
-                await self._link.close()
+                await self._connection.close()
 
-    def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
-        asked = time.monotonic()
+    def _report_lag(self, sent_at: float) -> None:
+        """Runs on the worker's loop: the time since `sent_at` is how long the loop was blocked."""
+        lag = time.monotonic() - sent_at
+        if lag <= REPORTED_LAG:
+            return
+        if self._events.active:
+            self._events.emit(EventLoopBlocked(lag))
+        if lag > LOGGED_LAG:
+            log.warning(
+                "the event loop was blocked for %.1f s: a step does not await; make it `def` to run in a thread", lag
+            )
 
-        def answer() -> None:
-            lag = time.monotonic() - asked
-            if lag > LAG_TOLD:
-                self._on_lag(lag)
 
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(answer)
+def _call_on(loop: asyncio.AbstractEventLoop, method: Callable[[T], None], argument: T) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the worker is gone
+        loop.call_soon_threadsafe(method, argument)

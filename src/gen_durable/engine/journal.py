@@ -1,9 +1,7 @@
-"""JournalWriter: writes down what the steps of a worker keep in their journal.
+"""Performs the actions that a `StepJournal` asks for: calls activities, and writes checkpoints and activity results.
 
-In: the moves of `StepJournal`, and reports of progress. Out: writes, one round trip each, tried again until the
-database has
-answered, as it is with outcomes: only the fence decides whether one counts. Reports of progress are the exception: they
-are gathered, the last word for a step counts, and what fails is dropped. Nobody waits for one.
+Each write is one fenced statement, retried until the database has answered, as with outcomes: only the fence decides
+whether it counts. An `async def` step performs its actions on the event loop, a `def` step in its own thread.
 """
 
 from __future__ import annotations
@@ -14,30 +12,27 @@ import contextvars
 import functools
 import inspect
 import logging
-import random
 import threading
 import time
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar, assert_never
 
-from gen_durable.codec import encode
+from gen_durable.backoff import Pauses
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.activities import Invoke, Move, Moves, Pause, StepJournal
+from gen_durable.engine.progress import ProgressWriter
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate import to_error
-from gen_durable.store.journal import Fence, JournalCalls, Report
+from gen_durable.store.journal import Fence, JournalCalls
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim
-from gen_durable.validation import clean_error
 
 log = logging.getLogger("gen_durable.worker")
-MAX_PAUSE: Final = 1.0
-REST: Final = 0.05
-BATCH: Final = 500
-CLOSING: Final = 1.0
+FIRST_PAUSE: Final = 0.01
+LONGEST_PAUSE: Final = 1.0
 
 T = TypeVar("T")
 
@@ -46,59 +41,61 @@ class JournalWriter:
     """The journal of one worker's steps."""
 
     __slots__ = (
-        "_asked",
-        "_calls",
+        "_encryption",
         "_loop",
         "_pool",
-        "_reports",
+        "_progress",
         "_schema",
-        "_seal",
+        "_statements",
         "_thread",
+        "_thread_calls",
         "_threads",
-        "_writer",
         "installation",
+        "report",
     )
 
     def __init__(
         self,
         pool: Pool,
         schema: str,
-        calls: JournalCalls,
+        statements: JournalCalls,
         threads: ThreadPool,
         installation: str,
         *,
-        seal: PayloadEncryption | None = None,
+        encryption: PayloadEncryption | None = None,
     ) -> None:
         self.installation = installation
         self._pool = pool
         self._schema = schema
-        self._calls = calls
-        self._seal = seal
+        self._statements = statements
+        self._encryption = encryption
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._reports: dict[tuple[int, int, str, str], Report] = {}
-        self._writer: asyncio.Task[None] | None = None
-        self._asked: set[concurrent.futures.Future[Any]] = set()
+        self._thread_calls: set[concurrent.futures.Future[Any]] = set()
+        self._progress = ProgressWriter(pool, statements, encryption)
+        self.report = self._progress.report
 
     def notes(self, claim: Claim, seq: int) -> StepJournal:
-        """The notes of a claim's step; `seq` is the one that the step was begun with."""
+        """The journal of the claim's current step. Raises `LeaseLost` if the step that began with `seq` has ended."""
         if claim.seq != seq:
             raise LeaseLost(f"instance {claim.id}: the step that writes this has been left")
-        notes = claim.notes
-        if not isinstance(notes, StepJournal):
+        journal = claim.notes
+        if not isinstance(journal, StepJournal):
             fence = Fence(claim.id, claim.epoch, seq)
-            claim.notes = notes = StepJournal(self._calls, fence, claim.journal, visit=claim.visit, seal=self._seal)
-        return notes
+            claim.notes = journal = StepJournal(
+                self._statements, fence, claim.journal, visit=claim.visit, seal=self._encryption
+            )
+        return journal
 
     async def make(self, moves: Moves) -> Any:
-        """Make moves on the loop."""
+        """Perform actions on the event loop."""
         try:
             move = next(moves)
             while True:
                 try:
-                    answer = await self._do(move)
-                except BaseException as error:  # it is the moves' to deal with
+                    answer = await self._perform(move)
+                except BaseException as error:  # the generator decides whether to retry
                     move = moves.throw(error)
                 else:
                     move = moves.send(answer)
@@ -106,7 +103,7 @@ class JournalWriter:
             return end.value
 
     def make_in_thread(self, moves: Moves) -> Any:
-        """Make moves in the thread of a `def` step."""
+        """Perform actions in the thread of a `def` step."""
         if threading.get_ident() == self._thread:
             moves.close()
             raise InputError("ctx.sync is for `def` steps: in an `async def` step write `await ctx.run(...)`")
@@ -114,7 +111,7 @@ class JournalWriter:
             move = next(moves)
             while True:
                 try:
-                    answer = self._do_in_thread(move)
+                    answer = self._perform_in_thread(move)
                 except BaseException as error:
                     move = moves.throw(error)
                 else:
@@ -122,7 +119,13 @@ class JournalWriter:
         except StopIteration as end:
             return end.value
 
-    async def _do(self, move: Move) -> Any:
+    async def close(self) -> None:
+        """Write the last reports of progress, and release threads that wait for an answer."""
+        await self._progress.close()
+        for future in list(self._thread_calls):
+            future.cancel()
+
+    async def _perform(self, move: Move) -> Any:
         match move:
             case Invoke(fn, args):
                 if inspect.iscoroutinefunction(fn):
@@ -130,107 +133,48 @@ class JournalWriter:
                 call = functools.partial(contextvars.copy_context().run, fn, *args)
                 begun, done = self._threads.run(call)
                 await begun
-                return await _awaited(await done)
+                return await _result_of(await done)
             case Pause(seconds):
                 return await asyncio.sleep(seconds)
             case Statement():
                 return await self._write(move)
         assert_never(move)
 
-    def _do_in_thread(self, move: Move) -> Any:
+    def _perform_in_thread(self, move: Move) -> Any:
         match move:
             case Invoke(fn, args):
                 answer = fn(*args)
-                return self._from_thread(_awaited(answer)) if inspect.isawaitable(answer) else answer
+                return self._call_on_loop(_result_of(answer)) if inspect.isawaitable(answer) else answer
             case Pause(seconds):
                 return time.sleep(seconds)
             case Statement():
-                return self._from_thread(self._write(move))
+                return self._call_on_loop(self._write(move))
         assert_never(move)
 
-    async def _write(self, call: Statement[bool]) -> None:
-        pause = 0.01
+    async def _write(self, statement: Statement[bool]) -> None:
+        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
         while True:
             try:
-                if not await self._pool.run(call):
-                    raise LeaseLost(f"instance {call.args[0]}: the claim was taken over by another worker")
+                if not await self._pool.run(statement):
+                    raise LeaseLost(f"instance {statement.args[0]}: the claim was taken over by another worker")
                 return
             except ConnectionLost as error:
-                told: Exception = error
+                cause: Exception = error
             except SqlError as error:
                 if classify(error) is Fault.REFUSED:
                     raise to_error(error, "the journal", self._schema) from None
-                told = error
-            log.debug("the journal of instance %s cannot be written now (%s)", call.args[0], type(told).__name__)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, MAX_PAUSE)
+                cause = error
+            log.debug("instance %s: its journal cannot be written (%s)", statement.args[0], type(cause).__name__)
+            await asyncio.sleep(pauses.next())
 
-    def _from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(asked, self._loop)
-        self._asked.add(future)
+    def _call_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        self._thread_calls.add(future)
         try:
             return future.result()
         finally:
-            self._asked.discard(future)
-
-    def report(
-        self,
-        instance: int,
-        claim: int,
-        step: str,
-        *,
-        branch: str,
-        fraction: float | None,
-        message: str | None,
-        detail: object,
-    ) -> None:
-        """Take a report of progress, from any thread. Whatever is wrong with it does not touch the step."""
-        try:
-            raw = None if detail is None else encode(detail, "the detail of a progress").decode()
-            share = None if fraction is None else float(fraction)
-            words = None if message is None else clean_error(str(message))
-            if self._seal is not None:
-                raw = None if raw is None else self._seal.close(raw, instance, "progress/detail")
-                words = None if words is None else self._seal.close_text(words, instance, "progress/message")
-            self._reports[instance, claim, step, str(branch)] = Report(
-                instance, claim, step, clean_error(str(branch)), share, words, raw
-            )
-            if threading.get_ident() == self._thread:
-                self._begin()
-            else:
-                self._loop.call_soon_threadsafe(self._begin)
-        except Exception as error:
-            log.warning("instance %d: a report of progress was dropped (%s)", instance, type(error).__name__)
-
-    def _begin(self) -> None:
-        if self._writer is None:
-            self._writer = self._loop.create_task(self._tell(), name="gen_durable progress")
-
-    async def _tell(self) -> None:
-        try:
-            while self._reports:
-                keys = sorted(self._reports.copy())[:BATCH]
-                batch = [self._reports.pop(key) for key in keys]
-                try:
-                    locked = await self._pool.run(self._calls.report(batch))
-                    for key, report in zip(keys, batch, strict=True):
-                        if report.id in locked:
-                            self._reports.setdefault(key, report)  # unless there is a newer word
-                except Exception as error:  # whatever it is: no step may notice
-                    log.debug("%d reports of progress were dropped (%s)", len(batch), type(error).__name__)
-                await asyncio.sleep(REST)
-        finally:
-            self._writer = None
-
-    async def close(self) -> None:
-        """Write the last reports, if that is quick, and let go of threads that wait for an answer."""
-        writer = self._writer
-        if writer is not None:
-            await asyncio.wait([writer], timeout=CLOSING)
-            writer.cancel()
-        for future in list(self._asked):
-            future.cancel()
+            self._thread_calls.discard(future)
 
 
-async def _awaited(answer: Any) -> Any:
+async def _result_of(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer

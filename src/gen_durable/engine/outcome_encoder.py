@@ -1,7 +1,6 @@
-"""An outcome as the row of a flush: encoded, checked, ready to be committed with others.
+"""Turns what a step returned into the row of a flush: validated, encoded, ready to be committed with others.
 
-In: the claim, the step, and whatever the step returned. Out: a `EncodedOutcome`, or an error of ours that is the
-step's own error.
+Raises gen_durable errors for outcomes that cannot be stored; the executor treats them as errors of the step. No I/O.
 """
 
 from __future__ import annotations
@@ -41,31 +40,31 @@ CHUNK: Final = 1000
 
 
 class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
-    """What became of one execution: the row of a flush, the outcome's name, the signals it consumes, a new queue.
+    """An outcome as the row of a flush, with what the worker needs to continue.
 
-    `state` is what was decoded from what is being committed: what the next step of a held claim is given. `rest` are
-    children beyond the first chunk: to be drawn chunk by chunk, with room for others in between. `gc=False` as in
-    store.rows.
+    `state` is decoded from what is being committed: the next step of a kept claim is given it. `rest` are children
+    beyond the first chunk, which are encoded chunk by chunk so that other work runs in between. `gc=False` as in
+    store/types.py.
     """
 
     commit: Commit
-    outcome: str
-    consumed: tuple[int, ...] = ()
-    queue: str | None = None
+    outcome: str  # its class name
+    consumed: tuple[int, ...] = ()  # ids of signals
+    queue: str | None = None  # a new queue
     state: object = None
     rest: Iterator[Start[Any]] | None = None
-    plain: str | None = None  # the state before it was sealed
+    plain_state: str | None = None  # the encoded state before encryption
 
-    def draw(self) -> bool:
-        """Encode some more of the children; tells whether there may be others."""
-        brood, rest = self.commit.brood, self.rest
-        if brood is None or rest is None:
+    def encode_more(self) -> bool:
+        """Encode the next chunk of children; returns whether there may be more."""
+        children, rest = self.commit.brood, self.rest
+        if children is None or rest is None:
             return False
-        some = [_child(child) for child in islice(rest, CHUNK)]
-        _add(brood, some)
-        check_child_count(len(brood.encoded))
-        _check_size(brood.size)
-        return len(some) == CHUNK
+        chunk = [_child(child) for child in islice(rest, CHUNK)]
+        _add(children, chunk)
+        check_child_count(len(children.encoded))
+        _check_size(children.size)
+        return len(chunk) == CHUNK
 
 
 class SameState:
@@ -76,47 +75,41 @@ SAME_STATE: Final = SameState()
 
 
 def encode_outcome(
-    claim: Claim, spec: StepSpec, ctx: Context, returned: object, *, hold: bool, error: Exception | None = None
+    claim: Claim,
+    spec: StepSpec,
+    ctx: Context,
+    returned: object,
+    *,
+    may_continue: bool,
+    error: Exception | None = None,
 ) -> EncodedOutcome:
-    """Encode what a step returned. `hold`: a plain `Next` may keep its claim. `error`: what `on_error` answers."""
+    """Encode what a step returned, or what `on_error` returned for `error`.
+
+    With `may_continue`, a plain `Next` keeps its claim.
+    """
     if not is_outcome(returned):
         raise InvalidOutcome(
             f"step {spec.label} returned {type(returned).__name__}: "
             "return Next, Retry, Await, ScheduleChildren, Done or Fail"
         )
     outcome: AnyOutcome = returned
-    commit = Commit(claim.id, claim.epoch, claim.seq, "")
+    encoded = EncodedOutcome(Commit(claim.id, claim.epoch, claim.seq, ""), type(outcome).__name__)
+    commit = encoded.commit
     extra: dict[str, Any] = {}
-    consumed: tuple[int, ...] = ()
-    queue: str | None = None
-    state: object = None
-    rest: Iterator[Start[Any]] | None = None
     match outcome:
         case Next():
-            consumed = _ids(ctx.awaited)
-            queue = outcome.queue
-            state = _next(commit, extra, outcome, claim, spec, hold=hold)
+            encoded.consumed = _ids(ctx.awaited)
+            encoded.queue = outcome.queue
+            encoded.state = _next(commit, extra, outcome, claim, spec, may_continue=may_continue)
         case Retry():
-            commit.kind = "retry"
-            if not isinstance(outcome.state, SameState):
-                commit.value, _ = _state_for(spec, spec, outcome.state)
-            commit.delay = outcome.delay
+            _retry(commit, outcome, spec)
         case Await():
             _await(commit, extra, outcome, claim, spec, ctx=ctx)
         case ScheduleChildren():
-            consumed = _ids(ctx.awaited)
-            commit.kind = "children"
-            commit.value, _ = _state_for(outcome.then, spec, outcome.state)
-            commit.step = outcome.then.name
-            _limit(extra, outcome.then.limits_for(outcome.state), claim)
-            _barrier(commit, extra, outcome)
-            rest = _children(commit, extra, outcome, spec)
+            encoded.consumed = _ids(ctx.awaited)
+            encoded.rest = _schedule_children(commit, extra, outcome, claim, spec)
         case Done():
-            commit.kind = "done"
-            commit.value = encode(outcome.result, f"the result of {spec.label}").decode()
-            commit.parent = claim.parent_id
-            if outcome.spawn:
-                extra["spawn"] = _several(outcome.spawn)
+            _done(commit, extra, outcome, claim, spec)
         case Fail():
             commit.kind = "fail"
             commit.error = clean_error(outcome.reason)
@@ -125,33 +118,56 @@ def encode_outcome(
             assert_never(outcome)
     if error is not None and commit.error is None:
         commit.error = describe(error)
-    if spec.machine.history != "off":
-        _remember(commit, extra, claim, spec)
-    if consumed:
-        extra["consumed"] = consumed
-    if extra:
-        commit.extra = msgspec.json.encode(extra).decode()
-    return EncodedOutcome(commit, type(outcome).__name__, consumed, queue, state, rest)
+    if encoded.consumed:
+        extra["consumed"] = encoded.consumed
+    _finish(commit, extra, claim, spec)
+    return encoded
 
 
 def encode_cancel(claim: Claim, spec: StepSpec, reason: str) -> EncodedOutcome:
-    """The end of an instance that was cancelled while it was ours."""
+    """The outcome that ends an instance which was cancelled while this worker had its claim."""
     commit = Commit(claim.id, claim.epoch, claim.seq, "cancel", error=reason, parent=claim.parent_id)
-    extra: dict[str, Any] = {}
-    if spec.machine.history != "off":
-        _remember(commit, extra, claim, spec)
-    if extra:
-        commit.extra = msgspec.json.encode(extra).decode()
+    _finish(commit, {}, claim, spec)
     return EncodedOutcome(commit, "Cancel")
 
 
-def _remember(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec) -> None:
-    """What the history keeps of an outcome (record_transitions.sql)."""
-    commit.origin = spec.name
-    if claim.attempt:
-        extra["attempt"] = claim.attempt
-    if spec.machine.history == "states":
-        extra["keep"] = True
+def _finish(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec) -> None:
+    """Add what the history keeps of an outcome (record_transitions.sql), and encode `extra`."""
+    if spec.machine.history != "off":
+        commit.origin = spec.name
+        if claim.attempt:
+            extra["attempt"] = claim.attempt
+        if spec.machine.history == "states":
+            extra["keep"] = True
+    if extra:
+        commit.extra = msgspec.json.encode(extra).decode()
+
+
+def _retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
+    commit.kind = "retry"
+    if not isinstance(outcome.state, SameState):
+        commit.value, _ = _state_for(spec, spec, outcome.state)
+    commit.delay = outcome.delay
+
+
+def _done(commit: Commit, extra: dict[str, Any], outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
+    commit.kind = "done"
+    commit.value = encode(outcome.result, f"the result of {spec.label}").decode()
+    commit.parent = claim.parent_id
+    if outcome.spawn:
+        extra["spawn"] = _encode_starts(outcome.spawn)
+
+
+def _schedule_children(
+    commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any], claim: Claim, spec: StepSpec
+) -> Iterator[Start[Any]] | None:
+    """Returns the children that remain to be encoded, if they are many."""
+    commit.kind = "children"
+    commit.value, _ = _state_for(outcome.then, spec, outcome.state)
+    commit.step = outcome.then.name
+    _limit(extra, outcome.then.limits_for(outcome.state), claim)
+    _barrier(commit, extra, outcome)
+    return _children(commit, extra, outcome, spec)
 
 
 def _ids(signals: tuple[Received, ...]) -> tuple[int, ...]:
@@ -159,9 +175,9 @@ def _ids(signals: tuple[Received, ...]) -> tuple[int, ...]:
 
 
 def _next(
-    commit: Commit, extra: dict[str, Any], outcome: Next[Any], claim: Claim, spec: StepSpec, *, hold: bool
+    commit: Commit, extra: dict[str, Any], outcome: Next[Any], claim: Claim, spec: StepSpec, *, may_continue: bool
 ) -> object:
-    """Returns the state as the next step will be given it."""
+    """Returns the state as the next step is given it."""
     commit.value, state = _state_for(outcome.step, spec, outcome.state)
     commit.step = outcome.step.name
     commit.delay = outcome.delay or None
@@ -174,13 +190,13 @@ def _next(
         if claim.partition_key is not None:
             extra["left"] = [f"partition/{claim.partition_key}"]
     if outcome.spawn:
-        extra["spawn"] = _several(outcome.spawn)
+        extra["spawn"] = _encode_starts(outcome.spawn)
     limits = outcome.limits
     if limits is None:
         limits = outcome.step.limits_for(outcome.state) if outcome.step.limit is not None else ()
     if limits or claim.limited is not None:
         _limit(extra, limits, claim)
-    commit.kind = "continue" if hold and outcome.run_ahead and outcome.delay == 0 and not extra else "next"
+    commit.kind = "continue" if may_continue and outcome.run_ahead and outcome.delay == 0 and not extra else "next"
     return state
 
 
@@ -194,12 +210,12 @@ def _await(
         commit.step = outcome.then.name
         _limit(extra, outcome.then.limits_for(outcome.state), claim)
     extra["awaits"] = outcome.names
-    # Only what it was handed as awaited: a signal that merely lay in the inbox has woken nobody yet, and must.
+    # Only signals that this execution was given as awaited: others in the inbox must still wake the instance.
     extra["seen"] = [s.id for s in ctx.awaited if s.name in outcome.names]
 
 
 def _limit(extra: dict[str, Any], limits: tuple[Limit, ...], claim: Claim) -> None:
-    """The limits of the step that comes; none, after a step that had some, is told too."""
+    """The limits of the next step. An empty list is written too if the current step has limits."""
     if limits or claim.limited is not None:
         extra["limits"] = [[limit.name, limit.partition, limit.weight] for limit in limits]
 
@@ -214,7 +230,7 @@ def _state_for(target: StepSpec, current: StepSpec, state: object) -> tuple[str,
 
 
 def _barrier(commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any]) -> None:
-    """When the parent goes on, and what becomes of the children that have not ended then."""
+    """When the parent continues, and whether children that have not ended by then are cancelled."""
     commit.delay = outcome.timeout
     if outcome.needed is not None:
         extra["join"] = outcome.needed
@@ -227,11 +243,11 @@ def _barrier(commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[An
 def _children(
     commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any], spec: StepSpec
 ) -> Iterator[Start[Any]] | None:
-    """Encode the children if they are few. Else begin a brood; returns what is to be drawn still."""
+    """Encode the children if they fit into one statement. Else encode the first chunk and return the rest."""
     rest = iter(outcome.children)
-    # A generator that was made in a thread is drawn there.
+    # A generator that was made in a thread is iterated there (Executor._encode_rest).
     here = spec.is_async or isinstance(outcome.children, Sized)
-    first = _several(islice(rest, CHUNK + 1)) if here else []
+    first = _encode_starts(islice(rest, CHUNK + 1)) if here else []
     if here and len(first) <= CHUNK:
         extra["children"] = first
         return None
@@ -240,8 +256,8 @@ def _children(
     return rest
 
 
-def _several(starts: Iterable[Start[Any]]) -> list[dict[str, object]]:
-    """Instances to be started, as long as all of them together are not too large."""
+def _encode_starts(starts: Iterable[Start[Any]]) -> list[dict[str, object]]:
+    """Encode instances to start. Raises `TooLarge` if their states are too large together."""
     encoded: list[dict[str, object]] = []
     size = 0
     for start in starts:
@@ -256,14 +272,14 @@ def _check_size(size: int) -> None:
     if size > MAX_CHILDREN_BYTES:
         raise TooLarge(
             f"the instances that one outcome starts are over {MAX_CHILDREN_BYTES:,} bytes of JSON: "
-            "keep large data elsewhere and pass where it is"
+            "store large data elsewhere and pass a reference to it"
         )
 
 
-def _add(brood: ManyChildren, several: list[dict[str, object]]) -> None:
-    for child in several:
+def _add(children: ManyChildren, chunk: list[dict[str, object]]) -> None:
+    for child in chunk:
         key = child["unique_key"]
-        brood.add(msgspec.json.encode(child), None if key is None else str(key).encode())
+        children.add(msgspec.json.encode(child), None if key is None else str(key).encode())
 
 
 def _child(start: Start[Any]) -> dict[str, object]:
@@ -290,18 +306,18 @@ def _child(start: Start[Any]) -> dict[str, object]:
     }
 
 
-def advance(claim: Claim, ran: EncodedOutcome) -> None:
-    """Bring a claim to where it is after a held outcome was committed: the next step, with the committed state."""
-    commit = ran.commit
+def advance(claim: Claim, encoded: EncodedOutcome) -> None:
+    """Bring a kept claim to where its committed outcome leads: the next step, with the committed state."""
+    commit = encoded.commit
     if commit.step is not None:
         claim.step = commit.step
     if commit.value is not None:
-        claim.state = commit.value if ran.plain is None else ran.plain
+        claim.state = commit.value if encoded.plain_state is None else encoded.plain_state
     claim.attempt = 0
     claim.seq += 1
     claim.visit = claim.seq
     claim.journal = claim.notes = None
     claim.awaits = None
     claim.children = ()
-    if ran.consumed:
-        claim.inbox = tuple(s for s in claim.inbox if s.id not in ran.consumed)
+    if encoded.consumed:
+        claim.inbox = tuple(s for s in claim.inbox if s.id not in encoded.consumed)

@@ -1,31 +1,65 @@
-"""Picker: claim due rows as slots fall free.
+"""Claims due rows while the worker has free slots.
 
-In: pokes (local work, NOTIFY, a slot that fell free) and the clock. Out: claims, handed to the worker to be started.
-One statement serves all queues. Between picks it sleeps until the next row falls due, or for the poll interval, which
-doubles up to its ceiling while nothing comes; so timers fire on time and an idle worker is nearly silent.
+One statement picks for all queues. The picker sleeps until a wake-up arrives, a slot falls free, the next known row
+becomes due, or the poll interval ends; the interval doubles up to its maximum while picks find nothing. So timers fire
+on time and an idle worker sends few statements.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from typing import Final
+
+import msgspec
 
 from gen_durable.config import WorkerOptions
 from gen_durable.core.background import BackgroundTask
-from gen_durable.engine.fair_turns import FairTurns
+from gen_durable.core.notifier import Notifier
+from gen_durable.engine.claims import ClaimTable
+from gen_durable.engine.committer import Committer
 from gen_durable.engine.scan_floors import ScanFloors
-from gen_durable.engine.slots import QueueSlots
+from gen_durable.engine.slots import Slots
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Claim, Picked
-from gen_durable.telemetry import Events, PartitionContended, QueueSaturation, RowsBlocked, RowsThrottled, RowsUnblocked
-from gen_durable.telemetry import RowsPicked as PickedEvent
+from gen_durable.store.types import Picked
+from gen_durable.telemetry import (
+    Events,
+    PartitionContended,
+    QueueSaturation,
+    RowsBlocked,
+    RowsPicked,
+    RowsThrottled,
+    RowsUnblocked,
+)
 
-STOP_WAIT: Final = 5.0
-MAX_LOAD: Final = 2000
-LOAD_REST: Final = 0.005
+STOP_SECONDS: Final = 5.0
+MAX_UNCOMMITTED: Final = 2000
+UNCOMMITTED_PAUSE: Final = 0.005
+
+
+class FairCursors:
+    """Which group each fair queue served last, so that the next pick continues with the group after it.
+
+    Each worker goes round all groups that have work by itself, so the workers are fair together.
+    """
+
+    __slots__ = ("_group_kinds", "_last_groups")
+
+    def __init__(self, group_kinds: Mapping[str, str]) -> None:
+        self._group_kinds = group_kinds
+        self._last_groups: dict[str, str | None] = {}
+
+    def parameter(self, queues: Iterable[str]) -> str | None:
+        """The cursors of these queues as JSON for `pick`; None if none of them is fair."""
+        if not self._group_kinds:
+            return None
+        fair = {q: (self._group_kinds[q], self._last_groups.get(q)) for q in queues if q in self._group_kinds}
+        return msgspec.json.encode(fair).decode() if fair else None
+
+    def update(self, picked: Picked) -> None:
+        self._last_groups.update(picked.turns)
 
 
 class Picker(BackgroundTask):
@@ -33,151 +67,145 @@ class Picker(BackgroundTask):
 
     def __init__(
         self,
-        link: PersistentConnection,
-        calls: Statements,
+        connection: PersistentConnection,
+        statements: Statements,
         options: WorkerOptions,
         *,
         worker: str,
-        known: list[str],
-        on_claims: Callable[[list[Claim], float], None],
-        on_crowded: Callable[[str], None],
-        on_woken: Callable[[frozenset[str]], None],
+        known_steps: list[str],
+        slots: Slots,
+        claims: ClaimTable,
+        committer: Committer,
+        notifier: Notifier,
         events: Events,
-        load: Callable[[], int],
     ) -> None:
         super().__init__("picker")
-        self._link = link
-        self._calls = calls
-        self._options = options
+        self._connection = connection
+        self._statements = statements
         self._worker = worker
-        self._known = known
-        self._on_claims = on_claims
-        self._on_crowded = on_crowded
-        self._on_woken = on_woken
+        self._known_steps = known_steps
+        self._slots = slots
+        self._claims = claims
+        self._committer = committer
+        self._notifier = notifier
         self._events = events
-        self._load = load
-        self.lanes = {name: QueueSlots(name, slots, options.prefetch) for name, slots in options.slots.items()}
-        self._bell = asyncio.Event()
-        self._due: dict[str, float] = {}
-        self._rest = options.poll_interval.total_seconds()
-        self._polled = 0.0
+        self._lease_seconds = options.lease_ttl.total_seconds()
+        self._min_demand = options.min_demand
+        self._poll_seconds = self._min_poll_seconds = options.poll_interval.total_seconds()
+        self._max_poll_seconds = options.max_poll_interval.total_seconds()
+        self._picked_at = 0.0
         self._floors = ScanFloors()
-        self._turns = FairTurns(options.fair)
-        self._asking: asyncio.Task[Picked] | None = None
+        self._cursors = FairCursors(options.fair)
+        self._pick_task: asyncio.Task[Picked] | None = None
 
-    def poke(self, queue: str) -> int:
-        """There may be work in a queue. Returns how many more rows could be taken from it here."""
-        lane = self.lanes.get(queue)
-        if lane is None or self._stopping:
+    def wake(self, queue: str) -> int:
+        """Pick from a queue as soon as it has capacity. Returns how many more rows this worker could take."""
+        slots = self._slots.queues.get(queue)
+        if slots is None or self._stopping:
             return 0
-        lane.poked = True
-        self._bell.set()
-        return lane.room
+        slots.has_work = True
+        self._slots.changed.set()
+        return slots.capacity
 
-    def due(self, queue: str, seconds: float) -> None:
-        """A row of a queue falls due in so many seconds: be awake then."""
-        moment = time.monotonic() + seconds
-        if moment < self._due.get(queue, float("inf")):
-            self._due[queue] = moment
-            self._bell.set()
-
-    def poke_all(self) -> None:
-        for name in self.lanes:
-            self.poke(name)
-
-    def freed(self) -> None:
-        """A slot fell free: what was due while there was no room for it can be asked for now."""
-        self._bell.set()
+    def wake_all(self) -> None:
+        for name in self._slots.queues:
+            self.wake(name)
 
     async def stop(self) -> None:
-        """Stop picking. A pick under way is waited for: its claims are handed over like any other."""
+        """Stop picking. Waits for a pick under way: the claims it returns must reach the table."""
         await super().stop()
-        asking, self._asking = self._asking, None
-        if asking is not None:
-            await asyncio.wait([asking], timeout=STOP_WAIT)
-            asking.cancel()
-            await asyncio.wait([asking])
-            if not asking.cancelled():
-                asking.exception()
+        pick, self._pick_task = self._pick_task, None
+        if pick is not None:
+            await asyncio.wait([pick], timeout=STOP_SECONDS)
+            pick.cancel()
+            await asyncio.wait([pick])
+            if not pick.cancelled():
+                pick.exception()
 
     async def run_once(self) -> float:
-        """Picker once for every queue that has room and reason; then rest until there is another reason."""
-        self._bell.clear()
+        """Pick for every queue with capacity and a reason; then wait for the next reason."""
+        self._slots.changed.clear()
         demands = self._demands()
         if demands:
             picked = await self._pick(demands)
             if picked.claims:
                 return 0.0
-        wait = self._until_next()
+        wait = self._seconds_to_next_pick()
         try:
             async with asyncio.timeout(wait):
-                await self._bell.wait()
+                await self._slots.changed.wait()
         except TimeoutError:
             pass
         return 0.0
 
     async def _pick(self, demands: dict[str, int]) -> Picked:
-        lease = self._options.lease_ttl.total_seconds()
         for name in demands:
-            self.lanes[name].poked = False
-            self.lanes[name].paced()
-            self._due.pop(name, None)
-        self._asking = asyncio.get_running_loop().create_task(self._asked(demands, lease), name="gen_durable pick")
+            self._slots.queues[name].begin_pick()
+        self._pick_task = asyncio.get_running_loop().create_task(self._pick_now(demands), name="gen_durable pick")
         try:
-            # A claim must not get lost between the database and us: stopping waits for the answer.
-            picked = await asyncio.shield(self._asking)
+            # A stop must not interrupt the pick: rows claimed by a statement whose answer is dropped are lost to
+            # everyone until their leases end.
+            return await asyncio.shield(self._pick_task)
         except BaseException:
             for name in demands:
-                self.lanes[name].poked = True
+                self._slots.queues[name].has_work = True
             raise
-        return picked
 
-    async def _asked(self, demands: dict[str, int], lease: float) -> Picked:
-        asked = time.monotonic()
-        floors = self._floors.of(demands)
-        turns = self._turns.of(demands)
-        picked = await self._link.run(
-            self._calls.pick(self._worker, demands, self._known, lease, floors=floors, turns=turns)
+    async def _pick_now(self, demands: dict[str, int]) -> Picked:
+        started = time.monotonic()
+        floors = self._floors.parameter(demands)
+        statement = self._statements.pick(
+            self._worker,
+            demands,
+            self._known_steps,
+            self._lease_seconds,
+            floors=floors,
+            turns=self._cursors.parameter(demands),
         )
-        self._floors.note(picked, floors, time.monotonic() - asked)
-        self._turns.note(picked)
+        picked = await self._connection.run(statement)
+        self._floors.update(picked, floors, time.monotonic() - started)
+        self._cursors.update(picked)
         if picked.claims:
-            self._on_claims(picked.claims, asked)
-        self._note(demands, picked)
+            self._claims.add(picked.claims, started)
+        self._plan_next_pick(demands, picked)
         if picked.woken:
-            self._on_woken(picked.woken)
+            self._notifier.wake_all(picked.woken)
         return picked
 
-    def _note(self, demands: dict[str, int], picked: Picked) -> None:
+    def _plan_next_pick(self, demands: dict[str, int], picked: Picked) -> None:
         now = time.monotonic()
-        short = {news.queue: news for news in picked.news}
+        reports = {report.queue: report for report in picked.news}
         for name in demands:
-            lane, news = self.lanes[name], short.get(name)
-            if news is None:
-                lane.poked = True  # full: there may be more, so go on as soon as a slot is free
-                self._on_crowded(name)
+            slots, report = self._slots.queues[name], reports.get(name)
+            if report is None:
+                slots.has_work = True  # the demand was met, so there may be more rows
+                self._notifier.notify_overflow(name)
             else:
-                moments = [m for m in (news.next_due, self._floors.full_in(name)) if m is not None]
+                moments = [m for m in (report.next_due, self._floors.seconds_to_full_scan(name)) if m is not None]
                 if moments:
-                    # A nearer moment may have been told while the statement was under way.
-                    self._due[name] = min(self._due.get(name, float("inf")), now + max(min(moments), 0.0))
-        base = self._options.poll_interval.total_seconds()
-        self._rest = base if picked.claims else min(self._rest * 2, self._options.max_poll_interval.total_seconds())
-        self._polled = now
+                    # schedule_pick may have set a nearer moment while the statement was under way.
+                    slots.due_at = min(slots.due_at, now + max(min(moments), 0.0))
+        if picked.claims:
+            self._poll_seconds = self._min_poll_seconds
+        else:
+            self._poll_seconds = min(self._poll_seconds * 2, self._max_poll_seconds)
+        self._picked_at = now
         if self._events.active:
-            self._tell(demands, picked)
+            self._emit_events(demands, picked)
 
-    def _tell(self, demands: dict[str, int], picked: Picked) -> None:
+    def _emit_events(self, demands: dict[str, int], picked: Picked) -> None:
         counts = dict.fromkeys(demands, 0)
         for claim in picked.claims:
             counts[claim.queue] += 1
         for name, demand in demands.items():
-            lane = self.lanes[name]
-            self._events.emit(PickedEvent(name, counts[name], demand, self._worker))
-            self._events.emit(QueueSaturation(name, lane.running, len(lane.buffer), lane.concurrency, lane.ahead))
-        for news in picked.news:
-            if news.contended:
-                self._events.emit(PartitionContended(news.queue, news.contended))
+            slots = self._slots.queues[name]
+            self._events.emit(RowsPicked(name, counts[name], demand, self._worker))
+            self._events.emit(
+                QueueSaturation(name, slots.running, len(slots.buffer), slots.concurrency, slots.prefetch)
+            )
+        for report in picked.news:
+            if report.contended:
+                self._events.emit(PartitionContended(report.queue, report.contended))
         for gate, count in picked.blocked.items():
             kind, _, key = gate.partition("/")
             self._events.emit(RowsThrottled(key, count) if kind == "rate" else RowsBlocked(key, count))
@@ -185,27 +213,27 @@ class Picker(BackgroundTask):
             self._events.emit(RowsUnblocked(queue))
 
     def _demands(self) -> dict[str, int]:
-        if self._load() > MAX_LOAD:
-            return {}  # the database does not keep up with what we have done: do not claim more
+        """How many rows to pick from each queue now; empty if no queue has both capacity and a reason."""
+        if self._committer.pending > MAX_UNCOMMITTED:
+            return {}  # the database does not keep up with the outcomes: claim no more rows
         now = time.monotonic()
-        polling = now - self._polled >= self._rest
+        polling = now - self._picked_at >= self._poll_seconds
         demands: dict[str, int] = {}
-        for name, lane in self.lanes.items():
-            reason = lane.poked or polling or self._due.get(name, now + 1) <= now
-            if reason and (demand := lane.demand(self._options.min_demand)):
+        for name, slots in self._slots.queues.items():
+            has_reason = slots.has_work or polling or slots.due_at <= now
+            if has_reason and (demand := slots.demand(self._min_demand)):
                 demands[name] = demand
         return demands
 
-    def _until_next(self) -> float | None:
-        """Seconds until there is a reason to pick; None: until somebody rings.
+    def _seconds_to_next_pick(self) -> float | None:
+        """Seconds until the next poll or due row; None means wait for `slots.changed`.
 
-        Only queues that would ask for rows count. A moment that has passed for one without room is no reason: the slot
-        that falls free is, and waking up for the moment again and again would burn a core.
+        Ignores due times of full queues: a slot that falls free wakes the picker, and waking up at once for a due
+        time that has passed would spin.
         """
-        if self._load() > MAX_LOAD:
-            return LOAD_REST
-        able = [name for name, lane in self.lanes.items() if lane.demand(self._options.min_demand)]
-        if not able:
+        if self._committer.pending > MAX_UNCOMMITTED:
+            return UNCOMMITTED_PAUSE
+        due = [slots.due_at for slots in self._slots.queues.values() if slots.demand(self._min_demand)]
+        if not due:
             return None
-        moments = [self._polled + self._rest, *(self._due[name] for name in able if name in self._due)]
-        return max(min(moments) - time.monotonic(), 0.0)
+        return max(min(self._picked_at + self._poll_seconds, *due) - time.monotonic(), 0.0)

@@ -1,191 +1,212 @@
-"""QueueSlots: the slots of a queue, who runs in them, and who waits for one.
+"""The concurrency slots of each queue, the claims that run in them, and the buffer of claims behind them.
 
-In: claims as they come in, and what becomes of each: it waits for a commit, it goes on, it has ended. Out: one task for
-each claim that is begun, and a word whenever there may be room for more.
-
-This room owns the invariant that no more steps of a queue run at once than it has slots, also while slots are lent
-(tests/worker/test_saturated.py).
+No more steps of a queue run at once than it has slots, also while slots are lent (tests/worker/test_saturated.py).
+`changed` wakes the picker whenever it may be able to take more rows.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final, Protocol
 
-from gen_durable.engine.claims import ActiveClaim
-from gen_durable.pg.faults import loggable
+from gen_durable.core.notifier import Notifier
+from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.tasks import TaskSet
 
-log = logging.getLogger("gen_durable.worker")
 MAX_PICK: Final = 1000
-AHEAD: Final = 0.04
-MAX_AHEAD: Final = 1000
+PREFETCH_SECONDS: Final = 0.04
+MAX_PREFETCH: Final = 1000
+NEVER: Final = float("inf")
+
+
+class Runner(Protocol):
+    """Runs a claim in its slot: the `ClaimRunner`, which this module must not import."""
+
+    def run(self, active: ActiveClaim, /) -> Coroutine[Any, Any, None]: ...
+
+    def handle_engine_error(self, active: ActiveClaim, error: BaseException, /) -> None: ...
 
 
 class QueueSlots:
-    """One queue of one worker: its slots, what runs in them, and what is buffered behind them.
+    """The slots of one queue of one worker, its buffer, and when to pick from it next.
 
-    Unless told how many rows to prefetch, a lane takes as many as it will begin within AHEAD seconds at its present
-    pace: hundreds of short steps, or not one long one. So buffered rows are never held back from other workers.
+    Without a fixed `prefetch`, a queue buffers as many rows as it will start within PREFETCH_SECONDS at its present
+    pace: hundreds of short steps, or no long one. So buffered rows are not withheld from other workers.
     """
 
     __slots__ = (
-        "_asked",
+        "_fixed_prefetch",
         "_pace",
-        "_prefetch",
-        "ahead",
+        "_paced_at",
         "buffer",
         "concurrency",
+        "due_at",
+        "has_work",
         "lent",
         "name",
-        "poked",
+        "prefetch",
+        "returning",
         "running",
         "started",
-        "waiting",
     )
 
     def __init__(self, name: str, concurrency: int, prefetch: int | None) -> None:
         self.name = name
         self.concurrency = concurrency
         self.running = 0
-        self.started = 0
-        self.lent = 0  # slots of claims that wait for a commit and will go on after it
-        self.waiting: deque[asyncio.Future[None]] = deque()  # claims that want theirs back
+        self.started = 0  # since the last pick
+        self.lent = 0  # slots of claims that wait for a commit and continue after it
+        self.returning: deque[asyncio.Future[None]] = deque()  # claims that wait to get their slot back
         self.buffer: deque[ActiveClaim] = deque()
-        self.poked = True
-        self.ahead = prefetch or 0
-        self._prefetch = prefetch
+        self.has_work = True  # something said so: a wake-up, or a full pick
+        self.due_at = NEVER  # monotonic time at which a row is known to become due
+        self.prefetch = prefetch or 0
+        self._fixed_prefetch = prefetch
         self._pace = 0.0
-        self._asked = time.monotonic()
+        self._paced_at = time.monotonic()
 
     @property
-    def room(self) -> int:
-        """How many more rows the lane can hold."""
-        return self.concurrency + self.ahead - self.running - self.lent - len(self.buffer)
+    def capacity(self) -> int:
+        """How many more rows the queue can take, its buffer included."""
+        return self.concurrency + self.prefetch - self.running - self.lent - len(self.buffer)
 
     @property
-    def brisk(self) -> bool:
-        """Whether steps are so short that a slot lent for the time of a commit comes back at once."""
-        return self._prefetch is None and self.ahead >= self.concurrency
+    def is_fast(self) -> bool:
+        """Steps are so short that a slot lent for the time of a commit comes back at once."""
+        return self._fixed_prefetch is None and self.prefetch >= self.concurrency
 
     def demand(self, least: int) -> int:
-        """How many rows to ask for now; 0: it is not worth a statement yet."""
-        room = self.room
-        hungry = not self.buffer and self.running < self.concurrency
-        return min(room, MAX_PICK) if room >= (least if hungry else max(least, self.ahead // 2)) else 0
+        """How many rows to pick now; 0 while a pick is not worth a statement."""
+        capacity = self.capacity
+        has_idle_slot = not self.buffer and self.running < self.concurrency
+        worthwhile = least if has_idle_slot else max(least, self.prefetch // 2)
+        return min(capacity, MAX_PICK) if capacity >= worthwhile else 0
 
-    def paced(self) -> None:
-        """Take the pace since the last pick, and with it how far to look ahead."""
+    def begin_pick(self) -> None:
+        """Forget the reasons for this pick, and adapt `prefetch` to the pace since the last one."""
+        self.has_work = False
+        self.due_at = NEVER
         now = time.monotonic()
-        pace = self.started / max(now - self._asked, 1e-4)
+        pace = self.started / max(now - self._paced_at, 1e-4)
         self._pace = (self._pace + pace) / 2
-        self._asked, self.started = now, 0
-        if self._prefetch is None:
-            self.ahead = min(int(self._pace * AHEAD), MAX_AHEAD)
+        self._paced_at, self.started = now, 0
+        if self._fixed_prefetch is None:
+            self.prefetch = min(int(self._pace * PREFETCH_SECONDS), MAX_PREFETCH)
 
 
 class Slots:
-    """All lanes of one worker. `tasks` is the worker's: it waits for them when it drains."""
+    """The slots of all queues of one worker. Set `runner` before the first claim starts."""
 
-    __slots__ = ("_claim", "_give_back", "_lanes", "_loop", "_on_free", "_tasks", "stopping")
+    __slots__ = ("_loop", "_notifier", "_tasks", "changed", "queues", "runner", "stopping")
+
+    runner: Runner
 
     def __init__(
-        self,
-        lanes: Mapping[str, QueueSlots],
-        tasks: set[asyncio.Task[None]],
-        *,
-        claim: Callable[[ActiveClaim], Coroutine[Any, Any, None]],
-        give_back: Callable[[ActiveClaim, str], None],
-        on_free: Callable[[], None],
+        self, concurrency: Mapping[str, int], prefetch: int | None, *, tasks: TaskSet, notifier: Notifier
     ) -> None:
-        self._loop = asyncio.get_running_loop()  # asking for it costs a system call: not for every claim
-        self._lanes = lanes
+        self._loop = asyncio.get_running_loop()  # looked up once: a lookup per claim costs a system call
         self._tasks = tasks
-        self._claim = claim
-        self._give_back = give_back
-        self._on_free = on_free
+        self._notifier = notifier
+        self.queues = {name: QueueSlots(name, count, prefetch) for name, count in concurrency.items()}
+        self.changed = asyncio.Event()
         self.stopping = False
 
-    def take(self, held: ActiveClaim) -> None:
-        """A claim came in: start it if there is a slot, else buffer it."""
-        lane = self._lanes[held.claim.queue]
-        if lane.running < lane.concurrency:
-            self._start(lane, held)
+    def start(self, active: ActiveClaim) -> None:
+        """Start a claim if its queue has a free slot; else buffer it."""
+        queue = self.queues[active.claim.queue]
+        if queue.running < queue.concurrency:
+            self._start(queue, active)
         else:
-            lane.buffer.append(held)
+            queue.buffer.append(active)
 
-    def drop(self, held: ActiveClaim) -> None:
-        """A claim that has not begun is ours no more."""
-        lane = self._lanes[held.claim.queue]
-        if held in lane.buffer:
-            lane.buffer.remove(held)
+    def start_without_slot(self, active: ActiveClaim) -> None:
+        """Start a buffered claim out of turn: one that has a cancel request, and so runs no step."""
+        self.drop(active)
+        active.task = task = self._tasks.spawn(self.runner.run(active))
+        task.add_done_callback(lambda done: self._report_error(active, done))
 
-    def lend(self, held: ActiveClaim) -> None:
-        """A claim waits for its commit. While steps are short another may have its slot meanwhile."""
-        lane = self._lanes[held.claim.queue]
-        lane.started += 1  # the next step of a claim is as much work as the first of another
-        if lane.brisk:
-            held.slot = False
-            lane.running -= 1
-            lane.lent += 1
-            self._fill(lane)
-            self._on_free()
+    def drop(self, active: ActiveClaim) -> None:
+        """Take a claim out of the buffer, if it is there."""
+        queue = self.queues.get(active.claim.queue)
+        if queue is not None and active in queue.buffer:
+            queue.buffer.remove(active)
 
-    async def take_back(self, held: ActiveClaim) -> None:
-        """A claim goes on: it needs a slot again, and comes before those that have not begun."""
-        if held.slot:
+    def lend(self, active: ActiveClaim) -> None:
+        """A claim waits for its commit. While steps are short, another claim runs in its slot meanwhile."""
+        queue = self.queues[active.claim.queue]
+        queue.started += 1  # for the pace, the next step of a claim counts like the first step of another
+        if queue.is_fast:
+            active.has_slot = False
+            queue.running -= 1
+            queue.lent += 1
+            self._fill(queue)
+            self.changed.set()
+
+    async def take_back(self, active: ActiveClaim) -> None:
+        """Wait for a slot for a claim that continues. It comes before buffered claims."""
+        if active.has_slot:
             return
-        lane = self._lanes[held.claim.queue]
-        if lane.running < lane.concurrency:
-            lane.running += 1
+        queue = self.queues[active.claim.queue]
+        if queue.running < queue.concurrency:
+            queue.running += 1
         else:
-            turn: asyncio.Future[None] = self._loop.create_future()
-            lane.waiting.append(turn)
+            granted: asyncio.Future[None] = self._loop.create_future()
+            queue.returning.append(granted)
             try:
-                await turn
+                await granted
             except asyncio.CancelledError:
-                if not turn.cancelled():
-                    lane.running -= 1  # it had been given just now
+                if not granted.cancelled():
+                    queue.running -= 1  # the slot was granted in this very iteration of the loop
                 raise
-        lane.lent -= 1
-        held.slot = True
+        queue.lent -= 1
+        active.has_slot = True
 
-    def _start(self, lane: QueueSlots, held: ActiveClaim) -> None:
-        lane.running += 1
-        lane.started += 1
-        held.in_thread = not held.entry.spec.is_async
-        task = self._loop.create_task(self._claim(held))
-        held.task = task
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._ended(lane, held, done))
+    def schedule_pick(self, queue: str, seconds: float) -> None:
+        """A row of a queue becomes due in `seconds`: pick then, or wake the workers that serve the queue."""
+        slots = self.queues.get(queue)
+        if slots is None:
+            self._notifier.wake(queue)
+            return
+        moment = time.monotonic() + seconds
+        if moment < slots.due_at:
+            slots.due_at = moment
+            self.changed.set()
 
-    def _ended(self, lane: QueueSlots, held: ActiveClaim, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if held.slot:
-            lane.running -= 1
+    def _start(self, queue: QueueSlots, active: ActiveClaim) -> None:
+        queue.running += 1
+        queue.started += 1
+        active.in_thread = not active.entry.spec.is_async
+        task = self._loop.create_task(self.runner.run(active))
+        active.task = task
+        self._tasks.running.add(task)
+        task.add_done_callback(lambda done: self._end(queue, active, done))
+
+    def _end(self, queue: QueueSlots, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+        self._tasks.running.discard(task)
+        if active.has_slot:
+            queue.running -= 1
         else:
-            lane.lent -= 1
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # Where it happened, and its kind: its words may quote a payload, in the log as in last_error.
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            log.error("instance %d: %s\n%s", held.claim.id, loggable(error), frames)
-            self._give_back(held, f"an error of the engine: {loggable(error)}")
-        self._fill(lane)
-        self._on_free()
+            queue.lent -= 1
+        self._report_error(active, task)
+        self._fill(queue)
+        self.changed.set()
 
-    def _fill(self, lane: QueueSlots) -> None:
-        """Give free slots to claims that wait for theirs to come back, then to buffered ones."""
-        while lane.running < lane.concurrency:
-            if lane.waiting:
-                turn = lane.waiting.popleft()
-                if not turn.done():
-                    lane.running += 1
-                    turn.set_result(None)
-            elif lane.buffer and not self.stopping:
-                self._start(lane, lane.buffer.popleft())
+    def _report_error(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.runner.handle_engine_error(active, error)
+
+    def _fill(self, queue: QueueSlots) -> None:
+        """Grant free slots to claims that continue, then to buffered claims."""
+        while queue.running < queue.concurrency:
+            if queue.returning:
+                granted = queue.returning.popleft()
+                if not granted.done():
+                    queue.running += 1
+                    granted.set_result(None)
+            elif queue.buffer and not self.stopping:
+                self._start(queue, queue.buffer.popleft())
             else:
                 return

@@ -1,8 +1,7 @@
-"""ThreadPool for `def` steps.
+"""Threads for `def` steps.
 
-In: a function. Out: futures of the running loop. The threads are daemons: the interpreter joins the threads of
-`concurrent.futures` when it exits, so that a long step would keep a drained worker from leaving; its row is left to
-its lease instead.
+They are daemon threads. The interpreter joins the threads of `concurrent.futures` when it exits, so a long step would
+keep a drained worker from exiting; here its row is left to its lease instead.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from gen_durable.outcomes import describe
 
 
 class ThreadPool:
-    """At most `size` threads, made when they are needed."""
+    """At most `size` threads, started on demand."""
 
     __slots__ = ("_idle", "_jobs", "_lock", "_size", "_started")
 
@@ -31,9 +30,10 @@ class ThreadPool:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def run(self, function: Callable[[], Any]) -> tuple[asyncio.Future[Any], asyncio.Future[Any]]:
-        """Call a function in a thread: a future of its beginning, and one of its answer.
+        """Call a function in a thread. Returns two futures: one of its start, one of its result.
 
-        A function that has begun is not stopped by cancelling; its answer is dropped. One that has not is not begun.
+        Cancelling the first before the start prevents the call. A function that has started runs to its end; if the
+        second future is cancelled its result is dropped.
         """
         loop = asyncio.get_running_loop()
         begun: asyncio.Future[Any] = loop.create_future()
@@ -46,13 +46,13 @@ class ThreadPool:
                 loop.call_soon_threadsafe(_answer, begun, None, None)
             try:
                 result, error = function(), None
-            except BaseException as raised:  # whatever a step raises is told on the loop
+            except BaseException as raised:  # reported on the loop, where the step is awaited
                 result, error = None, raised
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_answer, done, result, error)
 
         with self._lock:
-            if self._idle <= 0 and self._started < self._size:  # below zero: so many wait already
+            if self._idle <= 0 and self._started < self._size:  # below zero: calls that wait for a thread
                 self._started += 1
                 threading.Thread(target=self._serve, name="gen_durable step", daemon=True).start()
             else:
@@ -61,7 +61,7 @@ class ThreadPool:
         return begun, done
 
     def close(self) -> None:
-        """Let idle threads end, and busy ones when they are done."""
+        """Let idle threads end now, and busy ones after their call."""
         for _ in range(self._started):
             self._jobs.put(None)
 
@@ -78,7 +78,7 @@ def _answer(future: asyncio.Future[Any], result: object, error: BaseException | 
     if error is None:
         future.set_result(result)
     elif not isinstance(error, Exception):
-        # GeneratorExit thrown into a waiting coroutine would close it, and SystemExit or a cancellation mean the step.
+        # A GeneratorExit would close the waiting coroutine; SystemExit and cancellation must not reach the worker.
         future.set_exception(StepCancelled(f"the step raised {describe(error)}, which does not end a worker"))
     elif isinstance(error, StopIteration):
         future.set_exception(RuntimeError(f"the step raised {error!r}"))  # a future cannot hold StopIteration

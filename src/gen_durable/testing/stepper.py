@@ -1,243 +1,270 @@
-"""One step at a time: claim, run, commit, through the very rooms that a worker is made of.
+"""Runs one step at a time with the parts of a worker: claim, execute, commit.
 
-In: the name of a queue, or an instance. Out: an `Execution`, committed. There is no picker, no heartbeat and no group
-commit around it, and no run-ahead: every state goes into the database as JSON and is read from there for the next step.
+There is no picker, no heartbeat and no group commit, and no claim runs ahead: every state goes into the database as
+JSON and is read from there for the next step. Everything after the claim is the engine's own code: the `ClaimRunner`
+executes the step and handles outcomes, refusals and cancels; the `ClaimTable` returns rows that cannot be decoded.
 
-Each step runs in a task of its own, one after the other, as with a worker: what a step does to its task (contextvars,
-cancellation) stays inside, and a test that is cancelled gives its row back.
+Each step runs in a task of its own, as in a worker, so its context variables and cancellations do not reach the test.
+A test that is cancelled releases its row.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
-from gen_durable.backoff import backoff
 from gen_durable.client import Durable
-from gen_durable.context import Context
+from gen_durable.config import WorkerOptions
+from gen_durable.context import Context, Lent
+from gen_durable.core.notifier import Notifier
 from gen_durable.core.payloads import ClaimEncryption
-from gen_durable.core.services import services_of
-from gen_durable.engine.committer import CommitResult, Committer
+from gen_durable.core.services import Services, services_of
+from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.claim_runner import ClaimRunner
+from gen_durable.engine.claims import ClaimTable
+from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
-from gen_durable.engine.fanout import ReadChildren, children_reader
+from gen_durable.engine.fanout import children_reader
 from gen_durable.engine.journal import JournalWriter
 from gen_durable.engine.outcome_encoder import EncodedOutcome
+from gen_durable.engine.slots import Slots
 from gen_durable.engine.step_limits import StepLimits
+from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional import TransactionalExecutor
-from gen_durable.errors import LeaseLost, OutcomeRejected
+from gen_durable.errors import LeaseLost
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
 from gen_durable.store.types import Claim, Wakeups
+from gen_durable.telemetry import Event, Events, StateUndecodable, StepCommitted
 from gen_durable.testing.statements import HarnessStatements
 from gen_durable.testing.tally import LOST, UNDECODABLE, Execution
 
 T = TypeVar("T")
 WORKER: Final = "gen_durable.testing"
-LEASE: Final = 3600.0  # nobody extends it, so it must outlast any step; `Stepper.lose` ends it
+LEASE_SECONDS: Final = 3600.0  # no heartbeat extends it, so it must outlast any step
 REAP_BATCH: Final = 1000
-CANCEL_TIMEOUT: Final = 5.0
+OPTIONS: Final = WorkerOptions(queues={}, run_ahead_steps=0)
 
 
 class Stepper:
     """Runs single steps of the machines and jobs in a registry."""
 
     __slots__ = (
-        "_cascade",
+        "_claims",
+        "_committer",
+        "_connection",
         "_errors",
-        "_flush",
-        "_link",
+        "_events",
+        "_executor",
+        "_journal",
+        "_notifier",
+        "_outcomes",
         "_registry",
-        "_run",
-        "_scribe",
+        "_runner",
         "_services",
-        "_side_link",
+        "_side_connection",
         "_statements",
+        "_tasks",
         "_threads",
-        "_transact",
+        "_transactional",
     )
 
     def __init__(
         self, app: Durable, registry: Registry, statements: HarnessStatements, errors: dict[int, Exception]
     ) -> None:
+        """`errors` receives what the last execution of each instance raised."""
         self._services = services = services_of(app)
-        self._registry = registry
         self._statements = statements
-        self._link = PersistentConnection(services.target)
-        self._side_link = PersistentConnection(services.target)
-        self._threads = ThreadPool(1)
         self._errors = errors
-        self._cascade = False
-        doors = StepLimits(services.requests, services.statements, _nobody)
-        self._scribe = JournalWriter(
+        self._outcomes: dict[int, str] = {}
+        self._events = Events()  # not those of `app`: they report the outcome of the step under way
+        self._events.subscribe(self._record_outcome)
+        self._connection = PersistentConnection(services.target)
+        self._side_connection = PersistentConnection(services.target)
+        self._threads = ThreadPool(1)
+        self._tasks = TaskSet()
+        self._notifier = StepperNotifier(services)
+        self._journal = JournalWriter(
             services.pool,
-            services.statements.schema.name,
+            services.schema.name,
             services.journal_statements,
             self._threads,
             services.installation,
-            seal=services.encryption,
+            encryption=services.encryption,
         )
-        sealer = (
-            None
-            if services.encryption is None
-            else ClaimEncryption(services.encryption, services.pool, services.statements)
-        )
-        self._run = _Run(
+        self._executor = RecordingExecutor(
+            WORKER,
             self._threads,
             children_reader(services.pool, services.statements, services.encryption),
-            doors,
-            self._scribe,
-            errors,
-            sealer=sealer,
+            StepLimits(services.requests, services.statements, self._notifier),
+            self._journal,
+            encryption=None
+            if services.encryption is None
+            else ClaimEncryption(services.encryption, services.pool, services.statements),
         )
-        self._flush = Committer(self._link, self._side_link, services.statements, 1, self._woke, worker=WORKER)
-        self._transact = TransactionalExecutor(
-            self._run, services.target, services.statements, 1, self._woke, worker=WORKER
+        self._executor.errors = errors
+        self._committer = Committer(
+            self._connection, self._side_connection, services.statements, 1, notifier=self._notifier, worker=WORKER
+        )
+        self._transactional = TransactionalExecutor(
+            self._executor, services.target, services.statements, 1, notifier=self._notifier, worker=WORKER
+        )
+        self._use(registry)
+
+    def _use(self, registry: Registry) -> None:
+        """Build the parts that know the machines and jobs."""
+        services = self._services
+        self._registry = registry
+        slots = Slots({}, None, tasks=self._tasks, notifier=self._notifier)
+        self._claims = ClaimTable(
+            services.pool,
+            services.statements,
+            slots=slots,
+            tasks=self._tasks,
+            registry=registry,
+            notifier=self._notifier,
+            events=self._events,
+        )
+        self._runner = ClaimRunner(
+            self._executor,
+            self._transactional,
+            self._committer,
+            registry=registry,
+            claims=self._claims,
+            slots=slots,
+            tasks=self._tasks,
+            notifier=self._notifier,
+            completions=services.completions,
+            options=OPTIONS,
+            events=self._events,
         )
 
     async def open(self) -> None:
-        # What is committed here is thrown away anyhow, so nobody waits for the disk.
-        await self._link.run_script("set synchronous_commit = off")
+        # The schema is thrown away after the test, so a commit need not wait for the disk.
+        await self._connection.run_script("set synchronous_commit = off")
 
     async def close(self) -> None:
-        await self._flush.close()
-        await self._scribe.close()
+        await self._committer.close()
+        await self._journal.close()
         self._threads.close()
-        links = (self._link.close(), self._side_link.close(), self._transact.close())
-        await asyncio.gather(*links, return_exceptions=True)
+        closing = (self._connection.close(), self._side_connection.close(), self._transactional.close())
+        await asyncio.gather(*closing, return_exceptions=True)
 
     async def due_queues(self) -> list[str]:
-        """The queues that have due rows, in the order of their names."""
-        return await self._link.run(self._statements.due_queues())
+        """The queues that have due rows, by name."""
+        return await self._connection.run(self._statements.due_queues())
 
     async def claim(self, queue: str) -> Claim | None:
         """Claim the next due row of a queue."""
-        call = self._services.statements.pick(WORKER, {queue: 1}, self._registry.known, LEASE)
-        picked = await self._link.run(call)
+        statement = self._services.statements.pick(WORKER, {queue: 1}, self._registry.known, LEASE_SECONDS)
+        picked = await self._connection.run(statement)
         return picked.claims[0] if picked.claims else None
 
     async def claim_one(self, instance: int, queue: str) -> Claim | None:
-        """Claim this row and no other, by the same call: it skips rows that are locked, so all others are."""
-        connection = await self._side_link.connect()
-        transaction = connection.transaction()
+        """Claim this row and no other. A pick skips locked rows, so all other rows are locked meanwhile."""
+        driver_connection = await self._side_connection.connect()
+        transaction = driver_connection.transaction()
         await transaction.start()
         try:
-            await connection.fetch(self._statements.lock_others, instance)
+            await driver_connection.fetch(self._statements.lock_others, instance)
             return await self.claim(queue)
         finally:
             await transaction.rollback()
 
     async def execute(self, claim: Claim) -> Execution:
-        """Executor the step of a claim and commit its outcome."""
-        entry = self._entry(claim)
-        if claim.children is None or any(not child.status.terminal for child in claim.children):
-            self._cascade = True
-        await self._carry_on()
+        """Execute the step of a claim and commit its outcome."""
+        self._errors.pop(claim.id, None)
+        self._outcomes.pop(claim.id, None)
+        active = self._claims.register(claim, time.monotonic())
+        await self._cancel_children()
+        active.in_thread = not active.entry.spec.is_async
+        active.task = self._tasks.spawn(self._runner.run(active))
         try:
-            if entry.spec.transactional:
-                outcome = await self._transacted(claim, entry)
-                self._cascade = True  # it may have cancelled in its transaction
-                await self._carry_on()
-                return self._told(claim, outcome)
-            began = time.perf_counter()
-            ran = await self._step(claim, entry)
-            ran.commit.began, ran.commit.took = began, time.perf_counter() - began
-        except UndecodableState as error:
-            self._errors[claim.id] = error
-            rest = backoff(min(claim.epoch, 8), base=timedelta(seconds=5), cap=timedelta(minutes=10))  # as a worker
-            await self.release(claim, rest.total_seconds(), str(error))
-            return self._told(claim, UNDECODABLE)
-        except LeaseLost as error:
-            self._errors[claim.id] = error
-            return self._told(claim, LOST)
-        outcome = await self._commit(claim, entry, ran)
-        await self._carry_on()
-        return self._told(claim, outcome)
+            await asyncio.shield(active.task)
+            while self._tasks.running or not self._committer.is_idle:
+                await self._tasks.wait()
+                await self._committer.idle()
+        except asyncio.CancelledError:
+            await self._release_interrupted(active, active.task)
+            raise
+        if active.entry.spec.transactional:
+            self._notifier.has_children_to_cancel = True  # the step may have cancelled instances in its transaction
+        await self._cancel_children()
+        return self._execution(claim, self._outcomes.pop(claim.id, LOST))
 
-    def _woke(self, wakeups: Wakeups | None) -> None:
-        """Wake no picker: the next claim finds what became runnable. Remember that children must be cancelled."""
-        self._cascade = self._cascade or (wakeups is not None and bool(wakeups.cancel_children))
+    def _record_outcome(self, event: Event) -> None:
+        match event:
+            case StepCommitted():
+                self._outcomes[event.id] = event.outcome
+            case StateUndecodable():
+                self._outcomes[event.id] = UNDECODABLE
+            case _:
+                pass
 
-    async def _carry_on(self) -> None:
-        """Cancel children that are not waited for any more, as workers do."""
-        while self._cascade:
-            done = await self._link.run(self._services.statements.cascade(REAP_BATCH, None))
-            self._cascade = done.more and done.ended + done.requested > 0
+    async def _cancel_children(self) -> None:
+        """Cancel children that no parent waits for any more, as workers do in the background."""
+        while self._notifier.has_children_to_cancel:
+            batch = await self._connection.run(self._services.statements.cascade(REAP_BATCH, None))
+            self._notifier.has_children_to_cancel = batch.more and batch.ended + batch.requested > 0
 
     async def abandon(self, claim: Claim, *, run: bool) -> Execution:
-        """Be the worker that dies with a claim: with `run` after the step's last line, else before its first."""
+        """Act like a worker that dies with a claim: with `run`, after the last line of the step, else before it."""
         if run:
+            self._errors.pop(claim.id, None)
             entry = self._entry(claim)
             try:
                 if entry.spec.transactional:
-                    await self._in_task(claim, self._transact.rehearse(claim, entry))
+                    await self._in_task(claim, self._transactional.execute_and_roll_back(claim, entry))
                 else:
-                    await self._step(claim, entry)
+                    await self._in_task(claim, self._executor.execute(claim, entry, may_continue=False))
             except StepRaised as raised:
                 self._errors[claim.id] = raised.error
-            except (UndecodableState, LeaseLost) as error:
-                self._errors[claim.id] = error
-        await self._link.run(self._statements.expire(claim.id, claim.epoch))
+            except (UndecodableState, LeaseLost):
+                pass  # recorded by the executor
+        await self._connection.run(self._statements.expire(claim.id, claim.epoch))
         await self.reap()
-        return self._told(claim, LOST)
+        return self._execution(claim, LOST)
 
     async def reap(self) -> None:
-        """Take back the claims whose lease is over, and carry on what callers have cancelled in their transactions."""
+        """Take back claims whose leases have ended, and finish cancels that callers began in their transactions."""
         more = True
         while more:
-            found = await self._link.run(self._services.statements.reap(REAP_BATCH, None))
-            more = len(found.claims) == REAP_BATCH
-        self._cascade = True
-        await self._carry_on()
+            reaped = await self._connection.run(self._services.statements.reap(REAP_BATCH, None))
+            more = len(reaped.claims) == REAP_BATCH
+        self._notifier.has_children_to_cancel = True
+        await self._cancel_children()
 
-    async def release(self, claim: Claim, delay: float | None = None, reason: str | None = None) -> None:
-        """Give a claim back."""
-        await self._link.run(self._services.statements.release([(claim.id, claim.epoch, delay, reason)]))
+    async def release(self, claim: Claim) -> None:
+        """Make a claimed row runnable again."""
+        await self._connection.run(self._services.statements.release([(claim.id, claim.epoch, None, None)]))
 
     async def shift(self, by: timedelta) -> None:
         """Move every moment in the schema back."""
-        statements = await self._link.run(self._statements.shifts())
-        connection = await self._link.connect()
-        async with connection.transaction():
+        statements = await self._connection.run(self._statements.shifts())
+        driver_connection = await self._connection.connect()
+        async with driver_connection.transaction():
             for statement in statements:
-                await connection.execute(statement, by)
+                await driver_connection.execute(statement, by)
 
     async def begin_anew(self, registry: Registry) -> None:
-        """Forget every instance, and run other machines and jobs from now on."""
-        await self._link.run_script(self._statements.empty)
-        self._registry = registry
+        """Delete every instance, and run other machines and jobs from now on."""
+        await self._connection.run_script(self._statements.empty)
+        self._use(registry)
         self._errors.clear()
 
     def _entry(self, claim: Claim) -> Entry:
-        entry = self._registry.find(claim.machine, claim.version, claim.step)
-        assert entry is not None, "pick returns only names that it was given"
-        return entry
+        return self._registry.following(claim.machine, claim.version, claim.step)
 
-    async def _step(self, claim: Claim, entry: Entry) -> EncodedOutcome:
-        self._errors.pop(claim.id, None)
-        return await self._in_task(claim, self._run.step(claim, entry, hold=False))
-
-    async def _transacted(self, claim: Claim, entry: Entry) -> str:
-        self._errors.pop(claim.id, None)
-        try:
-            ran, verdict = await self._in_task(claim, self._transact.step(claim, entry))
-        except StepRaised as raised:
-            ran = await self._run.rejected(claim, entry, raised.error, hold=False)
-            return await self._commit(claim, entry, ran)
-        if verdict is CommitResult.CANCEL_REQUESTED:
-            return await self._cancel(claim, entry)
-        return LOST if verdict is CommitResult.STALE else ran.outcome
-
-    async def _in_task(self, claim: Claim, running: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.get_running_loop().create_task(running)
+    async def _in_task(self, claim: Claim, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.get_running_loop().create_task(coroutine)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # The test was cancelled, not the step: `abandoned` tells the room that this is no error of the step.
-            claim.abandoned = True
+            claim.abandoned = True  # the test was cancelled; without this the step would count as failed
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled():
@@ -245,59 +272,62 @@ class Stepper:
             await self.release(claim)
             raise
 
-    async def _commit(self, claim: Claim, entry: Entry, ran: EncodedOutcome) -> str:
-        """Hand in the outcome as a worker does: a refused one is the step's error; if that is refused too, it ends."""
-        try:
-            verdict = await self._flush.submit(ran.commit)
-        except OutcomeRejected as refused:
-            former, ran = ran.commit, await self._run.rejected(claim, entry, refused, hold=False)
-            ran.commit.began, ran.commit.took = former.began, former.took
-            try:
-                verdict = await self._flush.submit(ran.commit)
-            except OutcomeRejected:
-                ran = await self._run.given_up(claim, entry, refused)
-                ran.commit.began, ran.commit.took = former.began, former.took
-                verdict = await self._flush.submit(ran.commit)
-        if verdict is CommitResult.CANCEL_REQUESTED:
-            return await self._cancel(claim, entry)
-        return LOST if verdict is CommitResult.STALE else ran.outcome
+    async def _release_interrupted(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+        self._claims.abandon(active)
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()
+        await self._claims.release([active])
 
-    async def _cancel(self, claim: Claim, entry: Entry) -> str:
-        """The instance was cancelled while its step ran, by the step itself or by the test."""
-        asked = await self._link.run(self._services.statements.cancel_requests([(claim.id, claim.epoch)]))
-        reason = await self._run.cancelled(claim, entry, asked.get(claim.id, "cancelled"), CANCEL_TIMEOUT)
-        ran = self._run.ended(claim, entry, reason)
-        ran.commit.began = time.perf_counter()
-        return LOST if await self._flush.submit(ran.commit) is CommitResult.STALE else ran.outcome
-
-    def _told(self, claim: Claim, outcome: str) -> Execution:
+    def _execution(self, claim: Claim, outcome: str) -> Execution:
         error = self._errors.get(claim.id)
         step = self._entry(claim).spec.name
         return Execution(claim.id, claim.machine, claim.version, step, claim.attempt, outcome, error)
 
 
-class _Run(Executor):
-    """The same room, which also remembers what steps raised."""
+class StepperNotifier(Notifier):
+    """Sends no wake-ups, since the next claim finds what became runnable; remembers that children must be cancelled."""
 
-    __slots__ = ("_errors",)
+    def __init__(self, services: Services) -> None:
+        super().__init__(services.pool, services.statements, services.engine_requests, None)
+        self.has_children_to_cancel = False
 
-    def __init__(
+    def wake(self, queue: str, count: int = 1) -> None:
+        pass
+
+    def cancel_children(self, parent: int | None) -> None:
+        self.has_children_to_cancel = True
+
+    def publish(self, wakeups: Wakeups) -> None:
+        if wakeups.cancel_children:
+            self.has_children_to_cancel = True
+
+
+class RecordingExecutor(Executor):
+    """An executor that also records what steps raised."""
+
+    errors: dict[int, Exception]
+
+    async def execute(
         self,
-        threads: ThreadPool,
-        read_children: ReadChildren,
-        doors: StepLimits,
-        desk: JournalWriter,
-        errors: dict[int, Exception],
+        claim: Claim,
+        entry: Entry,
         *,
-        sealer: ClaimEncryption | None,
-    ) -> None:
-        super().__init__(WORKER, threads, read_children, doors, desk, sealer=sealer)
-        self._errors = errors
+        may_continue: bool,
+        previous: EncodedOutcome | None = None,
+        task: asyncio.Task[Any] | None = None,
+        lent: Lent | None = None,
+    ) -> EncodedOutcome:
+        try:
+            return await super().execute(
+                claim, entry, may_continue=may_continue, previous=previous, task=task, lent=lent
+            )
+        except (UndecodableState, LeaseLost) as error:
+            self.errors[claim.id] = error
+            raise
 
-    async def failed(self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, hold: bool) -> EncodedOutcome:
-        self._errors[claim.id] = error
-        return await super().failed(claim, entry, ctx, error, hold=hold)
-
-
-def _nobody(_queues: Iterable[str] | None) -> None:
-    """Nobody is woken: the next claim finds what became runnable."""
+    async def run_on_error(
+        self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
+    ) -> EncodedOutcome:
+        self.errors[claim.id] = error
+        return await super().run_on_error(claim, entry, ctx, error, may_continue=may_continue)

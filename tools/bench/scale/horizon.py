@@ -127,14 +127,14 @@ async def _drain(table: Table, tally: _Tally, stop: asyncio.Event) -> None:
         if stop.is_set():
             return
         await _run(connection, calls.insert(starts, "raise"))
-        sent = floors.of(["default"])
+        sent = floors.parameter(["default"])
         pick = calls.pick("w", {"default": 100}, KNOWN, LEASE, floors=sent)
         began = time.perf_counter()
         rows = await connection.fetch(pick.text, *pick.args)
         took = time.perf_counter() - began
         tally.picks.append(took)
         picked = pick.read(rows)
-        floors.note(picked, sent, took)
+        floors.update(picked, sent, took)
         held = sorted(picked.claims, key=lambda claim: claim.id)
         await _run(connection, calls.flush([Commit(c.id, c.epoch, c.seq, "done", value='{"ok": true}') for c in held]))
         tally.jobs += len(held)

@@ -1,0 +1,41 @@
+"""A claim while this worker holds it: its step, its task and its lease."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from gen_durable.registry import Entry
+from gen_durable.store.types import Claim
+
+
+@dataclass(slots=True, eq=False)
+class ActiveClaim:
+    """A claimed row in this worker. `task` is None while the claim is buffered behind the slots of its queue."""
+
+    claim: Claim
+    entry: Entry
+    leased_at: float  # monotonic time at which its lease was made or last extended
+    task: asyncio.Task[None] | None = None
+    in_thread: bool = False
+    has_slot: bool = True
+    in_step: bool = False  # its task is in user code, which a cancel may interrupt
+    cancel_reason: str | None = None
+
+    def is_cancel_requested(self) -> bool:
+        """A method, because the heartbeat or a notification changes the answer during any await."""
+        return self.cancel_reason is not None
+
+    def cancel(self, reason: str) -> None:
+        """Request a cancel. An `async def` step is interrupted; otherwise the claim runner sees the request when the
+        step returns or before the next one begins.
+        """
+        self.cancel_reason = reason
+        if self.in_step and not self.in_thread:
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Cancel the task, if there is one. `abandoned` tells the executor that the step did not cancel itself."""
+        self.claim.abandoned = True
+        if self.task is not None:
+            self.task.cancel()

@@ -1,0 +1,93 @@
+"""Writes reports of progress (`ctx.progress`) in batches.
+
+Reports are best effort: the last one of a step wins, a batch that fails is dropped, and no step waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import Final
+
+from gen_durable.codec import encode
+from gen_durable.encryption import PayloadEncryption
+from gen_durable.pg.pool import Pool
+from gen_durable.store.journal import JournalCalls, Report
+from gen_durable.validation import clean_error
+
+log = logging.getLogger("gen_durable.worker")
+BATCH_PAUSE: Final = 0.05
+BATCH: Final = 500
+CLOSE_SECONDS: Final = 1.0
+
+
+class ProgressWriter:
+    """The progress of one worker's steps."""
+
+    __slots__ = ("_encryption", "_loop", "_pool", "_reports", "_statements", "_task", "_thread")
+
+    def __init__(self, pool: Pool, statements: JournalCalls, encryption: PayloadEncryption | None) -> None:
+        self._pool = pool
+        self._statements = statements
+        self._encryption = encryption
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._reports: dict[tuple[int, int, str, str], Report] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def report(
+        self,
+        instance: int,
+        epoch: int,
+        step: str,
+        *,
+        branch: str,
+        fraction: float | None,
+        message: str | None,
+        detail: object,
+    ) -> None:
+        """Queue a report, from any thread. An invalid report is logged and dropped; the step continues."""
+        try:
+            raw = None if detail is None else encode(detail, "the detail of a progress").decode()
+            share = None if fraction is None else float(fraction)
+            text = None if message is None else clean_error(str(message))
+            if self._encryption is not None:
+                raw = None if raw is None else self._encryption.close(raw, instance, "progress/detail")
+                text = None if text is None else self._encryption.close_text(text, instance, "progress/message")
+            self._reports[instance, epoch, step, str(branch)] = Report(
+                instance, epoch, step, clean_error(str(branch)), share, text, raw
+            )
+            if threading.get_ident() == self._thread:
+                self._start()
+            else:
+                self._loop.call_soon_threadsafe(self._start)
+        except Exception as error:
+            log.warning("instance %d: a report of progress was dropped (%s)", instance, type(error).__name__)
+
+    async def close(self) -> None:
+        """Write the last reports if that takes at most `CLOSE_SECONDS`."""
+        task = self._task
+        if task is not None:
+            await asyncio.wait([task], timeout=CLOSE_SECONDS)
+            task.cancel()
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = self._loop.create_task(self._write_all(), name="gen_durable progress")
+
+    async def _write_all(self) -> None:
+        try:
+            while self._reports:
+                keys = sorted(self._reports.copy())[:BATCH]
+                batch = [self._reports.pop(key) for key in keys]
+                try:
+                    locked = await self._pool.run(self._statements.report(batch))
+                    for key, report in zip(keys, batch, strict=True):
+                        if report.id in locked:
+                            self._reports.setdefault(key, report)  # again, unless a newer report has arrived
+                except Exception as error:  # of any kind: progress must not disturb a step
+                    log.debug("%d reports of progress were dropped (%s)", len(batch), type(error).__name__)
+                await asyncio.sleep(BATCH_PAUSE)
+        finally:
+            self._task = None

@@ -1,0 +1,256 @@
+"""Builds the parts of one worker, and starts and stops them in order.
+
+    picker -> claims -> slots -> claim runner -> executor -> committer -> notifier
+                 ^ heartbeat, in a thread          reaper, gc: on every worker
+
+`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `check_cancels`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from gen_durable.config import WorkerOptions
+from gen_durable.core.background import BackgroundTask
+from gen_durable.core.payloads import ClaimEncryption
+from gen_durable.core.services import Services
+from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.claim_runner import ClaimRunner
+from gen_durable.engine.claims import ClaimTable
+from gen_durable.engine.committer import Committer
+from gen_durable.engine.dead_letters import DeadLetters
+from gen_durable.engine.executor import Executor
+from gen_durable.engine.fanout import children_reader
+from gen_durable.engine.gc import Gc
+from gen_durable.engine.heartbeat import Heartbeat
+from gen_durable.engine.journal import JournalWriter
+from gen_durable.engine.picker import Picker
+from gen_durable.engine.reaper import Reaper
+from gen_durable.engine.slots import Slots
+from gen_durable.engine.step_limits import StepLimits
+from gen_durable.engine.tasks import TaskSet
+from gen_durable.engine.thread_pool import ThreadPool
+from gen_durable.engine.transactional import TransactionalExecutor
+from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.registry import Registry
+from gen_durable.telemetry import QueueDrained
+
+log = logging.getLogger("gen_durable.worker")
+CANCEL_GRACE_SECONDS: Final = 1.0
+TRANSACTION_CONNECTIONS: Final = 10  # each is connected when a step first needs it
+
+
+class Runtime:
+    """The parts of one worker. Create it on the event loop that runs the worker."""
+
+    def __init__(
+        self, services: Services, target: Target, options: WorkerOptions, registry: Registry, name: str
+    ) -> None:
+        self.name = name
+        self._options = options
+        self._registry = registry
+        self._events = services.events
+        self._notifier = services.notifier
+        self._drain_seconds = options.drain_timeout.total_seconds()
+        self._pick_connection = PersistentConnection(target)
+        self._flush_connection = PersistentConnection(target)
+        self._aside_connection = PersistentConnection(target)
+        self._upkeep_connection = PersistentConnection(target)
+        self.tasks = TaskSet()
+        self._threads = ThreadPool(options.threads or max(sum(options.slots.values()), 1))
+        self.committer = Committer(
+            self._flush_connection,
+            self._aside_connection,
+            services.statements,
+            options.flush_batch,
+            notifier=services.notifier,
+            worker=name,
+        )
+        self.slots = Slots(options.slots, options.prefetch, tasks=self.tasks, notifier=services.notifier)
+        self.claims = ClaimTable(
+            services.pool,
+            services.statements,
+            slots=self.slots,
+            tasks=self.tasks,
+            registry=registry,
+            notifier=services.notifier,
+            events=services.events,
+        )
+        self._build_runner(services, target)
+        self._build_background(services, target)
+
+    def _build_runner(self, services: Services, target: Target) -> None:
+        """The parts that run a claim, innermost first."""
+        self._journal = JournalWriter(
+            services.pool,
+            services.schema.name,
+            services.journal_statements,
+            self._threads,
+            services.installation,
+            encryption=services.encryption,
+        )
+        executor = Executor(
+            self.name,
+            self._threads,
+            children_reader(services.pool, services.statements, services.encryption),
+            StepLimits(services.engine_requests, services.statements, services.notifier),
+            self._journal,
+            encryption=None
+            if services.encryption is None
+            else ClaimEncryption(services.encryption, services.pool, services.statements),
+        )
+        self._transactional = TransactionalExecutor(
+            executor, target, services.statements, TRANSACTION_CONNECTIONS, notifier=services.notifier, worker=self.name
+        )
+        self.slots.runner = ClaimRunner(
+            executor,
+            self._transactional,
+            self.committer,
+            registry=self._registry,
+            claims=self.claims,
+            slots=self.slots,
+            tasks=self.tasks,
+            notifier=services.notifier,
+            completions=services.completions,
+            options=self._options,
+            events=services.events,
+        )
+
+    def _build_background(self, services: Services, target: Target) -> None:
+        """The parts that run on their own: picker, heartbeat, reaper, gc."""
+        options = self._options
+        self.picker = Picker(
+            self._pick_connection,
+            services.statements,
+            options,
+            worker=self.name,
+            known_steps=self._registry.known,
+            slots=self.slots,
+            claims=self.claims,
+            committer=self.committer,
+            notifier=services.notifier,
+            events=services.events,
+        )
+        self._heartbeat = Heartbeat(
+            target,
+            services.statements,
+            self.claims,
+            lease_seconds=options.lease_ttl.total_seconds(),
+            interval_seconds=options.heartbeat_interval.total_seconds(),
+            events=services.events,
+        )
+        hook = options.on_dead_letter
+        self._dead_letters = (
+            None
+            if hook is None
+            else DeadLetters(hook, services.pool, services.statements, self._threads, services.encryption)
+        )
+        self._upkeep: list[BackgroundTask] = []
+        if options.reap_interval is not None:
+            self._upkeep.append(
+                Reaper(
+                    self._upkeep_connection,
+                    services.statements,
+                    options,
+                    registry=self._registry,
+                    notifier=services.notifier,
+                    events=services.events,
+                    dead_letters=self._dead_letters,
+                )
+            )
+        if options.gc_interval is not None:
+            self._upkeep.append(Gc(self._upkeep_connection, services.statements, options, events=services.events))
+
+    def wake(self, queue: str) -> int:
+        """Pick from a queue. Returns how many more rows this worker could take."""
+        return self.picker.wake(queue)
+
+    def wake_all(self) -> None:
+        """Pick from every queue."""
+        self.picker.wake_all()
+
+    def check_cancels(self) -> None:
+        """Read the cancel requests of this worker's claims, and act on them."""
+        self.claims.check_cancels()
+
+    async def start(self) -> None:
+        """Start the background parts. A worker without queues only maintains the database."""
+        if self._options.queues:
+            # Connected now, so that the first row does not wait for it. If it fails, the next statement tries again.
+            await asyncio.gather(
+                self._pick_connection.connect(), self._flush_connection.connect(), return_exceptions=True
+            )
+            self._notifier.add_worker(self)
+            self._heartbeat.start()
+            self.picker.start()
+        for part in self._upkeep:
+            part.start()
+
+    def begin_stop(self) -> None:
+        """Start no further claim, and let no claim run ahead."""
+        self.slots.stopping = True
+
+    async def stop(self) -> None:
+        """Stop picking, drain, and close every part; also if the drain is interrupted."""
+        try:
+            if self._options.queues:
+                await self.picker.stop()
+                await self._drain()
+                await self._heartbeat.stop()
+            for part in self._upkeep:
+                await part.stop()
+            if self._dead_letters is not None:
+                await self._dead_letters.close(self._drain_seconds)
+            if not self.claims.all():
+                await asyncio.gather(*(c.close() for c in self._connections), return_exceptions=True)
+                await self._transactional.close()
+        finally:
+            # The heartbeat must not extend leases of rows that no task runs.
+            self._heartbeat.stop_soon()
+            if self._dead_letters is not None:
+                self._dead_letters.cancel()
+            self._notifier.remove_worker(self)
+            for active in self.claims.all():
+                self.claims.abandon(active)
+            self.tasks.cancel_all()
+            for connection in self._connections:
+                connection.close_soon()
+            self._transactional.close_soon()
+            await self.committer.close()
+            await self._journal.close()
+            self._threads.close()
+
+    @property
+    def _connections(self) -> tuple[PersistentConnection, ...]:
+        return self._pick_connection, self._flush_connection, self._aside_connection, self._upkeep_connection
+
+    async def _drain(self) -> None:
+        """Release claims that have not started, wait for steps under way, and for their commits."""
+        unstarted = [active for active in self.claims.all() if active.task is None]
+        await self.claims.release(unstarted)
+        await self.tasks.wait(self._drain_seconds)
+        overdue = [active for active in self.claims.all() if active.task is not None and not active.task.done()]
+        if self._events.active:
+            for queue in self.slots.queues:
+                released = sum(active.claim.queue == queue for active in unstarted)
+                still_running = sum(active.claim.queue == queue for active in overdue)
+                self._events.emit(QueueDrained(queue, released, still_running))
+        if overdue:
+            log.warning("worker %s: %d steps did not end within drain_timeout", self.name, len(overdue))
+            await self._interrupt(overdue)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_seconds + CANCEL_GRACE_SECONDS):
+                await self.committer.idle()
+
+    async def _interrupt(self, overdue: list[ActiveClaim]) -> None:
+        """Interrupt steps and release their rows. A step in a thread cannot be stopped: its row waits for its lease."""
+        stoppable = [active for active in overdue if not active.in_thread]
+        for active in stoppable:
+            self.claims.abandon(active)
+        tasks = [active.task for active in stoppable if active.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS)
+        await self.claims.release([active for active in stoppable if active.task is None or active.task.done()])
