@@ -75,10 +75,10 @@ class TransactionCalls:
     def _insert(self, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> Steps[list[int | None]]:
         if not starts:
             return []
-        statement = self._statements.calls.insert(starts, on_conflict)
+        statement = self._statements.statements.insert(starts, on_conflict)
         if self._encryption is not None:
             ids = yield self._statements.allocate_ids(len(starts))
-            statement = encrypted_insert(self._statements.calls, statement, ids, self._encryption)
+            statement = encrypted_insert(self._statements.statements, statement, ids, self._encryption)
         rows: list[Inserted] = yield self._statements.insert(statement)
         return [row.id for row in rows]
 

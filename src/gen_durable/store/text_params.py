@@ -1,9 +1,8 @@
-"""The calls that may run on a caller's own connection, whatever its driver.
+"""Statements that run on a caller's own connection, whatever its driver.
 
-In: the calls of `Statements`. Out: the same with parameters that are texts, each cast where it stands: every driver
-binds a
-text alike, and no codec or adapter that the caller has set up for arrays, JSON or times can touch it. They also notify
-inside the caller's transaction, so that workers hear of the work with its commit and not before.
+Every parameter is a text with a cast: all drivers bind texts alike, and no codec or adapter that the caller has set up
+for arrays, JSON or times applies. The statements also notify, inside the caller's transaction, so that its commit wakes
+the workers; `encode_message.sql` encodes the payloads.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ _PARAMETER: Final = re.compile(r"\$(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class TextStatements:
-    """The calls of `insert`, `signal` and `cancel` for a caller's connection."""
+    """`insert`, `signal` and `cancel`, for a caller's connection."""
 
-    calls: Statements
+    statements: Statements
 
     @property
     def _schema(self) -> str:
-        return f'"{self.calls.schema.name}"'
+        return f'"{self.statements.schema.name}"'
 
-    def insert(self, call: Statement[list[Inserted]]) -> Statement[list[Inserted]]:
-        """`call` is an `insert` or an `insert_as`."""
-        types = (*INSERT, IDS)[: len(call.args)]
+    def insert(self, statement: Statement[list[Inserted]]) -> Statement[list[Inserted]]:
+        """`statement` is an `insert` or an `insert_as`."""
+        types = (*INSERT, IDS)[: len(statement.args)]
         columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
         schema = self._schema
         # One notification per queue: listeners look at the queue, not at the row.
@@ -52,33 +51,35 @@ class TextStatements:
             f"from {schema}.insert({columns}) as i, "
             "lateral (select ($5)[i.ord] as queue) as q) as m order by m.ord"
         )
-        return _with_texts(Statement(text, (*call.args, self.calls.schema.channel), call.read), (*types, "text"))
+        return _with_texts(
+            Statement(text, (*statement.args, self.statements.schema.channel), statement.read), (*types, "text")
+        )
 
     def allocate_ids(self, count: int) -> Statement[list[int]]:
-        """Arrays come back as text: each driver has its own idea of them."""
-        call = self.calls.allocate_ids(count)
-        text = call.text.replace("allocate_ids($1)", "allocate_ids($1)::pg_catalog.text")
+        """The array comes back as a text: drivers read arrays differently."""
+        statement = self.statements.allocate_ids(count)
+        text = statement.text.replace("allocate_ids($1)", "allocate_ids($1)::pg_catalog.text")
         return _with_texts(
-            Statement(text, call.args, lambda rows: [int(n) for n in rows[0][0][1:-1].split(",")]), ("int4",)
+            Statement(text, statement.args, lambda rows: [int(n) for n in rows[0][0][1:-1].split(",")]), ("int4",)
         )
 
     def id_of_key(self, key: bytes) -> Statement[int | None]:
-        return _with_texts(self.calls.id_of_key(key), ("bytea",))
+        return _with_texts(self.statements.id_of_key(key), ("bytea",))
 
-    def signal(self, delivery: OutgoingSignal) -> Statement[list[tuple[int | None, str, str | None]]]:
-        call = self.calls.signal([delivery])
+    def signal(self, outgoing: OutgoingSignal) -> Statement[list[tuple[int | None, str, str | None]]]:
+        statement = self.statements.signal([outgoing])
         text = (
             "select s.ord, s.target, s.verdict, s.woken, "  # noqa: S608
             "case when s.woken is not null then pg_catalog.pg_notify($6, "
             f"{self._schema}.encode_message('queue', s.woken)) end from {self._schema}.signal($1,$2,$3,$4,$5) as s"
         )
-        return _with_texts(Statement(text, (*call.args, self.calls.schema.channel), call.read), SIGNAL)
+        return _with_texts(Statement(text, (*statement.args, self.statements.schema.channel), statement.read), SIGNAL)
 
     def cancel(
         self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
     ) -> Statement[tuple[list[CancelTarget], Wakeups]]:
         """The caller's commit sends the messages, so the answer holds no wake-ups."""
-        call = self.calls.cancel([(instance, key)], reason, cascade=cascade)
+        statement = self.statements.cancel([(instance, key)], reason, cascade=cascade)
         text = (
             "select c.ord, c.target, c.was, c.verdict, null, null, null, (select pg_catalog.count(*) from ("  # noqa: S608
             f"select pg_catalog.pg_notify($5, {self._schema}.encode_message(message.kind, message.argument)) from ("
@@ -89,19 +90,21 @@ class TextStatements:
             ") as message) as sent) "
             f"from {self._schema}.cancel($1,$2,$3,$4,true) as c"
         )
-        return _with_texts(Statement(text, (*call.args, self.calls.schema.channel), call.read), CANCEL)
+        return _with_texts(Statement(text, (*statement.args, self.statements.schema.channel), statement.read), CANCEL)
 
 
-def _with_texts(call: Statement[Any], types: Sequence[str]) -> Statement[Any]:
+def _with_texts(statement: Statement[Any], types: Sequence[str]) -> Statement[Any]:
     def typed(parameter: re.Match[str]) -> str:
-        # By their full names: the caller's search_path may lead anywhere.
+        # Full names: the caller's search_path may lead anywhere.
         return f"cast({parameter[0]} as pg_catalog.text)::pg_catalog.{types[int(parameter[1]) - 1]}"
 
-    return Statement(_PARAMETER.sub(typed, call.text), tuple(_text(value) for value in call.args), call.read)
+    return Statement(
+        _PARAMETER.sub(typed, statement.text), tuple(_text(value) for value in statement.args), statement.read
+    )
 
 
 def named(text: str, before: str, after: str = "") -> str:
-    """A statement with `$1` written as another driver wants it: `%(p1)s`, or `:p1`."""
+    """A statement with each `$1` in the style of another driver: `%(p1)s`, or `:p1`."""
     return _PARAMETER.sub(lambda parameter: f"{before}p{parameter[1]}{after}", text)
 
 
