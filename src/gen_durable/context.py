@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast, overload
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
@@ -28,7 +28,7 @@ P = TypeVar("P")
 S = TypeVar("S")
 R = TypeVar("R")
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
+Args = ParamSpec("Args")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,22 +228,22 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     @property
     def idempotency_key(self) -> str:
         """The same for every execution of this visit of the step, also after a crash or a `Retry`; no other has it."""
-        return f"{self._scribe.installation}-{self.id}-{self.visit}"
+        return f"{self._writer.installation}-{self.id}-{self.visit}"
 
     @property
     def has_checkpoint(self) -> bool:
         """Whether a checkpoint was written in this visit of the step: None is a value like others."""
-        return self._notes.checkpoint is not None
+        return self._step_journal.checkpoint is not None
 
     @property
     def last_checkpoint(self) -> Any:
         """The newest checkpoint of this visit as plain JSON values; None when there is none."""
-        raw = self._notes.checkpoint
+        raw = self._step_journal.checkpoint
         return None if raw is None else decode_payload(raw)
 
     def checkpoint_as(self, type_: type[T]) -> T | None:
         """The newest checkpoint of this visit, typed; None when there is none."""
-        raw = self._notes.checkpoint
+        raw = self._step_journal.checkpoint
         return None if raw is None else cast(T, codec_for(type_, "a checkpoint").decode(raw))
 
     async def checkpoint(self, value: object) -> None:
@@ -252,49 +252,49 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         It is forgotten when the step is left. Raises `LeaseLost` when another worker has the claim: let it pass. In
         a transactional step it comes before the first use of `ctx.connection`, whose writes it would outlive.
         """
-        await self._note("ctx.checkpoint", self._notes.save(value))
+        await self._write("ctx.checkpoint", self._step_journal.save(value))
 
     async def clear_checkpoint(self) -> None:
         """Forget the checkpoint."""
-        await self._note("ctx.clear_checkpoint", self._notes.clear())
+        await self._write("ctx.clear_checkpoint", self._step_journal.clear())
 
     @overload
     async def run(
-        self,
-        name: str,
-        fn: Callable[[*Ts], Coroutine[Any, Any, R]],
-        /,
-        *args: *Ts,
-        retries: int = 0,
-        backoff: Callable[[int], Duration] | None = None,
+        self, name: str, fn: Callable[Args, Coroutine[Any, Any, R]], /, *args: Args.args, **kwargs: Args.kwargs
     ) -> R: ...
     @overload
-    async def run(
-        self,
-        name: str,
-        fn: Callable[[*Ts], R],
-        /,
-        *args: *Ts,
-        retries: int = 0,
-        backoff: Callable[[int], Duration] | None = None,
-    ) -> R: ...
-    async def run(
-        self,
-        name: str,
-        fn: Callable[[*Ts], Any],
-        /,
-        *args: *Ts,
-        retries: int = 0,
-        backoff: Callable[[int], Duration] | None = None,
-    ) -> Any:
-        """Run an activity: call `fn` and write down what came of it; if that was done in this visit, answer from there.
+    async def run(self, name: str, fn: Callable[Args, R], /, *args: Args.args, **kwargs: Args.kwargs) -> R: ...
+    async def run(self, name: str, fn: Callable[Args, Any], /, *args: Args.args, **kwargs: Args.kwargs) -> Any:
+        """Run an activity: call `fn` and store its result; a later execution of this visit returns the stored result.
 
-        A `def` function runs in a thread. The answer is what was stored, read by the function's return annotation. A
-        name stands for one call: in a loop write `f"charge:{n}"`. After an error `fn` is called again up to `retries`
-        times, after `backoff(n)`; then the error is raised. Every call is in `app.activities(id)`. In a
-        transactional step it comes before the first use of `ctx.connection`, whose writes it would outlive.
+        A `def` function runs in a thread. The result is read back by the function's return annotation. A name stands
+        for one call: in a loop write `f"charge:{n}"`. An error is logged and raised; see `with_retries`. Every call is
+        in `app.activities(id)`, with its parameters by name. In a transactional step, run activities before the first
+        use of `ctx.connection`: they are not undone by a rollback.
         """
-        return await self._note("ctx.run", self._notes.run(name, fn, args, retries, backoff))
+        return await self._run_activity(name, fn, args, kwargs, retries=0, backoff=None)
+
+    async def _run_activity(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        retries: int,
+        backoff: Callable[[int], Duration] | None,
+    ) -> Any:
+        return await self._write(
+            "ctx.run", self._step_journal.run(name, fn, args, kwargs, retries=retries, backoff=backoff)
+        )
+
+    def with_retries(self, retries: int, backoff: Callable[[int], Duration] | None = None) -> RetryingActivities:
+        """Run an activity with retries: `await ctx.with_retries(3).run("charge", charge, order)`.
+
+        After an error `fn` is called again up to `retries` times, after `backoff(n)`, n counted from 0 (default: 0.1 s,
+        doubling up to 30 s).
+        """
+        return RetryingActivities(self, retries, backoff)
 
     def progress(
         self, fraction: float | None = None, message: str | None = None, *, detail: object = None, branch: str = ""
@@ -314,22 +314,22 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         """Checkpoints and activities for `def` steps, which do not await."""
         if self._lent is not None:
             raise InputError("ctx.sync is for `def` steps: a transactional one awaits ctx.run and ctx.checkpoint")
-        return SyncContext(self._scribe, self._notes)
+        return SyncContext(self._writer, self._step_journal)
 
     @property
-    def _scribe(self) -> JournalService:
+    def _writer(self) -> JournalService:
         if self._journal is None:
             raise InputError("the journal needs a worker: this context was made by hand")
         return self._journal
 
     @property
-    def _notes(self) -> StepJournalService:
-        return self._scribe.notes(self._claim, self.seq)
+    def _step_journal(self) -> StepJournalService:
+        return self._writer.notes(self._claim, self.seq)
 
-    async def _note(self, what: str, moves: Generator[Any, Any, Any]) -> Any:
+    async def _write(self, what: str, moves: Generator[Any, Any, Any]) -> Any:
         """Write in the notes: outside of any transaction."""
         with nullcontext() if self._lent is None else self._lent.not_yet(what):
-            return await self._scribe.make(moves)
+            return await self._writer.make(moves)
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"
@@ -340,47 +340,51 @@ class SyncContext:
     """`ctx.sync`: the same as in `Context`, in the thread of a `def` step."""
 
     _journal: JournalService
-    _notes: StepJournalService
+    _step_journal: StepJournalService
+    _retries: int = 0
+    _backoff: Callable[[int], Duration] | None = None
 
     def checkpoint(self, value: object) -> None:
         """See `Context.checkpoint`."""
-        self._journal.make_in_thread(self._notes.save(value))
+        self._journal.make_in_thread(self._step_journal.save(value))
 
     def clear_checkpoint(self) -> None:
         """See `Context.clear_checkpoint`."""
-        self._journal.make_in_thread(self._notes.clear())
+        self._journal.make_in_thread(self._step_journal.clear())
 
     @overload
     def run(
-        self,
-        name: str,
-        fn: Callable[[*Ts], Coroutine[Any, Any, R]],
-        /,
-        *args: *Ts,
-        retries: int = 0,
-        backoff: Callable[[int], Duration] | None = None,
+        self, name: str, fn: Callable[Args, Coroutine[Any, Any, R]], /, *args: Args.args, **kwargs: Args.kwargs
     ) -> R: ...
     @overload
-    def run(
-        self,
-        name: str,
-        fn: Callable[[*Ts], R],
-        /,
-        *args: *Ts,
-        retries: int = 0,
-        backoff: Callable[[int], Duration] | None = None,
+    def run(self, name: str, fn: Callable[Args, R], /, *args: Args.args, **kwargs: Args.kwargs) -> R: ...
+    def run(self, name: str, fn: Callable[Args, Any], /, *args: Args.args, **kwargs: Args.kwargs) -> Any:
+        """See `Context.run`. A `def` function is called in the thread of the step."""
+        moves = self._step_journal.run(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
+        return self._journal.make_in_thread(moves)
+
+    def with_retries(self, retries: int, backoff: Callable[[int], Duration] | None = None) -> SyncContext:
+        """See `Context.with_retries`."""
+        return replace(self, _retries=retries, _backoff=backoff)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryingActivities:
+    """`ctx.with_retries(...)`: `run` as in `Context`, with retries. Apart, so that options and arguments never mix."""
+
+    _ctx: Context
+    _retries: int
+    _backoff: Callable[[int], Duration] | None
+
+    @overload
+    async def run(
+        self, name: str, fn: Callable[Args, Coroutine[Any, Any, R]], /, *args: Args.args, **kwargs: Args.kwargs
     ) -> R: ...
-    def run(
-        self,
-        name: str,
-        fn: Callable[[*Ts], Any],
-        /,
-        *args: *Ts,
-        retries: int = 0,
-        backoff: Callable[[int], Duration] | None = None,
-    ) -> Any:
-        """See `Context.run`. A `def` function is called in this very thread."""
-        return self._journal.make_in_thread(self._notes.run(name, fn, args, retries, backoff))
+    @overload
+    async def run(self, name: str, fn: Callable[Args, R], /, *args: Args.args, **kwargs: Args.kwargs) -> R: ...
+    async def run(self, name: str, fn: Callable[Args, Any], /, *args: Args.args, **kwargs: Args.kwargs) -> Any:
+        """See `Context.run`."""
+        return await self._ctx._run_activity(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
 
 
 def _result(child: Child, spec: StepSpec) -> bytes | None:

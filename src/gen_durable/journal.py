@@ -75,9 +75,9 @@ class Activity:
         return self.error is None
 
     @property
-    def parameters(self) -> list[Any]:
-        """What it was called with, as plain JSON values."""
-        return list(decode_payload(self.raw_parameters))
+    def parameters(self) -> dict[str, Any]:
+        """The arguments of the call by parameter name, as plain JSON values."""
+        return dict(decode_payload(self.raw_parameters))
 
     @property
     def result(self) -> Any:

@@ -71,6 +71,8 @@ class StepJournalService(Protocol):
         name: str,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
         retries: int,
         backoff: Callable[[int], Duration] | None,
     ) -> Generator[Any, Any, Any]:

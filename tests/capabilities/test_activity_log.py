@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from tests.support.capabilities import Opening
 
 from gen_durable import Context, Done, Machine, Next, Outcome, step
@@ -28,7 +26,7 @@ class Shop(Machine):
 
     @step
     async def pay(self, amount: int, ctx: Context) -> Outcome[str]:
-        await ctx.run("charge", self.till.charge, amount, "EUR", retries=1, backoff=lambda _: timedelta(0))
+        await ctx.with_retries(1, lambda _: 0).run("charge", self.till.charge, amount, currency="EUR")
         return Next(self.thank, amount)
 
     @step
@@ -43,10 +41,12 @@ async def test_parameters_result_error_start_and_duration(engine: Opening) -> No
         assert (await e.end(handle, machines=[Shop()])).result == "thank you, Ada"
         log = await e.app.activities(handle)
         assert [(a.name, a.attempt, a.parameters, a.result, a.error) for a in log] == [
-            ("charge", 0, [5, "EUR"], None, "ConnectionError: no line"),
-            ("charge", 1, [5, "EUR"], {"receipt": 17}, None),
-            ("greet", 0, ["Ada"], "thank you, Ada", None),
+            ("charge", 0, {"amount": 5, "currency": "EUR"}, None, "ConnectionError: no line"),
+            ("charge", 1, {"amount": 5, "currency": "EUR"}, {"receipt": 17}, None),
+            ("greet", 0, {"name": "Ada"}, "thank you, Ada", None),
         ]
+        by_name = await e.sql("select parameters->>'currency' as currency from @schema.activities order by n limit 1")
+        assert [row["currency"] for row in by_name] == ["EUR"]
         row = await handle.get()
         assert [a.started_at for a in log] == sorted(a.started_at for a in log)
         assert all(a.duration >= 0 and row.inserted_at <= a.started_at <= row.updated_at for a in log)

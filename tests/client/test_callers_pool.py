@@ -70,7 +70,7 @@ async def test_every_call(private_dsn: str, dsn: str, schema: str) -> None:
             await second.retry()
             assert await second.wait(SOON) == Finished(second.id, {"a": 4})
         assert [t.outcome for t in await app.history(third)] == ["Done"]
-        assert [(a.parameters, a.result) for a in await app.activities(third)] == [([-3], 3)]
+        assert [(a.parameters, a.result) for a in await app.activities(third)] == [({"x": -3}, 3)]
         assert [p.detail for p in await app.progress(third)] == [{"of": -3}]
         await first.delete()
         assert await app.remove_limit("api")

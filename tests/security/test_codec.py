@@ -90,7 +90,7 @@ async def test_a_whole_life_leaves_no_payload_in_clear(engine: Opening) -> None:
         assert [t.error for t in history if t.error] == [f"ValueError: lost {CANARY}"]
         assert history[0].state == {"text": CANARY, "count": 1}
         charged, *declined = await e.app.activities(instance)
-        assert charged.parameters == [{"text": CANARY, "count": 1}]
+        assert list(charged.parameters.values()) == [{"text": CANARY, "count": 1}]
         assert charged.result == {"text": CANARY, "count": 1}
         assert {a.error for a in declined} == {f"PermissionError: {CANARY}"}
         (progress,) = await e.app.progress(instance)

@@ -16,7 +16,7 @@ from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
 
 FENCE = Fence(2, 1, 0)
-NOTED = Noted(1, "charge", "[7]", '"ok"', None, 0.5, 0.25, 0)
+NOTED = Noted(1, "charge", '{"amount": 7}', '"ok"', None, 0.5, 0.25, 0)
 REPORT = Report(2, 1, "s", "", 0.4, "so far", '{"n": 4}')
 TABLES = ("transitions", "checkpoints", "activities", "progress")
 WRITES: dict[str, Callable[[JournalCalls, Fence], Statement[Any]]] = {
@@ -193,7 +193,7 @@ def test_the_same_activity_sent_twice_is_written_once(store: Store, journal: Jou
     assert [store.run(journal.activity(FENCE, NOTED)) for _ in range(2)] == [True, True]
     (row,) = store.run(journal.activities(2, None))
     assert (row.visit, row.name, row.attempt, row.duration, row.error) == (0, "charge", 0, 0.25, None)
-    assert (row.parameters, row.result, row.ok) == ([7], "ok", True)
+    assert (row.parameters, row.result, row.ok) == ({"amount": 7}, "ok", True)
 
 
 def test_a_cleared_checkpoint_is_gone(store: Store, journal: JournalCalls) -> None:

@@ -122,7 +122,7 @@ class Journalled(Machine):
         done = ctx.last_checkpoint or 0
         await ctx.checkpoint(done + 1)
         ctx.progress(0.5, "half")
-        return Done([await ctx.run("double", double, n, retries=2), ctx.last_checkpoint])
+        return Done([await ctx.with_retries(2).run("double", double, n), ctx.last_checkpoint])
 
     @step
     def in_thread(self, n: int, ctx: Context) -> Outcome[int]:

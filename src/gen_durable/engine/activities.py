@@ -130,6 +130,8 @@ class StepJournal:
         name: str,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
         retries: int,
         backoff: Callable[[int], Duration] | None,
     ) -> Moves:
@@ -145,16 +147,15 @@ class StepJournal:
                 f"give each call a name of its own, as {name + ':1'!r}"
             )
         codec = _codec(fn, name)
-        parameters = encode(args, f"what activity {name!r} is called with").decode()
+        parameters = encode(_by_name(fn, args, kwargs, name), f"the arguments of activity {name!r}").decode()
+        invoke = Invoke(functools.partial(fn, **kwargs) if kwargs else fn, args)
         self._used.add(name)
         finished = self._finished.get(name)
         if finished is not None:
             return codec.decode(finished)
         try:
             return (
-                yield from self._tries(
-                    name, Invoke(fn, args), parameters, codec, retries=retries, backoff=backoff or _backoff
-                )
+                yield from self._tries(name, invoke, parameters, codec, retries=retries, backoff=backoff or _backoff)
             )
         except BaseException:
             self._used.discard(name)
@@ -208,6 +209,32 @@ class StepJournal:
             result=None if result is None else seal.close(result, instance, field("result")),
             error=None if error is None else seal.close_text(error, instance, field("error")),
         )
+
+
+def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+    """The arguments of a call by the names of the function's parameters; `*args` as a list, `**kwargs` by their names.
+
+    A function without a signature, as some builtins are, has its positional arguments under "args".
+    """
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return {"args": list(args), **kwargs} if args else dict(kwargs)
+    try:
+        bound = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise InputError(f"activity {name!r} cannot be called like this: {error}") from None
+    named: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for key, value in bound.items():
+        match signature.parameters[key].kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                named[key] = list(value)
+            case inspect.Parameter.VAR_KEYWORD:
+                extra = {key: value} if value.keys() & bound.keys() else value
+            case _:
+                named[key] = value
+    return named | extra
 
 
 def _backoff(attempt: int) -> timedelta:

@@ -39,7 +39,12 @@ class Pay(Machine):
 
     @step
     async def retries_as_text(self, order: int, ctx: Context) -> Outcome[str]:
-        await ctx.run("charge", charge, order, 5, retries="3")  # E
+        await ctx.with_retries("3").run("charge", charge, order, 5)  # E
+        await ctx.run("charge", charge, order, amount="5")  # E
+        await ctx.run("charge", charge, order, amunt=5)  # E
+        await ctx.run("charge", charge, order, 5, retries=3)  # E
+        text: str = await ctx.with_retries(3).run("charge", charge, order, 5)  # E
+        print(text)
         return Done("")
 
     @step

@@ -29,9 +29,10 @@ async def ping() -> None: ...
 class Pay(Machine, history="states"):
     @step
     async def pay(self, order: int, ctx: Context) -> Outcome[str]:
-        receipt = await ctx.run("charge", charge, order, 5, retries=3)
+        receipt = await ctx.with_retries(3).run("charge", charge, order, amount=5)
         amount: int = receipt.amount
-        text: str = await ctx.run("refund", refund, receipt, backoff=lambda n: timedelta(seconds=n))
+        text: str = await ctx.with_retries(2, lambda n: timedelta(seconds=n)).run("refund", refund, receipt)
+        text += await ctx.with_retries(2, backoff=lambda n: 0.5 * n).run("again", refund, receipt=receipt)
         await ctx.run("ping", ping)
         later: Receipt = await ctx.run("later", partial(charge, amount=7), order)
         last = ctx.checkpoint_as(Receipt)
@@ -47,7 +48,8 @@ class Pay(Machine, history="states"):
 def thread(order: int, ctx: Context) -> int:
     receipt = ctx.sync.run("charge", charge, order, 5)
     ctx.sync.checkpoint(receipt)
-    return len(ctx.sync.run("refund", refund, receipt))
+    again: str = ctx.sync.with_retries(1).run("again", refund, receipt=receipt)
+    return len(ctx.sync.run("refund", refund, receipt) + again)
 
 
 async def read(app: Durable) -> tuple[list[Transition], list[Activity], list[Progress]]:

@@ -12,7 +12,7 @@ set enable_seqscan = off
 as $$
   select l.visit, l.name, l.attempt, l.started_at, l.duration,
     case when s.sees then l.error when l.error is not null then '(not shown)' end,
-    case when s.sees then l.parameters else '[]' end, case when s.sees then l.result end
+    case when s.sees then l.parameters else '{}' end, case when s.sees then l.result end
   from (select @schema.may_read('state') offset 0) as s (sees)
   cross join (
     select a.* from @schema.activities a
