@@ -169,7 +169,7 @@ async def test_one_bad_child_is_the_steps_error(dsn: str, schema: str, entry: An
         assert await count_of(dsn, schema) == 0
 
 
-async def test_a_brood_is_bounded(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fan_out_is_bounded(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By number, told when the generator gets there, and by size."""
     async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Tree()], jobs=[leaf], queues=QUEUES):
         ending = await ended(await app.insert(Tree.spread, 200_000))
@@ -235,7 +235,7 @@ def many(claim: Claim, keys: list[int]) -> Commit:
             f'"unique_key":"{key}","unique_scope":"{{runnable}}"}}'
         )
         of.add(child.encode(), key.encode())
-    return Commit(claim.id, claim.epoch, claim.seq, "children", step="run", value="1", brood=of)
+    return Commit(claim.id, claim.epoch, claim.seq, "children", step="run", value="1", many_children=of)
 
 
 async def written(link: PersistentConnection, app: Durable, commit: Commit) -> Flushed:
@@ -247,7 +247,7 @@ async def written(link: PersistentConnection, app: Durable, commit: Commit) -> F
             )
 
 
-async def test_two_broods_with_the_same_keys_do_not_deadlock(
+async def test_two_fan_outs_with_the_same_keys_do_not_deadlock(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take their keys in one order, across all parts: one waits for the other."""
@@ -269,7 +269,7 @@ async def test_two_broods_with_the_same_keys_do_not_deadlock(
             assert await count_of(dsn, schema) % 200 == 0
 
 
-async def test_a_stale_brood_makes_no_children(dsn: str, schema: str) -> None:
+async def test_a_stale_fan_out_makes_no_children(dsn: str, schema: str) -> None:
     """The claim was taken over: the fence is asked before the first child."""
     async with Durable(dsn, schema=schema) as app:
         claim = await claimed(app)
@@ -285,7 +285,7 @@ async def test_a_stale_brood_makes_no_children(dsn: str, schema: str) -> None:
         assert await count_of(dsn, schema) == 0
 
 
-async def test_others_commit_while_a_brood_is_started(dsn: str, schema: str) -> None:
+async def test_others_commit_while_a_fan_out_is_committed(dsn: str, schema: str) -> None:
     """A large fan-out is not in the way of the outcomes beside it."""
     queues = {"default": 5, "beside": 5}
     async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Tree()], jobs=[leaf], queues=queues):

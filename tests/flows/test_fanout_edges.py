@@ -51,8 +51,8 @@ async def test_a_fan_out_over_one_key_starts_at_once(dsn: str, schema: str) -> N
         assert worst < 1.5
 
 
-async def test_broods_do_not_pile_up(dsn: str, schema: str) -> None:
-    """200 parents of 1,100 children with a concurrency of 2: how many broods are in memory at once."""
+async def test_fan_outs_do_not_pile_up(dsn: str, schema: str) -> None:
+    """200 parents of 1,100 children with a concurrency of 2: how many fan-outs are in memory at once."""
     async with Durable(dsn, schema=schema) as app:
         await app.insert_many([Start(Tree.spread, 1100, queue="parents") for _ in range(60)])
         worker = Worker(app, machines=[Tree()], jobs=[leaf], queues={"parents": 2})
@@ -143,7 +143,7 @@ async def test_a_generator_that_cancels_its_task(dsn: str, schema: str) -> None:
 
 
 async def test_stop_in_the_middle(dsn: str, schema: str) -> None:
-    """Stopped at several moments of a brood: all or none, and the next worker goes on."""
+    """Stopped at several moments of a fan-out: all or none, and the next worker goes on."""
     for rest in (0.05, 0.3, 0.6, 1.0):
         async with Durable(dsn, schema=schema) as app:
             before = await count_of(dsn, schema)

@@ -105,7 +105,7 @@ async def test_a_whole_life_leaves_no_payload_in_clear(engine: Opening) -> None:
 
 
 @pytest.mark.parametrize("count", [1500, 10_050])
-async def test_broods_are_sealed(engine: Opening, count: int) -> None:
+async def test_fan_outs_are_encrypted(engine: Opening, count: int) -> None:
     """Children that go in part by part, and that are read page by page."""
     async with engine(codec=aes()) as e, e.worker(Crowd(), leaf, queues={"default": 200}):
         handle = await e.app.insert(Crowd.spread, count)

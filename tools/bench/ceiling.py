@@ -107,8 +107,8 @@ async def fan(line: Line, app: Durable, *, children: int, batch: int = BATCH) ->
     spawned = encode_outcome(parent, step_of(Fan.spread, "fan"), shown, outcome, may_continue=False)
     while spawned.encode_more():
         pass
-    brood = spawned.commit.brood
-    if brood is None:
+    many_children = spawned.commit.many_children
+    if many_children is None:
         await ask(services_of(app).statements.flush([spawned.commit]))
     else:
         await PersistentConnection(services_of(app).target).run_in_transaction(

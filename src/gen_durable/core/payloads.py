@@ -60,9 +60,11 @@ class ClaimEncryption:
             value = self.encryption.close(value, commit.id, RESULT if commit.kind == "done" else STATE)
         if extra is not None:
             extra = await self._encrypt_starts(extra)
-        if commit.brood is not None:
-            commit.brood.ids = await self._allocate_ids(len(commit.brood.encoded))
-            commit.brood.encoded = await self._encrypt_many(commit.brood.ids, commit.brood.encoded)
+        if commit.many_children is not None:
+            commit.many_children.ids = await self._allocate_ids(len(commit.many_children.encoded))
+            commit.many_children.encoded = await self._encrypt_many(
+                commit.many_children.ids, commit.many_children.encoded
+            )
         commit.value, commit.extra = value, extra
         self.encrypt_error(commit)
 

@@ -1,4 +1,4 @@
-"""The rooms of the worker, one verb each: insert, pick, run, flush, wake; and keep, which holds on to what was picked.
+"""The parts of a worker; `runtime.py` builds them, README.md explains them.
 
-Rooms do not know each other: the worker is the corridor that joins them.
+Each part is one role. `import-linter` checks which part may import which (pyproject.toml).
 """

@@ -187,7 +187,7 @@ class ClaimRunner:
 
     async def _commit_last(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         """Hand an outcome that ends the claim to the committer."""
-        if encoded.commit.brood is None:
+        if encoded.commit.many_children is None:
             self._committer.commit(encoded.commit, FinalCommit(self, active, encoded, took))
             return
         # Many children are large: keep the slot until they are committed, so that no other step makes more.

@@ -117,7 +117,7 @@ class Committer:
 
     def commit(self, commit: Commit, receiver: CommitReceiver) -> None:
         """Commit an outcome with the next flush, and pass the answer to `receiver`."""
-        if commit.brood is not None:
+        if commit.many_children is not None:
             self._commit_aside((commit, receiver))  # a long transaction: keep it out of the batches
             return
         self._queued.append((commit, receiver))
@@ -192,7 +192,7 @@ class Committer:
             await asyncio.sleep(pauses.next())
 
     async def _send(self, commits: list[Commit], connection: PersistentConnection) -> Flushed:
-        if commits[0].brood is not None:
+        if commits[0].many_children is not None:
             work = functools.partial(
                 commit_in_transaction, statements=self._statements, commit=commits[0], worker=self._worker
             )

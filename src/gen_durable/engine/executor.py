@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from gen_durable.context import Context, Lent
 from gen_durable.core.payloads import ClaimEncryption
-from gen_durable.engine.fanout import ReadChildren
+from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.outcome_encoder import SAME_STATE, EncodedOutcome, encode_cancel, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
@@ -53,13 +53,13 @@ class Executor:
     With `may_continue`, a plain `Next` keeps its claim, so that the next step runs ahead in the same task.
     """
 
-    __slots__ = ("_encryption", "_journal", "_limits", "_read_children", "_threads", "_worker")
+    __slots__ = ("_children", "_encryption", "_journal", "_limits", "_threads", "_worker")
 
     def __init__(
         self,
         worker: str,
         threads: ThreadPool,
-        read_children: ReadChildren,
+        children: ChildrenReader,
         limits: LimitService,
         journal: JournalService,
         *,
@@ -67,7 +67,7 @@ class Executor:
     ) -> None:
         self._worker = worker
         self._threads = threads
-        self._read_children = read_children
+        self._children = children
         self._limits = limits
         self._journal = journal
         self._encryption = encryption
@@ -224,7 +224,7 @@ class Executor:
             claim.inbox,
             _awaited(claim) if claim.inbox else (),
             claim.children,
-            None if claim.children is not None else functools.partial(self._read_children, claim.id),
+            None if claim.children is not None else functools.partial(self._children.read, claim.id),
             self._limits,
             claim.limited,
             claim.visit,

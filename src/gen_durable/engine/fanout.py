@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gen_durable.context import Child
@@ -21,15 +20,12 @@ from gen_durable.store.types import Commit, Flushed
 INSERT_BATCH: Final = 1000
 PAGE: Final = 1000
 
-ReadChildren = Callable[[int, int], Awaitable[list[Child]]]
-"""Reads a page of children: the parent's id, and the child id after which the page begins."""
-
 
 async def commit_in_transaction(
     run: RunStatement, *, statements: Statements, commit: Commit, worker: str | None = None
 ) -> Flushed:
     """Flush one outcome inside a transaction, with its children if they are many."""
-    children = commit.brood
+    children = commit.many_children
     if children is None:
         return await run(statements.flush([commit], worker, time.perf_counter()))
     queues: set[str] = set()
@@ -43,11 +39,17 @@ async def commit_in_transaction(
     return dataclasses.replace(flushed, wakeups=wakeups)
 
 
-def children_reader(pool: Pool, statements: Statements, encryption: PayloadEncryption | None = None) -> ReadChildren:
-    """A reader for the children that are too many to come with their parent's claim."""
+class ChildrenReader:
+    """Reads the children that are too many to come with their parent's claim."""
 
-    async def read(parent: int, after: int) -> list[Child]:
-        children = await pool.run_safely(statements.children(parent, after, PAGE))
-        return children if encryption is None else list(encryption.children(children))
+    __slots__ = ("_encryption", "_pool", "_statements")
 
-    return read
+    def __init__(self, pool: Pool, statements: Statements, encryption: PayloadEncryption | None = None) -> None:
+        self._pool = pool
+        self._statements = statements
+        self._encryption = encryption
+
+    async def read(self, parent: int, after: int) -> list[Child]:
+        """The page of children whose ids follow `after`."""
+        children = await self._pool.run_safely(self._statements.children(parent, after, PAGE))
+        return children if self._encryption is None else list(self._encryption.children(children))

@@ -57,7 +57,7 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
 
     def encode_more(self) -> bool:
         """Encode the next chunk of children; returns whether there may be more."""
-        children, rest = self.commit.brood, self.rest
+        children, rest = self.commit.many_children, self.rest
         if children is None or rest is None:
             return False
         chunk = [_child(child) for child in islice(rest, CHUNK)]
@@ -251,8 +251,8 @@ def _children(
     if here and len(first) <= CHUNK:
         extra["children"] = first
         return None
-    commit.brood = ManyChildren.empty()
-    _add(commit.brood, first)
+    commit.many_children = ManyChildren.empty()
+    _add(commit.many_children, first)
     return rest
 
 

@@ -23,7 +23,7 @@ from gen_durable.engine.claims import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.dead_letters import DeadLetters
 from gen_durable.engine.executor import Executor
-from gen_durable.engine.fanout import children_reader
+from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.gc import Gc
 from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.journal import JournalWriter
@@ -95,7 +95,7 @@ class Runtime:
         executor = Executor(
             self.name,
             self._threads,
-            children_reader(services.pool, services.statements, services.encryption),
+            ChildrenReader(services.pool, services.statements, services.encryption),
             StepLimits(services.engine_requests, services.statements, services.notifier),
             self._journal,
             encryption=None

@@ -154,7 +154,7 @@ class Commit(msgspec.Struct, eq=False, gc=False):
     error: str | None = None
     parent: int | None = None
     extra: str | None = None
-    brood: ManyChildren | None = None
+    many_children: ManyChildren | None = None
     # For the history: the step that ran (None: nothing is kept), and when, by a clock that only tells durations.
     origin: str | None = None
     began: float = 0.0

@@ -1,10 +1,7 @@
-"""The harness: a worker that does nothing until the test says so, and a clock that the test moves.
+"""The harness: runs steps when the test asks for it, and moves time when the test asks for it.
 
-In: a `Durable` on a throw-away schema, and the machines and jobs under test. Out: steps run through the real SQL, one
-after the other, in an order that is the same every time; and claims about what became of the instances.
-
-This room owns the promise that it acts only on schemas made for tests (`throw_away_schema`): it runs everything it
-finds, and it moves time for all rows.
+Steps run through the real SQL and the engine's own code, one after the other, in the same order every time. The harness
+accepts only schemas made for tests (`throw_away_schema`), since it runs every row it finds and moves time for all rows.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ class Harness(Assertions):
     """`async with Harness(app, machines=[Checkout(stripe)]) as harness:`; `harness.app` inserts and signals."""
 
     def __init__(self, app: Durable, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
-        """Make a harness; it opens the `Durable` if that was not done yet, and closes what it opened."""
+        """Entering the harness opens the `Durable` unless it is open; leaving it closes what it opened."""
         super().__init__(app)
         self._registry = Registry(machines, jobs)
         self._stepper: Stepper | None = None
@@ -67,11 +64,11 @@ class Harness(Assertions):
         await self._close_app()
 
     async def drain(self, *, limit: int = DEFAULT_LIMIT) -> Tally:
-        """Run steps until none is due, those that become due meanwhile as well; returns what ran and what waits.
+        """Run steps until none is due, including steps that become due meanwhile. Returns what ran and what waits.
 
-        Queues take turns in the order of their names, and within a queue rows run by priority, due time and id. What is
-        due later, or waits for a signal, stays: see `advance` and `fire_timeouts`. Raises `Runaway` when `limit` steps
-        ran and there is more to run.
+        One row of each queue runs per round, in the order of the queues' names; within a queue rows run by priority,
+        due time and id. Rows that are due later or wait for a signal stay: see `advance` and `fire_timeouts`. Raises
+        `Runaway` if more than `limit` steps are due.
         """
         stepper = self._working
         if limit < 1:
@@ -79,7 +76,7 @@ class Harness(Assertions):
         ran: list[Execution] = []
         await stepper.reap()
         idle = 0
-        while idle < 2:  # a round without a claim may have let a row back that waited for its partition key
+        while idle < 2:  # a round without a claim may have unblocked a row that waited for its partition key
             idle += 1
             for queue in await stepper.due_queues():
                 claim = await stepper.claim(queue)
@@ -93,15 +90,15 @@ class Harness(Assertions):
         return await self._tally(ran)
 
     async def run_one(self, target: Target | None = None) -> Execution:
-        """Run one step and commit its outcome: that of this instance, or the one that a drain would run next.
+        """Run one step and commit its outcome: the step of `target`, or the one that a drain would run next.
 
-        Raises `AssertionError` when it cannot run now.
+        Raises `AssertionError` if it cannot run now.
         """
         __tracebackhide__ = True
         return await self._working.execute(await self._claim(target))
 
     async def try_one(self, *, crash: Literal["start", "end"] | None = None) -> Execution | None:
-        """Run the step that a drain would run next, or crash in it; None: no step can run now."""
+        """Run the step that a drain would run next, or crash in it. Returns None if no step can run now."""
         stepper = self._working
         claim = await self._next()
         if claim is None or crash is None:
@@ -109,11 +106,11 @@ class Harness(Assertions):
         return await stepper.abandon(claim, run=crash == "end")
 
     async def crash(self, target: Target | None = None, *, at: Literal["start", "end"] = "end") -> Execution:
-        """Be a worker that dies in a step: that of this instance, or the one that a drain would run next.
+        """Act like a worker that dies in a step: the step of `target`, or the one that a drain would run next.
 
-        At the "end": the step runs, with all its side effects, and its outcome is lost. At the "start": not even its
-        first line runs. Then the lease runs out and the claim is taken back: the next drain runs the step again, from
-        the same state, with `attempt` one higher.
+        At the "end", the step runs with all its side effects and its outcome is lost. At the "start", no line of it
+        runs. Then the lease ends and the reaper takes the claim back: the next drain runs the step again, from the same
+        state, with `attempt` one higher.
         """
         __tracebackhide__ = True
         if at not in ("start", "end"):
@@ -123,21 +120,21 @@ class Harness(Assertions):
     async def advance(self, by: Duration) -> None:
         """Let time pass: delays, retries, deadlines and leases come nearer. The next drain runs what is due then.
 
-        The database's clock is not touched. Every moment stored in the schema is moved back instead, for all instances;
+        The database's clock does not change. Every time stored in the schema is moved back instead, for all instances,
         so a `schedule_at` that is given afterwards is still measured by the real clock.
         """
         await self._working.shift(timedelta(seconds=check_delay(by, "advance")))
 
     async def begin_anew(self, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
-        """Forget every instance in the schema, and go on with these machines and jobs; the next id is 1 again."""
+        """Delete every instance in the schema, and continue with these machines and jobs; the next id is 1 again."""
         registry = Registry(machines, jobs)
         await self._working.begin_anew(registry)
         self._registry = registry
 
     async def fire_timeouts(self, target: Target | None = None) -> int:
-        """Let the deadlines of waiting instances, or of this one, be now; the next drain wakes them.
+        """Make the deadlines of waiting instances, or of `target`, due now; the next drain wakes them.
 
-        Returns how many have one. Raises `AssertionError` when the given instance has none.
+        Returns how many have a deadline. Raises `AssertionError` if `target` has none.
         """
         __tracebackhide__ = True
         _ = self._working
@@ -166,7 +163,7 @@ class Harness(Assertions):
             await self.app.close()
 
     async def _next(self) -> Claim | None:
-        """Claim what a drain would run next."""
+        """Claim the row that a drain would run next."""
         stepper = self._working
         await stepper.reap()
         for _ in range(2):  # as in drain
@@ -191,9 +188,9 @@ class Harness(Assertions):
         return claim
 
     def _hindrance(self, found: Snapshot) -> str:
-        """Why an instance that is due cannot be claimed; nothing for one that is not due, which says so itself."""
+        """Why an instance that is due cannot be claimed; empty for one that is not due, since its snapshot says so."""
         if found.due_in is None and found.status is Status.RUNNABLE:
-            return ", but another instance with its partition key goes first"  # it is blocked already
+            return ", but another instance with its partition key goes first"
         if found.due_in is None or found.due_in > timedelta(0):
             return ""
         if self._registry.find(found.machine, found.version, found.step) is None:
@@ -211,7 +208,7 @@ class Harness(Assertions):
         return Runaway(
             f"drain ran {tally.executed} steps and there is more to run: next is instance {claim.id} at "
             f"{claim.machine}.{claim.step}, attempt {claim.attempt}. A step that leads back to itself without a delay "
-            f"never ends; if so many are meant, pass a higher limit=.\n{tally}",
+            f"never ends; if this many are intended, pass a higher limit=.\n{tally}",
             tally,
         )
 

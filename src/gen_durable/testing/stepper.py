@@ -27,7 +27,7 @@ from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claims import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
-from gen_durable.engine.fanout import children_reader
+from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.journal import JournalWriter
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
@@ -99,7 +99,7 @@ class Stepper:
         self._executor = RecordingExecutor(
             WORKER,
             self._threads,
-            children_reader(services.pool, services.statements, services.encryption),
+            ChildrenReader(services.pool, services.statements, services.encryption),
             StepLimits(services.requests, services.statements, self._notifier),
             self._journal,
             encryption=None
