@@ -9,6 +9,8 @@ MINUTES ?= 10
 SEED   ?=
 FAULTS ?= all
 MODEL_EXAMPLES ?= 1000
+PARALLEL ?= -n 2 --dist worksteal
+FAST   := $(addprefix tests/,unit engine operations store spec client)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -40,7 +42,9 @@ help:
 	@echo 'gen_durable: a durable state-machine engine on Postgres.'
 	@echo
 	@echo '  make demo     see it work: starts an embedded Postgres and runs a machine in front of you'
-	@echo '  make test     run the tests on the embedded Postgres'
+	@echo '  make test     run all tests on the embedded Postgres (about 6 minutes on two cores)'
+	@echo '  make test-fast     the tests of single parts: no killed processes, no interleavings (about a minute)'
+	@echo '  make test-plans    the query plans, on a throw-away cluster of postgresql-15 (root installs it)'
 	@echo '  make limits-long   the tests of limits for minutes instead of seconds, held to the numbers that are promised'
 	@echo '  make model    random histories beside a model of the database (MODEL_EXAMPLES=2000)'
 	@echo '  make mutants  take out every guard of the SQL, one at a time: a test must fail for each (about 20 minutes)'
@@ -67,7 +71,7 @@ help:
 	@echo '  ARGS="flush reap/3"     mutants: only those of these files, or these; ARGS=--check runs nothing'
 	@echo '  PEERS=1 BIG=1           bench: the same work on other libraries; a worker beside a million parked instances'
 	@echo
-	@echo 'Start with `make demo`; before a commit run `make check test`.'
+	@echo 'Start with `make demo`; before a commit run `make check test`; in between, `make test-fast`.'
 
 .PHONY: demo
 demo: $(READY)
@@ -75,7 +79,16 @@ demo: $(READY)
 
 .PHONY: test
 test: $(READY)
-	$(WITH_PG) $(WITH_POOLER) $(BIN)/pytest -n 2 $(ARGS)
+	$(WITH_PG) $(WITH_POOLER) $(BIN)/pytest $(PARALLEL) $(ARGS)
+
+.PHONY: test-fast
+test-fast: $(READY)
+	$(WITH_PG) $(WITH_POOLER) $(BIN)/pytest $(PARALLEL) -q -m 'not slow' $(FAST) $(ARGS)
+
+# The embedded server has no auto_explain. Here a plan that cannot be seen is a failure, not a skipped test.
+.PHONY: test-plans
+test-plans: $(READY)
+	$(BIN)/python scripts/postgres15 -- env GEN_DURABLE_TEST_PLANS=required $(BIN)/pytest -n 2 --dist loadfile -q tests/store/test_plans*.py $(ARGS)
 
 .PHONY: limits-long
 limits-long: $(READY)

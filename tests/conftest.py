@@ -22,6 +22,11 @@ from tests.support.schemas import Schemas
 pytest_plugins: list[str] = []
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests come first, so that no process of xdist is left with one of them in the end."""
+    items.sort(key=lambda item: "tools" not in item.path.parts)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run `async def` tests, each in an event loop of its own."""

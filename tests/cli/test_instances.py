@@ -165,7 +165,7 @@ def test_retry_and_rm(command: Command) -> None:
     assert command("retry", "1").stderr == "instance 1: runnable again\n"
     again = command("retry", "1")
     assert again.returncode == 1
-    assert "only a failed or cancelled one" in again.stderr
+    assert "only a failed or cancelled instance" in again.stderr
     live = command("rm", "3")
     assert live.returncode == 1
     assert "instance 3 is executing: only an ended instance" in live.stderr

@@ -45,6 +45,7 @@ order by i.partition_key, i.priority, case when i.blocked_on is not null then i.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_sequences(store: Store, seed: int) -> None:
     """Inserts, picks, outcomes, signals, releases, reaps, crowds and timers, in any order."""

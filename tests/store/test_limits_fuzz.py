@@ -319,6 +319,7 @@ WHAT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_sequences(store: Store, seed: int) -> None:
     """Everything that can happen to rows under limits, in any order; in the end all have run."""

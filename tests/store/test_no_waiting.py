@@ -220,6 +220,7 @@ PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PATIENT)
 def test_who_waits_gives_up_in_the_end(store: Store, other: Store, dsn: str, name: str) -> None:
     """Not for ever: the caller has others to serve, and tries again."""

@@ -109,6 +109,7 @@ def fitting(store: Store, filters: dict[str, Any]) -> set[int]:
     return {row[0] for row in store.sql(f"select i.id from @schema.instances i where {text}", wanted(filters))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [20_000, 24], ids=["whole pages", "short pages"])
 @pytest.mark.parametrize("name", FILTERS)
 def test_no_row_is_missed_and_none_is_seen_twice(store: Store, name: str, scan: int) -> None:
