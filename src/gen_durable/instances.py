@@ -113,16 +113,16 @@ class Cancellation:
     """What a cancel has done. It is true when it has done something.
 
     `was` is the status that the instance had. `ended` counts the instances, it and its descendants, that were waiting
-    for something and are cancelled now; `asked` counts those that are executing: their workers stop them.
+    for something and are cancelled now; `requested` counts those that are executing: their workers stop them.
     """
 
     id: int
     was: Status
     ended: int
-    asked: int
+    requested: int
 
     def __bool__(self) -> bool:
-        return self.ended + self.asked > 0
+        return self.ended + self.requested > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,9 +137,9 @@ def test_cancel(command: Command) -> None:
     """What waits ends, with its children; what executes is asked; what has ended is refused."""
     assert (
         command("cancel", "4", "--reason", "enough").stderr
-        == "instance 4: 2 cancelled, 0 executing and asked to stop\n"
+        == "instance 4: 2 cancelled, 0 executing, with a cancel request\n"
     )
-    assert command("cancel", "3").stderr == "instance 3: 0 cancelled, 1 executing and asked to stop\n"
+    assert command("cancel", "3").stderr == "instance 3: 0 cancelled, 1 executing, with a cancel request\n"
     assert json.loads(command("show", "4", "--json").stdout)["last_error"] == "enough"
     again = command("cancel", "6")
     assert (again.returncode, "instance 6 is done: there is nothing to cancel" in again.stderr) == (1, True)

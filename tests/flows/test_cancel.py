@@ -51,12 +51,12 @@ async def test_a_tree_of_a_thousand_while_four_processes_run_it(dsn: str, schema
         await until(connection, schema, "true", 1111, 30)
         began = time.monotonic()
         answer = await app.cancel(handle, reason="enough")
-        assert 1000 <= answer.ended + answer.asked <= 1111
+        assert 1000 <= answer.ended + answer.requested <= 1111
         await until(connection, schema, "status = 'cancelled'", 1111, 5 - (time.monotonic() - began))
         assert await handle.wait(timedelta(0)) == Cancelled(handle.id, "enough")
         assert await count(connection, schema, "children_pending <> 0 or last_error <> 'enough'") == 0
         cleaned = [line for program in programs for line in program.lines() if "cleaned" in line]
-        assert 0 < len(cleaned) <= answer.asked  # the others had not begun
+        assert 0 < len(cleaned) <= answer.requested  # the others had not begun
     for program in programs:
         assert program.terminate() == 0
 
@@ -86,7 +86,7 @@ async def test_a_worker_in_another_process_is_told_at_once(dsn: str, schema: str
         await program.until("leaf")
         began = time.monotonic()
         answer = await app.cancel("tree", reason="enough")
-        assert (answer.ended, answer.asked) == (0, 1)
+        assert (answer.ended, answer.requested) == (0, 1)
         assert await handle.wait(timedelta(seconds=2)) == Cancelled(handle.id, "enough")
         assert time.monotonic() - began < 1
         await program.until("cleaned")
@@ -100,7 +100,7 @@ async def test_the_worker_is_dead(dsn: str, schema: str, spawn: Spawn) -> None:
         await program.until("leaf")
         program.kill()
         answer = await handle.cancel(reason="enough")
-        assert (answer.ended, answer.asked) == (0, 1)
+        assert (answer.ended, answer.requested) == (0, 1)
         tree = Tree()
         async with Worker(app, machines=[tree], reap_interval=timedelta(seconds=0.1)):
             assert await handle.wait(timedelta(seconds=10)) == Cancelled(handle.id, "enough")

@@ -251,7 +251,7 @@ async def test_two_fan_outs_with_the_same_keys_do_not_deadlock(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take their keys in one order, across all parts: one waits for the other."""
-    monkeypatch.setattr(fanout, "PART", 10)
+    monkeypatch.setattr(fanout, "INSERT_BATCH", 10)
     async with Durable(dsn, schema=schema) as app:
         for _ in range(3):
             one, two = await claimed(app), await claimed(app)

@@ -187,7 +187,7 @@ async def test_a_step_in_a_thread_is_cancelled_when_it_returns(engine: Opening, 
         async with e.worker(machine):
             handle = await e.app.insert(InThread.work, state, partition_key="k")
             await asyncio.to_thread(machine.began.wait, 10)
-            assert (await handle.cancel()).asked == 1
+            assert (await handle.cancel()).requested == 1
             await asyncio.sleep(0.1)
             assert (await e.rows.row(handle))["status"] == "executing"
             machine.may_end.set()

@@ -71,7 +71,7 @@ def cancel(
     done = asyncio.run(ask(dsn, schema, lambda app: app.cancel(which, reason=reason, cascade=cascade)))
     if not done:
         fail(f"instance {done.id} is {done.was.value}: there is nothing to cancel", 1)
-    say(f"instance {done.id}: {done.ended} cancelled, {done.asked} executing and asked to stop")
+    say(f"instance {done.id}: {done.ended} cancelled, {done.requested} executing, with a cancel request")
 
 
 @plainly

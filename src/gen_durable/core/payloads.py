@@ -60,11 +60,9 @@ class ClaimEncryption:
             value = self.encryption.close(value, commit.id, RESULT if commit.kind == "done" else STATE)
         if extra is not None:
             extra = await self._encrypt_starts(extra)
-        if commit.many_children is not None:
-            commit.many_children.ids = await self._allocate_ids(len(commit.many_children.encoded))
-            commit.many_children.encoded = await self._encrypt_many(
-                commit.many_children.ids, commit.many_children.encoded
-            )
+        if (many := commit.many_children) is not None:
+            many.ids = await self._allocate_ids(len(many.encoded))
+            many.encoded = await self._encrypt_many(many.ids, many.encoded)
         commit.value, commit.extra = value, extra
         self.encrypt_error(commit)
 

@@ -1,4 +1,4 @@
-"""Requests: run one statement of a caller who waits for its answer, with retries that are safe.
+"""Requests: run one statement for a waiting caller, with retries that are safe.
 
 A statement that must not run twice is repeated only if nothing of it was executed. Errors carry no text of the server,
 which may quote a payload, and no traceback that shows it.
