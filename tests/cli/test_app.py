@@ -52,5 +52,5 @@ def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "gen-durable: the command line needs more packages: pip install 'gen-durable[cli]'"
+        "gen-durable: the command line needs the extra `cli`. Run: pip install 'gen-durable[cli]'"
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable.cli.database import shown
+from gen_durable.cli.database import describe_dsn
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from gen_durable.cli.database import shown
     ],
 )
 def test_a_dsn_is_shown_without_user_and_password(dsn: str, words: str) -> None:
-    assert shown(dsn) == words
+    assert describe_dsn(dsn) == words
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_an_unreachable_database_is_exit_code_2_in_one_line(run: Any, command: s
 def test_what_is_no_dsn_is_refused_without_repeating_it(run: Any) -> None:
     done = run("migrate", "--dsn", "mysql://me:sesame@db/shop")
     assert done.returncode == 2
-    assert done.stderr.strip() == "gen-durable: the DSN must begin with postgresql://"
+    assert done.stderr.strip() == "gen-durable: The DSN must begin with postgresql://"
 
 
 def test_database_url_is_used_where_no_dsn_is_given(run: Any, dsn: str, bare_schema: str) -> None:

@@ -1,4 +1,4 @@
-"""`gen-durable demo`: the story ends well, and its verdict would say so if it did not."""
+"""`gen-durable demo`: it ends well, and its checks find lost and doubled outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gen_durable import Failed, Finished, Handle
 from gen_durable.cli.demo import checks
 from gen_durable.cli.demo.machines import Order, Receipt
 from gen_durable.cli.demo.program import SCHEMA
-from gen_durable.cli.demo.script import Placed, Told
+from gen_durable.cli.demo.script import Placed, Observations
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def test_it_kills_a_worker_and_nothing_is_lost(run: Any, dsn: str) -> None:
     done = run("demo", "--plain", "--seconds", "4", "--dsn", dsn)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"worker 2 killed with SIGKILL while running charge for order \d+", done.stdout)
-    assert re.search(r"lease ran out: \d+ instances? taken back by worker [13]", done.stdout)
+    assert re.search(r"lease expired: \d+ instances? reclaimed by worker [13]", done.stdout)
     assert re.search(r"charge for order \d+ runs again, on worker [13]", done.stdout)
-    assert "ok   all 40 orders reached their end" in done.stdout
+    assert "ok   all 40 orders ended" in done.stdout
     assert "ok   nothing was lost and nothing committed twice" in done.stdout
     assert "checks are clean" in done.stdout
     assert "FAIL" not in done.stdout
@@ -61,8 +61,8 @@ def placed(number: int, amount: int | None) -> Placed:
     return Placed(order, amount, cast("Handle[Receipt]", Handle(cast(Any, None), number, cast(Any, None))))
 
 
-def told(*orders: Placed, executions: dict[int, int]) -> Told:
-    return Told(placed=list(orders), executions=Counter(executions))
+def observations(*orders: Placed, executions: dict[int, int]) -> Observations:
+    return Observations(placed=list(orders), executions=Counter(executions))
 
 
 def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None) -> checks.Row:
@@ -75,7 +75,7 @@ def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None
     ids=["straight", "ran again", "lost an outcome", "committed twice", "committed without being run"],
 )
 def test_outcomes_are_counted_against_the_path(seq: int, executed: int, ok: bool) -> None:
-    seen = told(placed(1, 10), executions={1: executed})
+    seen = observations(placed(1, 10), executions={1: executed})
     assert checks.outcomes(seen, [row(1, seq)]).ok is ok
 
 

@@ -31,4 +31,4 @@ def test_what_is_no_machine_is_refused(run: Any, tmp_path: Path) -> None:
     for name in ("number", "Plain", "Machine"):
         done = run("graph", f"shop:{name}")
         assert done.returncode == 2
-        assert "name a subclass of" in done.stderr
+        assert "Name a subclass of" in done.stderr

@@ -72,13 +72,13 @@ def test_limit_and_after(command: Command) -> None:
     assert first.stderr.startswith("there may be more: --after ")
     rest = command("ls", "--after", first.stderr.split()[-1])
     assert [line.split()[0] for line in rest.stdout.splitlines()[1:]] == ["2", "1"]
-    assert command("ls", "--machine", "nobody").stderr == "no instance fits\n"
+    assert command("ls", "--machine", "nobody").stderr == "no instance matches\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--inserted-after", "soon"), "is no moment"),
+        (("--inserted-after", "soon"), "is not a time"),
         (("--metadata", "tenant"), "is not of the form NAME=VALUE"),
         (("--metadata", "{x"), "is not a JSON object"),
         (("--after", "zzz"), "after must be the cursor"),
@@ -125,7 +125,7 @@ def test_signal(command: Command) -> None:
     assert command("signal", "3", "go").stderr == "signal go: delivered\n"
     by_key = ("signal", "--key", "order:2", "go", '{"amount": 1}', "--dedup-key", "d")
     assert command(*by_key).stderr == "signal go: delivered\n"
-    assert command(*by_key).stderr == "signal go: was delivered before under this dedup key\n"
+    assert command(*by_key).stderr == "signal go: already delivered with this dedup key\n"
     gone = command("signal", "6", "go")
     assert gone.returncode == 1
     assert "instance 6 is unknown or has ended" in gone.stderr
@@ -137,12 +137,12 @@ def test_cancel(command: Command) -> None:
     """What waits ends, with its children; what executes is asked; what has ended is refused."""
     assert (
         command("cancel", "4", "--reason", "enough").stderr
-        == "instance 4: 2 cancelled, 0 executing, with a cancel request\n"
+        == "instance 4: 2 cancelled, 0 executing and stopping\n"
     )
-    assert command("cancel", "3").stderr == "instance 3: 0 cancelled, 1 executing, with a cancel request\n"
+    assert command("cancel", "3").stderr == "instance 3: 0 cancelled, 1 executing and stopping\n"
     assert json.loads(command("show", "4", "--json").stdout)["last_error"] == "enough"
     again = command("cancel", "6")
-    assert (again.returncode, "instance 6 is done: there is nothing to cancel" in again.stderr) == (1, True)
+    assert (again.returncode, "instance 6 is already done. There is nothing to cancel." in again.stderr) == (1, True)
 
 
 def test_history(command: Command, dsn: str, schema: str) -> None:
@@ -156,7 +156,7 @@ def test_history(command: Command, dsn: str, schema: str) -> None:
         assert words in shown
     (told,) = json.loads(command("history", "6", "--json").stdout)
     assert (told["seq"], told["outcome"], "state" in told) == (1, "Done", False)
-    assert "nothing is kept of it" in command("history", "5").stderr
+    assert "no history" in command("history", "5").stderr
     assert command("history", "77").returncode == 1
 
 
@@ -210,7 +210,7 @@ def test_show_tells_what_it_has_done(command: Command, journal: None) -> None:
     """Progress, that there is a checkpoint, the last outcomes and activities; what steps have written is not shown."""
     shown = command("show", "2").stdout
     for words in (
-        "s: 40%, parsed 4 of 10 (", "s (left): begun (", "number 3 of this visit (", "Next -> b", "s, attempt 2",
+        "s: 40%, parsed 4 of 10 (", "s (left): started (", "number 3 of this visit (", "Next -> b", "s, attempt 2",
         "Await -> s", "Boom: no luck", "charge, attempt 1", "finished", "ConnectionError: no line",
     ):  # fmt: skip
         assert words in shown, words

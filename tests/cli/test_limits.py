@@ -43,7 +43,7 @@ def test_without_limits_it_says_how_to_make_one(limits: Limits) -> None:
 async def test_set_makes_and_changes(limits: Limits, dsn: str, schema: str) -> None:
     """It says whether anything changed; a change holds for all from then on."""
     assert limits("set", "stripe", "--concurrency", "10").stderr == "limit stripe: set\n"
-    assert limits("set", "stripe", "--concurrency", "10").stderr == "limit stripe: was so already\n"
+    assert limits("set", "stripe", "--concurrency", "10").stderr == "limit stripe: unchanged\n"
     assert limits("set", "stripe", "--concurrency", "3").stderr == "limit stripe: set\n"
     assert limits("set", "mail", "--rate", "100/m", "--burst", "20").returncode == 0
     found = {state.name: (state.kind, state.slots, state.period, state.burst) for state in await states(dsn, schema)}
@@ -63,11 +63,11 @@ async def test_spans(limits: Limits, dsn: str, schema: str, text: str, period: f
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "give either --concurrency or --rate"),
-        (("--concurrency", "1", "--rate", "1/s"), "give either --concurrency or --rate"),
+        ((), "Give either --concurrency or --rate"),
+        (("--concurrency", "1", "--rate", "1/s"), "Give either --concurrency or --rate"),
         (("--concurrency", "0"), "--concurrency"),
-        (("--rate", "fast"), "is not of the form N/SPAN"),
-        (("--rate", "10/x"), "is not of the form N/SPAN"),
+        (("--rate", "fast"), "is not of the form N/DURATION"),
+        (("--rate", "10/x"), "is not a duration"),
         (("--rate", "0/s"), "Rate(amount)"),
     ],
 )
@@ -115,7 +115,7 @@ async def test_rm_removes(limits: Limits, dsn: str, schema: str) -> None:
     assert await states(dsn, schema) == []
     done = limits("rm", "l")
     assert done.returncode == 1
-    assert done.stderr == "gen-durable: there is no limit called l\n"
+    assert done.stderr == "gen-durable: There is no limit 'l'. `gen-durable limits` lists them.\n"
 
 
 async def test_the_other_kind_is_refused(limits: Limits, dsn: str, schema: str) -> None:

@@ -37,13 +37,13 @@ def program(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("shop", "'shop' must be MODULE:NAME, as in shop.main:worker"),
-        ("shop:", "must be MODULE:NAME"),
-        (":worker", "must be MODULE:NAME"),
-        ("shpo:worker", "there is no module 'shpo'"),
-        ("json.main:worker", "there is no module 'json.main'"),
+        ("shop", "'shop' is not of the form MODULE:NAME. Write for example shop.main:worker."),
+        ("shop:", "is not of the form MODULE:NAME"),
+        (":worker", "is not of the form MODULE:NAME"),
+        ("shpo:worker", "There is no module 'shpo'"),
+        ("json.main:worker", "There is no module 'json.main'"),
         ("json:worker", "json has no 'worker'"),
-        ("json:dmps", "json has no 'dmps'; did you mean 'dumps'?"),
+        ("json:dmps", "json has no 'dmps'. Did you mean 'dumps'?"),
         ("json:dumps.more", "json.dumps has no 'more'"),
     ],
 )
@@ -56,10 +56,10 @@ def test_each_part_of_the_text_can_be_wrong(target: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("shpo:worker", "there is no module 'shpo'"),
-        ("shop:number", "shop:number is a int: name a Worker, or a function that returns one"),
+        ("shpo:worker", "There is no module 'shpo'"),
+        ("shop:number", "shop:number is a int. Name a Worker, or a function that returns one."),
         ("shop:Worker", "is the class Worker itself"),
-        ("shop:wrong", "the function returned a int, and must return a Worker"),
+        ("shop:wrong", "The function returned a int. It must return a Worker."),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(run: Any, target: str, words: str) -> None:

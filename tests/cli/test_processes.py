@@ -118,5 +118,5 @@ def test_a_command_that_cannot_work_is_not_tried_again(tmp_path: Path, start: An
     (tmp_path / "shop.py").write_text(PROGRAM)
     running = start("worker", "shop:number", "--processes", "2", APP_DSN=dsn, APP_SCHEMA=schema)
     assert running.end() == 2
-    running.expect("name a Worker, or a function that returns one")
+    running.expect("Name a Worker, or a function that returns one")
     assert not any("replacing" in line for line in running.lines)

@@ -1,4 +1,4 @@
-"""The command line, `gen-durable`. The core needs nothing of it: what it is built with comes with the extra `cli`."""
+"""The command line `gen-durable`. Its dependencies come with the extra `cli`; the core does not import it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Final
 
 __all__ = ["main"]
 
-_NEEDED: Final = frozenset({"typer", "rich"})
+_DEPENDENCIES: Final = frozenset({"typer", "rich"})
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
+    """Run the command line."""
     try:
         from gen_durable.cli.app import app
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _NEEDED:
+        if (error.name or "").partition(".")[0] not in _DEPENDENCIES:
             raise
-        print("gen-durable: the command line needs more packages: pip install 'gen-durable[cli]'", file=sys.stderr)
+        print(
+            "gen-durable: the command line needs the extra `cli`. Run: pip install 'gen-durable[cli]'", file=sys.stderr
+        )
         sys.exit(2)
     app(prog_name="gen-durable")

@@ -1,4 +1,4 @@
-"""`python -m gen_durable.cli`: the command line by the name of its package."""
+"""`python -m gen_durable.cli` is `gen-durable`."""
 
 from gen_durable.cli import main
 

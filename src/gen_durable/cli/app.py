@@ -1,4 +1,4 @@
-"""The commands, gathered: `gen-durable --help` is the first page of the manual."""
+"""The command line application: every command, and the text of `gen-durable --help`."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
-    pretty_exceptions_enable=False,  # a traceback of user code is the user's: shown plainly and whole
+    pretty_exceptions_enable=False,  # tracebacks of user code are shown complete and without decoration
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _version(wanted: bool) -> None:  # noqa: FBT001  # typer calls it by position
-    if wanted:
+def _print_version(is_given: bool) -> None:  # noqa: FBT001  # typer passes it by position
+    if is_given:
         typer.echo(f"gen-durable {version('gen-durable')}")
         raise typer.Exit
 
 
 _EPILOG = """
-[bold]First[/bold]
-  gen-durable demo                           see it work, with a kill -9 in it
+[bold]Try it[/bold]
+  gen-durable demo                           run 40 orders, and kill a worker
 
-[bold]Then[/bold]
-  gen-durable migrate                        make the schema in your database
+[bold]Run[/bold]
+  gen-durable migrate                        create or upgrade the schema
   gen-durable worker shop.main:worker        run your machines until SIGTERM
   gen-durable worker shop.main:worker -p 4   the same in four processes
 
-[bold]Look[/bold]
-  gen-durable ls --status failed             which have failed?
-  gen-durable count --queue mail             how many?
-  gen-durable show 42                        where is it, what does it wait for, what went wrong?
-  gen-durable history 42                     what has it done?
-  gen-durable signal 42 payment '{"n": 1}'   tell it something
-  gen-durable cancel 42                      stop it, and all that it has started
-  gen-durable retry 42                       let it go on from the step that failed
+[bold]Inspect and steer[/bold]
+  gen-durable ls --status failed             list failed instances
+  gen-durable count --queue mail             count the instances of a queue
+  gen-durable show 42                        show its status and error
+  gen-durable history 42                     show what it has done
+  gen-durable signal 42 payment '{"n": 1}'   send it a signal
+  gen-durable cancel 42                      cancel it and its descendants
+  gen-durable retry 42                       resume it where it failed
   gen-durable rm 42                          delete it
 
-[bold]Now and then[/bold]
-  gen-durable doctor                         does every invariant hold?
-  gen-durable limits                         how full is each limit, and who waits?
-  gen-durable graph shop.checkout:Checkout   which step can lead where
+[bold]Maintain[/bold]
+  gen-durable doctor                         check every invariant
+  gen-durable limits                         show the use of each limit
+  gen-durable graph shop.checkout:Checkout   draw the steps of a machine
 
-The database: --dsn, else DATABASE_URL, else a server in ./.gen_durable/
+Database: --dsn, else DATABASE_URL, else an embedded server in ./.gen_durable/
 """
 
 
@@ -66,10 +66,10 @@ The database: --dsn, else DATABASE_URL, else a server in ./.gen_durable/
 def gen_durable(
     *,
     show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Durable state machines on Postgres: an instance is a row, each step's outcome is committed before it goes on."""
+    """Durable state machines on Postgres: an instance is a row, and the outcome of each step is committed."""
 
 
 app.command()(demo)

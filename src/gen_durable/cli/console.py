@@ -1,6 +1,6 @@
-"""How commands speak: results on stdout, words about them on stderr, one line for what went wrong.
+"""How commands print: results on stdout, notes and errors on stderr, one line per error.
 
-Exit codes of all commands: 0 it went well; 1 it was done and something is wrong; 2 it could not be done.
+Exit codes of all commands: 0 success; 1 the command ran and found or met a problem; 2 the command could not run.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def say(line: str) -> None:
-    """Words for the person at the terminal, apart from the command's result."""
+def print_note(line: str) -> None:
+    """Print a line to stderr, apart from the command's result."""
     typer.echo(line, err=True)
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    """End the command with one line."""
-    say(f"gen-durable: {message}")
+    """End the command with one line and an exit code."""
+    print_note(f"gen-durable: {message}")
     raise typer.Exit(code)
 
 
-def plainly(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn errors of our tree into one line: they say what happened and what to do, a traceback adds nothing."""
+def report_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Print errors of gen_durable and of the database as one line: they say what to do, a traceback adds nothing."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -39,6 +39,6 @@ def plainly(command: Callable[P, R]) -> Callable[P, R]:
         except GenDurableError as error:
             fail(str(error))
         except SqlError as error:
-            fail(f"the database refused: {error}")
+            fail(f"the database rejected the command: {error}")
 
     return wrapped

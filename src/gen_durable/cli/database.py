@@ -1,8 +1,7 @@
-"""Which database a command means, and a connection to it.
+"""Find the database of a command and connect to it.
 
-In: what the command was told. Out: a `Database` with an open door, or an error of ours. The rule is the same for all
-commands: `--dsn`, else DATABASE_URL, else the embedded server in the working directory. A DSN is only ever shown
-without its password.
+All commands follow the same rule: `--dsn`, else DATABASE_URL, else the embedded server in the working directory. A DSN
+is only ever shown without its password.
 """
 
 from __future__ import annotations
@@ -30,76 +29,76 @@ DsnOption = Annotated[
         envvar="DATABASE_URL",
         metavar="URL",
         show_default=False,
-        help="postgresql://user:password@host/database. Without it: the embedded server in ./.gen_durable/",
+        help="postgresql://user:password@host/database. Default: the embedded server in ./.gen_durable/",
     ),
 ]
 SchemaOption = Annotated[
-    str, typer.Option("--schema", metavar="NAME", help="The Postgres schema that everything lives in.")
+    str, typer.Option("--schema", metavar="NAME", help="The Postgres schema of gen_durable's tables.")
 ]
 SCHEMA = DEFAULT_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database that answered: where it is, in words, and how to ask it."""
+    """A database and an open connection to it. `location` names it in messages, without the password."""
 
     dsn: str
-    where: str
+    location: str
     directory: Path | None
-    link: PersistentConnection
+    connection: PersistentConnection
 
     def __repr__(self) -> str:
-        return f"Database({self.where})"  # a DSN holds a password
+        return f"Database({self.location})"  # a DSN holds a password
 
 
 @asynccontextmanager
-async def reach(dsn: str | None, *, directory: Path | None = None) -> AsyncGenerator[Database]:
-    """Connect to the database of a DSN, or to the embedded one, which is held up meanwhile."""
+async def open_database(dsn: str | None, *, directory: Path | None = None) -> AsyncGenerator[Database]:
+    """Connect to the database of a DSN, or start the embedded server and connect to it."""
     if dsn is not None:
-        async with _connected(checked(dsn), shown(dsn), None) as database:
+        async with _connect(check_dsn(dsn), describe_dsn(dsn), None) as database:
             yield database
         return
     from gen_durable.embedded import release, start
 
     server = await asyncio.to_thread(start, directory)
     try:
-        async with _connected(server.dsn, server.notice, server.directory) as database:
+        async with _connect(server.dsn, server.notice, server.directory) as database:
             yield database
     finally:
         await asyncio.to_thread(release, server)
 
 
 @asynccontextmanager
-async def _connected(dsn: str, where: str, directory: Path | None) -> AsyncGenerator[Database]:
-    link = PersistentConnection(Target(dsn))
+async def _connect(dsn: str, location: str, directory: Path | None) -> AsyncGenerator[Database]:
+    connection = PersistentConnection(Target(dsn))
     try:
         try:
-            await link.connect()
+            await connection.connect()
         except ConnectionLost as error:
-            raise DatabaseUnavailable(f"cannot connect to {where}: {_reason(error.cause)}") from error
+            raise DatabaseUnavailable(f"cannot connect to {location}: {_describe_cause(error.cause)}") from error
         try:
-            yield Database(dsn, where, directory, link)
+            yield Database(dsn, location, directory, connection)
         except ConnectionLost as error:
-            raise DatabaseUnavailable(f"the connection to {where} broke: {_reason(error.cause)}") from error
+            raise DatabaseUnavailable(
+                f"the connection to {location} was lost: {_describe_cause(error.cause)}"
+            ) from error
     finally:
-        await link.close()
+        await connection.close()
 
 
-def checked(dsn: str) -> str:
-    """Refuse what cannot be a DSN, without repeating it."""
+def check_dsn(dsn: str) -> str:
+    """Raise `ConfigError` for text that is not a DSN; the message does not repeat it."""
     if not dsn.startswith(("postgres://", "postgresql://")):
-        raise ConfigError("the DSN must begin with postgresql://")
+        raise ConfigError("The DSN must begin with postgresql://")
     return dsn
 
 
-def shown(dsn: str) -> str:
-    """Host and database of a DSN, without user and password; of several hosts, all."""
+def describe_dsn(dsn: str) -> str:
+    """The hosts and the database of a DSN, without user and password."""
     try:
         hosts = [_host(urlsplit(host.dsn)) for host in split_hosts(dsn).hosts]
     except ValueError:
-        return (
-            "the database"  # a password with a / or a # makes other parts unreadable, and them a part of the password
-        )
+        return "the database"  # an unencoded / or # in a password moves pieces of it into the other parts
     return f"{','.join(hosts)}{urlsplit(dsn).path}"
 
 
@@ -108,12 +107,12 @@ def _host(parts: SplitResult) -> str:
     return f"{host}:{parts.port}" if parts.port is not None else host
 
 
-def _reason(cause: BaseException) -> str:
-    """What the driver said. Words about a DSN that it could not read may hold a piece of the password."""
+def _describe_cause(cause: BaseException) -> str:
+    """The driver's message, unless it is about a malformed DSN: that one may quote a piece of the password."""
     if isinstance(cause, SqlError):
         return str(cause)
     if isinstance(cause, OSError):
         return cause.strerror or str(cause) or type(cause).__name__
     if isinstance(cause, ValueError):
-        return "the DSN cannot be read (special characters in a password must be percent-encoded)"
+        return "malformed DSN. Percent-encode special characters in its password."
     return type(cause).__name__

@@ -1,4 +1,4 @@
-"""`gen-durable doctor`: ask the database whether every invariant of the engine holds."""
+"""`gen-durable doctor`: check every invariant of the engine in the database."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import plainly
-from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, reach
+from gen_durable.cli.console import report_errors
+from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.doctor import Finding, diagnose
 from gen_durable.pg.migrate import check
 from gen_durable.store.schema import Schema
@@ -19,38 +19,41 @@ from gen_durable.store.schema import Schema
 SHOWN = 5
 
 
-@plainly
+@report_errors
 def doctor(
     *,
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
 ) -> None:
-    """Check every invariant of the engine with a query. Reads only; may be run on a busy production database.
+    """Check every invariant of the engine.
 
-    Exit code 0: all hold. 1: some row breaks one. 2: the database cannot be reached or is not migrated.
+    Each check is a query that only reads: safe on a busy production database.
+
+    Exit code 0: all hold. 1: a row violates one. 2: the database is unreachable
+    or not migrated.
     """
-    where, findings = asyncio.run(_ask(dsn, Schema(schema)))
+    location, findings = asyncio.run(_diagnose(dsn, Schema(schema)))
     if as_json:
-        typer.echo(json.dumps([_plain(finding) for finding in findings], indent=2))
+        typer.echo(json.dumps([_json_fields(finding) for finding in findings], indent=2))
     else:
-        show(findings, Console(), f"schema {schema}, {where}")
+        show(findings, Console(), f"schema {schema}, {location}")
     if not all(finding.clean for finding in findings):
         raise typer.Exit(1)
 
 
-async def _ask(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]]:
-    async with reach(dsn) as database:
-        await check(database.link, schema)
-        return database.where, await diagnose(database.link, schema)
+async def _diagnose(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]]:
+    async with open_database(dsn) as database:
+        await check(database.connection, schema)
+        return database.location, await diagnose(database.connection, schema)
 
 
-def show(findings: list[Finding], console: Console, where: str) -> None:
-    """Print the findings as a table and a verdict in one sentence."""
+def show(findings: list[Finding], console: Console, location: str) -> None:
+    """Print the findings as a table, and a summary line."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("check", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("what is broken")
+    table.add_column("result", no_wrap=True)
+    table.add_column("problem")
     for finding in findings:
         if finding.clean:
             table.add_row(finding.check, Text("ok", "green"), "")
@@ -61,9 +64,9 @@ def show(findings: list[Finding], console: Console, where: str) -> None:
     broken = sum(not finding.clean for finding in findings)
     console.print()
     if broken:
-        console.print(Text(f"{broken} of {len(findings)} checks found broken rows ({where})", "bold red"))
+        console.print(Text(f"{broken} of {len(findings)} checks found violations ({location})", "bold red"))
     else:
-        console.print(Text(f"all {len(findings)} checks are clean ({where})", "green"))
+        console.print(Text(f"all {len(findings)} checks are clean ({location})", "green"))
 
 
 def _details(finding: Finding) -> Text:
@@ -75,7 +78,7 @@ def _details(finding: Finding) -> Text:
     return text
 
 
-def _plain(finding: Finding) -> dict[str, object]:
+def _json_fields(finding: Finding) -> dict[str, object]:
     return {
         "check": finding.check,
         "clean": finding.clean,

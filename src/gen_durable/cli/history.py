@@ -1,4 +1,4 @@
-"""`gen-durable history`: what an instance has done, outcome by outcome."""
+"""`gen-durable history`: the committed outcomes of an instance."""
 
 from __future__ import annotations
 
@@ -10,80 +10,85 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gen_durable.cli.console import plainly, say
+from gen_durable.cli.console import print_note, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, ask, target, words
-from gen_durable.cli.tables import lines, span
+from gen_durable.cli.format import raw_payload, readable_text
+from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
+from gen_durable.cli.tables import format_duration, one_line_table
 from gen_durable.client import Durable
 from gen_durable.journal import Transition
 
-WIDE: Final = 100  # columns; below, errors are worth more than the names of workers
+WIDE: Final = 100  # narrower terminals show errors rather than the names of workers
 
 
-@plainly
+@report_errors
 def history(
     instance: IdArgument = None,
     *,
     key: KeyOption = None,
-    last: int | None = typer.Option(None, "--last", "-n", min=0, show_default=False, help="Only so many of the last."),
-    state: bool = typer.Option(False, "--state", help="With --json: the states too; they may hold secrets."),
-    as_json: bool = typer.Option(False, "--json", help="Print it as JSON."),
+    last: int | None = typer.Option(
+        None, "--last", "-n", metavar="N", min=0, show_default=False, help="Show only the last N outcomes."
+    ),
+    state: bool = typer.Option(False, "--state", help="With --json: include the states. They may hold secrets."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     codec: CodecOption = None,
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
 ) -> None:
-    """Show every committed outcome of an instance, as far as its machine keeps them.
+    """Show the committed outcomes of an instance.
 
-    Exit code 1: there is no such instance.
+    How many are kept depends on the machine's `history=` setting.
+
+    Exit code 1: the instance does not exist.
     """
-    which = target(instance, key)
-    past = asyncio.run(ask(dsn, schema, lambda app: _read(app, which, last), codec=codec))
+    which = id_or_key(instance, key)
+    transitions = asyncio.run(run_with_client(dsn, schema, lambda app: _read(app, which, last), codec=codec))
     if as_json:
-        typer.echo(json.dumps([outcome_fields(one, state=state) for one in past], indent=2))
-    elif past:
+        typer.echo(json.dumps([transition_fields(t, state=state) for t in transitions], indent=2))
+    elif transitions:
         console = Console()
-        console.print(_table(past, workers=console.width >= WIDE))
+        console.print(_table(transitions, workers=console.width >= WIDE))
     else:
-        say("nothing is kept of it: it has not run yet, or its machine has history='off'")
+        print_note("no history: the instance has not run yet, or its machine has history='off'")
 
 
 async def _read(app: Durable, which: int | str, last: int | None) -> list[Transition]:
-    one = await app.get(which)  # tells an unknown instance from one without a history
-    return await app.history(one.id, last=last)
+    instance = await app.get(which)  # raises NotFound; an instance without a history gives an empty list
+    return await app.history(instance.id, last=last)
 
 
-def _table(past: list[Transition], *, workers: bool) -> Table:
-    return lines(
+def _table(transitions: list[Transition], *, workers: bool) -> Table:
+    return one_line_table(
         ("seq", "step", "outcome", "started", "took", *(("worker",) if workers else ()), "error"),
         (
             (
-                str(one.seq),
-                one.step + (f", attempt {one.attempt}" if one.attempt else ""),
-                one.outcome + (f" -> {one.next_step}" if one.next_step is not None else ""),
-                f"{one.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
-                span(one.duration),
-                *((one.worker or "",) if workers else ()),
-                words(one.error),
+                str(t.seq),
+                t.step + (f", attempt {t.attempt}" if t.attempt else ""),
+                t.outcome + (f" -> {t.next_step}" if t.next_step is not None else ""),
+                f"{t.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
+                format_duration(t.duration),
+                *((t.worker or "",) if workers else ()),
+                readable_text(t.error),
             )
-            for one in past
+            for t in transitions
         ),
         style="red",
     )
 
 
-def outcome_fields(one: Transition, *, state: bool) -> dict[str, object]:
-    """An outcome for --json; the state only if it is asked for."""
-    told: dict[str, object] = {
-        "seq": one.seq,
-        "step": one.step,
-        "outcome": one.outcome,
-        "next_step": one.next_step,
-        "attempt": one.attempt,
-        "started_at": one.started_at.isoformat(),
-        "duration": one.duration,
-        "worker": one.worker,
-        "error": one.error,
+def transition_fields(t: Transition, *, state: bool) -> dict[str, object]:
+    """An outcome for --json; with its state only if `state`."""
+    found: dict[str, object] = {
+        "seq": t.seq,
+        "step": t.step,
+        "outcome": t.outcome,
+        "next_step": t.next_step,
+        "attempt": t.attempt,
+        "started_at": t.started_at.isoformat(),
+        "duration": t.duration,
+        "worker": t.worker,
+        "error": t.error,
     }
     if not state:
-        return told
-    return told | {"state": None if one.raw_state is None else json.loads(one.raw_state)}
+        return found
+    return found | {"state": raw_payload(t.raw_state)}

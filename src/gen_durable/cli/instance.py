@@ -1,4 +1,4 @@
-"""`gen-durable signal`, `cancel`, `retry`, `rm`: do something about one instance."""
+"""`gen-durable signal`, `cancel`, `retry`, `rm`: change one instance."""
 
 from __future__ import annotations
 
@@ -9,105 +9,116 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from gen_durable.cli.console import fail, plainly, say
+from gen_durable.cli.console import fail, print_note, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, ask, target
+from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
 from gen_durable.signals import Signal
 
 
-@plainly
+@report_errors
 def signal(
-    words: Annotated[
+    arguments: Annotated[
         list[str], typer.Argument(metavar="ID NAME [JSON]", show_default=False, help="With --key: NAME [JSON].")
     ],
     *,
     key: KeyOption = None,
-    dedup_key: str | None = typer.Option(None, "--dedup-key", help="Deliver it once, however often this is run."),
+    dedup_key: str | None = typer.Option(
+        None, "--dedup-key", metavar="KEY", help="Deliver only once per key, however often the command runs."
+    ),
     codec: CodecOption = None,
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
 ) -> None:
-    """Send a signal to an instance. The payload is JSON, null if left out; - reads it from stdin.
+    """Send a signal to an instance.
+
+    The payload is JSON (default: null); - reads it from stdin.
 
     gen-durable signal 42 payment '{"amount": 100}'
     gen-durable signal --key order:42 payment '{"amount": 100}' --dedup-key evt_1
 
-    Exit code 1: the instance is unknown or has ended.
+    Exit code 1: the instance does not exist or has ended.
     """
     instance = None
     if key is None:
-        first, *words = words
+        first, *arguments = arguments
         if not first.isdigit():
-            fail(f"{first!r} is no ID: write `signal ID NAME [JSON]`, or name the instance by --key KEY")
+            fail(f"{first!r} is not an ID. Write `signal ID NAME [JSON]` or `signal --key KEY NAME [JSON]`.")
         instance = int(first)
-    if len(words) not in (1, 2):
-        fail("write `signal ID NAME [JSON]`, or `signal --key KEY NAME [JSON]`")
-    payload = _payload(words[1]) if len(words) == 2 else None
-    sent = Signal[Any](words[0], cast(Any, Any))
-    which = target(instance, key)
+    if len(arguments) not in (1, 2):
+        fail("Write `signal ID NAME [JSON]` or `signal --key KEY NAME [JSON]`.")
+    payload = _parse_payload(arguments[1]) if len(arguments) == 2 else None
+    sent = Signal[Any](arguments[0], cast(Any, Any))
+    which = id_or_key(instance, key)
     delivered = asyncio.run(
-        ask(dsn, schema, lambda app: app.signal(which, sent, payload, dedup_key=dedup_key), codec=codec)
+        run_with_client(dsn, schema, lambda app: app.signal(which, sent, payload, dedup_key=dedup_key), codec=codec)
     )
-    say(f"signal {words[0]}: {'delivered' if delivered else 'was delivered before under this dedup key'}")
+    print_note(f"signal {arguments[0]}: {'delivered' if delivered else 'already delivered with this dedup key'}")
 
 
-@plainly
+@report_errors
 def cancel(
     instance: IdArgument = None,
     *,
     key: KeyOption = None,
-    reason: str = typer.Option("cancelled", "--reason", help="Kept as the error of what is cancelled."),
-    cascade: bool = typer.Option(True, help="Its descendants too."),
+    reason: str = typer.Option(
+        "cancelled", "--reason", metavar="TEXT", help="Stored as the error of the cancelled instances."
+    ),
+    cascade: bool = typer.Option(True, help="Cancel its descendants, too."),
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
 ) -> None:
-    """Cancel an instance and its descendants. What waits ends at once; what executes is stopped by its worker.
+    """Cancel an instance and its descendants.
 
-    gen-durable cancel 42 --reason "the customer changed her mind"
+    Waiting instances end at once; executing ones are stopped by their workers.
 
-    Exit code 1: there is no such instance, or it has ended already.
+    gen-durable cancel 42 --reason "duplicate order"
+
+    Exit code 1: the instance does not exist or has already ended.
     """
-    which = target(instance, key)
-    done = asyncio.run(ask(dsn, schema, lambda app: app.cancel(which, reason=reason, cascade=cascade)))
-    if not done:
-        fail(f"instance {done.id} is {done.was.value}: there is nothing to cancel", 1)
-    say(f"instance {done.id}: {done.ended} cancelled, {done.requested} executing, with a cancel request")
+    which = id_or_key(instance, key)
+    cancelled = asyncio.run(run_with_client(dsn, schema, lambda app: app.cancel(which, reason=reason, cascade=cascade)))
+    if not cancelled:
+        fail(f"instance {cancelled.id} is already {cancelled.was.value}. There is nothing to cancel.", 1)
+    print_note(f"instance {cancelled.id}: {cancelled.ended} cancelled, {cancelled.requested} executing and stopping")
 
 
-@plainly
+@report_errors
 def retry(
     instance: IdArgument = None, *, key: KeyOption = None, dsn: DsnOption = None, schema: SchemaOption = SCHEMA
 ) -> None:
-    """Let a failed or cancelled instance go on from the step that it ended in.
+    """Resume a failed or cancelled instance at the step in which it ended.
 
-    A unique key that it has let go of is not taken again, and a parent that has gone on without it stays so.
+    It does not get back a unique key that it has released. A parent that has
+    continued without it does not wait for it again.
 
-    Exit code 1: there is no such instance, or it is done or has not ended.
+    Exit code 1: the instance does not exist, is done, or has not ended.
     """
-    which = target(instance, key)
-    asyncio.run(ask(dsn, schema, lambda app: app.retry(which)))
-    say(f"{_called(which)}: runnable again")
+    which = id_or_key(instance, key)
+    asyncio.run(run_with_client(dsn, schema, lambda app: app.retry(which)))
+    print_note(f"{_describe(which)}: runnable again")
 
 
-@plainly
+@report_errors
 def rm(
     instance: IdArgument = None, *, key: KeyOption = None, dsn: DsnOption = None, schema: SchemaOption = SCHEMA
 ) -> None:
-    """Delete an instance that has ended, for good. Retention does that by itself after a while.
+    """Delete an ended instance.
 
-    Exit code 1: there is no such instance, or it, or its parent, has not ended.
+    Workers delete old instances by themselves, after the retention time.
+
+    Exit code 1: the instance does not exist, or it or its parent has not ended.
     """
-    which = target(instance, key)
-    asyncio.run(ask(dsn, schema, lambda app: app.delete(which)))
-    say(f"{_called(which)}: deleted")
+    which = id_or_key(instance, key)
+    asyncio.run(run_with_client(dsn, schema, lambda app: app.delete(which)))
+    print_note(f"{_describe(which)}: deleted")
 
 
-def _payload(text: str) -> object:
+def _parse_payload(text: str) -> object:
     try:
         return json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
-        fail(f"the payload is not JSON ({error}): quote it for the shell, as in '{{\"amount\": 100}}' or '\"text\"'")
+        fail(f"The payload is not JSON ({error}). Quote it for the shell, as in '{{\"amount\": 100}}' or '\"text\"'.")
 
 
-def _called(which: int | str) -> str:
-    return f"instance {which}" if isinstance(which, int) else f"holder of key {which}"
+def _describe(which: int | str) -> str:
+    return f"instance {which}" if isinstance(which, int) else f"instance with key {which}"

@@ -6,15 +6,15 @@ import asyncio
 
 import typer
 
-from gen_durable.cli.console import plainly, say
-from gen_durable.cli.database import SCHEMA, Database, DsnOption, SchemaOption, reach
+from gen_durable.cli.console import print_note, report_errors
+from gen_durable.cli.database import SCHEMA, Database, DsnOption, SchemaOption, open_database
 from gen_durable.errors import DatabaseUnavailable, SchemaTooNew
 from gen_durable.pg.migrate import SETTINGS, installed_version, library_version, script
 from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import Schema
 
 
-@plainly
+@report_errors
 def migrate(
     *,
     dsn: DsnOption = None,
@@ -42,19 +42,21 @@ def migrate(
 
 
 async def _apply(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
-    async with reach(dsn) as database:
-        applied = await apply(database.link, schema, roles=roles)
+    async with open_database(dsn) as database:
+        applied = await apply(database.connection, schema, roles=roles)
         newest = library_version(schema)
         if applied:
             versions = ", ".join(map(str, applied))
-            typer.echo(f"schema {schema.name}: applied version {versions}, now at version {newest} ({database.where})")
+            typer.echo(
+                f"schema {schema.name}: applied version {versions}, now at version {newest} ({database.location})"
+            )
         else:
-            typer.echo(f"schema {schema.name}: nothing to do, at version {newest} ({database.where})")
+            typer.echo(f"schema {schema.name}: nothing to do, at version {newest} ({database.location})")
         if roles is not None:
             names = ", ".join(f"{roles}_{role}" for role in ("worker", "client", "viewer", "admin"))
             typer.echo(f"schema {schema.name}: grant {names} to the logins that need them")
         if index:
-            await database.link.run_script(schema.metadata_index)
+            await database.connection.run_script(schema.metadata_index)
             typer.echo(f"schema {schema.name}: metadata is indexed")
 
 
@@ -63,7 +65,7 @@ async def _print(dsn: str | None, schema: Schema, *, index: bool, roles: str | N
     newest = library_version(schema)
     text = script(schema, found)
     if not text:
-        say(f"schema {schema.name} is at version {found}: there is nothing to run")
+        print_note(f"schema {schema.name} is at version {found}: there is nothing to run")
     else:
         typer.echo(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
         typer.echo(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
@@ -76,18 +78,18 @@ async def _print(dsn: str | None, schema: Schema, *, index: bool, roles: str | N
 async def _found(dsn: str | None, schema: Schema) -> int:
     """The version to start from. Nothing is started to find it out: without a DSN it is 0."""
     if dsn is None:
-        say("no DSN: printing all of it, for an empty database")
+        print_note("no DSN: printing all of it, for an empty database")
         return 0
     try:
-        async with reach(dsn) as database:
+        async with open_database(dsn) as database:
             return await _version(database, schema)
     except DatabaseUnavailable as error:
-        say(f"{error}; printing all of it, for an empty database")
+        print_note(f"{error}; printing all of it, for an empty database")
         return 0
 
 
 async def _version(database: Database, schema: Schema) -> int:
-    found, newest = await installed_version(database.link, schema), library_version(schema)
+    found, newest = await installed_version(database.connection, schema), library_version(schema)
     if found > newest:
         raise SchemaTooNew(
             f"schema {schema.name!r} is at version {found}, this library knows up to {newest}: upgrade gen-durable"

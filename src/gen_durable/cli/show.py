@@ -1,4 +1,4 @@
-"""`gen-durable show`: all that is known of one instance, and what it has done lately."""
+"""`gen-durable show`: one instance, with its latest outcomes and activities."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import plainly
+from gen_durable.cli.console import report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.history import outcome_fields
-from gen_durable.cli.options import (
-    CodecOption,
-    IdArgument,
-    KeyOption,
-    ask,
-    fields,
-    note,
-    payload,
-    plain,
-    since,
-    stored,
-    target,
-    words,
+from gen_durable.cli.format import (
+    escape_control,
+    format_age,
+    format_key,
+    format_payload,
+    instance_fields,
+    instance_note,
+    raw_payload,
+    readable_text,
 )
-from gen_durable.cli.tables import lines, span
+from gen_durable.cli.history import transition_fields
+from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
+from gen_durable.cli.tables import format_duration, one_line_table
 from gen_durable.client import Durable
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
@@ -37,10 +34,10 @@ from gen_durable.listing import Count
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """An instance, and its journal as far as it is shown."""
+class Details:
+    """An instance, and the part of its journal that is shown."""
 
-    one: Instance
+    instance: Instance
     children: Count
     history: list[Transition]
     activities: list[Activity]
@@ -48,64 +45,68 @@ class Known:
     checkpoint: Checkpoint | None
 
 
-@plainly
+@report_errors
 def show(
     instance: IdArgument = None,
     *,
     key: KeyOption = None,
-    last: int = typer.Option(10, "--last", "-n", min=0, help="Show so many of its last outcomes and activities."),
+    last: int = typer.Option(
+        10, "--last", "-n", metavar="N", min=0, help="How many of its latest outcomes and activities to show."
+    ),
     state: bool = typer.Option(
         False,
         "--state",
-        help="Show the state and the result too; with --json also the checkpoint and what activities were called with "
-        "and returned. They may hold secrets.",
+        help="Show the state and the result; with --json also the checkpoint, and the parameters and results of "
+        "activities. They may hold secrets.",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print it as JSON."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     codec: CodecOption = None,
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
 ) -> None:
-    """Show one instance: where it is, what it waits for, what went wrong, how far it has come, and what it did last.
+    """Show one instance: its status, error and progress, and its latest outcomes.
 
     gen-durable show 42
     gen-durable show --key order:42 --state
-    gen-durable show 42 -n 0                  only where it is
+    gen-durable show 42 -n 0                  without outcomes and activities
 
-    Exit code 1: there is no such instance.
+    Exit code 1: the instance does not exist.
     """
-    known = asyncio.run(ask(dsn, schema, lambda app: _look(app, target(instance, key), last), codec=codec))
+    details = asyncio.run(
+        run_with_client(dsn, schema, lambda app: _read(app, id_or_key(instance, key), last), codec=codec)
+    )
     if as_json:
-        typer.echo(json.dumps(_told(known, state=state), indent=2))
+        typer.echo(json.dumps(_json_fields(details, state=state), indent=2))
         return
     now, console = datetime.now(UTC), Console()
-    console.print(_facts(known, now, state=state))
-    if known.history:
-        console.print("\n", _outcomes(known.history, now), sep="")
-    if known.activities:
-        console.print("\n", _calls(known.activities, now), sep="")
+    console.print(_facts_table(details, now, state=state))
+    if details.history:
+        console.print("\n", _transitions_table(details.history, now), sep="")
+    if details.activities:
+        console.print("\n", _activities_table(details.activities, now), sep="")
 
 
-async def _look(app: Durable, which: int | str, last: int) -> Known:
-    one = await app.get(which)
-    return Known(
-        one,
-        await app.count(parent=one.id),
-        await app.history(one.id, last=last),
-        await app.activities(one.id, last=last),
-        await app.progress(one.id),
-        await app.checkpoint(one.id),
+async def _read(app: Durable, which: int | str, last: int) -> Details:
+    instance = await app.get(which)
+    return Details(
+        instance,
+        await app.count(parent=instance.id),
+        await app.history(instance.id, last=last),
+        await app.activities(instance.id, last=last),
+        await app.progress(instance.id),
+        await app.checkpoint(instance.id),
     )
 
 
-def _told(known: Known, *, state: bool) -> dict[str, object]:
-    """All of it for --json; what was written by steps only if it is asked for, but for the words of their progress."""
-    kept = known.checkpoint
+def _json_fields(details: Details, *, state: bool) -> dict[str, object]:
+    """Everything for --json. Payloads only if `state`; messages of progress always."""
+    stored = details.checkpoint
     checkpoint: dict[str, object] | None = None
-    if kept is not None:
-        checkpoint = {"version": kept.version, "updated_at": kept.updated_at.isoformat()}
-        checkpoint |= {"value": stored(kept.raw_value)} if state else {}
-    return fields(known.one, payloads=state) | {
-        "children": {"value": known.children.value, "exact": known.children.exact},
+    if stored is not None:
+        checkpoint = {"version": stored.version, "updated_at": stored.updated_at.isoformat()}
+        checkpoint |= {"value": raw_payload(stored.raw_value)} if state else {}
+    return instance_fields(details.instance, payloads=state) | {
+        "children": {"value": details.children.value, "exact": details.children.exact},
         "progress": [
             {
                 "step": p.step,
@@ -114,11 +115,11 @@ def _told(known: Known, *, state: bool) -> dict[str, object]:
                 "message": p.message,
                 "updated_at": p.updated_at.isoformat(),
             }
-            | ({"detail": stored(p.raw_detail)} if state else {})
-            for p in known.progress
+            | ({"detail": raw_payload(p.raw_detail)} if state else {})
+            for p in details.progress
         ],
         "checkpoint": checkpoint,
-        "history": [outcome_fields(t, state=state) for t in known.history],
+        "history": [transition_fields(t, state=state) for t in details.history],
         "activities": [
             {
                 "visit": a.visit,
@@ -128,103 +129,110 @@ def _told(known: Known, *, state: bool) -> dict[str, object]:
                 "duration": a.duration,
                 "error": a.error,
             }
-            | ({"parameters": stored(a.raw_parameters), "result": stored(a.raw_result)} if state else {})
-            for a in known.activities
+            | ({"parameters": raw_payload(a.raw_parameters), "result": raw_payload(a.raw_result)} if state else {})
+            for a in details.activities
         ],
     }
 
 
-def _facts(known: Known, now: datetime, *, state: bool) -> Table:
-    one = known.one
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    made.add_column(style="bold", no_wrap=True)
-    made.add_column(overflow="fold")
-    for name, value in _lines(known, now):
+def _facts_table(details: Details, now: datetime, *, state: bool) -> Table:
+    instance = details.instance
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _facts(details, now):
         if value:
-            made.add_row(name, Text(plain(value)))
+            table.add_row(name, Text(escape_control(value)))
     if state:
-        for name, raw in (("state", one.raw_state), ("result", one.raw_result)):
+        for name, raw in (("state", instance.raw_state), ("result", instance.raw_result)):
             if raw is not None:
-                made.add_row(name, Text(plain(payload(raw))))
-    elif one.raw_result is not None:
-        made.add_row("state, result", Text("there are; --state shows them", "dim"))
+                table.add_row(name, Text(escape_control(format_payload(raw))))
+    elif instance.raw_result is not None:
+        table.add_row("state, result", Text("hidden; --state shows them", "dim"))
     else:
-        made.add_row("state", Text("there is one; --state shows it", "dim"))
-    return made
+        table.add_row("state", Text("hidden; --state shows it", "dim"))
+    return table
 
 
-def _lines(known: Known, now: datetime) -> list[tuple[str, str]]:
-    one, children = known.one, known.children
-    waits = "" if one.status.terminal else note(one) if note(one) != words(one.last_error) else ""
-    numbers = {"attempt": one.attempt, "crashes": one.crashes}
+def _facts(details: Details, now: datetime) -> list[tuple[str, str]]:
+    instance, children = details.instance, details.children
+    note = instance_note(instance)
+    waits = "" if instance.status.terminal or note == readable_text(instance.last_error) else note
+    numbers = {"attempt": instance.attempt, "crashes": instance.crashes}
     return [
-        ("id", str(one.id)),
-        ("machine", f"{one.machine}, version {one.version}"),
-        ("step", one.step),
-        ("status", one.status.value + (f", {waits}" if waits else "")),
+        ("id", str(instance.id)),
+        ("machine", f"{instance.machine}, version {instance.version}"),
+        ("step", instance.step),
+        ("status", instance.status.value + (f", {waits}" if waits else "")),
         ("", ", ".join(f"{name} {n}" for name, n in numbers.items() if n)),
-        ("error", words(one.last_error)),
-        ("progress", "\n".join(_how_far(p, now) for p in known.progress)),
-        ("checkpoint", _kept(known.checkpoint, now)),
-        ("queue", one.queue + (f", priority {one.priority}" if one.priority else "")),
-        ("partition key", one.partition_key or ""),
-        ("unique key", "" if one.unique_key is None else one.unique_key.decode(errors="backslashreplace")),
-        ("metadata", json.dumps(one.metadata, ensure_ascii=False) if one.metadata else ""),
-        ("parent", "" if one.parent_id is None else str(one.parent_id)),
+        ("error", readable_text(instance.last_error)),
+        ("progress", "\n".join(_describe_progress(p, now) for p in details.progress)),
+        ("checkpoint", _describe_checkpoint(details.checkpoint, now)),
+        ("queue", instance.queue + (f", priority {instance.priority}" if instance.priority else "")),
+        ("partition key", instance.partition_key or ""),
+        ("unique key", format_key(instance.unique_key) or ""),
+        ("metadata", json.dumps(instance.metadata, ensure_ascii=False) if instance.metadata else ""),
+        ("parent", "" if instance.parent_id is None else str(instance.parent_id)),
         ("children", f"{'' if children.exact else 'about '}{children.value}" if children.value else ""),
-        ("may run", _when(one.due_at if one.status == "runnable" else None, now)),
-        ("timeout", _when(one.await_deadline, now)),
-        ("inserted", _when(one.inserted_at, now)),
-        ("changed", _when(one.updated_at, now)),
-        ("ended", _when(one.finished_at, now)),
+        ("may run", _format_time(instance.due_at if instance.status == "runnable" else None, now)),
+        ("timeout", _format_time(instance.await_deadline, now)),
+        ("inserted", _format_time(instance.inserted_at, now)),
+        ("changed", _format_time(instance.updated_at, now)),
+        ("ended", _format_time(instance.finished_at, now)),
     ]
 
 
-def _how_far(one: Progress, now: datetime) -> str:
-    where = f"{one.step} ({one.branch})" if one.branch else one.step
-    told = ([] if one.fraction is None else [f"{one.fraction:.0%}"]) + ([words(one.message)] if one.message else [])
-    return f"{where}: {', '.join(told) or 'begun'} ({since(one.updated_at, now)})"
+def _describe_progress(progress: Progress, now: datetime) -> str:
+    where = f"{progress.step} ({progress.branch})" if progress.branch else progress.step
+    parts = [] if progress.fraction is None else [f"{progress.fraction:.0%}"]
+    if progress.message:
+        parts.append(readable_text(progress.message))
+    return f"{where}: {', '.join(parts) or 'started'} ({format_age(progress.updated_at, now)})"
 
 
-def _kept(one: Checkpoint | None, now: datetime) -> str:
-    return "" if one is None else f"number {one.version} of this visit ({since(one.updated_at, now)})"
+def _describe_checkpoint(checkpoint: Checkpoint | None, now: datetime) -> str:
+    return (
+        ""
+        if checkpoint is None
+        else f"number {checkpoint.version} of this visit ({format_age(checkpoint.updated_at, now)})"
+    )
 
 
-def _outcomes(past: list[Transition], now: datetime) -> Table:
-    return lines(
-        ("seq", "step", "outcome", "began", "took", "error"),
+def _transitions_table(transitions: list[Transition], now: datetime) -> Table:
+    return one_line_table(
+        ("seq", "step", "outcome", "started", "took", "error"),
         (
             (
                 str(t.seq),
                 t.step + (f", attempt {t.attempt}" if t.attempt else ""),
                 t.outcome + (f" -> {t.next_step}" if t.next_step is not None else ""),
-                since(t.started_at, now),
-                span(t.duration),
-                words(t.error),
+                format_age(t.started_at, now),
+                format_duration(t.duration),
+                readable_text(t.error),
             )
-            for t in past
+            for t in transitions
         ),
         style="red",
     )
 
 
-def _calls(several: list[Activity], now: datetime) -> Table:
-    return lines(
-        ("visit", "activity", "", "began", "took", "error"),
+def _activities_table(activities: list[Activity], now: datetime) -> Table:
+    return one_line_table(
+        ("visit", "activity", "", "started", "took", "error"),
         (
             (
                 str(a.visit),
                 a.name + (f", attempt {a.attempt}" if a.attempt else ""),
                 "finished" if a.ok else "failed",
-                since(a.started_at, now),
-                span(a.duration),
-                words(a.error),
+                format_age(a.started_at, now),
+                format_duration(a.duration),
+                readable_text(a.error),
             )
-            for a in several
+            for a in activities
         ),
         style="red",
     )
 
 
-def _when(then: datetime | None, now: datetime) -> str:
-    return "" if then is None else f"{then.astimezone():%Y-%m-%d %H:%M:%S %z} ({since(then, now)})"
+def _format_time(then: datetime | None, now: datetime) -> str:
+    return "" if then is None else f"{then.astimezone():%Y-%m-%d %H:%M:%S %z} ({format_age(then, now)})"

@@ -1,9 +1,8 @@
-"""Several processes of one command, kept running.
+"""Keep several processes of one command running.
 
-In: a command and how many of it. Out: an exit code, when all have ended. A process that died is replaced, at once if it
-had lived for a while and else after a pause that grows. The first SIGTERM or SIGINT is handed on and the processes
-drain; a second one kills them. They are in process groups of their own, so that Ctrl-C reaches them once, through
-us, and not twice.
+A process that dies is replaced: at once if it ran for a while, else after a growing pause. The first SIGTERM or SIGINT
+is forwarded and the processes drain; a second one kills them. Each process has a process group of its own, so Ctrl-C
+reaches it once, through the supervisor, and not twice.
 """
 
 from __future__ import annotations
@@ -15,24 +14,26 @@ import signal
 import time
 from typing import Final
 
+from gen_durable.backoff import Pauses
+
 log = logging.getLogger("gen_durable.supervisor")
 CANNOT_START: Final = 2
-"""The exit code of a command that will never work as it was given: it is not tried again."""
-STEADY: Final = 10.0
+"""The exit code of a command that can never work as given: it is not restarted."""
+STABLE_AFTER: Final = 10.0
 FIRST_PAUSE: Final = 0.5
-LAST_PAUSE: Final = 30.0
-_DRAINED: Final = frozenset({0, -signal.SIGTERM, -signal.SIGINT})  # killed by our signal: it had not even begun
+LONGEST_PAUSE: Final = 30.0
+_DRAINED: Final = frozenset({0, -signal.SIGTERM, -signal.SIGINT})  # killed by the forwarded signal while it started
 
 
 async def supervise(command: list[str], processes: int) -> int:
-    """Run `processes` of `command` until told to stop; 0 when all have drained."""
+    """Run `processes` of `command` until SIGTERM or SIGINT. Returns 0 if all have drained."""
     return await _Supervisor(command).run(processes)
 
 
 class _Supervisor:
     def __init__(self, command: list[str]) -> None:
         self._command = command
-        self._living: set[asyncio.subprocess.Process] = set()
+        self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
         self._code = 0
 
@@ -40,60 +41,65 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
-            loop.add_signal_handler(number, self._heard, number)
+            loop.add_signal_handler(number, self._on_signal, number)
         log.info("starting %d processes", processes)
         try:
-            await asyncio.gather(*(self._keep(slot + 1) for slot in range(processes)))
+            await asyncio.gather(*(self._keep_running(slot + 1) for slot in range(processes)))
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
         log.info("all processes have ended")
         return self._code
 
-    async def _keep(self, slot: int) -> None:
-        """Run one process after the other, until stopping."""
-        pause = 0.0
+    async def _keep_running(self, slot: int) -> None:
+        """Run one process after the other, until a stop."""
+        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():
-            began = time.monotonic()
+            started = time.monotonic()
             process = await self._start()
             log.info("process %d: pid %d", slot, process.pid)
             code = await process.wait()
-            self._living.discard(process)
+            self._running.discard(process)
             if self._stopping.is_set():
-                self._ended(slot, code)
+                self._note_exit(slot, code)
             elif code == CANNOT_START:
                 self._code = CANNOT_START
                 self._stop(signal.SIGTERM)
             else:
-                steady = time.monotonic() - began > STEADY
-                pause = 0.0 if steady else min(max(pause * 2, FIRST_PAUSE), LAST_PAUSE)
-                log.warning("process %d (pid %d) %s; replacing it in %g s", slot, process.pid, _how(code), pause)
+                pause = 0.0
+                if time.monotonic() - started > STABLE_AFTER:
+                    pauses.reset()
+                else:
+                    pause = pauses.next()
+                log.warning(
+                    "process %d (pid %d) %s; replacing it in %g s", slot, process.pid, _describe_exit(code), pause
+                )
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             *self._command,
-            stdin=asyncio.subprocess.PIPE,  # never written to: its end tells the process that we are gone
+            stdin=asyncio.subprocess.PIPE,  # never written to: it closes when the supervisor dies
             process_group=0,
         )
-        self._living.add(process)
+        self._running.add(process)
         if self._stopping.is_set():
             process.send_signal(signal.SIGTERM)
         return process
 
-    def _ended(self, slot: int, code: int) -> None:
+    def _note_exit(self, slot: int, code: int) -> None:
         if code not in _DRAINED:
-            log.warning("process %d %s", slot, _how(code))
+            log.warning("process %d %s", slot, _describe_exit(code))
             self._code = self._code or 1
 
-    def _heard(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if self._stopping.is_set():
-            log.warning("a second signal: killing %d processes", len(self._living))
+            log.warning("second signal: killing %d processes", len(self._running))
             self._code = 128 + number
             self._send(signal.SIGKILL)
         else:
-            log.info("%s: stopping %d processes", number.name, len(self._living))
+            log.info("%s: stopping %d processes", number.name, len(self._running))
             self._stop(number)
 
     def _stop(self, number: signal.Signals) -> None:
@@ -101,12 +107,12 @@ class _Supervisor:
         self._send(number)
 
     def _send(self, number: signal.Signals) -> None:
-        for process in self._living:
+        for process in self._running:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     with contextlib.suppress(ValueError):

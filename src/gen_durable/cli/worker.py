@@ -1,4 +1,4 @@
-"""`gen-durable worker`: run the worker that a module of the user makes."""
+"""`gen-durable worker`: run the Worker of a user's module."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gen_durable.cli.console import fail, plainly
+from gen_durable.cli.console import fail, report_errors
 from gen_durable.cli.load import load
 from gen_durable.cli.supervise import supervise
+from gen_durable.durations import parse_duration
 from gen_durable.errors import ConfigError, GenDurableError
 from gen_durable.worker import Worker
 
@@ -30,7 +31,7 @@ _FORMAT = "%(asctime)s.%(msecs)03d [%(process)d] %(levelname)-7s %(name)s: %(mes
 
 
 class LogLevel(StrEnum):
-    """The levels of `logging` that make sense here."""
+    """The choices of --log-level."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -38,96 +39,104 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-@plainly
+@report_errors
 def worker(
     target: Annotated[
         str,
         typer.Argument(
             metavar="MODULE:NAME",
-            help="A Worker, or a function (async or not) without arguments that returns one. "
-            "The working directory is searched for the module.",
+            help="A Worker, or a function without arguments (async or not) that returns one. "
+            "The module may be in the working directory.",
         ),
     ],
     *,
-    processes: int = typer.Option(1, "--processes", "-p", min=1, help="How many processes to run and keep running."),
+    processes: int = typer.Option(
+        1, "--processes", "-p", metavar="N", min=1, help="How many processes to run. One that dies is replaced."
+    ),
     max_crashes: int | None = typer.Option(
         None,
+        metavar="N",
         min=0,
-        show_default=f"what the Worker says, else {MAX_CRASHES}",
-        help="Fail an instance for good after so many executions that ended without an outcome. 0: never.",
+        show_default=f"the Worker's own setting, else {MAX_CRASHES}",
+        help="Fail an instance after this many executions that ended without an outcome. 0 means never.",
     ),
-    drain_timeout: float | None = typer.Option(
+    drain_timeout: str | None = typer.Option(
         None,
-        min=0,
-        metavar="SECONDS",
-        show_default="what the Worker says",
-        help="How long steps under way may go on after SIGTERM.",
+        metavar="DURATION",
+        show_default="the Worker's own setting",
+        help="How long running steps may continue after SIGTERM: 30s, 5m.",
     ),
-    log_level: Annotated[LogLevel, typer.Option(help="The least level of log lines to show.")] = LogLevel.INFO,
+    log_level: Annotated[
+        LogLevel,
+        typer.Option(metavar="LEVEL", help="Show log lines from this level on: debug, info, warning or error."),
+    ] = LogLevel.INFO,
     supervised: bool = typer.Option(False, "--supervised", hidden=True),
 ) -> None:
-    """Run steps until SIGTERM or Ctrl-C; then drain and leave with exit code 0. A second signal leaves at once.
+    """Run your machines and jobs until SIGTERM or Ctrl-C.
 
-    The database is the one of your Durable: Durable() takes DATABASE_URL, else the embedded server.
+    On the first signal the worker drains and exits with code 0; a second signal
+    exits at once. The database is that of your Durable: Durable() uses
+    DATABASE_URL, else the embedded server.
     """
     logging.basicConfig(level=log_level.upper(), format=_FORMAT, datefmt="%H:%M:%S", stream=sys.stderr, force=True)
+    drain = None if drain_timeout is None else parse_duration(drain_timeout)
     if processes > 1:
         raise typer.Exit(
-            asyncio.run(supervise(_same_command(target, max_crashes, drain_timeout, log_level), processes))
+            asyncio.run(supervise(_child_command(target, max_crashes, drain_timeout, log_level), processes))
         )
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)  # until the worker listens itself: nothing has been claimed yet
+        signal.signal(number, _exit_cleanly)  # until the worker installs its own handlers: nothing is claimed before
     if supervised:
-        _end_with_parent()
-    _run(_maker(target), max_crashes, drain_timeout)
+        _drain_with_parent()
+    _run(_load_factory(target), max_crashes, drain)
 
 
-def _run(make: Callable[[], Any], max_crashes: int | None, drain_timeout: float | None) -> None:
+def _run(factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None) -> None:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_work(make, max_crashes, drain_timeout))
+            runner.run(_work(factory, max_crashes, drain_timeout))
     except ConfigError:
         raise
     except GenDurableError as error:
-        fail(str(error), 1)  # not the operator's words but the world: trying again may help
+        fail(str(error), 1)  # not a mistake of the command line, so a restart may help
     if any(t is not threading.main_thread() and not t.daemon and t.is_alive() for t in threading.enumerate()):
-        _leave_now(0)
+        _exit_now(0)
 
 
-async def _work(make: Callable[[], Any], max_crashes: int | None, drain_timeout: float | None) -> None:
-    made = make()
-    if inspect.isawaitable(made):
-        made = await made
-    if not isinstance(made, Worker):
-        raise ConfigError(f"the function returned a {type(made).__name__}, and must return a Worker")
-    options = made.options
+async def _work(factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None) -> None:
+    built = factory()
+    if inspect.isawaitable(built):
+        built = await built
+    if not isinstance(built, Worker):
+        raise ConfigError(f"The function returned a {type(built).__name__}. It must return a Worker.")
+    options = built.options
     if max_crashes is not None:
         options = dataclasses.replace(options, max_crashes=max_crashes or None)
     elif options.max_crashes is None:
         options = dataclasses.replace(options, max_crashes=MAX_CRASHES)
     if drain_timeout is not None:
-        options = dataclasses.replace(options, drain_timeout=timedelta(seconds=drain_timeout))
-    made.options = options
-    await made.run()
+        options = dataclasses.replace(options, drain_timeout=drain_timeout)
+    built.options = options
+    await built.run()
 
 
-def _maker(target: str) -> Callable[[], Any]:
+def _load_factory(target: str) -> Callable[[], Any]:
     found = load(target)
     if isinstance(found, Worker):
         return lambda: found
     if found is Worker:
-        raise ConfigError(f"{target} is the class Worker itself: name a Worker, or a function that returns one")
+        raise ConfigError(f"{target} is the class Worker itself. Name a Worker, or a function that returns one.")
     if callable(found):
         return found
-    raise ConfigError(f"{target} is a {type(found).__name__}: name a Worker, or a function that returns one")
+    raise ConfigError(f"{target} is a {type(found).__name__}. Name a Worker, or a function that returns one.")
 
 
-def _same_command(target: str, max_crashes: int | None, drain_timeout: float | None, log_level: LogLevel) -> list[str]:
+def _child_command(target: str, max_crashes: int | None, drain_timeout: str | None, log_level: LogLevel) -> list[str]:
     command = [sys.executable, "-m", "gen_durable.cli", "worker", target, "--supervised", "--log-level", log_level]
     if max_crashes is not None:
         command += ["--max-crashes", str(max_crashes)]
     if drain_timeout is not None:
-        command += ["--drain-timeout", str(drain_timeout)]
+        command += ["--drain-timeout", drain_timeout]
     return command
 
 
@@ -139,12 +148,12 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
+def _exit_cleanly(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _leave_now(code: int) -> NoReturn:
-    """End the process although a `def` step may still be running in its thread: the interpreter would wait for it."""
+def _exit_now(code: int) -> NoReturn:
+    """Exit although a `def` step may still run in its thread: a normal exit would wait for it."""
     logging.shutdown()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -152,8 +161,8 @@ def _leave_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _end_with_parent() -> None:
-    """Drain when the supervisor is gone, however it ended: it holds the other end of our stdin."""
+def _drain_with_parent() -> None:
+    """Drain when the supervisor dies: it holds the other end of this process's stdin."""
 
     def watch() -> None:
         while os.read(0, 1024):

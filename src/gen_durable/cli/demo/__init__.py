@@ -1,1 +1,1 @@
-"""The demo: a shop (`machines`), its worker processes, a story with an accident in it, and a verdict."""
+"""`gen-durable demo`: a shop (`machines`) with real worker processes, one of which is killed, and checks at the end."""

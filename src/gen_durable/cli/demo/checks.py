@@ -1,8 +1,8 @@
-"""The end of the demo: was anything lost, was anything committed twice?
+"""Check after the demo that no outcome was lost and none was committed twice.
 
-In: what the story saw from outside, and the database. Out: checks, each of which really compares the two. At its heart:
-every committed outcome adds one to an instance's `seq`, and an order's path has a known length. One too few is a lost
-outcome, one too many a doubled one, however often its steps were executed.
+The checks compare the script's observations with the database. Every committed outcome adds one to an instance's `seq`,
+and an order's path has a known length: a lower `seq` is a lost outcome and a higher one a doubled outcome, however
+often its steps were executed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gen_durable import Failed, Finished
 from gen_durable.cli.database import Database
 from gen_durable.cli.demo.machines import Receipt
 from gen_durable.cli.demo.program import SCHEMA
-from gen_durable.cli.demo.script import Placed, Told
+from gen_durable.cli.demo.script import Observations, Placed
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.doctor import diagnose
@@ -33,15 +33,15 @@ PACKED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that must hold, in words, and whether it does."""
+    """A condition, in words, and whether it holds."""
 
     ok: bool
-    words: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """The work of one machine: what was committed, and what was executed for it."""
+class MachineTotals:
+    """How often the steps of one machine were executed and committed."""
 
     machine: str
     instances: int
@@ -49,27 +49,27 @@ class Ran:
     executed: int
 
     @property
-    def again(self) -> int:
-        """Executions that came to nothing, because their worker was gone."""
+    def repeated(self) -> int:
+        """Executions without a commit, because their worker was killed."""
         return self.executed - self.committed
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The summary."""
+class Report:
+    """The result of the demo."""
 
-    ran: tuple[Ran, ...]
+    totals: tuple[MachineTotals, ...]
     checks: tuple[Check, ...]
 
     @property
-    def good(self) -> bool:
+    def is_good(self) -> bool:
         """Whether all checks hold."""
         return all(check.ok for check in self.checks)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the database says about an instance."""
+    """The columns of an instance that the checks read."""
 
     id: int
     machine: str
@@ -78,41 +78,39 @@ class Row:
     parent: int | None
 
 
-async def judge(database: Database, told: Told) -> Verdict:
-    """Compare what was seen with what is stored."""
+async def check_run(database: Database, seen: Observations) -> Report:
+    """Compare the observations with the database."""
     async with Durable(database.dsn, schema=SCHEMA) as app:
         endings = await asyncio.gather(
-            *(wait(services_of(app), p.handle.id, p.handle.codec, _MOMENT) for p in told.placed)
+            *(wait(services_of(app), p.handle.id, p.handle.codec, _WAIT) for p in seen.placed)
         )
-    rows = await database.link.run(Statement(Schema(SCHEMA).render(_ROWS), (), _read))
-    findings = await diagnose(database.link, Schema(SCHEMA))
+    rows = await database.connection.run(Statement(Schema(SCHEMA).render(_ROWS), (), _read))
+    findings = await diagnose(database.connection, Schema(SCHEMA))
     broken = [finding.check for finding in findings if not finding.clean]
     checks = [
-        *_orders(told.placed, told.seconds, endings),
-        outcomes(told, rows),
-        items(told.placed, rows),
-        _crash(told),
-        _job(told, rows),
-        Check(told.paid_twice > 0, f"{told.paid_twice} payments were reported twice and counted once"),
-        Check(told.drained, "asked to stop, the workers finished what they had and left with exit code 0"),
+        *_check_orders(seen.placed, seen.seconds, endings),
+        outcomes(seen, rows),
+        items(seen.placed, rows),
+        _check_crash(seen),
+        _check_job(seen, rows),
+        Check(seen.duplicate_payments > 0, f"{seen.duplicate_payments} payments were reported twice and counted once"),
+        Check(seen.drained, "on SIGTERM the workers finished their steps and exited with code 0"),
         Check(
             not broken,
-            f"doctor: {f'{broken} found broken rows' if broken else f'all {len(findings)} checks are clean'}",
+            f"doctor: {f'{broken} found violations' if broken else f'all {len(findings)} checks are clean'}",
         ),
     ]
-    return Verdict(_ran(told, rows), tuple(checks))
+    return Report(_totals(seen, rows), tuple(checks))
 
 
-def _orders(placed: list[Placed], seconds: float, endings: list[Ending[Receipt]]) -> list[Check]:
-    """Every order has the very ending that its customer's behaviour asks for."""
+def _check_orders(placed: list[Placed], seconds: float, endings: list[Ending[Receipt]]) -> list[Check]:
+    """Every order ended as its customer's behaviour requires."""
     wrong = [p.order.number for p, ending in zip(placed, endings, strict=True) if not as_expected(p, ending)]
     shipped = sum(p.amount is not None for p in placed)
     if wrong:
-        return [Check(ok=False, words=f"orders {wrong} did not end as they should")]
+        return [Check(ok=False, text=f"orders {wrong} have a wrong result")]
     return [
-        Check(
-            bool(placed), f"all {len(placed)} orders reached their end, each with the right result ({seconds:.1f} s)"
-        ),
+        Check(bool(placed), f"all {len(placed)} orders ended, each with the right result ({seconds:.1f} s)"),
         Check(shipped > 0, f"{shipped} were paid, packed and shipped; {len(placed) - shipped} were not paid in time"),
     ]
 
@@ -124,51 +122,51 @@ def as_expected(placed: Placed, ending: Ending[Receipt]) -> bool:
     return ending == Finished(placed.handle.id, Receipt(placed.order.number, placed.amount, parcel))
 
 
-def outcomes(told: Told, rows: list[Row]) -> Check:
-    """Each instance has as many committed outcomes as its path has steps, and was executed at least that often."""
-    due = {p.handle.id: SHIPPED if p.amount is not None else NOT_PAID for p in told.placed}
+def outcomes(seen: Observations, rows: list[Row]) -> Check:
+    """Each instance has as many committed outcomes as its path has steps, and at least as many executions."""
+    due = {p.handle.id: SHIPPED if p.amount is not None else NOT_PAID for p in seen.placed}
     due |= {row.id: PACKED for row in rows if row.machine == "Pack"}
     seqs = {row.id: row.seq for row in rows}
-    lost = [i for i, steps in due.items() if seqs.get(i, 0) < steps or told.executions[i] < steps]
+    lost = [i for i, steps in due.items() if seqs.get(i, 0) < steps or seen.executions[i] < steps]
     doubled = [i for i, steps in due.items() if seqs.get(i, 0) > steps]
     if lost or doubled:
-        return Check(ok=False, words=f"instances that lost an outcome: {lost}; that committed one twice: {doubled}")
+        return Check(ok=False, text=f"instances that lost an outcome: {lost}; that committed one twice: {doubled}")
     total = sum(due.values())
-    return Check(ok=True, words=f"nothing was lost and nothing committed twice: {total} steps, {total} outcomes")
+    return Check(ok=True, text=f"nothing was lost and nothing committed twice: {total} steps, {total} outcomes")
 
 
 def items(placed: list[Placed], rows: list[Row]) -> Check:
-    """Each paid order started one child per item, no more, and all of them are done."""
+    """Each paid order started exactly one child per item, and all of them are done."""
     due = sorted(p.handle.id for p in placed if p.amount is not None for _ in p.order.items)
     packed = sorted(row.parent or 0 for row in rows if row.machine == "Pack" and row.status == "done")
-    all_of_them = sum(row.machine == "Pack" for row in rows)
-    ok = due == packed and all_of_them == len(due)
+    total = sum(row.machine == "Pack" for row in rows)
+    ok = due == packed and total == len(due)
     return Check(ok, f"{len(packed)} items were packed, each once, for {len(set(packed))} orders")
 
 
-def _crash(told: Told) -> Check:
-    again = told.held & told.again
+def _check_crash(seen: Observations) -> Check:
+    resumed = seen.interrupted & seen.resumed
     return Check(
-        bool(told.held) and again == told.held,
-        f"a worker was killed in the middle of {len(told.held)} steps; {len(again)} of them ran again on another",
+        bool(seen.interrupted) and resumed == seen.interrupted,
+        f"a worker was killed in the middle of {len(seen.interrupted)} steps; {len(resumed)} ran again on another one",
     )
 
 
-def _job(told: Told, rows: list[Row]) -> Check:
+def _check_job(seen: Observations, rows: list[Row]) -> Check:
     (row,) = (row for row in rows if row.machine == "stocktake")
     return Check(
-        row.status == "done", f"the failing job was executed {told.executions[row.id]} times and is {row.status}"
+        row.status == "done", f"the failing job was executed {seen.executions[row.id]} times and is {row.status}"
     )
 
 
-def _ran(told: Told, rows: list[Row]) -> tuple[Ran, ...]:
+def _totals(seen: Observations, rows: list[Row]) -> tuple[MachineTotals, ...]:
     machines = dict.fromkeys(row.machine for row in rows)
     return tuple(
-        Ran(
+        MachineTotals(
             machine,
             sum(row.machine == machine for row in rows),
             sum(row.seq for row in rows if row.machine == machine),
-            sum(told.executions[row.id] for row in rows if row.machine == machine),
+            sum(seen.executions[row.id] for row in rows if row.machine == machine),
         )
         for machine in machines
     )
@@ -178,5 +176,5 @@ def _read(rows: Sequence[Sequence[Any]]) -> list[Row]:
     return [Row(*row) for row in rows]
 
 
-_MOMENT: Final = timedelta(seconds=1)
+_WAIT: Final = timedelta(seconds=1)
 _ROWS: Final = "select id, fsm, status::text, seq, parent_id from @schema.instances order by id"

@@ -1,7 +1,7 @@
-"""The world outside of the database, made of one file: a line for all that happens, in the order it happened.
+"""A file that records what worker processes do, one line per event, outside of the database.
 
-In: what worker processes do and notice. Out: notes, for the one who tells the story. Each note is one write to a file
-opened for appending, so those of several processes do not mix, and a killed process has written what it has done.
+It knows nothing of transactions, so a step that ran twice is in it twice. Each entry is one write to a file opened for
+appending: entries of several processes do not mix, and a killed process has recorded everything it began.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import msgspec
 
 from gen_durable.context import Context
 
-NOTES: Final = "GEN_DURABLE_DEMO_NOTES"
+EVENT_LOG: Final = "GEN_DURABLE_DEMO_EVENT_LOG"
 PACE: Final = "GEN_DURABLE_DEMO_PACE"
 
-Kind = Literal["ready", "began", "committed", "reaped"]
+Kind = Literal["ready", "started", "committed", "reaped"]
 
 
-class Note(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that happened in a worker process."""
+class LogEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event in a worker process."""
 
     kind: Kind
     at: float
@@ -38,42 +38,42 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     ids: tuple[int, ...] = ()
 
 
-async def act(ctx: Context, subject: str, *, seconds: float) -> None:
-    """Do something that no transaction takes back: note it first, then take time."""
-    write(began(ctx, subject))
+async def side_effect(ctx: Context, subject: str, *, seconds: float) -> None:
+    """Stand for an effect that no rollback undoes: record it, then take some time."""
+    append(started(ctx, subject))
     await asyncio.sleep(seconds * float(os.environ[PACE]))
 
 
-def began(ctx: Context, subject: str) -> Note:
-    """The note of an execution of a step."""
-    return Note(
-        "began", time.time(), os.getpid(), ctx.worker, ctx.id, machine=ctx.machine, step=ctx.step, subject=subject
+def started(ctx: Context, subject: str) -> LogEntry:
+    """The entry for the start of a step."""
+    return LogEntry(
+        "started", time.time(), os.getpid(), ctx.worker, ctx.id, machine=ctx.machine, step=ctx.step, subject=subject
     )
 
 
-def write(note: Note) -> None:
-    """Append a note to the file that the environment names."""
-    line = msgspec.json.encode(note) + b"\n"
-    file = os.open(os.environ[NOTES], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+def append(entry: LogEntry) -> None:
+    """Append an entry to the file that the environment variable names."""
+    line = msgspec.json.encode(entry) + b"\n"
+    file = os.open(os.environ[EVENT_LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, line)
     finally:
         os.close(file)
 
 
-class Reader:
-    """Reads a file of notes while it is written."""
+class EventLogReader:
+    """Reads the file while processes write to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
-    def fresh(self) -> Iterator[Note]:
-        """The notes that came since the last call."""
+    def read_new(self) -> Iterator[LogEntry]:
+        """The entries since the last call."""
         with self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # still being written
                 self._offset += len(line)
-                yield msgspec.json.decode(line, type=Note)
+                yield msgspec.json.decode(line, type=LogEntry)

@@ -1,10 +1,10 @@
-"""The shop of the demo: all that a user of the library writes.
+"""The shop of the demo: everything that a user of the library writes.
 
-An order waits for its payment, without holding a worker. Paid, it is charged, its items are packed side by side, and it
-is shipped. Not paid in time, it stops. Beside that, one job does a stocktake, and has to try three times.
+An order waits for its payment without occupying a worker. Once paid, it is charged, its items are packed in parallel,
+and it is shipped. If it is not paid in time, it fails. A separate job does a stocktake and needs three attempts.
 
-`act` stands for what a step does to the world: it takes its time and leaves a line in a file. The file knows nothing of
-transactions, so whatever was done twice is in it twice.
+`side_effect` stands for calls to other systems: it takes some time and appends a line to a file. The file knows nothing
+of transactions, so an effect that happened twice is in it twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable.cli.demo.event_log import act
+from gen_durable.cli.demo.event_log import side_effect
 
 
 @dataclass(frozen=True)
@@ -68,22 +68,22 @@ class Pack(Machine, queue="packing"):
 
     @step
     async def pack(self, item: Item, ctx: Context) -> Outcome[str]:
-        await act(ctx, f"order {item.order}", seconds=0.25)
+        await side_effect(ctx, f"order {item.order}", seconds=0.25)
         return Done(f"wrapped {item.name}")
 
 
 class Checkout(Machine, queue="checkout"):
-    """One order, from the basket to the door. Each step gets what the one before it had committed."""
+    """One order. Each step gets the state that the step before it has committed."""
 
     @step
     async def place(self, order: Order, ctx: Context) -> Outcome[Receipt]:
-        """The order is a sleeping row from here on, until the payment comes or the time is over."""
-        await act(ctx, f"order {order.number}", seconds=0.05)
+        """From here on the order is only a row, until the payment arrives or the timeout passes."""
+        await side_effect(ctx, f"order {order.number}", seconds=0.05)
         return Await(payment, then=self.collect, state=order, timeout=order.pay_within)
 
     @step
     async def collect(self, order: Order, ctx: Context) -> Outcome[Receipt]:
-        await act(ctx, f"order {order.number}", seconds=0.05)
+        await side_effect(ctx, f"order {order.number}", seconds=0.05)
         paid = ctx.first(payment)
         if paid is None:
             return Fail("payment never came")
@@ -91,30 +91,30 @@ class Checkout(Machine, queue="checkout"):
 
     @step
     async def charge(self, paid: PaidOrder, ctx: Context) -> Outcome[Receipt]:
-        """A worker that dies in here has charged, but committed nothing: another one charges again.
+        """A worker that dies in here may have charged without a commit, so another worker charges again.
 
-        A real bank is therefore told a key that is the same both times, such as the order's number.
+        Pass a real bank an idempotency key that is the same both times, such as the order's number.
         """
-        await act(ctx, f"order {paid.order.number}", seconds=0.8)
+        await side_effect(ctx, f"order {paid.order.number}", seconds=0.8)
         return Next(self.pack, paid)
 
     @step
     async def pack(self, paid: PaidOrder, ctx: Context) -> Outcome[Receipt]:
-        """Start the children and sleep until the last of them has ended, wherever they run."""
-        await act(ctx, f"order {paid.order.number}", seconds=0.05)
+        """Start the children and wait until all have ended, on whichever workers they run."""
+        await side_effect(ctx, f"order {paid.order.number}", seconds=0.05)
         items = [Start(Pack.pack, Item(paid.order.number, name)) for name in paid.order.items]
         return ScheduleChildren(items, then=self.ship, state=paid)
 
     @step
     async def ship(self, paid: PaidOrder, ctx: Context) -> Outcome[Receipt]:
-        await act(ctx, f"order {paid.order.number}", seconds=0.1)
+        await side_effect(ctx, f"order {paid.order.number}", seconds=0.1)
         return Done(Receipt(paid.order.number, paid.amount, parcel=tuple(ctx.results(Pack.pack))))
 
 
 @job(max_attempts=5, backoff=lambda attempt: timedelta(seconds=0.5))
 async def stocktake(shelf: str, ctx: Context) -> str:
-    """A job that raises is tried again; this one succeeds at its third attempt."""
-    await act(ctx, f"the {shelf}", seconds=0.1)
+    """A job that raises is retried; this one succeeds at its third attempt."""
+    await side_effect(ctx, f"the {shelf}", seconds=0.1)
     if ctx.attempt < 2:
         raise ConnectionError("the scales do not answer")
     return f"counted the {shelf}"

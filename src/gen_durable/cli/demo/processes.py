@@ -1,4 +1,4 @@
-"""The worker processes of the demo: real processes, that can really be killed."""
+"""Start, freeze, kill and stop the demo's worker processes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from gen_durable.cli.demo.event_log import NOTES, PACE
+from gen_durable.cli.demo.event_log import EVENT_LOG, PACE
 
 COMMAND: Final = [sys.executable, "-m", "gen_durable.cli", "worker", "gen_durable.cli.demo.program:worker"]
-PATIENCE: Final = 10.0
+STOP_TIMEOUT: Final = 10.0
 
 
 class State(StrEnum):
-    """What a worker process is doing, as shown."""
+    """The state of a worker process, as the demo shows it."""
 
     STARTING = "starting"
     WORKING = "working"
@@ -28,16 +28,16 @@ class State(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class WorkerProcess:
     """One worker process."""
 
     number: int
     process: asyncio.subprocess.Process
-    instead_of: Member | None = None
+    replaces: WorkerProcess | None = None
     state: State = State.STARTING
     name: str = ""
     steps: int = 0
-    doing: dict[int, str] = field(default_factory=dict[int, str])
+    running_steps: dict[int, str] = field(default_factory=dict[int, str])
 
     @property
     def pid(self) -> int:
@@ -47,62 +47,62 @@ class Member:
         return f"worker {self.number}"
 
 
-class Crew:
+class WorkerProcesses:
     """Starts, freezes, kills and stops worker processes."""
 
-    def __init__(self, dsn: str, notes: Path, log: Path, pace: float) -> None:
-        self._environment = os.environ | {"DATABASE_URL": dsn, NOTES: str(notes), PACE: str(pace)}
+    def __init__(self, dsn: str, event_log: Path, log: Path, pace: float) -> None:
+        self._environment = os.environ | {"DATABASE_URL": dsn, EVENT_LOG: str(event_log), PACE: str(pace)}
         self._log = log
-        self.members: list[Member] = []
+        self.workers: list[WorkerProcess] = []
 
-    async def hire(self, instead_of: Member | None = None) -> Member:
-        """Start one more. It is working when it has made its first pick."""
+    async def start(self, replaces: WorkerProcess | None = None) -> WorkerProcess:
+        """Start one more process. It is working once it has made its first pick."""
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *COMMAND,
-                "--supervised",  # it drains when we are gone: we hold the other end of its stdin
+                "--supervised",  # it drains when the demo dies, which holds the other end of its stdin
                 env=self._environment,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                process_group=0,  # Ctrl-C is for us; we tell the workers
+                process_group=0,  # Ctrl-C reaches the demo only, which stops the workers
             )
-        member = Member(len(self.members) + 1, process, instead_of)
-        self.members.append(member)
-        return member
+        worker = WorkerProcess(len(self.workers) + 1, process, replaces)
+        self.workers.append(worker)
+        return worker
 
-    def of(self, pid: int) -> Member:
-        """The member with a process id."""
-        return next(member for member in self.members if member.pid == pid)
+    def find(self, pid: int) -> WorkerProcess:
+        """The worker with a process id."""
+        return next(worker for worker in self.workers if worker.pid == pid)
 
-    def freeze(self, member: Member) -> None:
-        """Hold a process still: whatever it is doing, it is in the middle of it now."""
-        member.process.send_signal(signal.SIGSTOP)
+    def freeze(self, worker: WorkerProcess) -> None:
+        """SIGSTOP a process, so that it stays in the middle of its steps."""
+        worker.process.send_signal(signal.SIGSTOP)
 
-    def thaw(self, member: Member) -> None:
-        member.process.send_signal(signal.SIGCONT)
+    def thaw(self, worker: WorkerProcess) -> None:
+        worker.process.send_signal(signal.SIGCONT)
 
-    async def kill(self, member: Member) -> None:
-        """SIGKILL: nothing of the process gets to say goodbye."""
-        member.process.send_signal(signal.SIGKILL)
-        await member.process.wait()
-        member.state = State.KILLED
-        member.doing.clear()
+    async def kill(self, worker: WorkerProcess) -> None:
+        """SIGKILL a process: it can release nothing."""
+        worker.process.send_signal(signal.SIGKILL)
+        await worker.process.wait()
+        worker.state = State.KILLED
+        worker.running_steps.clear()
 
-    async def dismiss(self) -> bool:
-        """Stop all; tells whether every one of them drained and ended with 0."""
-        living = [member for member in self.members if member.process.returncode is None]
-        for member in living:
+    async def stop_all(self) -> bool:
+        """Stop all processes. Returns whether each drained and exited with 0."""
+        running = [worker for worker in self.workers if worker.process.returncode is None]
+        for worker in running:
             with contextlib.suppress(ProcessLookupError):
-                member.process.send_signal(signal.SIGTERM)
-        codes = await asyncio.gather(*(self._gone(member) for member in living))
+                worker.process.send_signal(signal.SIGTERM)
+        codes = await asyncio.gather(*(self._wait_for_exit(worker) for worker in running))
         return all(code == 0 for code in codes)
 
-    async def _gone(self, member: Member) -> int:
+    async def _wait_for_exit(self, worker: WorkerProcess) -> int:
         try:
-            code = await asyncio.wait_for(member.process.wait(), PATIENCE)
+            code = await asyncio.wait_for(worker.process.wait(), STOP_TIMEOUT)
         except TimeoutError:
-            member.process.kill()
-            code = await member.process.wait()
-        member.state = State.STOPPED
+            worker.process.kill()
+            code = await worker.process.wait()
+        worker.state = State.STOPPED
         return code

@@ -1,4 +1,4 @@
-"""What each worker process of the demo runs: `gen-durable worker gen_durable.cli.demo.program:worker`."""
+"""The program of each worker process: `gen-durable worker gen_durable.cli.demo.program:worker`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from gen_durable import Durable, Worker
-from gen_durable.cli.demo.event_log import Note, write
+from gen_durable.cli.demo.event_log import LogEntry, append
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
 from gen_durable.telemetry import ClaimsReaped, Event, RowsPicked, StepCommitted
 
@@ -17,9 +17,9 @@ LEASE: Final = timedelta(seconds=2)
 
 
 def worker() -> Worker:
-    """A worker with a short lease, so that one need not wait long to see another take over."""
-    app = Durable(schema=SCHEMA)  # DATABASE_URL says where
-    app.events.subscribe(_Witness().heard)
+    """A worker with a short lease, so that the claims of a killed worker are soon taken over."""
+    app = Durable(schema=SCHEMA)  # uses DATABASE_URL
+    app.events.subscribe(_EventRecorder().record)
     return Worker(
         app,
         machines=[Checkout(), Pack()],
@@ -31,24 +31,24 @@ def worker() -> Worker:
     )
 
 
-class _Witness:
-    """Notes what this worker does, for the story."""
+class _EventRecorder:
+    """Appends this worker's events to the demo's event log."""
 
     def __init__(self) -> None:
         self._ready = False
 
-    def heard(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         match event:
             case RowsPicked() if not self._ready:
                 self._ready = True
-                write(Note("ready", time.time(), os.getpid(), event.worker))
+                append(LogEntry("ready", time.time(), os.getpid(), event.worker))
             case StepCommitted(id=instance, machine=machine, step=step, outcome=outcome):
-                write(
-                    Note(
+                append(
+                    LogEntry(
                         "committed", time.time(), os.getpid(), id=instance, machine=machine, step=step, outcome=outcome
                     )
                 )
             case ClaimsReaped(ids=ids):
-                write(Note("reaped", time.time(), os.getpid(), ids=ids))
+                append(LogEntry("reaped", time.time(), os.getpid(), ids=ids))
             case _:
                 pass

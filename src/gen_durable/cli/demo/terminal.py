@@ -1,4 +1,4 @@
-"""Two views of the story: a picture that moves, for a terminal, and lines, for everything else."""
+"""Two views of the demo: a live picture for a terminal, and lines for everything else."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.demo.checks import Verdict
+from gen_durable.cli.demo.checks import Report
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
 from gen_durable.cli.demo.processes import State
-from gen_durable.cli.demo.view import Event, Scene, Tone
+from gen_durable.cli.demo.view import Event, Level, Snapshot
 from gen_durable.doctor import StepCount
 from gen_durable.instances import Status
 from gen_durable.machines import StepSpec
 
-LONGEST_BAR: Final = 40
-MOST_EVENTS: Final = 9
+MAX_BAR: Final = 40
+MAX_EVENTS: Final = 9
 BESIDE_BAR: Final = 60
 BESIDE_EVENTS: Final = 18
 _COLOURS: Final = {
@@ -31,12 +31,17 @@ _COLOURS: Final = {
     Status.FAILED: "yellow",
     Status.CANCELLED: "red",
 }
-_TONES: Final = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.BAD: "bold red"}
-_STATES: Final = {State.STARTING: "yellow", State.WORKING: "green", State.KILLED: "bold red", State.STOPPED: "dim"}
+_LEVEL_STYLES: Final = {Level.PLAIN: "", Level.GOOD: "green", Level.BAD: "bold red"}
+_STATE_STYLES: Final = {
+    State.STARTING: "yellow",
+    State.WORKING: "green",
+    State.KILLED: "bold red",
+    State.STOPPED: "dim",
+}
 
 
-class Lines:
-    """One line per event, and one a second for how things stand."""
+class LineView:
+    """Prints one line per event, and one summary line per second."""
 
     def __init__(self) -> None:
         self._shown = 0.0
@@ -44,35 +49,35 @@ class Lines:
     def event(self, event: Event) -> None:
         print(f"{event.at:5.1f} s  {event.text}", flush=True)
 
-    def show(self, scene: Scene) -> None:
-        if scene.at - self._shown >= 1:
-            self._shown = scene.at
-            print(f"{scene.at:5.1f} s  {_in_words(scene.counts)}", flush=True)
+    def show(self, snapshot: Snapshot) -> None:
+        if snapshot.at - self._shown >= 1:
+            self._shown = snapshot.at
+            print(f"{snapshot.at:5.1f} s  {_summary_line(snapshot.counts)}", flush=True)
 
 
-class Picture:
-    """Instances as bars, workers, and the last events, drawn again and again in place."""
+class LiveView:
+    """Draws instances as bars, the workers, and the latest events, updated in place."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
         console = live.console
-        self._bar = max(10, min(LONGEST_BAR, console.width - BESIDE_BAR))
-        self._events = max(3, min(MOST_EVENTS, console.height - BESIDE_EVENTS))
+        self._bar = max(10, min(MAX_BAR, console.width - BESIDE_BAR))
+        self._events = max(3, min(MAX_EVENTS, console.height - BESIDE_EVENTS))
 
     def event(self, event: Event) -> None:
-        """Events are part of the scene."""
+        """Does nothing: the snapshot holds the events."""
 
-    def show(self, scene: Scene) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         picture = Group(
-            _panel("instances", _instances(scene.counts, self._bar)),
-            _panel("worker processes", _workers(scene)),
-            _panel("what happened", _events(scene, self._events)),
-            Text(f" {scene.at:4.1f} s   {scene.where}", "dim", no_wrap=True, overflow="ellipsis"),
+            _panel("instances", _instances(snapshot.counts, self._bar)),
+            _panel("worker processes", _workers(snapshot)),
+            _panel("events", _events(snapshot, self._events)),
+            Text(f" {snapshot.at:4.1f} s   {snapshot.location}", "dim", no_wrap=True, overflow="ellipsis"),
         )
         self._live.update(picture, refresh=True)
 
 
-def _in_words(counts: list[StepCount]) -> str:
+def _summary_line(counts: list[StepCount]) -> str:
     orders = dict.fromkeys(Status, 0)
     items = dict.fromkeys(Status, 0)
     for count in counts:
@@ -128,41 +133,43 @@ def _counts(counts: list[StepCount]) -> Text:
     return text
 
 
-def _workers(scene: Scene) -> Table:
+def _workers(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
-    for member in scene.members:
-        state = "killed (SIGKILL)" if member.state is State.KILLED else member.state.value
-        doing = ", ".join(list(member.doing.values())[:3])
-        more = f" +{len(member.doing) - 3}" if len(member.doing) > 3 else ""
+    for worker in snapshot.workers:
+        state = "killed (SIGKILL)" if worker.state is State.KILLED else worker.state.value
+        steps = ", ".join(list(worker.running_steps.values())[:3])
+        more = f" +{len(worker.running_steps) - 3}" if len(worker.running_steps) > 3 else ""
         table.add_row(
-            Text(str(member), "bold"),
-            Text(f"pid {member.pid}", "dim"),
-            Text(state, _STATES[member.state]),
-            Text(f"{member.steps:3} steps"),
-            Text(doing + more, "cyan", no_wrap=True, overflow="ellipsis"),
+            Text(str(worker), "bold"),
+            Text(f"pid {worker.pid}", "dim"),
+            Text(state, _STATE_STYLES[worker.state]),
+            Text(f"{worker.steps:3} steps"),
+            Text(steps + more, "cyan", no_wrap=True, overflow="ellipsis"),
         )
     return table
 
 
-def _events(scene: Scene, most: int) -> Group:
+def _events(snapshot: Snapshot, most: int) -> Group:
     lines: list[Text] = []
-    for event in scene.events[-most:]:
+    for event in snapshot.events[-most:]:
         line = Text(f"{event.at:5.1f} s  ", "dim", no_wrap=True, overflow="ellipsis")
-        lines.append(line.append(event.text, _TONES[event.tone]))
+        lines.append(line.append(event.text, _LEVEL_STYLES[event.level]))
     return Group(*lines, *[Text("") for _ in range(most - len(lines))])
 
 
-def summary(verdict: Verdict, console: Console) -> None:
-    """The verdict as plain text, the same for both views."""
+def print_report(report: Report, console: Console) -> None:
+    """Print the report as plain text, the same for both views."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    table.add_column("what ran")
-    for column in ("instances", "steps executed", "outcomes committed", "run again"):
+    table.add_column("machine")
+    for column in ("instances", "steps executed", "outcomes committed", "repeated"):
         table.add_column(column, justify="right")
-    for ran in verdict.ran:
-        table.add_row(ran.machine, str(ran.instances), str(ran.executed), str(ran.committed), str(ran.again))
+    for totals in report.totals:
+        table.add_row(
+            totals.machine, str(totals.instances), str(totals.executed), str(totals.committed), str(totals.repeated)
+        )
     console.print()
     console.print(table)
     console.print()
-    for check in verdict.checks:
+    for check in report.checks:
         mark, style = ("ok  ", "green") if check.ok else ("FAIL", "bold red")
-        console.print(Text(f"{mark} ", style) + Text(check.words), soft_wrap=True)
+        console.print(Text(f"{mark} ", style) + Text(check.text), soft_wrap=True)

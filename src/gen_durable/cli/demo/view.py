@@ -1,4 +1,4 @@
-"""What the story shows and to whom: the scene, the tone of an event, and the door that a view has."""
+"""The data that the demo shows, and the protocol of its views."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from gen_durable.cli.demo.processes import Member
+from gen_durable.cli.demo.processes import WorkerProcess
 from gen_durable.doctor import StepCount
 
 
-class Tone(StrEnum):
-    """How an event is meant; views colour it."""
+class Level(StrEnum):
+    """The importance of an event; views colour it."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -20,31 +20,31 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something worth a line."""
+    """One line of the demo's report."""
 
     at: float
     text: str
-    tone: Tone
+    level: Level
 
 
 @dataclass(slots=True)
-class Scene:
-    """How things stand at a moment; `at` counts seconds since the shop opened."""
+class Snapshot:
+    """The state of the demo at one time; `at` counts seconds since the shop opened."""
 
-    where: str
+    location: str
     at: float = 0.0
-    members: list[Member] = field(default_factory=list[Member])
+    workers: list[WorkerProcess] = field(default_factory=list[WorkerProcess])
     counts: list[StepCount] = field(default_factory=list[StepCount])
     events: list[Event] = field(default_factory=list[Event])
 
 
-class Stage(Protocol):
-    """A view of the story."""
+class View(Protocol):
+    """Shows the demo to the user."""
 
     def event(self, event: Event) -> None:
-        """Something happened."""
+        """Show an event."""
         ...
 
-    def show(self, scene: Scene) -> None:
-        """A moment has passed."""
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the current state; called several times a second."""
         ...

@@ -1,0 +1,94 @@
+"""Instances, payloads and times as commands print them. Text out of the database cannot control the terminal."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+from gen_durable.codec import SEALED, decode_payload
+from gen_durable.errors import DecodeError
+from gen_durable.instances import Instance
+
+
+def format_age(then: datetime, now: datetime) -> str:
+    """`2h ago` for the past, `in 2h` for the future."""
+    seconds = (now - then).total_seconds()
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.0f}{unit} ago" if seconds > 0 else f"in {-seconds / size:.0f}{unit}"
+    return f"{max(seconds, 0):.0f}s ago" if seconds > -1 else f"in {-seconds:.0f}s"
+
+
+def escape_control(text: str) -> str:
+    """Escape characters that could move the cursor or change colours: the text comes from users' code."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+
+
+def readable_text(text: str | None) -> str:
+    """The text, or a hint if it is encrypted."""
+    return "(encrypted: --codec reads it)" if text is not None and text.startswith(SEALED) else text or ""
+
+
+def format_payload(raw: bytes) -> str:
+    """A payload as indented JSON, or the reason why it cannot be read."""
+    try:
+        return json.dumps(decode_payload(raw), indent=2, ensure_ascii=False)
+    except DecodeError as error:
+        return f"({error})"
+
+
+def raw_payload(raw: bytes | None) -> object:
+    """A payload for --json, as it is stored: an encrypted one stays encrypted."""
+    return None if raw is None else json.loads(raw)
+
+
+def format_key(key: bytes | None) -> str | None:
+    """A unique key as text; bytes that are not UTF-8 are escaped."""
+    return None if key is None else key.decode(errors="backslashreplace")
+
+
+def instance_note(instance: Instance) -> str:
+    """What an instance waits for, where it runs, or why it ended, in a few words."""
+    if instance.blocked_on is not None:
+        return f"blocked on {instance.blocked_on}"
+    match instance.status:
+        case "awaiting_signal":
+            return f"waits for {', '.join(instance.awaits)}"
+        case "awaiting_children":
+            return f"waits for {instance.children_pending:,} children"
+        case "executing":
+            return f"on {instance.locked_by}"
+        case _:
+            return readable_text(instance.last_error)
+
+
+def instance_fields(instance: Instance, *, payloads: bool) -> dict[str, object]:
+    """An instance for --json; with its state and result only if `payloads`."""
+    found: dict[str, object] = {
+        "id": instance.id,
+        "machine": instance.machine,
+        "version": instance.version,
+        "step": instance.step,
+        "status": instance.status.value,
+        "queue": instance.queue,
+        "priority": instance.priority,
+        "partition_key": instance.partition_key,
+        "unique_key": format_key(instance.unique_key),
+        "awaits": list(instance.awaits),
+        "blocked_on": instance.blocked_on,
+        "attempt": instance.attempt,
+        "crashes": instance.crashes,
+        "claims": instance.claims,
+        "seq": instance.seq,
+        "last_error": instance.last_error,
+        "locked_by": instance.locked_by,
+        "parent_id": instance.parent_id,
+        "children_pending": instance.children_pending,
+    }
+    for name in ("eligible_at", "due_at", "await_deadline", "inserted_at", "updated_at", "finished_at"):
+        value = getattr(instance, name)
+        found[name] = None if value is None else value.isoformat()
+    found["metadata"] = instance.metadata
+    if not payloads:
+        return found
+    return found | {"state": raw_payload(instance.raw_state), "result": raw_payload(instance.raw_result)}
