@@ -16,7 +16,7 @@ from gen_durable import Failed, Finished, Handle
 from gen_durable.cli.demo import checks
 from gen_durable.cli.demo.machines import Order, Receipt
 from gen_durable.cli.demo.program import SCHEMA
-from gen_durable.cli.demo.script import Placed, Observations
+from gen_durable.cli.demo.script import Observations, Placed
 
 
 @pytest.fixture

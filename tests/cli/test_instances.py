@@ -135,10 +135,7 @@ def test_signal(command: Command) -> None:
 
 def test_cancel(command: Command) -> None:
     """What waits ends, with its children; what executes is asked; what has ended is refused."""
-    assert (
-        command("cancel", "4", "--reason", "enough").stderr
-        == "instance 4: 2 cancelled, 0 executing and stopping\n"
-    )
+    assert command("cancel", "4", "--reason", "enough").stderr == "instance 4: 2 cancelled, 0 executing and stopping\n"
     assert command("cancel", "3").stderr == "instance 3: 0 cancelled, 1 executing and stopping\n"
     assert json.loads(command("show", "4", "--json").stdout)["last_error"] == "enough"
     again = command("cancel", "6")

@@ -222,7 +222,7 @@ def test_leaving_and_arriving(house: House) -> None:
     stopping = house.postmaster()
     os.kill(stopping, signal.SIGSTOP)  # so that its stop takes as long as this test wants
     try:
-        house.until(lambda: "no user is left" in house.log(), "the supervisor decides to stop")
+        house.until(lambda: "there is no user any more" in house.log(), "the supervisor decides to stop")
         assert house.is_held(), "the supervisor shuts the door before it stops the server"
         newcomer = house.user()
     finally:
@@ -270,8 +270,8 @@ def test_a_server_that_does_not_start_shows_its_log(house: House, monkeypatch: p
     house.until_quiet()
     with (house.layout.data / "postgresql.conf").open("a") as settings:
         settings.write("no_such_setting = on\n")
-    monkeypatch.setattr("gen_durable.embedded.user._PATIENCE", 1.0)
-    with pytest.raises(EmbeddedUnavailable, match=r"(?s)did not come up within 1 seconds.*no_such_setting"):
+    monkeypatch.setattr("gen_durable.embedded.user._START_TIMEOUT", 1.0)
+    with pytest.raises(EmbeddedUnavailable, match=r"(?s)did not start within 1 seconds.*no_such_setting"):
         embedded.start(house.directory)
     assert not house.is_held()
     house.until_quiet()

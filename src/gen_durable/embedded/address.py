@@ -1,9 +1,9 @@
-"""The directory that clients name as `host`.
+"""The directory that clients name as `host`: its socket path must fit into the kernel's limit and into a URL.
 
-In: a layout. Out: a directory whose socket path fits into the kernel's limit and into a URL. Normally that is the
-data directory itself. A path that is too long, or that has a character which a DSN would read as its own (a comma
-splits hosts), is published as a symlink in a directory of ours under the temp directory. The server does not know: it
-binds its socket relative to the data directory, so processes with different temp directories still share one server.
+Normally that is the data directory itself. If its path is too long, or has a character that a DSN interprets (a comma
+splits hosts), clients connect through a symlink in a private directory under the temp directory. The server does not
+know of it: it binds its socket relative to the data directory, so processes with different temp directories still share
+one server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gen_durable.embedded.layout import Layout
 from gen_durable.errors import EmbeddedUnavailable
 
 PORT = 5432
-"""Only a part of the socket's name. The DSN states it, else PGPORT in the environment would."""
+"""Only a part of the socket's name. The DSN states it, so that PGPORT in the environment cannot change it."""
 
 _LIMIT = 103  # bytes of sun_path before its terminator: 107 on Linux, 103 on macOS
 
@@ -29,15 +29,15 @@ def socket_in(directory: Path) -> Path:
     return directory / f".s.PGSQL.{PORT}"
 
 
-def publish(place: Layout) -> Path:
-    """The directory to connect through, made if it has to be. Cheap to repeat: temp directories are swept."""
-    if _fits(place.data):
-        return place.data
-    alias = _home() / hashlib.sha256(os.fsencode(place.data)).hexdigest()[:16]
-    if not _points_to(alias, place.data):
+def publish(layout: Layout) -> Path:
+    """The directory to connect through; creates the symlink if needed. Cheap to repeat: temp directories get cleaned."""
+    if _fits(layout.data):
+        return layout.data
+    alias = _alias_directory() / hashlib.sha256(os.fsencode(layout.data)).hexdigest()[:16]
+    if not _points_to(alias, layout.data):
         fresh = alias.with_name(f"{alias.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
-        fresh.symlink_to(place.data)
+        fresh.symlink_to(layout.data)
         fresh.replace(alias)
     return alias
 
@@ -54,16 +54,16 @@ def _points_to(alias: Path, target: Path) -> bool:
         return False
 
 
-def _home() -> Path:
+def _alias_directory() -> Path:
     name = f"gen_durable-{os.geteuid()}"
     temp = Path(tempfile.gettempdir())
     home = (temp if _fits(temp / name / ("0" * 16)) else Path("/tmp")) / name  # noqa: S108  # checked below
     home.mkdir(mode=0o700, exist_ok=True)
-    # Anybody may have made this name before us and would then decide which server we talk to.
+    # Another user may have created this name before and would then decide which server clients reach.
     found = home.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise EmbeddedUnavailable(
-            f"{home} must be a directory that only you can enter, and is not. Remove it, or set TMPDIR to a directory"
+            f"{home} is not a directory that only you can enter. Remove it, or set TMPDIR to a directory"
             " of your own, or pass a DSN / set DATABASE_URL."
         )
     return home

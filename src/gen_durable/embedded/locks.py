@@ -1,8 +1,8 @@
-"""flock, the only thing that says who is alive.
+"""`flock` on files: the kernel's record of which processes live.
 
-In: a path. Out: a `Lock`, held until it is closed or the process dies. A lock belongs to the *open file description*:
-a child that inherits the descriptor holds it too, and it is free when the last copy is closed. Hence `close` never
-unlocks: that would take the lock from the copies as well. `revoke` does just that, where it is wanted.
+A lock is held until it is closed or its process dies. It belongs to the *open file description*: a child that inherits
+the descriptor holds it too, and it is free when the last copy is closed. Hence `close` never unlocks, which would take
+the lock from the copies as well; `revoke` does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gen_durable.embedded.layout import open_owned
 
 
 class Lock:
-    """One descriptor with a lock on it. Descriptors are closed on exec, unless they are handed on by name."""
+    """One descriptor with a lock on it. It is closed on exec unless it is passed on explicitly."""
 
     __slots__ = ("_fd",)
 
@@ -28,7 +28,7 @@ class Lock:
         return self._fd
 
     def same_file(self, path: Path) -> bool:
-        """Whether `path` still is the file that is locked: False when it was deleted or replaced."""
+        """Whether `path` still is the locked file: False if it was deleted or replaced."""
         try:
             return os.path.samestat(os.fstat(self._fd), path.stat())
         except FileNotFoundError:
@@ -47,14 +47,14 @@ class Lock:
 
 
 def try_exclusive(path: Path) -> Lock | None:
-    """The exclusive lock on `path`, or None when anybody else has any lock on it."""
+    """The exclusive lock on `path`, or None if there is any other lock on it."""
     return _try(open_owned(path, os.O_RDWR), fcntl.LOCK_EX)
 
 
 def is_free(path: Path) -> bool:
-    """Whether nobody has a lock on `path`. Takes it for an instant, so a `shared` may have to try twice.
+    """Whether there is no lock on `path`. Holds it for an instant, so a concurrent `shared` may have to try twice.
 
-    Does not create the file: a question must not bring back a directory that is being deleted.
+    Does not create the file: the check must not bring back a directory that is being deleted.
     """
     lock = _try(os.open(path, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_EX)
     if lock is None:
@@ -64,7 +64,7 @@ def is_free(path: Path) -> bool:
 
 
 def shared(path: Path, timeout: float) -> Lock | None:
-    """A shared lock on `path`, or None when an exclusive one stays in the way for `timeout` seconds."""
+    """A shared lock on `path`, or None if another process holds it exclusively for `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while (lock := _try(open_owned(path, os.O_RDWR), fcntl.LOCK_SH)) is None:
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""Does the server answer?
+"""Ask a server whether it accepts connections.
 
-In: the socket. Out: an `Answer`. Speaks just enough of the protocol to tell a server that takes connections from one
-that is still starting or recovering, without a driver and without a process per question.
+Speaks just enough of the protocol to distinguish a ready server from one that is starting or recovering, without a
+driver and without a process per probe.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from pathlib import Path
 
 _PROTOCOL = 3 << 16
 _PARAMETERS = b"user\0postgres\0database\0postgres\0application_name\0gen_durable probe\0\0"
-_HELLO = struct.pack("!ii", 8 + len(_PARAMETERS), _PROTOCOL) + _PARAMETERS
-_GOODBYE = b"X\0\0\0\x04"
+_STARTUP = struct.pack("!ii", 8 + len(_PARAMETERS), _PROTOCOL) + _PARAMETERS
+_TERMINATE = b"X\0\0\0\x04"
 _CANNOT_CONNECT_NOW = b"C57P03\0"
 
 
-class Answer(enum.Enum):
-    """What came back."""
+class ServerState(enum.Enum):
+    """The state of a server, as a client sees it."""
 
     READY = enum.auto()
-    """It takes connections (or refuses this one for a reason of its own, such as too many of them)."""
+    """It accepts connections (or rejects this one for another reason, such as too many of them)."""
     STARTING = enum.auto()
     """It is alive, but starting, recovering or stopping."""
-    SILENT = enum.auto()
-    """Nobody listens."""
+    DOWN = enum.auto()
+    """No process listens on the socket."""
 
 
-def ask(path: Path) -> Answer:
-    """Knock at the socket once."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.settimeout(5)
+def read_state(path: Path) -> ServerState:
+    """Connect to the socket once."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(5)
         try:
-            door.connect(str(path))
-            door.sendall(_HELLO)
-            reply = door.recv(4096)
+            connection.connect(str(path))
+            connection.sendall(_STARTUP)
+            reply = connection.recv(4096)
             if reply.startswith(b"R"):
-                door.sendall(_GOODBYE)
+                connection.sendall(_TERMINATE)
         except OSError:
-            return Answer.SILENT
+            return ServerState.DOWN
     if not reply:
-        return Answer.SILENT
-    return Answer.STARTING if _CANNOT_CONNECT_NOW in reply else Answer.READY
+        return ServerState.DOWN
+    return ServerState.STARTING if _CANNOT_CONNECT_NOW in reply else ServerState.READY

@@ -1,8 +1,7 @@
 """The supervisor: the one process that starts, restarts and stops the server of a directory.
 
-In: a directory and the wheel's binaries. Out: a running Postgres for as long as anybody holds `users.lock`. It keeps
-no state that a successor would need: whether a server runs is read off `server.lock`, so a server that outlived a
-killed supervisor is taken over without being told.
+It runs while any process holds `users.lock`. It keeps no state that a successor would need: `server.lock` says whether
+a server runs, so a new supervisor takes over a server that outlived a killed one.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from gen_durable.backoff import Pauses
 from gen_durable.embedded import account, locks, postmaster
 from gen_durable.embedded.binaries import Binaries, runnable_by
 from gen_durable.embedded.cluster import Cluster
@@ -26,148 +26,157 @@ from gen_durable.errors import EmbeddedUnavailable
 
 logger = logging.getLogger("gen_durable.embedded.supervisor")
 
-_TURN = 0.5  # between two looks at the users
-_TURN_WHILE_DOWN = 0.05  # between two looks at whether the dead server's last backend is gone
-_LINGER = 1.0  # how long nobody must be there before the server stops
-_STEADY = 5.0  # a server that lived this long may be restarted at once
-_STOPPING = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))  # fast, immediate, none
+_CHECK_INTERVAL = 0.5
+_CHECK_INTERVAL_WHILE_DOWN = 0.05  # until the dead server's last backend is gone
+_LINGER = 1.0  # how long the server stays without a user
+_STABLE_AFTER = 5.0  # a server that ran this long is restarted at once
+_STOPPING = (
+    (signal.SIGINT, 30.0),
+    (signal.SIGQUIT, 10.0),
+    (signal.SIGKILL, 10.0),
+)  # Postgres' fast and immediate shutdown, then a kill
 
 
 class Supervisor:
-    """Runs until there is no user; `turn` is one look at the world."""
+    """Keeps the server running until there is no user."""
 
-    def __init__(self, place: Layout, binaries: Binaries, own: Lock) -> None:
-        self._place = place
+    def __init__(self, layout: Layout, binaries: Binaries, own: Lock) -> None:
+        self._layout = layout
         self._binaries = binaries
         self._own = own
         self._child: subprocess.Popen[bytes] | None = None
         self._launched = float("-inf")
-        self._delay = 0.0
-        self._alone_since: float | None = None
+        self._pauses = Pauses(0.1, 5.0)
+        self._pause = 0.0
+        self._unused_since: float | None = None
         self._users: Lock | None = None
-        self._asked_to_stop = False
+        self._is_stop_requested = False
 
     def run(self) -> None:
-        """Look, wait, look again; then stop the server and let go, in the order that newcomers rely on."""
+        """Check until there is no user; then stop the server and release the locks, in the order new users rely on."""
         wake, signalled = os.pipe()
         for end in (wake, signalled):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the thread that started us may have blocked any of them
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the starting thread may have blocked some of them
         signal.signal(signal.SIGCHLD, _ignore)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask_to_stop)
-        while self.turn():
-            if select.select([wake], [], [], _TURN if self._serving() else _TURN_WHILE_DOWN)[0]:
+            signal.signal(number, self._request_stop)
+        while self.check_once():
+            if select.select([wake], [], [], _CHECK_INTERVAL if self._is_serving() else _CHECK_INTERVAL_WHILE_DOWN)[0]:
                 os.read(wake, 4096)
         self._stop_server()
-        # First our own lock, then (with the process) the users': a newcomer that waited for the latter finds the former
-        # free and starts the next supervisor at once. Guarded by test_leaving_and_arriving.
+        # Release the supervisor lock first, then (with the process) the users lock: a new user that waited for the
+        # latter finds the former free and starts the next supervisor at once. Guarded by test_leaving_and_arriving.
         self._own.close()
 
-    def turn(self) -> bool:
-        """One look. False when it is time to stop the server and go."""
-        if (reason := self._reason_to_go()) is not None:
+    def check_once(self) -> bool:
+        """Start the server if it is down. Returns False if the supervisor should stop it and exit."""
+        if (reason := self._stop_reason()) is not None:
             logger.info("stopping: %s", reason)
             return False
         if self._child is not None and self._child.poll() is not None:
-            logger.warning("Postgres ended with status %s", self._child.returncode)
-            self._delay = 0.0 if time.monotonic() - self._launched > _STEADY else min(5.0, self._delay * 2 + 0.1)
+            logger.warning("Postgres exited with status %s", self._child.returncode)
+            if time.monotonic() - self._launched > _STABLE_AFTER:
+                self._pauses.reset()
+                self._pause = 0.0
+            else:
+                self._pause = self._pauses.next()
             self._child = None
-        if time.monotonic() >= self._launched + self._delay:
+        if time.monotonic() >= self._launched + self._pause:
             self._ensure_server()
         return True
 
-    def _reason_to_go(self) -> str | None:
-        if self._asked_to_stop:
-            return "asked to"
+    def _stop_reason(self) -> str | None:
+        if self._is_stop_requested:
+            return "received a stop signal"
         try:
             if self._is_ours():
-                return "no user is left" if self._is_deserted() else None
+                return "there is no user any more" if self._is_unused() else None
         except FileNotFoundError:
             pass
         return "the directory was removed"
 
-    def _serving(self) -> bool:
-        return self._child is not None or postmaster.running(self._place) is not None
+    def _is_serving(self) -> bool:
+        return self._child is not None or postmaster.running(self._layout) is not None
 
-    def _is_deserted(self) -> bool:
-        """Whether nobody used the server for a while. If so, newcomers are kept waiting from here on."""
+    def _is_unused(self) -> bool:
+        """Whether the server had no user for a while. If so, new users wait for the users lock from here on."""
         now = time.monotonic()
-        if not locks.is_free(self._place.users_lock):
-            self._alone_since = None
+        if not locks.is_free(self._layout.users_lock):
+            self._unused_since = None
             return False
-        if self._alone_since is None:
-            self._alone_since = now
-        if now - self._alone_since < _LINGER:
+        if self._unused_since is None:
+            self._unused_since = now
+        if now - self._unused_since < _LINGER:
             return False
-        self._users = locks.try_exclusive(self._place.users_lock)
+        self._users = locks.try_exclusive(self._layout.users_lock)
         return self._users is not None
 
     def _ensure_server(self) -> None:
-        lock = locks.try_exclusive(self._place.server_lock)
+        lock = locks.try_exclusive(self._layout.server_lock)
         if lock is None:
             return
         self._launched = time.monotonic()
         try:
-            owner = account.choose(self._place)
+            owner = account.choose(self._layout)
             binaries = self._binaries if owner is None else runnable_by(owner, self._binaries)
-            cluster = Cluster(self._place, binaries, owner)
+            cluster = Cluster(self._layout, binaries, owner)
             if not cluster.exists():
-                logger.info("making a cluster in %s", self._place.data)
+                logger.info("creating a cluster in %s", self._layout.data)
                 cluster.create(lock)
-            postmaster.clear_stale(self._place)
+            postmaster.clear_stale(self._layout)
             self._child = cluster.launch(lock)
         except (OSError, EmbeddedUnavailable):
-            logger.exception("cannot start Postgres; will try again")
-            self._delay = min(5.0, self._delay * 2 + 0.5)
+            logger.exception("cannot start Postgres; retrying")
+            self._pause = self._pauses.next()
         finally:
             lock.close()
 
     def _stop_server(self) -> None:
-        for number, patience in _STOPPING:
+        for number, timeout in _STOPPING:
             if self._child is not None:
                 self._child.send_signal(number)
-            elif self._is_ours() and (pid := postmaster.running(self._place)) is not None:
+            elif self._is_ours() and (pid := postmaster.running(self._layout)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-            deadline = time.monotonic() + patience
+            deadline = time.monotonic() + timeout
             while time.monotonic() < deadline:
                 if self._is_down():
                     return
                 time.sleep(0.02)
-        logger.error("Postgres does not stop")
+        logger.error("Postgres did not stop, not even on SIGKILL")
 
     def _is_down(self) -> bool:
         if self._child is not None and self._child.poll() is None:
             return False
         try:
-            return not self._is_ours() or locks.is_free(self._place.server_lock)
+            return not self._is_ours() or locks.is_free(self._layout.server_lock)
         except FileNotFoundError:
             return True
 
     def _is_ours(self) -> bool:
-        """Whether the directory still is the one that we supervise: another may have taken its name."""
-        return self._own.same_file(self._place.supervisor_lock)
+        """Whether the directory is still the supervised one: another directory may have its name now."""
+        return self._own.same_file(self._layout.supervisor_lock)
 
-    def _ask_to_stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._asked_to_stop = True
+    def _request_stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_stop_requested = True
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """A handler must exist for the signal to wake the loop."""
+    """Does nothing: without a handler the signal would not wake the loop."""
 
 
 def main(directory: str, root: str, inherited: int) -> None:
-    """Detach, become the supervisor of `directory`, and return when it is done (or when there is another)."""
+    """Detach and supervise `directory`. Returns when the server has stopped, or at once if there is a supervisor."""
     if os.fork() != 0:
-        os._exit(0)  # the starter waits for this; the supervisor is nobody's child and leaves no zombie behind
+        os._exit(0)  # the starter waits for this exit; init adopts the supervisor, so it leaves no zombie
     logging.basicConfig(level=logging.INFO, format="%(asctime)s [%(process)d] %(name)s: %(message)s")
-    place = Layout(Path(directory))
-    # The starter took the lock and handed it down. It may have forked meanwhile, and a copy in such a child
-    # would outlive us; so that one is revoked, and taken anew on a descriptor that only we have.
+    layout = Layout(Path(directory))
+    # The starter took the lock and passed it on. If it has forked meanwhile, the child's copy would outlive this
+    # process; so the inherited lock is revoked and taken anew on a descriptor of this process only.
     Lock(inherited).revoke()
-    own = locks.try_exclusive(place.supervisor_lock)
+    own = locks.try_exclusive(layout.supervisor_lock)
     if own is not None:
-        logger.info("supervising %s", place.directory)
-        Supervisor(place, Binaries(Path(root)), own).run()
+        logger.info("supervising %s", layout.directory)
+        Supervisor(layout, Binaries(Path(root)), own).run()

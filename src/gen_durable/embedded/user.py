@@ -1,7 +1,6 @@
-"""What makes a process a user of the server.
+"""One process's use of the server: a share of `users.lock`, and a thread that replaces a killed supervisor.
 
-In: a layout and the binaries. Out: a `Membership`: a share of `users.lock`, taken before anything else so that the
-server cannot stop under us, a server that answered, and a guard that replaces a killed supervisor.
+The share is taken before anything else, so that the server cannot stop while the process joins it.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from gen_durable.embedded import address, locks, probe
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.layout import Layout, open_owned
 from gen_durable.embedded.locks import Lock
-from gen_durable.embedded.probe import Answer
+from gen_durable.embedded.probe import ServerState
 from gen_durable.errors import EmbeddedUnavailable
 
 logger = logging.getLogger("gen_durable.embedded")
 
-_PATIENCE = 30.0  # seconds without a sign of life from the server
-_GUARD_TURN = 1.0
+_START_TIMEOUT = 30.0  # seconds in which the server is neither ready nor starting
+_GUARD_INTERVAL = 1.0
 _LOG_LIMIT = 8 * 1024 * 1024
 
 
-class Guard:
-    """Sees once a second that there is a supervisor. Users have no other way to learn that it was killed."""
+class SupervisorGuard:
+    """Checks once a second that there is a supervisor: users cannot notice otherwise that it was killed."""
 
-    def __init__(self, place: Layout, binaries: Binaries) -> None:
-        self._place = place
+    def __init__(self, layout: Layout, binaries: Binaries) -> None:
+        self._layout = layout
         self._binaries = binaries
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="gen_durable-embedded-guard", daemon=True)
@@ -45,78 +44,78 @@ class Guard:
         self._stopped.set()
         self._thread.join()
 
-    def turn(self) -> None:
-        """One look."""
-        address.publish(self._place)
-        ensure_supervisor(self._place, self._binaries)
+    def check_once(self) -> None:
+        """Start a supervisor if there is none, and restore the symlink to the socket."""
+        address.publish(self._layout)
+        ensure_supervisor(self._layout, self._binaries)
 
     def _loop(self) -> None:
-        while not self._stopped.wait(_GUARD_TURN):
+        while not self._stopped.wait(_GUARD_INTERVAL):
             try:
-                self.turn()
+                self.check_once()
             except (OSError, EmbeddedUnavailable) as error:
-                if not self._place.directory.exists():
-                    return  # deleted under us: nothing is left to guard
-                logger.warning("the embedded server's supervisor cannot be checked: %s", error)
+                if not self._layout.directory.exists():
+                    return  # the directory was deleted
+                logger.warning("cannot check the supervisor of the embedded server: %s", error)
             except RuntimeError:
-                return  # no process can be started any more: the interpreter is on its way out
+                return  # the interpreter is shutting down and starts no process any more
 
 
-class Membership:
-    """The hold of one `start` on the server."""
+class ServerUser:
+    """One call of `start`: keeps the server running until `release`."""
 
-    def __init__(self, share: Lock, guard: Guard) -> None:
+    def __init__(self, share: Lock, guard: SupervisorGuard) -> None:
         self._share = share
         self._guard = guard
         self._pid = os.getpid()
 
-    def leave(self) -> None:
-        """Let go. In a forked child only the child's copy goes: the guard is a thread of the parent."""
+    def release(self) -> None:
+        """Stop using the server. A forked child closes only its own copy: the guard is a thread of the parent."""
         if os.getpid() == self._pid:
             self._guard.stop()
         self._share.close()
 
 
-def join(place: Layout, binaries: Binaries) -> Membership:
-    """Become a user of the server; return when it answers."""
-    share = locks.shared(place.users_lock, _PATIENCE)
+def join(layout: Layout, binaries: Binaries) -> ServerUser:
+    """Become a user of the server. Returns when it accepts connections."""
+    share = locks.shared(layout.users_lock, _START_TIMEOUT)
     if share is None:
         raise EmbeddedUnavailable(
-            f"The embedded server in {place.directory} is stopping and does not end. Its log says:\n{place.log_tail()}"
+            f"The embedded server in {layout.directory} does not finish stopping. Its log says:\n{layout.log_tail()}"
         )
     try:
-        _await_server(place, binaries)
+        _wait_until_ready(layout, binaries)
     except BaseException:
         share.close()
         raise
-    guard = Guard(place, binaries)
+    guard = SupervisorGuard(layout, binaries)
     guard.start()
-    return Membership(share, guard)
+    return ServerUser(share, guard)
 
 
-def ensure_supervisor(place: Layout, binaries: Binaries) -> None:
-    """Start a supervisor if there is none. The lock that says so is handed down to it, so there is never a second."""
-    lock = locks.try_exclusive(place.supervisor_lock)
+def ensure_supervisor(layout: Layout, binaries: Binaries) -> None:
+    """Start a supervisor if there is none. It inherits the lock, so there is never a second one."""
+    lock = locks.try_exclusive(layout.supervisor_lock)
     if lock is None:
         return
     try:
-        _spawn(place, binaries, lock)
+        _spawn(layout, binaries, lock)
     except BaseException:
         lock.revoke()
         raise
     lock.close()
 
 
-def _spawn(place: Layout, binaries: Binaries, lock: Lock) -> None:
-    if place.log.exists() and place.log.stat().st_size > _LOG_LIMIT:
-        place.log.replace(place.log.with_suffix(".log.1"))
-    log = open_owned(place.log, os.O_WRONLY | os.O_APPEND)
+def _spawn(layout: Layout, binaries: Binaries, lock: Lock) -> None:
+    if layout.log.exists() and layout.log.stat().st_size > _LOG_LIMIT:
+        layout.log.replace(layout.log.with_suffix(".log.1"))
+    log = open_owned(layout.log, os.O_WRONLY | os.O_APPEND)
     try:
         # -S and -P: no site packages and no directory of the script on the path; it needs the standard
         # library only.
         program = [sys.executable, "-S", "-P", str(Path(__file__).with_name("__main__.py"))]
-        done = subprocess.run(  # noqa: S603  # our own program
-            [*program, str(place.directory), str(binaries.root), str(lock.fd)],
+        done = subprocess.run(  # noqa: S603  # fixed arguments
+            [*program, str(layout.directory), str(binaries.root), str(lock.fd)],
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -129,32 +128,32 @@ def _spawn(place: Layout, binaries: Binaries, lock: Lock) -> None:
         os.close(log)
     if done.returncode != 0:
         raise EmbeddedUnavailable(
-            f"The supervisor of the embedded server in {place.directory} did not start (status {done.returncode})."
-            f" Its log says:\n{place.log_tail()}"
+            f"The supervisor of the embedded server in {layout.directory} did not start (status {done.returncode})."
+            f" Its log says:\n{layout.log_tail()}"
         )
 
 
-def _await_server(place: Layout, binaries: Binaries) -> None:
-    socket = address.socket_in(address.publish(place))
-    look_again = float("-inf")
-    give_up = time.monotonic() + _PATIENCE
+def _wait_until_ready(layout: Layout, binaries: Binaries) -> None:
+    socket = address.socket_in(address.publish(layout))
+    next_check = float("-inf")
+    give_up = time.monotonic() + _START_TIMEOUT
     while True:
         now = time.monotonic()
-        if now >= look_again:
-            ensure_supervisor(place, binaries)
-            look_again = now + _GUARD_TURN
-        answer = probe.ask(socket)
-        match answer:
-            case Answer.READY:
+        if now >= next_check:
+            ensure_supervisor(layout, binaries)
+            next_check = now + _GUARD_INTERVAL
+        state = probe.read_state(socket)
+        match state:
+            case ServerState.READY:
                 return
-            case Answer.STARTING:
-                give_up = now + _PATIENCE  # recovery after a crash takes as long as it takes
-            case Answer.SILENT:
+            case ServerState.STARTING:
+                give_up = now + _START_TIMEOUT  # recovery after a crash may take any time
+            case ServerState.DOWN:
                 if now > give_up:
                     raise EmbeddedUnavailable(
-                        f"The embedded server in {place.directory} did not come up within {_PATIENCE:.0f} seconds."
-                        f" Its log says:\n{place.log_tail()}"
+                        f"The embedded server in {layout.directory} did not start within {_START_TIMEOUT:.0f} seconds."
+                        f" Its log says:\n{layout.log_tail()}"
                     )
             case _:
-                assert_never(answer)
+                assert_never(state)
         time.sleep(0.02)
