@@ -201,7 +201,7 @@ def test_eight_first_starts_make_one_cluster(house: House) -> None:
     """Processes that start at the same moment share one initdb, one supervisor and one server."""
     users = [house.user() for _ in range(8)]
     assert len({user.line() for user in users}) == 1
-    assert house.log().count("making a cluster") == 1
+    assert house.log().count("creating a cluster") == 1
     assert house.log().count("starting PostgreSQL") == 1
     assert len(house.supervisors()) == 1
 

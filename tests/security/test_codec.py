@@ -217,7 +217,7 @@ async def test_a_wrong_key_and_a_missing_key(engine: Opening) -> None:
         with pytest.raises(DecodeError, match="its key 'k1' is not the one that was given"):
             _ = (await e.app.get(handle.id)).state
     async with engine(codec=aes("k2")) as e:
-        with pytest.raises(DecodeError, match="encrypted with key 'k1', which was not given"):
+        with pytest.raises(DecodeError, match="encrypted with key 'k1', which AesGcm was not given"):
             _ = (await e.app.get(handle.id)).state
         async with e.worker(echo):
             (event,) = await e.seen.until(StateUndecodable)

@@ -140,7 +140,7 @@ async def test_a_key_finds_its_instance_also_after_its_end(durable_harness: Harn
         await harness.drain()
         last = await harness.app.insert(Shop.ship, Order(5), unique_key="order:5")
         await harness.drain()
-        assert (await harness.look("order:5")).id == last.id
+        assert (await harness.snapshot("order:5")).id == last.id
         await harness.assert_done("order:5", Order(5))
 
 

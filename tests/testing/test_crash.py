@@ -113,7 +113,7 @@ async def test_a_row_behind_its_partition_key_cannot_jump_the_queue(durable_harn
 async def test_a_row_of_a_machine_that_the_harness_lacks_cannot_crash(durable_harness: HarnessFactory) -> None:
     async with durable_harness() as harness:
         handle = await harness.app.insert(Charge.charge, 1)
-        with pytest.raises(AssertionError, match="the harness was not given Charge version 1 with a step 'charge'"):
+        with pytest.raises(AssertionError, match="the harness has no Charge version 1 with a step 'charge'"):
             await harness.crash(handle)
 
 

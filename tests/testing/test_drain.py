@@ -94,7 +94,7 @@ async def test_runs_through_signals_and_children_and_tells_what_ran(durable_harn
         second = await harness.drain()
         assert second.steps == {"Checkout.fan": 1, "pack.run": 2, "Checkout.join": 1}
         assert second.outcomes == {"ScheduleChildren": 1, "Done": 3}
-        assert (second.done, second.failed, second.replayed, second.waiting) == (3, 0, 0, ())
+        assert (second.done, second.failed, second.retried, second.waiting) == (3, 0, 0, ())
         assert await harness.assert_done(handle) == ["packed a", "packed b"]
 
 
@@ -110,10 +110,10 @@ async def test_the_text_of_a_tally_says_what_ran_and_what_each_instance_waits_fo
         await harness.app.insert(stranger, 1)
         text = str(await harness.drain())
     assert "1 steps ran: Checkout.start 1" in text
-    assert "0 done, 0 failed, 0 replayed, 3 still waiting" in text
+    assert "0 done, 0 failed, 0 retried, 3 still waiting" in text
     assert "instance 1 (Checkout.fan) waits for signal 'go', for another 1:00:00" in text
     assert "instance 2 (pack.run) is due in 2:00:00" in text
-    assert "instance 3 (stranger.run) is due now; the harness was not given stranger version 1" in text
+    assert "instance 3 (stranger.run) is due now; the harness has no stranger version 1" in text
 
 
 async def test_many_waiting_instances_are_cut_short_in_the_text(durable_harness: HarnessFactory) -> None:
@@ -193,7 +193,7 @@ async def test_errors_of_steps_are_in_the_tally_and_can_be_raised(durable_harnes
     async with durable_harness(machines=[Grumpy()]) as harness:
         handle = await harness.app.insert(Grumpy.grumble, 5)
         tally = await harness.drain()
-        assert (tally.replayed, tally.done) == (1, 1)
+        assert (tally.retried, tally.done) == (1, 1)
         assert [e.attempt for e in tally.executions] == [0, 1]
         assert [str(e) for e in tally.errors] == ["not at first"]
         assert "instance 1 Grumpy.grumble (attempt 0): Retry after ValueError('not at first')" in map(

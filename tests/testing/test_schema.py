@@ -34,7 +34,7 @@ async def test_a_schema_is_dropped_also_when_the_test_fails(gen_durable_dsn: str
 
 async def test_a_harness_refuses_a_schema_that_was_not_made_for_tests(gen_durable_dsn: str, schema: str) -> None:
     app = Durable(gen_durable_dsn, schema=schema)
-    with pytest.raises(ConfigError, match=f"schema '{schema}' was not made for tests"):
+    with pytest.raises(ConfigError, match=f"Schema '{schema}' was not created for tests"):
         async with Harness(app):
             pass
     assert await services_of(app).ensure_open(), "what the harness opened, it closed"

@@ -60,9 +60,9 @@ async def test_retries_come_one_by_one(durable_harness: HarnessFactory) -> None:
     async with durable_harness(jobs=[flaky]) as harness:
         lucky = await harness.app.insert(flaky, 2)
         hopeless = await harness.app.insert(flaky, 9)
-        assert (await harness.drain()).replayed == 2
+        assert (await harness.drain()).retried == 2
         await harness.advance(MINUTE)
-        assert (await harness.drain()).replayed == 2
+        assert (await harness.drain()).retried == 2
         await harness.advance(MINUTE)
         assert (await harness.drain()).executed == 0, "the second retry waits two minutes"
         await harness.advance(MINUTE)
@@ -81,7 +81,7 @@ async def test_a_deadline_passes_when_time_is_advanced(durable_harness: HarnessF
         assert (await harness.drain()).failed == 1
         await harness.assert_failed(short, "no answer came")
         await harness.assert_awaiting(long, answer)
-        left = (await harness.look(long)).due_in
+        left = (await harness.snapshot(long)).due_in
         assert left is not None
         assert timedelta(minutes=43) < left <= timedelta(minutes=44)
 

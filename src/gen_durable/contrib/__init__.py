@@ -1,1 +1,1 @@
-"""Machines that are shipped with the library, each with what it needs as an extra."""
+"""Optional parts on top of the library. Each needs an extra."""

@@ -1,10 +1,9 @@
 """AES-256-GCM for payloads: `Durable(codec=AesGcm({"2026-11": key}))`.
 
-In: keys of 32 bytes by their ids, of which one writes. Out: a `PayloadCodec`: what it stores can be read only with the
-key, and only as the field of the instance that it was stored for.
+A payload can be decrypted only with its key, and only as the same field of the same instance.
 
-A payload is stored as: 1, the length of the key's id, the id, a nonce of 12 bytes, the ciphertext with its tag. Each
-instance has a key of its own, derived from the one that was given: nonces are random, and one key would have too many.
+It is stored as: 1, the length of the key's id, the id, a nonce of 12 bytes, the ciphertext with its tag. Each instance
+has a key of its own, derived from the given one: nonces are random, and one key must not see too many of them.
 
 Needs the extra: `pip install 'gen-durable[crypto]'`.
 """
@@ -29,10 +28,10 @@ PURPOSE: Final = b"gen_durable payload of "
 
 
 class AesGcm:
-    """The codec. `write` is the id of the key to encrypt with; the others only read. With one key it may be left out.
+    """A `PayloadCodec` with keys of 32 bytes by their ids. `write` is the id of the key to encrypt with.
 
-    To change keys: give the new one to every process for reading, then let it write, and drop the old one when nothing
-    is left that it has encrypted.
+    With a single key, `write` may be left out. To change keys: deploy the new key to every process for reading, then
+    name it in `write`, and remove the old key when no stored payload uses it.
     """
 
     __slots__ = ("_header", "_keys", "_write")
@@ -41,36 +40,36 @@ class AesGcm:
         for name, key in keys.items():
             check_name(name, "the id of a key", ConfigError)
             if not isinstance(key, bytes) or len(key) != 32:
-                raise ConfigError(f"key {name!r} must be 32 bytes, as of secrets.token_bytes(32)")
+                raise ConfigError(f"Key {name!r} must be 32 bytes. Make one with secrets.token_bytes(32).")
         if write is None and len(keys) == 1:
             (write,) = keys
         if write is None or write not in keys:
-            raise ConfigError("write must name one of the keys: the one to encrypt with")
+            raise ConfigError("write= must be the id of the key to encrypt with, one of those in keys=.")
         self._keys = dict(keys)
         self._write = write
         self._header = bytes([FORMAT, len(write)]) + write.encode()
 
     def encode(self, data: bytes, context: PayloadContext) -> bytes:
-        """Encrypt a payload for its place."""
+        """Encrypt a payload for one field of one instance."""
         nonce = os.urandom(NONCE)
         cipher = _cipher(self._keys[self._write], context)
         return self._header + nonce + cipher.encrypt(nonce, data, self._header + context.as_bytes())
 
     def decode(self, data: bytes, context: PayloadContext) -> bytes:
-        """Decrypt a payload; one that was made for another place, or with another key, is refused."""
+        """Decrypt a payload. Raises `DecodeError` if it belongs to another field or instance, or to an unknown key."""
         if len(data) < 2 or data[0] != FORMAT:
-            raise DecodeError("this is no payload of AesGcm, or of a newer version")
+            raise DecodeError("It was not encrypted by this version of AesGcm.")
         at = 2 + data[1]
-        header, nonce, sealed = data[:at], data[at : at + NONCE], data[at + NONCE :]
+        header, nonce, ciphertext = data[:at], data[at : at + NONCE], data[at + NONCE :]
         name = header[2:].decode("ascii", "replace")
         key = self._keys.get(name)
         if key is None:
-            raise DecodeError(f"it is encrypted with key {name!r}, which was not given")
+            raise DecodeError(f"It is encrypted with key {name!r}, which AesGcm was not given. Add it to keys=.")
         try:
-            return _cipher(key, context).decrypt(nonce, sealed, header + context.as_bytes())
+            return _cipher(key, context).decrypt(nonce, ciphertext, header + context.as_bytes())
         except (InvalidTag, ValueError):
             raise DecodeError(
-                f"it was changed, or moved here from another place, or its key {name!r} is not the one that was given"
+                f"It was changed or copied from another instance or field, or the given key {name!r} is another one."
             ) from None
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Webhooks: a JSON body, posted to a URL until it is taken.
+"""A machine that posts a JSON body to a URL until the receiver accepts it.
 
-In: a `Delivery`. Out: a `Delivered`; or the instance fails, with the last reason. Requests are signed as Standard
-Webhooks (webhook-id, webhook-timestamp, webhook-signature), for which receivers find verifiers in most languages.
-Secrets belong to the machine object: a row names one, and never holds it.
+It ends with a `Delivered`, or fails with the last reason. Requests are signed by the Standard Webhooks specification
+(webhook-id, webhook-timestamp, webhook-signature); receivers find verifiers in most languages. Secrets belong to the
+machine object: a row names its secret and never holds it.
 
 Needs the extra: `pip install 'gen-durable[webhook]'`.
 """
@@ -44,9 +44,9 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 @dataclass(frozen=True)
 class Delivery:
-    """What to post, and where. All of it lies in the row: put no credentials into `headers` or the URL.
+    """A body and its URL. Both are stored in the row: put no credentials into `headers` or the URL.
 
-    `secret` is the name of one that the `Webhook` was given; without it the request is not signed.
+    `secret` names one of the secrets of the `Webhook`; without it the request is not signed.
     """
 
     url: str
@@ -57,27 +57,27 @@ class Delivery:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError("the url of a Delivery must begin with https:// (or http://) and a host")
+            raise InputError("The url of a Delivery must begin with https:// (or http://) and a host.")
         for name, value in self.headers.items():
             if not _HEADER.fullmatch(name) or not value.isascii() or not value.isprintable():
-                raise InputError(f"the header {name!r} of a Delivery is none that HTTP allows")
+                raise InputError(f"The header {name!r} of a Delivery is not a valid HTTP header.")
 
     @property
     def host(self) -> str:
-        """Where it goes, for messages: a path or query may hold what is not for everybody's eyes."""
+        """The host, for messages: the path or the query may hold a secret."""
         return urlsplit(self.url).hostname or ""
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """The receiver has taken it: with which status, at which attempt."""
+    """The receiver has accepted the body: its HTTP status, and the number of attempts."""
 
     status: int
     attempts: int
 
 
 class Undelivered(Exception):
-    """One attempt failed. `final`: another would too; `retry_after`: the receiver has said when to come back."""
+    """One attempt failed. If `final`, no other is made; `retry_after` is what the receiver asks for."""
 
     def __init__(self, reason: str, *, final: bool = False, retry_after: timedelta | None = None) -> None:
         super().__init__(reason)
@@ -88,10 +88,10 @@ class Undelivered(Exception):
 class Webhook(Machine, name="gen_durable.webhook"):
     """Posts deliveries: `app.insert(Webhook.send, Delivery(url, body))`, as a child, or in `Done(spawn=[...])`.
 
-    A 2xx is success and 410 (Gone) ends it at once; everything else is tried again, after a backoff from `base` to
-    `cap` or what Retry-After says, until `max_attempts`. Redirects are not followed. `secrets` are texts or bytes by
-    name; one that begins with `whsec_` is base64 after that. `sender` and the instance's id make the idempotency key,
-    which is the same at each attempt.
+    A 2xx is success and 410 (Gone) fails at once; everything else is retried up to `max_attempts`, after a back-off
+    from `base` to `cap` or the time in Retry-After. Redirects are not followed. `secrets` are texts or bytes by name; a
+    text that begins with `whsec_` is base64 after that. The idempotency key is made of `sender` and the instance's id,
+    so it is the same at each attempt.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Webhook(Machine, name="gen_durable.webhook"):
         client: httpx.AsyncClient | None = None,
     ) -> None:
         if max_attempts < 1:
-            raise ConfigError(f"max_attempts of Webhook must be 1 or more, got {max_attempts}")
-        self._secrets = {name: _key(name, secret) for name, secret in (secrets or {}).items()}
+            raise ConfigError(f"max_attempts= of Webhook must be 1 or more, got {max_attempts}.")
+        self._secrets = {name: _decode_secret(name, secret) for name, secret in (secrets or {}).items()}
         self._max_attempts = max_attempts
         self._timeout = check_delay(timeout, "Webhook(timeout=)", ConfigError)
         self._base = base
@@ -118,16 +118,16 @@ class Webhook(Machine, name="gen_durable.webhook"):
 
     @step
     async def send(self, delivery: Delivery, ctx: Context) -> Outcome[Delivered]:
-        """One attempt."""
+        """Make one attempt."""
         body = msgspec.json.encode(delivery.body)
         headers = self._headers(delivery, body, f"{self._sender}-{ctx.id}", int(time.time()))
         status, retry_after = await self._post(delivery, body, headers)
         if 200 <= status < 300:
             return Done(Delivered(status, ctx.attempt + 1))
-        raise Undelivered(f"HTTP {status}", final=status == 410, retry_after=_moment(retry_after))
+        raise Undelivered(f"HTTP {status}", final=status == 410, retry_after=_parse_retry_after(retry_after))
 
     async def on_error(self, state: Delivery, ctx: Context, error: Exception) -> Outcome[Delivered]:
-        """Try again later, or give up: the instance fails with the reason."""
+        """Retry after a back-off, or fail with the reason."""
         reason = str(error) if isinstance(error, Undelivered) else describe(error)
         if isinstance(error, Undelivered) and error.final:
             return Fail(f"webhook to {state.host}: {reason}")
@@ -139,7 +139,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
         return Retry(state, delay=after)
 
     def _headers(self, delivery: Delivery, body: bytes, key: str, now: int) -> dict[str, str]:
-        ours = {
+        fixed = {
             "content-type": "application/json",
             "idempotency-key": key,
             "webhook-id": key,
@@ -147,29 +147,29 @@ class Webhook(Machine, name="gen_durable.webhook"):
         }
         if delivery.secret is not None:
             secret = self._secrets.get(delivery.secret)
-            if secret is None:  # another worker may have it, or the next release
-                raise Undelivered(f"this worker was given no secret called {delivery.secret!r}")
-            ours["webhook-signature"] = sign(secret, key, now, body)
-        return {name: value for name, value in delivery.headers.items() if name.lower() not in ours} | ours
+            if secret is None:  # retried: another worker, or the next release, may have it
+                raise Undelivered(f"this worker has no secret {delivery.secret!r}; pass it to Webhook(secrets=)")
+            fixed["webhook-signature"] = sign(secret, key, now, body)
+        return {name: value for name, value in delivery.headers.items() if name.lower() not in fixed} | fixed
 
     async def _post(self, delivery: Delivery, body: bytes, headers: dict[str, str]) -> tuple[int, str | None]:
-        """The status, and when to come back. What the receiver writes beside that is not read."""
+        """The status and the Retry-After header. The response body is not read."""
         import httpx
 
         try:
             async with (
                 asyncio.timeout(self._timeout),
-                self._opened() as client,
-                client.stream("POST", delivery.url, content=body, headers=headers, follow_redirects=False) as answer,
+                self._open_client() as client,
+                client.stream("POST", delivery.url, content=body, headers=headers, follow_redirects=False) as response,
             ):
-                return answer.status_code, answer.headers.get("retry-after")
+                return response.status_code, response.headers.get("retry-after")
         except httpx.InvalidURL as error:
             raise Undelivered("the URL is not valid", final=True) from error
         except (httpx.TransportError, TimeoutError) as error:
             raise Undelivered(f"no answer ({type(error).__name__})") from error
 
-    def _opened(self) -> AbstractAsyncContextManager[httpx.AsyncClient]:
-        """The caller's client, which stays open; or one for this request, so that nothing is left to be closed."""
+    def _open_client(self) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+        """The caller's client, which stays open, or one for this request only."""
         import httpx
 
         if self._client is not None:
@@ -180,26 +180,26 @@ class Webhook(Machine, name="gen_durable.webhook"):
 
 
 def sign(secret: bytes, message_id: str, timestamp: int, body: bytes) -> str:
-    """The value of `webhook-signature`: HMAC-SHA256 over id, timestamp and body, as Standard Webhooks has it."""
+    """The value of `webhook-signature`: HMAC-SHA256 over id, timestamp and body, by Standard Webhooks."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
 
 
-def _key(name: str, secret: str | bytes) -> bytes:
+def _decode_secret(name: str, secret: str | bytes) -> bytes:
     if isinstance(secret, str) and secret.startswith("whsec_"):
         try:
             found = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
         except ValueError:
-            raise ConfigError(f"the secret {name!r} begins with whsec_, but the rest of it is not base64") from None
+            raise ConfigError(f"The secret {name!r} begins with whsec_, but the rest of it is not base64.") from None
     else:
         found = secret.encode() if isinstance(secret, str) else secret
     if not found:
-        raise ConfigError(f"the secret {name!r} is empty")
+        raise ConfigError(f"The secret {name!r} is empty.")
     return found
 
 
-def _moment(retry_after: str | None) -> timedelta | None:
-    """Retry-After: seconds, or a date."""
+def _parse_retry_after(retry_after: str | None) -> timedelta | None:
+    """Read Retry-After: seconds, or a date."""
     if retry_after is None:
         return None
     if retry_after.isascii() and retry_after.isdigit():

@@ -13,11 +13,12 @@ The kernel knows which processes live; no file needs a clean-up. Everything rest
     server.lock      exclusive, by Postgres itself: every process of the server inherits the descriptor. If the
                      lock is free, no server process is left, whatever `postmaster.pid` says.
 
-A killed user process frees its share. A killed Postgres is restarted. A killed supervisor is replaced by the next `start` or,
-within a second, by the guard thread of any living user process; the new one takes over the running server.
+A killed user process frees its share. A killed Postgres is restarted. A killed supervisor is replaced by the next
+`start` or, within a second, by the guard thread of any living user process; the new one takes over the running server.
 
 Access: the socket is in the data directory, which has mode 0700; there is no TCP. Every process that may enter the
-directory is trusted. A path that is too long for a socket gets a short symlink in a 0700 directory under the temp directory.
+directory is trusted. A path that is too long for a socket gets a short symlink in a 0700 directory under the temp
+directory.
 
 Root: Postgres refuses to run as root, so the supervisor stays root and Postgres runs as the account that owns the
 data (see `account`). That account need not be able to reach the directory: the working directory may be below

@@ -30,7 +30,7 @@ def socket_in(directory: Path) -> Path:
 
 
 def publish(layout: Layout) -> Path:
-    """The directory to connect through; creates the symlink if needed. Cheap to repeat: temp directories get cleaned."""
+    """The directory to connect through, with its symlink. Call it again now and then: temp directories get cleaned."""
     if _fits(layout.data):
         return layout.data
     alias = _alias_directory() / hashlib.sha256(os.fsencode(layout.data)).hexdigest()[:16]

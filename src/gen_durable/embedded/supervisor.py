@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from gen_durable.backoff import Pauses
 from gen_durable.embedded import account, locks, postmaster
 from gen_durable.embedded.binaries import Binaries, runnable_by
 from gen_durable.embedded.cluster import Cluster
@@ -30,6 +29,7 @@ _CHECK_INTERVAL = 0.5
 _CHECK_INTERVAL_WHILE_DOWN = 0.05  # until the dead server's last backend is gone
 _LINGER = 1.0  # how long the server stays without a user
 _STABLE_AFTER = 5.0  # a server that ran this long is restarted at once
+_LONGEST_PAUSE = 5.0
 _STOPPING = (
     (signal.SIGINT, 30.0),
     (signal.SIGQUIT, 10.0),
@@ -46,8 +46,7 @@ class Supervisor:
         self._own = own
         self._child: subprocess.Popen[bytes] | None = None
         self._launched = float("-inf")
-        self._pauses = Pauses(0.1, 5.0)
-        self._pause = 0.0
+        self._pause = 0.0  # before the next start; `gen_durable.backoff` is not in reach (see __main__)
         self._unused_since: float | None = None
         self._users: Lock | None = None
         self._is_stop_requested = False
@@ -77,11 +76,8 @@ class Supervisor:
             return False
         if self._child is not None and self._child.poll() is not None:
             logger.warning("Postgres exited with status %s", self._child.returncode)
-            if time.monotonic() - self._launched > _STABLE_AFTER:
-                self._pauses.reset()
-                self._pause = 0.0
-            else:
-                self._pause = self._pauses.next()
+            is_stable = time.monotonic() - self._launched > _STABLE_AFTER
+            self._pause = 0.0 if is_stable else min(_LONGEST_PAUSE, self._pause * 2 + 0.1)
             self._child = None
         if time.monotonic() >= self._launched + self._pause:
             self._ensure_server()
@@ -129,7 +125,7 @@ class Supervisor:
             self._child = cluster.launch(lock)
         except (OSError, EmbeddedUnavailable):
             logger.exception("cannot start Postgres; retrying")
-            self._pause = self._pauses.next()
+            self._pause = min(_LONGEST_PAUSE, self._pause * 2 + 0.5)
         finally:
             lock.close()
 

@@ -1,4 +1,4 @@
-"""Testing machines and jobs: the real SQL, run step by step, with a clock that the test moves."""
+"""Test machines and jobs with the real SQL, step by step, with a clock that the test moves."""
 
 from __future__ import annotations
 

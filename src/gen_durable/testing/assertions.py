@@ -1,7 +1,7 @@
-"""What a test claims of instances. A claim that is wrong says what the instance is doing instead.
+"""Assertions about instances, which `Harness` inherits.
 
-In: a handle, an id or a unique key. Out: nothing, or what the test wants to look at next; else an `AssertionError`,
-whose cause is the error that the instance's last step raised, so that the test report shows where.
+A failing assertion says what the instance is doing instead. Its cause is the error that the instance's last step
+raised, so that the test report shows where.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gen_durable.signals import Signal
 from gen_durable.starts import Startable, step_of
 from gen_durable.testing.snapshot import Snapshot, shorten
 from gen_durable.testing.statements import HarnessStatements
-from gen_durable.testing.tally import listed
+from gen_durable.testing.tally import list_waiting
 from gen_durable.validation import check_key
 
 R = TypeVar("R")
 S = TypeVar("S")
 Target: TypeAlias = "int | str | bytes | Handle[Any]"
-"""An instance, by its handle, its id or its unique key; a key stands for the newest instance that was given it."""
+"""An instance, by its handle, its id or its unique key; a key means the newest instance that was started with it."""
 
 
 @final
 class Anything:
-    """The type of `ANYTHING`: no claim is made about this value."""
+    """The type of `ANYTHING`: the value is not checked."""
 
     def __repr__(self) -> str:
         return "ANYTHING"
@@ -40,56 +40,56 @@ ANYTHING: Final = Anything()
 
 
 class Assertions:
-    """The claims; `Harness` has them all."""
+    """The assertions of a `Harness`."""
 
     def __init__(self, app: Durable) -> None:
         self.app = app
         self._statements = HarnessStatements(services_of(app).statements.schema)
         self._errors: dict[int, Exception] = {}
-        """What the last execution of each instance raised."""
+        """The error of each instance's last execution."""
 
     @overload
     async def assert_done(self, target: Handle[R], result: R | Anything = ANYTHING) -> R: ...
     @overload
     async def assert_done(self, target: int | str | bytes, result: object = ANYTHING) -> Any: ...
     async def assert_done(self, target: Target, result: object = ANYTHING) -> Any:
-        """The instance has ended well, with this result. Returns the result."""
+        """Assert that the instance is done, with this result. Returns the result."""
         __tracebackhide__ = True
-        found = await self.look(target)
+        found = await self.snapshot(target)
         if found.status is not Status.DONE:
-            self._refute(found, "should be done")
-        if not isinstance(result, Anything) and (wanted := _plain(result, "the expected result")) != found.result:
-            self._refute(found, f"should be done with {shorten(repr(wanted))}")
+            self._fail(found, "should be done")
+        if not isinstance(result, Anything) and (wanted := _as_json(result, "the expected result")) != found.result:
+            self._fail(found, f"should be done with {shorten(repr(wanted))}")
         return target.codec.decode(found.raw_result or "null") if isinstance(target, Handle) else found.result
 
     async def assert_failed(self, target: Target, match: str | None = None) -> str:
-        """The instance has failed for good; `match` is a pattern to be found in the reason. Returns the reason."""
+        """Assert that the instance has failed, with a reason that matches the pattern. Returns the reason."""
         __tracebackhide__ = True
-        found = await self.look(target)
+        found = await self.snapshot(target)
         if found.status is not Status.FAILED:
-            self._refute(found, "should have failed")
+            self._fail(found, "should have failed")
         reason = found.last_error or ""
         if match is not None and re.search(match, reason) is None:
-            self._refute(found, f"should have failed with a reason that matches {match!r}")
+            self._fail(found, f"should have failed with a reason that matches {match!r}")
         return reason
 
     async def assert_awaiting(self, target: Target, *signals: Signal[Any]) -> None:
-        """The instance waits for these signals, and maybe for others beside them; without any, for some signal."""
+        """Assert that the instance waits for these signals, and maybe others; without arguments, for any signal."""
         __tracebackhide__ = True
-        found = await self.look(target)
+        found = await self.snapshot(target)
         names = [signal.name for signal in signals]
         if found.status is not Status.AWAITING_SIGNAL or not set(names) <= set(found.awaits):
             wanted = " and ".join(repr(name) for name in names) or "of some name"
-            self._refute(found, f"should wait for signal {wanted}")
+            self._fail(found, f"should wait for signal {wanted}")
 
     async def assert_at(self, target: Target, step: Startable[Any, Any]) -> None:
-        """The instance has not ended, and this is the step that it runs next."""
+        """Assert that the instance has not ended, and that this is the step that it runs next."""
         __tracebackhide__ = True
         spec = step_of(step, "assert_at")
-        found = await self.look(target)
+        found = await self.snapshot(target)
         here = found.machine == spec.machine.name and found.step in (spec.name, *spec.aliases)
         if found.status.terminal or not here:
-            self._refute(found, f"should be at step {spec.label}")
+            self._fail(found, f"should be at step {spec.label}")
 
     async def assert_inserted(
         self,
@@ -99,66 +99,66 @@ class Assertions:
         count: int | None = None,
         unique_key: str | bytes | None = None,
     ) -> list[Handle[R]]:
-        """There are instances at this step, with this state and this key: `count` of them, by default one or more.
+        """Assert that `count` instances (default: one or more) are at this step, with this state and this key.
 
-        A row tells where an instance is, not where it began: ask before a drain moves it on. Returns their handles,
-        oldest first.
+        A row holds the current step of an instance, not its first one: assert before a drain moves it on. Returns
+        their handles, oldest first.
         """
         __tracebackhide__ = True
         spec = step_of(step, "assert_inserted")
         key = None if unique_key is None else check_key(unique_key, "unique_key")
-        rows = await services_of(self.app).pool.run(self._statements.look(key=key, machine=spec.machine.name))
+        rows = await services_of(self.app).pool.run(self._statements.snapshots(key=key, machine=spec.machine.name))
         here = [r for r in rows if r.version == spec.machine.version and r.step in (spec.name, *spec.aliases)]
-        wanted = ANYTHING if isinstance(state, Anything) else _plain(state, "the expected state")
+        wanted = ANYTHING if isinstance(state, Anything) else _as_json(state, "the expected state")
         found = [r for r in here if isinstance(wanted, Anything) or r.state == wanted]
         if len(found) != count if count is not None else not found:
             filters = [f"at {spec.label}"]
             filters += [] if isinstance(wanted, Anything) else [f"with state {shorten(repr(wanted))}"]
             filters += [] if unique_key is None else [f"with unique key {unique_key!r}"]
             expected = "at least 1 instance" if count is None else f"{count} instances"
-            everyone = await services_of(self.app).pool.run(self._statements.look())
+            all_instances = await services_of(self.app).pool.run(self._statements.snapshots())
             raise AssertionError(
                 "\n".join(
                     [
                         f"there should be {expected} {' '.join(filters)}, but there are {len(found)}; all instances:",
-                        *listed(everyone, frozenset()),
+                        *list_waiting(all_instances, frozenset()),
                         *(f"  instance {row.id} has state {shorten(row.raw_state)}" for row in here[:10]),
                     ]
                 )
             )
         return [Handle(self.app, row.id, spec.result_codec, spec.machine.name) for row in found]
 
-    async def look(self, target: Target) -> Snapshot:
-        """What an instance is doing now. Raises `AssertionError` when there is none."""
+    async def snapshot(self, target: Target) -> Snapshot:
+        """The current state of an instance. Raises `AssertionError` if it does not exist."""
         __tracebackhide__ = True
         instance = target.id if isinstance(target, Handle) else target
         if isinstance(instance, bool) or not isinstance(instance, (int, str, bytes)):
-            raise InputError(f"an instance is named by its handle, id or unique key, got {type(target).__name__}")
+            raise InputError(f"Name an instance by its handle, id or unique key; got {type(target).__name__}.")
         if isinstance(instance, int):
-            call = self._statements.look(instance=instance)
+            statement = self._statements.snapshots(instance=instance)
         else:
-            call = self._statements.look(key=check_key(instance, "unique_key"))
-        found = await services_of(self.app).pool.run(call)
+            statement = self._statements.snapshots(key=check_key(instance, "unique_key"))
+        found = await services_of(self.app).pool.run(statement)
         if not found:
-            everyone = await services_of(self.app).pool.run(self._statements.look())
-            lines = [f"there is no instance {instance!r}; all instances:", *listed(everyone, frozenset())]
+            all_instances = await services_of(self.app).pool.run(self._statements.snapshots())
+            lines = [f"there is no instance {instance!r}; all instances:", *list_waiting(all_instances, frozenset())]
             raise AssertionError("\n".join(lines))
         return found[-1]
 
-    def _refute(self, found: Snapshot, claim: str, advice: str | None = None) -> NoReturn:
+    def _fail(self, found: Snapshot, expectation: str, advice: str | None = None) -> NoReturn:
         __tracebackhide__ = True
-        tail = _advice(found) if advice is None else advice
-        message = f"instance {found.id} {claim}, but it {found.doing}{tail}\n{found.details}"
+        tail = _hint(found) if advice is None else advice
+        message = f"instance {found.id} {expectation}, but it {found.doing}{tail}\n{found.details}"
         raise AssertionError(message) from self._errors.get(found.id)
 
 
-def _plain(value: object, what: str) -> object:
-    """A value as plain JSON values: claims compare what is stored, whatever the class thinks of equality."""
+def _as_json(value: object, what: str) -> object:
+    """A value as plain JSON values: assertions compare the stored form, not the class's own equality."""
     plain: object = decode_plain(encode(value, what))
     return plain
 
 
-def _advice(found: Snapshot) -> str:
+def _hint(found: Snapshot) -> str:
     match found.status:
         case Status.RUNNABLE if found.due_in is not None and found.due_in.total_seconds() > 0:
             return " (advance() makes it due, drain() runs it)"

@@ -1,7 +1,6 @@
-"""Calling one step without a database.
+"""Call one step without a database: build the `Context` that a worker would pass to it.
 
-In: what came to the instance, as typed values. Out: a `Context` as a worker would hand it to the step. Payloads,
-results and states go through JSON on the way, so that a type that does not survive it is found here.
+Payloads, results and states are encoded to JSON and back, so that a type that does not survive this is found here.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from gen_durable.instances import Status
 from gen_durable.services import StepConnection
 from gen_durable.signals import Received, Signal
 from gen_durable.starts import Startable, step_of
-from gen_durable.testing.memory_journal import NOTHING, PaperJournal
+from gen_durable.testing.memory_journal import NOTHING, MemoryJournal
 from gen_durable.validation import check_key
 
 P = TypeVar("P")
 R = TypeVar("R")
 S = TypeVar("S")
-BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
+FIRST_SIGNAL_AT: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def make_context(
@@ -45,15 +44,15 @@ def make_context(
 ) -> Context:
     """The context of one execution of a step.
 
-    `awaited` are the signals that the step had waited for, made with `sent`; none of them: the deadline fired. `inbox`
-    are others that came beside them. `children` are made with `child_done` and `child_failed`. `checkpoint` and
-    `finished` (results by name) are what a former execution of the step has left: these activities are not called.
-    `connection` is for a step that is transactional: an asyncpg connection in a transaction that you roll back.
+    `awaited` are the signals that the step has waited for, made with `sent`; without any, the deadline fired. `inbox`
+    are other signals that arrived. `children` are made with `child_done` and `child_failed`. `checkpoint` and
+    `finished` (results by name) are left by an earlier execution of the step: these activities are not called again.
+    `connection` is for a transactional step: an asyncpg connection in a transaction that you roll back.
     """
     spec = step_of(step, "make_context")
     waited_for, others = list(awaited), list(inbox)
     came = [
-        dataclasses.replace(signal, id=n, inserted_at=BEGINNING + timedelta(seconds=n))
+        dataclasses.replace(signal, id=n, inserted_at=FIRST_SIGNAL_AT + timedelta(seconds=n))
         for n, signal in enumerate([*waited_for, *others], start=1)
     ]
     return Context(
@@ -74,7 +73,7 @@ def make_context(
         awaited=tuple(came[: len(waited_for)]),
         _brought=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
         _lent=None if connection is None else Lent(connection),
-        _journal=PaperJournal(checkpoint, finished or {}),
+        _journal=MemoryJournal(checkpoint, finished or {}),
     )
 
 
@@ -83,8 +82,8 @@ def sent(signal: Signal[None]) -> Received: ...
 @overload
 def sent(signal: Signal[P], payload: P) -> Received: ...
 def sent(signal: Signal[Any], payload: object = None) -> Received:
-    """A signal that came, for `make_context(awaited=[sent(payment, Paid(100))])`."""
-    return Received(id=0, name=signal.name, payload=signal.codec.encode(payload), inserted_at=BEGINNING)
+    """A received signal, for `make_context(awaited=[sent(payment, Paid(100))])`."""
+    return Received(id=0, name=signal.name, payload=signal.codec.encode(payload), inserted_at=FIRST_SIGNAL_AT)
 
 
 def child_done(step: Startable[Any, R], result: R) -> Child:
@@ -98,7 +97,7 @@ def child_failed(step: Startable[Any, Any], error: str) -> Child:
 
 
 def round_trip(step: Startable[S, Any], state: S) -> S:
-    """A state as the step gets it: written as JSON and read back. Raises what `insert` would raise."""
+    """A state as the step gets it: encoded to JSON and decoded. Raises what `insert` would raise."""
     codec = step_of(step, "round_trip").state_codec
     return cast(S, codec.decode(codec.encode(state)))
 

@@ -1,10 +1,8 @@
-"""Random histories of one instance: signals, crashes, passing time and cancellation, in any order.
+"""Random histories of one instance: signals, crashes, passing time and cancels, in any order.
 
-In: how to make the machine, how its instances start, the signals that may come, and what must hold all the time. Out:
-nothing, or an `AssertionError` with the shortest history found in which something does not hold.
-
-Hypothesis thinks up the histories and makes them shorter; it comes with the extra `testing`. Each is played by a
-`Harness`, so every step goes through the real SQL, and nothing happens but what the history says.
+`explore` raises an `AssertionError` with the shortest history found that breaks an invariant. Hypothesis generates and
+shrinks the histories; it comes with the extra `testing`. A `Harness` plays each of them, so every step goes through the
+real SQL, and nothing happens that the history does not contain.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=Machine)
 P = TypeVar("P")
 Invariant: TypeAlias = "Callable[[M, Snapshot], object]"
-"""Looks at the machine (and the services that it was given) and at the instance, and asserts what must hold."""
+"""Asserts a condition on the machine (with its services) and the instance."""
 
 JUMPS: Final = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1), timedelta(days=30))
-ENDLESS: Final = 100
-"""So many steps one history may run."""
+MAX_STEPS: Final = 100
+"""The most steps that run at the end of one history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +50,19 @@ class Starts:
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """A signal that may come; made by `sends`."""
+    """A signal that may arrive; made by `sends`."""
 
     signal: Signal[Any]
     payloads: SearchStrategy[Any] | None
 
 
 def starts(step: Startable[P, Any], states: SearchStrategy[P], **options: Unpack[StartOptions]) -> Starts:
-    """An instance starts at this step, with any of these states; the options are those of `Start`."""
+    """Start an instance at this step with any of these states; the options are those of `Start`."""
     return Starts(step, states, options)
 
 
 def sends(signal: Signal[P], payloads: SearchStrategy[P] | None = None) -> Sends:
-    """This signal may come, with any of these payloads, at any time and any number of times."""
+    """Let this signal arrive with any of these payloads, at any time and any number of times."""
     return Sends(signal, payloads)
 
 
@@ -88,23 +86,25 @@ def explore(
 
     `machine` makes a fresh one for each history, with fresh services. A move runs the next step, delivers a signal,
     crashes in the next step (after its last line or before its first), lets time pass by one of `jumps`, or cancels.
-    In the end all that is due runs. A step that raises is a finding too, unless it is one of `raises`.
-    With a `seed` the histories are the same in every run. Call it from a plain `def` test: it has a loop of its own.
+    At the end everything that is due runs. A step that raises is a failure, too, unless the error is one of `raises`.
+    With a `seed` the histories are the same in every run. Call it from a plain `def` test: it runs its own event loop.
     """
     if not invariants:
-        raise InputError("explore needs invariants: functions of the machine and the instance that assert something")
+        raise InputError(
+            "explore() needs invariants=: functions of the machine and the instance that assert something."
+        )
     spans = [timedelta(seconds=check_delay(jump, "a jump of explore")) for jump in jumps]
     script, decorate = _hypothesis(signals, spans, moves, examples, seed, crashes=crashes, cancels=cancels)
-    kept = tuple(jobs)
+    all_jobs = tuple(jobs)
     with asyncio.Runner() as runner:
         harness = runner.run(harnesses().__aenter__())
 
         def history(state: Any, script: Sequence[_Move]) -> None:
             __tracebackhide__ = True
-            told = _Told(machine(), invariants, raises)
-            told.say(f"an instance starts with {state!r}")
+            record = _Record(machine(), invariants, raises)
+            record.add(f"an instance starts with {state!r}")
             one = Start(start.step, state, **start.options)
-            runner.run(_play(harness, one, script, told, kept))
+            runner.run(_play(harness, one, script, record, all_jobs))
 
         try:
             decorate(start.states, script)(history)()
@@ -114,7 +114,7 @@ def explore(
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One thing that happens."""
+    """One event of a history."""
 
     kind: Literal["run", "signal", "crash", "wait", "cancel"]
     signal: Signal[Any] | None = None
@@ -124,24 +124,24 @@ class _Move:
 
 
 @dataclass(slots=True)
-class _Told(Generic[M]):
-    """What has happened so far, in words, and what must hold of it."""
+class _Record(Generic[M]):
+    """The history so far, in words, and the invariants."""
 
     machine: M
     invariants: Sequence[Invariant[M]]
     raises: tuple[type[Exception], ...]
     lines: list[str] = field(default_factory=list[str])
 
-    def say(self, line: str) -> None:
+    def add(self, line: str) -> None:
         self.lines.append(line)
 
-    def ran(self, ran: Execution, *, crash: bool = False) -> None:
-        """A step has run to its last line."""
+    def add_execution(self, ran: Execution, *, crash: bool = False) -> None:
+        """Record that a step has run to its last line."""
         __tracebackhide__ = True
         attempt = f" (attempt {ran.attempt})" if ran.attempt else ""
         outcome = "its worker dies before the commit" if crash else ran.outcome
         raised = f" after {ran.error!r}" if ran.error is not None else ""
-        self.say(f"instance {ran.id} runs {ran.label}{attempt}: {outcome}{raised}")
+        self.add(f"instance {ran.id} runs {ran.label}{attempt}: {outcome}{raised}")
         if ran.error is not None and not isinstance(ran.error, self.raises):
             raise AssertionError(f"{ran.label} raises {ran.error!r}\n{self.script}") from ran.error
 
@@ -162,50 +162,54 @@ class _Told(Generic[M]):
 
 
 async def _play(
-    harness: Harness, start: Start[Any], script: Sequence[_Move], told: _Told[Any], jobs: Sequence[Job[Any, Any]]
+    harness: Harness, start: Start[Any], script: Sequence[_Move], record: _Record[Any], jobs: Sequence[Job[Any, Any]]
 ) -> None:
     __tracebackhide__ = True
-    await harness.begin_anew(machines=[told.machine], jobs=jobs)
+    await harness.begin_anew(machines=[record.machine], jobs=jobs)
     (handle,) = await harness.app.insert_many([start])
-    told.check(await harness.look(handle))
+    record.check(await harness.snapshot(handle))
     for move in script:
-        if await _move(harness, handle, move, told):
-            told.check(await harness.look(handle))
-    for _ in range(ENDLESS):
+        if await _move(harness, handle, move, record):
+            record.check(await harness.snapshot(handle))
+    for _ in range(MAX_STEPS):
         if (ran := await harness.try_one()) is None:
             return
-        told.ran(ran)
-        told.check(await harness.look(handle))
-    raise AssertionError("\n".join([f"more than {ENDLESS} steps ran, and there are more to run", *told.lines[-20:]]))
+        record.add_execution(ran)
+        record.check(await harness.snapshot(handle))
+    raise AssertionError(
+        "\n".join([f"more than {MAX_STEPS} steps ran, and there are more to run", *record.lines[-20:]])
+    )
 
 
-async def _move(harness: Harness, handle: Handle[Any], move: _Move, told: _Told[Any]) -> bool:
-    """Let it happen; False: it cannot happen now."""
+async def _move(harness: Harness, handle: Handle[Any], move: _Move, record: _Record[Any]) -> bool:
+    """Play one move. Returns False if it cannot happen now."""
     match move.kind:
         case "run":
             if (ran := await harness.try_one()) is None:
                 return False
-            told.ran(ran)
+            record.add_execution(ran)
         case "crash":
             if (ran := await harness.try_one(crash=move.at)) is None:
                 return False
             if move.at == "end":
-                told.ran(ran, crash=True)
+                record.add_execution(ran, crash=True)
             else:
-                told.say(f"instance {ran.id} is to run {ran.label}: its worker dies before that")
+                record.add(f"instance {ran.id} should run {ran.label}: its worker dies before that")
         case "signal":
             assert move.signal is not None
             try:
                 await harness.app.signal(handle, move.signal, move.payload)
             except NoTarget:
                 return False
-            told.say(f"signal {move.signal.name!r} comes{'' if move.payload is None else f' with {move.payload!r}'}")
+            record.add(
+                f"signal {move.signal.name!r} arrives{'' if move.payload is None else f' with {move.payload!r}'}"
+            )
         case "wait":
             await harness.advance(move.by)
-            told.say(f"{move.by} pass")
+            record.add(f"{move.by} pass")
         case "cancel":
             await harness.app.cancel(handle)
-            told.say("it is cancelled")
+            record.add("it is cancelled")
     return True
 
 
@@ -219,18 +223,18 @@ def _hypothesis(
     crashes: bool,
     cancels: bool,
 ) -> tuple[SearchStrategy[list[_Move]], Callable[..., Callable[[Callable[..., None]], Callable[[], None]]]]:
-    """A strategy for scripts, and what makes a function of one example try out many."""
+    """A strategy for scripts, and a decorator that runs a function of one example with many."""
     try:
         import hypothesis
         from hypothesis import strategies as st
     except ModuleNotFoundError as error:
-        raise ConfigError("explore needs hypothesis: pip install 'gen-durable[testing]'") from error
+        raise ConfigError("explore() needs hypothesis. Run: pip install 'gen-durable[testing]'") from error
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         pass
     else:
-        raise ConfigError("explore has an event loop of its own: call it from a plain `def` test")
+        raise ConfigError("explore() runs its own event loop. Call it from a plain `def` test.")
     kinds: list[SearchStrategy[_Move]] = [st.just(_Move("run"))]
     for one in signals:
         payloads: SearchStrategy[Any] = st.none() if one.payloads is None else one.payloads
@@ -244,19 +248,19 @@ def _hypothesis(
     health = hypothesis.HealthCheck
     configured = hypothesis.settings(
         max_examples=examples,
-        deadline=None,  # a database under load takes its time
-        database=None,  # what failed is shown in full; two explorations would mix their examples
+        deadline=None,  # a database under load may be slow
+        database=None,  # failures are shown in full; two explorations would mix their examples
         print_blob=False,
         report_multiple_bugs=False,
         phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
         suppress_health_check=(health.too_slow, health.data_too_large, health.filter_too_much),
     )
 
-    # Some kinds are left out of each history: what comes seldom has room where what comes often is missing.
+    # Each history leaves out some kinds of moves, so that the others come often enough to meet.
     without = st.lists(st.booleans(), min_size=len(kinds) - 1, max_size=len(kinds) - 1)
 
-    def scripts(left_out: list[bool]) -> SearchStrategy[list[_Move]]:
-        left = [kind for kind, out in zip(kinds, [False, *left_out], strict=True) if not out]
+    def scripts(is_left_out: list[bool]) -> SearchStrategy[list[_Move]]:
+        left = [kind for kind, out in zip(kinds, [False, *is_left_out], strict=True) if not out]
         return st.lists(st.one_of(*left, kinds[0]), max_size=moves)
 
     def decorate(*strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:

@@ -25,7 +25,7 @@ from gen_durable.testing.assertions import Assertions, Target
 from gen_durable.testing.schema import check_throw_away
 from gen_durable.testing.snapshot import Snapshot
 from gen_durable.testing.stepper import Stepper
-from gen_durable.testing.tally import Execution, Runaway, Tally, listed, not_given
+from gen_durable.testing.tally import Execution, Runaway, Tally, list_waiting, missing_code_hint
 from gen_durable.validation import check_delay
 
 DEFAULT_LIMIT = 1000
@@ -138,17 +138,17 @@ class Harness(Assertions):
         """
         __tracebackhide__ = True
         _ = self._working
-        found = None if target is None else await self.look(target)
+        found = None if target is None else await self.snapshot(target)
         fired = await services_of(self.app).pool.run(
             self._statements.fire_timeouts(None if found is None else found.id)
         )
         if found is not None and not fired:
-            self._refute(found, "should wait with a deadline")
+            self._fail(found, "should wait with a deadline")
         return len(fired)
 
     async def waiting(self) -> tuple[Snapshot, ...]:
         """The instances that have not ended, by id."""
-        rows = await services_of(self.app).pool.run(self._statements.look(live=True))
+        rows = await services_of(self.app).pool.run(self._statements.snapshots(live=True))
         return tuple(rows)
 
     @property
@@ -178,13 +178,13 @@ class Harness(Assertions):
             if (claim := await self._next()) is not None:
                 return claim
             tally = await self._tally(())
-            raise AssertionError("\n".join(["no step can run now", *listed(tally.waiting, tally.unknown_steps)]))
+            raise AssertionError("\n".join(["no step can run now", *list_waiting(tally.waiting, tally.unknown_steps)]))
         stepper = self._working
         await stepper.reap()
-        found = await self.look(target)
+        found = await self.snapshot(target)
         claim = await stepper.claim_one(found.id, found.queue)
         if claim is None:
-            self._refute(found, "should be able to run now", self._hindrance(found))
+            self._fail(found, "should be able to run now", self._hindrance(found))
         return claim
 
     def _hindrance(self, found: Snapshot) -> str:
@@ -194,7 +194,7 @@ class Harness(Assertions):
         if found.due_in is None or found.due_in > timedelta(0):
             return ""
         if self._registry.find(found.machine, found.version, found.step) is None:
-            return not_given(found)
+            return missing_code_hint(found)
         if found.partition_key is not None:
             return ", but another instance with its partition key goes first"
         return ", but its row is locked by another transaction"

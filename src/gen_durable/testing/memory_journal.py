@@ -1,7 +1,6 @@
-"""A journal on paper: for a step that is called without a database.
+"""A journal in memory, for a step that is called without a database.
 
-In: the moves that `ctx.checkpoint` and `ctx.run` ask for. Out: activities are called, in the caller's thread and
-without pauses between tries; what would be written is only remembered by the notes.
+Activities are called in the caller's thread, without pauses between attempts. Nothing is stored.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Nothing:
 NOTHING: Final = Nothing()
 
 
-class PaperJournal:
+class MemoryJournal:
     """The journal of one context."""
 
     installation = "testing"

@@ -1,7 +1,7 @@
 """The pytest plugin: a server, a schema for each test, and harnesses on it.
 
-It is loaded in every pytest run of an environment that has the library, so it brings nothing with it: what a fixture
-needs is imported when the fixture is used.
+Every pytest run of an environment with the library loads this module, so it imports nothing of it before a fixture is
+used.
 
 The fixtures are plain functions. They work with `async def` tests under pytest-asyncio and anyio, and with plain tests
 that call `asyncio.run`.
@@ -28,7 +28,7 @@ DSN_VARIABLE = "GEN_DURABLE_TEST_DSN"
 def gen_durable_dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Postgres server for tests: GEN_DURABLE_TEST_DSN, else the embedded one, started for this run.
 
-    Override this fixture to say where the server is by other means.
+    Override this fixture to use another server.
     """
     given = os.environ.get(DSN_VARIABLE)
     if given:
@@ -43,7 +43,7 @@ def gen_durable_dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         server = start(root / "gen_durable")
     except EmbeddedUnavailable as error:
-        pytest.fail(f"{error} (tests take the server from {DSN_VARIABLE})", pytrace=False)
+        pytest.fail(f"{error} (tests use the server in {DSN_VARIABLE}, if set)", pytrace=False)
     yield server.dsn
     release(server)
 
@@ -60,20 +60,20 @@ def gen_durable_schema(gen_durable_dsn: str) -> Iterator[str]:
 
 @pytest.fixture
 def durable_harness(gen_durable_dsn: str, gen_durable_schema: str) -> HarnessFactory:
-    """Makes harnesses: `async with durable_harness(machines=[Checkout(stripe)], jobs=[greet]) as harness:`."""
+    """A factory of harnesses: `async with durable_harness(machines=[Checkout(stripe)], jobs=[greet]) as harness:`."""
     from gen_durable.testing.harness import HarnessFactory
 
     return HarnessFactory(gen_durable_dsn, gen_durable_schema)
 
 
 def _blocking(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Wait for a coroutine in a thread: this thread may have a running loop, or one that an async plugin set for it."""
-    answers: list[T] = []
+    """Run a coroutine in a thread: this thread may have a running loop, or one that an async plugin has set."""
+    results: list[T] = []
     errors: list[BaseException] = []
 
     def work() -> None:
         try:
-            answers.append(asyncio.run(make()))
+            results.append(asyncio.run(make()))
         except BaseException as error:
             errors.append(error)
 
@@ -82,4 +82,4 @@ def _blocking(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     thread.join()
     for error in errors:
         raise error
-    return answers[0]
+    return results[0]

@@ -1,7 +1,6 @@
-"""Schemas made for one test and dropped after it.
+"""Schemas that are created for one test and dropped after it.
 
-In: a DSN. Out: the name of a migrated schema, with a mark on it that tells it from one that holds real work: nothing in
-this package touches a schema without the mark.
+A comment marks such a schema: nothing in this package changes a schema without the mark.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
-MARK: Final = "gen_durable: made for a test, to be thrown away"
+MARK: Final = "gen_durable: created for a test, may be dropped"
 PREFIX: Final = "gd_test_"
 
 
 @asynccontextmanager
 async def throw_away_schema(dsn: str) -> AsyncGenerator[str]:
-    """A fresh, migrated schema, dropped in the end with all that is in it: `Durable(dsn, schema=name)`."""
+    """A fresh, migrated schema, dropped at the end with its content: `Durable(dsn, schema=name)`."""
     name = await make_schema(dsn)
     try:
         yield name
@@ -34,38 +33,40 @@ async def throw_away_schema(dsn: str) -> AsyncGenerator[str]:
 
 
 async def make_schema(dsn: str) -> str:
-    """Make, migrate and mark a schema; returns its name."""
+    """Create, migrate and mark a schema. Returns its name."""
     schema = Schema(f"{PREFIX}{uuid.uuid4().hex[:16]}")
-    link = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(Target(dsn))
     try:
-        await link.connect()
-        if not link.target.pooled:  # behind a pooler the next client would have it
-            await link.run_script("set synchronous_commit = off")
-        await migrate(link, schema)
-        await link.run_script(schema.render(f"comment on schema @schema is '{MARK}'"))
+        await connection.connect()
+        if not connection.target.pooled:  # behind a pooler the setting would leak to the next client
+            await connection.run_script("set synchronous_commit = off")
+        await migrate(connection, schema)
+        await connection.run_script(schema.render(f"comment on schema @schema is '{MARK}'"))
     finally:
-        await link.close()
+        await connection.close()
     return schema.name
 
 
 async def drop_schema(dsn: str, name: str) -> None:
-    """Drop a schema that was made for a test."""
+    """Drop a schema, if it was created for a test."""
     schema = Schema(name)
-    link = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(Target(dsn))
     try:
-        if await link.run(_mark_of(schema)) == MARK:
-            await link.run_script(schema.render("set local synchronous_commit = off; drop schema @schema cascade"))
+        if await connection.run(_mark_of(schema)) == MARK:
+            await connection.run_script(
+                schema.render("set local synchronous_commit = off; drop schema @schema cascade")
+            )
     finally:
-        await link.close()
+        await connection.close()
 
 
 async def check_throw_away(app: Durable) -> None:
-    """Refuse a schema that was not made for tests."""
+    """Raise `ConfigError` unless the schema was created for a test."""
     schema = services_of(app).statements.schema
     if await services_of(app).pool.run(_mark_of(schema)) != MARK:
         raise ConfigError(
-            f"schema {schema.name!r} was not made for tests, and a harness runs all that is due in its schema and "
-            "moves time for every row: use the fixture durable_harness, or throw_away_schema(dsn)"
+            f"Schema {schema.name!r} was not created for tests. A harness runs everything that is due in its schema "
+            "and shifts the time of every row. Use the fixture durable_harness, or throw_away_schema(dsn)."
         )
 
 

@@ -1,7 +1,4 @@
-"""What an instance is doing, read from its row and put into words.
-
-In: a row of `instances_of.sql`. Out: a `Snapshot`, whose `str` is one sentence and whose `details` tell the rest.
-"""
+"""An instance as a test sees it. The `str` of a `Snapshot` is one sentence; `details` has the rest of the row."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ SHOWN = 500
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One instance at one moment."""
+    """One instance at one time."""
 
     id: int
     machine: str
@@ -36,15 +33,15 @@ class Snapshot:
     locked_by: str | None
     children_pending: int
     due_in: timedelta | None
-    """When the clock makes it run: zero or less is now. None: only an event can, or it has ended."""
+    """When the clock makes it run: zero or less is now. `None` if only an event can, or if it has ended."""
     inbox: tuple[str, ...]
-    """The names of the signals that came and are not consumed, oldest first."""
+    """The names of the received signals that are not consumed, oldest first."""
     raw_state: str
     raw_result: str | None
 
     @property
     def label(self) -> str:
-        """The step it is at, as messages call it."""
+        """The current step, for messages."""
         return f"{self.machine}.{self.step}"
 
     @property
@@ -54,22 +51,22 @@ class Snapshot:
 
     @property
     def result(self) -> Any:
-        """The result as plain JSON values; None unless done."""
+        """The result as plain JSON values, or None if the instance is not done."""
         return None if self.raw_result is None else decode_plain(self.raw_result)
 
     @property
     def doing(self) -> str:
-        """What it is doing, as the end of a sentence that begins with the instance."""
+        """The current activity, as the end of a sentence that begins with the instance."""
         match self.status:
             case Status.RUNNABLE:
-                return f"is due {_when(self.due_in)}"
+                return f"is due {_format_due(self.due_in)}"
             case Status.EXECUTING:
                 return f"is executing, claimed by {self.locked_by}"
             case Status.AWAITING_SIGNAL:
                 names = " or ".join(repr(name) for name in self.awaits)
-                return f"waits for signal {names}, {_until(self.due_in)}"
+                return f"waits for signal {names}, {_format_deadline(self.due_in)}"
             case Status.AWAITING_CHILDREN:
-                return f"waits for {self.children_pending} children, {_until(self.due_in)}"
+                return f"waits for {self.children_pending} children, {_format_deadline(self.due_in)}"
             case Status.DONE:
                 return f"is done with {shorten(self.raw_result or 'null')}"
             case Status.FAILED:
@@ -80,7 +77,7 @@ class Snapshot:
 
     @property
     def details(self) -> str:
-        """The rest of what the row tells, one fact per line."""
+        """The rest of the row, one fact per line."""
         facts = [
             f"step {self.label}, version {self.version}, attempt {self.attempt}, queue {self.queue!r}",
             f"state {shorten(self.raw_state)}",
@@ -98,16 +95,16 @@ class Snapshot:
         return "\n".join(f"  {fact}" for fact in facts)
 
     def __str__(self) -> str:
-        tail = f" (attempt {self.attempt}, last error {self.last_error})" if self._struggles else ""
+        tail = f" (attempt {self.attempt}, last error {self.last_error})" if self._has_trouble else ""
         return f"instance {self.id} ({self.label}) {self.doing}{tail}"
 
     @property
-    def _struggles(self) -> bool:
+    def _has_trouble(self) -> bool:
         return not self.status.terminal and (self.attempt > 0 or self.last_error is not None)
 
 
 def read_snapshot(row: Sequence[Any]) -> Snapshot:
-    """A row of `instances_of.sql`."""
+    """Read a row of `sql/look.sql`."""
     return Snapshot(
         id=row[0],
         machine=row[1],
@@ -131,24 +128,24 @@ def read_snapshot(row: Sequence[Any]) -> Snapshot:
 
 
 def shorten(text: str) -> str:
-    """A text for a message, cut where it gets long."""
+    """A text for a message, cut after 500 characters."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
 
 
-def _when(due_in: timedelta | None) -> str:
+def _format_due(due_in: timedelta | None) -> str:
     if due_in is None or due_in <= timedelta(0):
         return "now"
-    return f"in {_span(due_in)}"
+    return f"in {_format_duration(due_in)}"
 
 
-def _until(due_in: timedelta | None) -> str:
+def _format_deadline(due_in: timedelta | None) -> str:
     if due_in is None:
         return "without a deadline"
     if due_in <= timedelta(0):
         return "with a deadline that is due now"
-    return f"for another {_span(due_in)}"
+    return f"for another {_format_duration(due_in)}"
 
 
-def _span(length: timedelta) -> str:
-    seconds = float(f"{length.total_seconds():.3g}")  # an hour less the blink of an eye is an hour to a reader
+def _format_duration(length: timedelta) -> str:
+    seconds = float(f"{length.total_seconds():.3g}")  # rounds 59 min 59.99 s to an hour
     return f"{seconds:g} s" if seconds < 60 else str(timedelta(seconds=seconds))

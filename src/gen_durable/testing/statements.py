@@ -1,7 +1,4 @@
-"""The statements that only tests need, as values: they look at rows, and they bend time.
-
-In: typed values. Out: a `Statement`, as in `store.calls`. Their texts lie in `sql/`, one per file.
-"""
+"""The statements of the test harness: they read instances and shift time. Their texts are in `sql/`, one per file."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ _SQL = files("gen_durable.testing").joinpath("sql")
 
 
 class HarnessStatements:
-    """All statements, for one schema."""
+    """The statements for one schema."""
 
-    __slots__ = ("_due_queues", "_expire", "_fire_timeouts", "_look", "_schema", "_shifts", "empty", "lock_others")
+    __slots__ = ("_due_queues", "_expire", "_fire_timeouts", "_schema", "_shifts", "_snapshots", "empty", "lock_others")
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._look = _text(schema, "look")
+        self._snapshots = _text(schema, "look")
         self._due_queues = _text(schema, "due_queues")
         self._shifts = _text(schema, "shifts")
         self._fire_timeouts = _text(schema, "fire_timeouts")
@@ -29,10 +26,12 @@ class HarnessStatements:
         self.empty = _text(schema, "empty")
         self.lock_others = _text(schema, "lock_others")
 
-    def look(
+    def snapshots(
         self, *, instance: int | None = None, key: bytes | None = None, machine: str | None = None, live: bool = False
     ) -> Statement[list[Snapshot]]:
-        return Statement(self._look, (instance, key, machine, live), lambda rows: [read_snapshot(row) for row in rows])
+        return Statement(
+            self._snapshots, (instance, key, machine, live), lambda rows: [read_snapshot(row) for row in rows]
+        )
 
     def due_queues(self) -> Statement[list[str]]:
         return Statement(self._due_queues, (), lambda rows: [row[0] for row in rows])

@@ -1,7 +1,6 @@
-"""What a drain did, and what it left behind.
+"""The result of a drain: the executions in their order, counts of them, and the instances that have not ended.
 
-In: executions in the order they ran, and the instances that have not ended. Out: counts, and a text that a failing test
-can show.
+Its text is meant for the message of a failing test.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ LISTED: Final = 10
 class Execution:
     """One execution of one step.
 
-    `outcome` is the name of the outcome's class ("Next", "Done", ...), "lost" when nothing was committed (a crash), or
-    "undecodable" when the stored state did not fit the step. `error` is what the step raised, whatever came of it.
+    `outcome` is the name of the outcome's class ("Next", "Done", ...), "lost" if nothing was committed (a crash), or
+    "undecodable" if the stored state did not fit the step. `error` is the exception that the step raised, if any.
     """
 
     id: int
@@ -39,7 +38,7 @@ class Execution:
 
     @property
     def label(self) -> str:
-        """The step, as messages call it."""
+        """The step, for messages."""
         return f"{self.machine}.{self.step}"
 
     def __str__(self) -> str:
@@ -54,7 +53,7 @@ class Tally:
     executions: tuple[Execution, ...] = ()
     waiting: tuple[Snapshot, ...] = ()
     unknown_steps: frozenset[int] = frozenset()
-    """The waiting instances whose machine, version or step the harness was not given."""
+    """The waiting instances whose machine, version or step the harness does not have."""
 
     @property
     def executed(self) -> int:
@@ -73,31 +72,31 @@ class Tally:
 
     @property
     def done(self) -> int:
-        """How many instances ended well."""
+        """How many instances are done."""
         return self.outcomes.get("Done", 0)
 
     @property
     def failed(self) -> int:
-        """How many instances failed for good."""
+        """How many instances failed."""
         return self.outcomes.get("Fail", 0)
 
     @property
-    def replayed(self) -> int:
-        """How many executions ended in a `Retry`: a job's retries, and what `on_error` or a step asked for."""
+    def retried(self) -> int:
+        """How many executions ended in a `Retry`, of a job, of `on_error` or of a step."""
         return self.outcomes.get("Retry", 0)
 
     @property
     def awaiting(self) -> int:
-        """How many instances wait for a signal now."""
+        """How many instances wait for a signal."""
         return sum(w.status is Status.AWAITING_SIGNAL for w in self.waiting)
 
     @property
     def errors(self) -> tuple[Exception, ...]:
-        """What steps raised, in order; also where a retry or `on_error` made up for it."""
+        """The errors of steps, in order; also those that a retry or `on_error` has handled."""
         return tuple(e.error for e in self.executions if e.error is not None)
 
     def reraise(self) -> None:
-        """Raise the first error that a step raised, with its own traceback; without one, do nothing."""
+        """Raise the first error of a step with its own traceback; do nothing if there is none."""
         for error in self.errors:
             raise error
 
@@ -105,29 +104,29 @@ class Tally:
         ran = ", ".join(f"{label} {times}" for label, times in self.steps.items())
         lines = [
             f"{self.executed} steps ran: {ran}" if ran else "no step ran",
-            f"{self.done} done, {self.failed} failed, {self.replayed} replayed, {len(self.waiting)} still waiting",
-            *listed(self.waiting, self.unknown_steps),
+            f"{self.done} done, {self.failed} failed, {self.retried} retried, {len(self.waiting)} still waiting",
+            *list_waiting(self.waiting, self.unknown_steps),
         ]
         return "\n".join(lines)
 
 
 class Runaway(GenDurableError):
-    """A drain ran more steps than its limit. `tally` tells which."""
+    """A drain ran more steps than its limit; `tally` has them."""
 
     def __init__(self, message: str, tally: Tally) -> None:
         super().__init__(message)
         self.tally = tally
 
 
-def listed(waiting: Iterable[Snapshot], unknown_steps: frozenset[int]) -> list[str]:
-    """A line for each waiting instance, as far as they fit a message."""
-    several = list(waiting)
-    lines = [f"  {one}{not_given(one) if one.id in unknown_steps else ''}" for one in several[:LISTED]]
-    if len(several) > LISTED:
-        lines.append(f"  and {len(several) - LISTED} more")
+def list_waiting(waiting: Iterable[Snapshot], unknown_steps: frozenset[int]) -> list[str]:
+    """A line for each of the first ten waiting instances."""
+    snapshots = list(waiting)
+    lines = [f"  {one}{missing_code_hint(one) if one.id in unknown_steps else ''}" for one in snapshots[:LISTED]]
+    if len(snapshots) > LISTED:
+        lines.append(f"  and {len(snapshots) - LISTED} more")
     return lines
 
 
-def not_given(one: Snapshot) -> str:
-    """The end of a sentence about an instance that the harness cannot run."""
-    return f"; the harness was not given {one.machine} version {one.version} with a step {one.step!r}"
+def missing_code_hint(one: Snapshot) -> str:
+    """The end of a sentence about an instance whose machine the harness does not have."""
+    return f"; the harness has no {one.machine} version {one.version} with a step {one.step!r}"
