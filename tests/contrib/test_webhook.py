@@ -189,7 +189,7 @@ async def test_an_unknown_secret_is_told(dsn: str, schema: str) -> None:
         handle = await app.insert(Webhook.send, Delivery(there.url, 1, secret="other"))
         ending = await handle.wait(SOON)
         assert isinstance(ending, Failed)
-        assert "no secret called 'other'" in ending.error
+        assert "no secret 'other'" in ending.error
         assert there.requests == []
 
 

@@ -182,7 +182,7 @@ async def test_what_was_moved_or_changed_is_refused(engine: Opening, swap: str) 
         row = await e.rows.row(mine)
         assert (row["status"], row["result"], row["crashes"]) == ("runnable", None, 1)
         assert row["last_error"].startswith(f"DecodeError: instance {mine.id}: its ")
-        assert ("stored in clear" if "clear" in swap else "it was changed, or moved here") in row["last_error"]
+        assert ("stored in clear" if "clear" in swap else "it was changed or copied") in row["last_error"]
         await e.rows.fetch("delete from @.instances where id = $1", mine.id)
         await e.rows.fetch("delete from @.signals where target_id = $1", mine.id)
 
@@ -214,7 +214,7 @@ async def test_a_wrong_key_and_a_missing_key(engine: Opening) -> None:
     async with engine(codec=aes("k1")) as e:
         handle = await e.app.insert(echo, Secret(CANARY))
     async with engine(codec=aes("k1", key=bytes(32))) as e:
-        with pytest.raises(DecodeError, match="its key 'k1' is not the one that was given"):
+        with pytest.raises(DecodeError, match="the given key 'k1' is another one"):
             _ = (await e.app.get(handle.id)).state
     async with engine(codec=aes("k2")) as e:
         with pytest.raises(DecodeError, match="encrypted with key 'k1', which AesGcm was not given"):

@@ -149,7 +149,7 @@ async def test_an_unknown_instance_is_told_with_all_that_there_are(durable_harne
         await harness.app.insert(Shop.start, Order(1))
         with pytest.raises(AssertionError, match=r"no instance 'order:9'; all instances:\n  instance 1 \(Shop"):
             await harness.assert_done("order:9")
-        with pytest.raises(InputError, match="named by its handle, id or unique key, got float"):
+        with pytest.raises(InputError, match="Name an instance by its handle, id or unique key; got float"):
             await harness.assert_done(1.5)  # type: ignore[call-overload]
 
 

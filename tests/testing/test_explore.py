@@ -87,7 +87,7 @@ def test_it_finds_a_step_that_must_not_run_twice(durable_harness: HarnessFactory
     lines = re.findall(r"^  \d\. (.*)", text, re.MULTILINE)
     assert len(lines) == 5
     assert lines[0] == "an instance starts with 1"
-    assert sorted(lines[1:3]) == ["instance 1 runs Careless.begin: Await", "signal 'paid' comes with 1"]
+    assert sorted(lines[1:3]) == ["instance 1 runs Careless.begin: Await", "signal 'paid' arrives with 1"]
     assert lines[3:] == [
         "instance 1 runs Careless.collect: its worker dies before the commit",
         "instance 1 runs Careless.collect (attempt 1): Done",
@@ -211,13 +211,13 @@ def test_a_machine_that_never_rests_is_told(durable_harness: HarnessFactory) -> 
 def test_it_needs_something_to_check_and_no_loop(durable_harness: HarnessFactory) -> None:
     import asyncio
 
-    with pytest.raises(InputError, match="explore needs invariants"):
+    with pytest.raises(InputError, match=r"explore\(\) needs invariants"):
         explore(durable_harness, Careful, starts(Careful.begin, st.just(1)), invariants=[])
 
     async def inside() -> None:
         run(durable_harness, Careful)
 
-    with pytest.raises(ConfigError, match="call it from a plain `def` test"):
+    with pytest.raises(ConfigError, match="Call it from a plain `def` test"):
         asyncio.run(inside())
 
 
@@ -228,4 +228,4 @@ def test_without_hypothesis_it_says_what_to_install() -> None:
         "explore(HarnessFactory('', 'x'), None, starts(None, None), invariants=[print])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "explore needs hypothesis: pip install 'gen-durable[testing]'" in done.stderr
+    assert "explore() needs hypothesis. Run: pip install 'gen-durable[testing]'" in done.stderr

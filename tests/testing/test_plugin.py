@@ -159,7 +159,7 @@ def no_embedded():
 def test_it(gen_durable_schema): ...
 """
     out = run_pytest(tmp_path, source, GEN_DURABLE_TEST_DSN=None)
-    assert "there is no wheel (tests take the server from GEN_DURABLE_TEST_DSN)" in out
+    assert "there is no wheel (tests use the server in GEN_DURABLE_TEST_DSN, if set)" in out
     assert "1 error" in out
 
 

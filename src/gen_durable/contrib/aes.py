@@ -58,18 +58,18 @@ class AesGcm:
     def decode(self, data: bytes, context: PayloadContext) -> bytes:
         """Decrypt a payload. Raises `DecodeError` if it belongs to another field or instance, or to an unknown key."""
         if len(data) < 2 or data[0] != FORMAT:
-            raise DecodeError("It was not encrypted by this version of AesGcm.")
+            raise DecodeError("it was not encrypted by this version of AesGcm")
         at = 2 + data[1]
         header, nonce, ciphertext = data[:at], data[at : at + NONCE], data[at + NONCE :]
         name = header[2:].decode("ascii", "replace")
         key = self._keys.get(name)
         if key is None:
-            raise DecodeError(f"It is encrypted with key {name!r}, which AesGcm was not given. Add it to keys=.")
+            raise DecodeError(f"it is encrypted with key {name!r}, which AesGcm was not given. Add it to keys=.")
         try:
             return _cipher(key, context).decrypt(nonce, ciphertext, header + context.as_bytes())
         except (InvalidTag, ValueError):
             raise DecodeError(
-                f"It was changed or copied from another instance or field, or the given key {name!r} is another one."
+                f"it was changed or copied from another instance or field, or the given key {name!r} is another one."
             ) from None
 
     def __repr__(self) -> str:
