@@ -129,7 +129,7 @@ soak: $(READY)-bench
 
 .PHONY: bench-look
 bench-look: $(READY)-bench
-	$(WITH_PG) $(BIN)/python -m tools.bench.look --metadata-index $(ARGS)
+	$(WITH_PG) $(BIN)/python -m tools.bench.listing --metadata-index $(ARGS)
 
 .PHONY: chaos-failover
 chaos-failover: $(READY)

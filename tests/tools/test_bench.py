@@ -44,7 +44,7 @@ def test_what_calls_cost_on_a_larger_table(tmp_path: Path) -> None:
 
 def test_what_looking_costs() -> None:
     """`make bench-look`."""
-    assert "metadata, none" in run("tools.bench.look", "--rows", "10k", "--rounds", "1", may_judge=True)
+    assert "metadata, none" in run("tools.bench.listing", "--rows", "10k", "--rounds", "1", may_judge=True)
 
 
 def test_the_soak(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """The benchmark suite: `make bench`, or `python -m tools.bench --help`.
 
 Every scenario runs the engine and, in the same round, the bare ceiling: the same SQL functions, driven by a loop with
-no engine around it. What counts is the ratio of the two: it depends little on the machine and on what else runs there.
+no engine around it. Read the ratio of the two: it depends little on the machine and on its other load.
 """

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from tools.bench.child import BenchError
-from tools.bench.progress import Bars
-from tools.bench.report import show, surroundings, write
+from tools.bench.progress import ProgressBars
+from tools.bench.report import environment, show, write
 from tools.bench.result import Result
 from tools.bench.scenario import FULL, SMALL, Scenario, Size
 from tools.bench.scenarios import ALL
@@ -55,16 +55,16 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
     peers: list[dict[str, Any]] = []
     failed: list[str] = []
     async with serve() as server:
-        around = surroundings(server)
+        around = environment(server)
         console.print(_headline(around, size))
-        with Bars(console) as bars:
+        with ProgressBars(console) as bars:
             for scenario in chosen:
                 results += await _measure(scenario, server, size, bars, failed)
             if options.peers or options.only_peers:
                 from tools.bench.peers import compare_all
 
                 try:
-                    peers = await compare_all(server, size, bars.stage("Peers"))
+                    peers = await compare_all(server, size, bars.add("Peers"))
                 except BenchError as error:
                     failed.append(f"peers: {error}")
     show(console, results)
@@ -84,9 +84,11 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
     return not failed
 
 
-async def _measure(scenario: Scenario, server: Server, size: Size, bars: Bars, failed: list[str]) -> list[Result]:
+async def _measure(
+    scenario: Scenario, server: Server, size: Size, bars: ProgressBars, failed: list[str]
+) -> list[Result]:
     try:
-        return await scenario.run(server, size, bars.stage(scenario.title))
+        return await scenario.run(server, size, bars.add(scenario.title))
     except Exception as error:  # the others are still worth having
         failed.append(f"{scenario.name}: {type(error).__name__}: {error}")
         return []

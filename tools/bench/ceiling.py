@@ -1,7 +1,7 @@
 """The bare ceiling: the engine's own SQL functions, called by a loop that does nothing else.
 
-One connection, one statement after the other, in batches: no slots, no tasks, no codecs, no leases to keep, nobody to
-wake. What the engine loses against it is what all that costs; what it gains is that its pick and its flush overlap.
+One connection, one statement after the other, in batches: no slots, tasks, codecs, leases
+or wake-ups. The engine loses what all of these cost, and gains because its pick and its flush overlap.
 """
 
 from __future__ import annotations
@@ -22,102 +22,102 @@ from gen_durable.pg.connection import PersistentConnection
 from gen_durable.starts import step_of
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim, Commit
-from tools.bench.role import Line
+from tools.bench.role import Parent
 from tools.bench.work import CHAIN, Fan, known
 
 T = TypeVar("T")
-Ask = Callable[[Statement[Any]], Awaitable[Any]]
+RunStatement = Callable[[Statement[Any]], Awaitable[Any]]
 BATCH = 200
 LEASE = 15.0
 VALUE = "1"
 AFTER = dict(pairwise(CHAIN))
 
 
-async def asker(app: Durable) -> Ask:
-    """One connection, as a function that runs a call on it."""
+async def open_runner(app: Durable) -> RunStatement:
+    """Open one connection, and return a function that runs statements on it."""
     connection = (await connect(services_of(app).target)).driver_connection
 
-    async def ask(call: Statement[T]) -> T:
-        return call.read(await connection.fetch(call.text, *call.args))
+    async def run(statement: Statement[T]) -> T:
+        return statement.read(await connection.fetch(statement.text, *statement.args))
 
-    return ask
+    return run
 
 
-async def pick(ask: Ask, app: Durable, batch: int, queue: str = "default") -> list[Claim]:
-    """Claims in the order of their ids."""
-    picked = await ask(services_of(app).statements.pick("bare", {queue: batch}, known(), LEASE))
+async def pick(run: RunStatement, app: Durable, batch: int, queue: str = "default") -> list[Claim]:
+    """Pick claims, in the order of their ids."""
+    picked = await run(services_of(app).statements.pick("bare", {queue: batch}, known(), LEASE))
     return sorted(picked.claims, key=lambda claim: claim.id)
 
 
-async def finish(ask: Ask, app: Durable, claims: list[Claim], *, steps: int = 0) -> None:
-    """End claims that have gone on by so many steps."""
+async def finish(run: RunStatement, app: Durable, claims: list[Claim], *, steps: int = 0) -> None:
+    """End claims that have run ahead by `steps` steps."""
     commits = [Commit(c.id, c.epoch, c.seq + steps, "done", value=VALUE, parent=c.parent_id) for c in claims]
-    await ask(services_of(app).statements.flush(commits))
+    await run(services_of(app).statements.flush(commits))
 
 
-async def drain(line: Line, app: Durable, *, batch: int = BATCH, queue: str = "default") -> None:
+async def drain(parent: Parent, app: Durable, *, batch: int = BATCH, queue: str = "default") -> None:
     """A role: pick, finish, and again."""
-    ask = await asker(app)
+    run = await open_runner(app)
     count, at = 0, 0.0
-    await line.go()
-    while claims := await pick(ask, app, batch, queue):
-        await finish(ask, app, claims)
+    await parent.wait_for_start()
+    while claims := await pick(run, app, batch, queue):
+        await finish(run, app, claims)
         count += len(claims)
         at = time.monotonic()
-    line.ended(count, at)
-    await line.stop()
+    parent.report(count, at)
+    await parent.wait_for_stop()
 
 
-async def chain(line: Line, app: Durable, *, run_ahead: bool, batch: int = BATCH) -> None:
+async def chain(parent: Parent, app: Durable, *, run_ahead: bool, batch: int = BATCH) -> None:
     """A role: chains of five steps; with run-ahead one claim serves all steps, without it each has its own."""
-    ask = await asker(app)
+    run = await open_runner(app)
     count, at = 0, 0.0
-    await line.go()
-    while claims := await pick(ask, app, batch):
+    await parent.wait_for_start()
+    while claims := await pick(run, app, batch):
         if run_ahead:
             for number, following in enumerate(CHAIN[1:]):
                 commits = [
                     Commit(c.id, c.epoch, c.seq + number, "continue", step=following, value=VALUE) for c in claims
                 ]
-                await ask(services_of(app).statements.flush(commits))
+                await run(services_of(app).statements.flush(commits))
             ending = claims
         else:
             going = [c for c in claims if c.step != CHAIN[-1]]
             ending = [c for c in claims if c.step == CHAIN[-1]]
             if going:
                 commits = [Commit(c.id, c.epoch, c.seq, "next", step=AFTER[c.step], value=VALUE) for c in going]
-                await ask(services_of(app).statements.flush(commits))
+                await run(services_of(app).statements.flush(commits))
         if ending:
-            await finish(ask, app, ending, steps=len(CHAIN) - 1 if run_ahead else 0)
+            await finish(run, app, ending, steps=len(CHAIN) - 1 if run_ahead else 0)
             count += len(ending)
             at = time.monotonic()
-    line.ended(count, at)
-    await line.stop()
+    parent.report(count, at)
+    await parent.wait_for_stop()
 
 
-async def fan(line: Line, app: Durable, *, children: int, batch: int = BATCH) -> None:
+async def fan(parent: Parent, app: Durable, *, children: int, batch: int = BATCH) -> None:
     """A role: a parent, its children, and the join."""
-    ask = await asker(app)
-    await line.go()
-    await ask(services_of(app).statements.insert([Start(Fan.spread, children)], "raise"))
-    (parent,) = await pick(ask, app, 1)
+    run = await open_runner(app)
+    await parent.wait_for_start()
+    await run(services_of(app).statements.insert([Start(Fan.spread, children)], "raise"))
+    (parent_claim,) = await pick(run, app, 1)
     outcome = await Fan().spread(children, cast(Context, None))
     assert isinstance(outcome, ScheduleChildren)
     shown = cast(Context, SimpleNamespace(awaited=()))
-    spawned = encode_outcome(parent, step_of(Fan.spread, "fan"), shown, outcome, may_continue=False)
+    spawned = encode_outcome(parent_claim, step_of(Fan.spread, "fan"), shown, outcome, may_continue=False)
     while spawned.encode_more():
         pass
     many_children = spawned.commit.many_children
     if many_children is None:
-        await ask(services_of(app).statements.flush([spawned.commit]))
+        await run(services_of(app).statements.flush([spawned.commit]))
     else:
         await PersistentConnection(services_of(app).target).run_in_transaction(
             partial(commit_in_transaction, statements=services_of(app).statements, commit=spawned.commit)
         )
     count = 0
-    while claims := await pick(ask, app, batch):
-        await finish(ask, app, claims)
+    while claims := await pick(run, app, batch):
+        await finish(run, app, claims)
         count += len(claims)
     assert count == children + 1, count
-    line.ended(count, time.monotonic())
-    await line.stop()
+    parent.report(count, time.monotonic())
+    await parent.wait_for_stop()

@@ -25,44 +25,44 @@ LIMIT = 300.0
 
 
 class BenchError(Exception):
-    """A run that did not do what it should."""
+    """A run failed or did not end its instances."""
 
 
 class Child:
-    """A process that plays a role: `module:function` of this package, with arguments."""
+    """A process that runs a role: `module:function` of this package, with arguments."""
 
     def __init__(self, process: asyncio.subprocess.Process, role: str) -> None:
         self._process = process
         self._role = role
         self.pid = process.pid
 
-    async def hear(self) -> dict[str, Any]:
-        """The next line."""
+    async def receive(self) -> dict[str, Any]:
+        """The next message."""
         assert self._process.stdout is not None
         async with asyncio.timeout(LIMIT):
             line = await self._process.stdout.readline()
         if not line:
             raise BenchError(f"{self._role} ended early, with status {await self._process.wait()}")
-        heard: dict[str, Any] = json.loads(line)
-        return heard
+        message: dict[str, Any] = json.loads(line)
+        return message
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         """`go` or `stop`."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n".encode())
 
     async def result(self) -> dict[str, Any]:
-        """What the role returned; whatever it said before is passed over."""
-        while "result" not in (heard := await self.hear()):
+        """The return value of the role; earlier messages are skipped."""
+        while "result" not in (message := await self.receive()):
             pass
-        found: dict[str, Any] = heard["result"]
+        found: dict[str, Any] = message["result"]
         return found
 
 
 @asynccontextmanager
-async def play(app: Durable, role: str, **arguments: object) -> AsyncIterator[Child]:
-    """A process that is connected and waits for `go`."""
-    # In the environment, for a command line can be read by everybody and a DSN may hold a password.
+async def start_role(app: Durable, role: str, **arguments: object) -> AsyncIterator[Child]:
+    """Start a process; it is connected and waits for `go`."""
+    # In the environment: other users can read a command line, and a DSN may hold a password.
     target = {"BENCH_DSN": services_of(app).target.dsn, "BENCH_SCHEMA": services_of(app).statements.schema.name}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tools.bench.role", role, json.dumps(arguments)),
@@ -73,8 +73,8 @@ async def play(app: Durable, role: str, **arguments: object) -> AsyncIterator[Ch
     )
     try:
         child = Child(process, role)
-        if "ready" not in (heard := await child.hear()):
-            raise BenchError(f"{role} said {heard} before it was ready")
+        if "ready" not in (message := await child.receive()):
+            raise BenchError(f"{role} sent {message} before it was ready")
         yield child
         assert process.stdin is not None
         process.stdin.close()
@@ -103,45 +103,45 @@ class Run:
         return self.count / self.seconds
 
 
-async def race(server: Server, app: Durable, roles: list[tuple[str, dict[str, object]]], count: int) -> Run:
-    """Let processes work until they have ended so many instances together.
+async def run_until(server: Server, app: Durable, roles: list[tuple[str, dict[str, object]]], count: int) -> Run:
+    """Let processes work until they have ended `count` instances together.
 
-    The roles report how many they have ended, and when the last of them was; nobody asks the server for it.
+    The roles report how many they have ended, and when the last one was; the server is not polled.
     """
     async with AsyncExitStack() as stack:
-        children = [await stack.enter_async_context(play(app, role, **arguments)) for role, arguments in roles]
+        children = [await stack.enter_async_context(start_role(app, role, **arguments)) for role, arguments in roles]
         latest: list[dict[str, float]] = [{"count": 0, "at": 0.0, "cpu": 0.0} for _ in children]
         full = asyncio.Event()
 
         async def follow(number: int) -> None:
             while True:
-                heard = await children[number].hear()
-                if "count" in heard:
-                    latest[number] = heard
+                message = await children[number].receive()
+                if "count" in message:
+                    latest[number] = message
                     if sum(report["count"] for report in latest) >= count:
                         full.set()
-                if "result" in heard:
-                    latest[number] |= heard["result"]
+                if "result" in message:
+                    latest[number] |= message["result"]
                     return
 
         before = await server.read()
         began = time.monotonic()
         for child in children:
-            child.tell("go")
+            child.send("go")
         followers = [asyncio.create_task(follow(number)) for number in range(len(children))]
         waiting = asyncio.create_task(full.wait())
         everyone: asyncio.Future[Any] = asyncio.gather(*followers)
         try:
-            # Whoever fails ends the wait too.
+            # A failing process ends the wait, too.
             await asyncio.wait((waiting, everyone), return_when=asyncio.FIRST_COMPLETED)
             spent = await server.read() - before
             for child in children:
-                child.tell("stop")
+                child.send("stop")
             await everyone
         finally:
             for task in (waiting, *followers):
                 task.cancel()
-        # More than asked for: rows of an obstacle that were let run meanwhile.
+        # It may be more than `count`: rows of an obstacle may run meanwhile.
         if (ended := sum(report["count"] for report in latest)) < count:
             raise BenchError(f"{roles[0][0]} ended {ended:.0f} instances of {count}")
     return Run(

@@ -15,7 +15,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the server has spent so far."""
+    """CPU seconds and WAL bytes of the server so far."""
 
     cpu: float
     wal: int
@@ -33,7 +33,7 @@ class Updates:
 
 
 async def read_server(connection: asyncpg.Connection[Any], postmaster: int) -> Reading:
-    """What the server has spent until now."""
+    """Read the CPU time and the WAL position of the server."""
     wal = await connection.fetchval("select (pg_current_wal_insert_lsn() - '0/0')::bigint")
     return Reading(server_cpu(postmaster), wal)
 
@@ -49,7 +49,7 @@ async def postmaster_of(connection: asyncpg.Connection[Any]) -> int:
 
 
 async def read_updates(connection: asyncpg.Connection[Any], schema: str) -> Updates:
-    """Updates in a schema since it was made. Backends may tell as late as at their exit: ask when workers are gone."""
+    """Updates in a schema since its creation. Backends may report only at their exit: read it after the workers."""
     row = await connection.fetchrow(
         "select coalesce(sum(n_tup_upd), 0)::bigint, coalesce(sum(n_tup_hot_upd), 0)::bigint"
         " from pg_stat_user_tables where schemaname = $1",
@@ -77,7 +77,7 @@ def _cpu(pid: int) -> float:
         # After the name in parentheses: state, ..., utime, stime, cutime, cstime as the fields 14 to 17 of the line.
         fields = (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0  # it has just ended: its parent's account has it
+        return 0.0  # it has just ended, and its parent counts it
     return sum(int(ticks) for ticks in fields[11:15]) / TICK
 
 

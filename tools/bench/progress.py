@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 
-class Bars:
+class ProgressBars:
     """One bar per scenario. It is drawn rarely: the machine is being measured."""
 
     def __init__(self, console: Console) -> None:
@@ -35,7 +35,7 @@ class Bars:
     ) -> None:
         self._bars.stop()
 
-    def stage(self, title: str) -> Bar:
+    def add(self, title: str) -> Bar:
         """A bar for the next scenario."""
         if not self._console.is_terminal:
             self._console.print(f"{title} ...")

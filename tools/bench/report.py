@@ -18,8 +18,8 @@ from tools.bench.result import Result
 from tools.bench.server import Server
 
 
-def surroundings(server: Server) -> dict[str, Any]:
-    """What the numbers depend on."""
+def environment(server: Server) -> dict[str, Any]:
+    """The versions and settings that the numbers depend on."""
     return {
         "gen_durable": version("gen-durable"),
         "python": platform.python_version(),
@@ -31,7 +31,7 @@ def surroundings(server: Server) -> dict[str, Any]:
 
 
 def show(console: Console, results: list[Result]) -> None:
-    """Print what was found."""
+    """Print the results as tables."""
     timed = [result for result in results if "p50" in result.extras]
     rest = [result for result in results if "p50" not in result.extras]
     rates = [result for result in rest if result.unit.endswith("/s")]
@@ -52,7 +52,7 @@ def write(path: Path, around: dict[str, Any], results: list[Result], peers: list
 
 
 def number(value: float) -> str:
-    """Three digits that matter."""
+    """A number with three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

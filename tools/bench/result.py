@@ -1,4 +1,4 @@
-"""What a scenario reports, and how samples become a number."""
+"""The rows that a scenario reports, computed from samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Better(StrEnum):
-    """Which way is good."""
+    """The direction in which a value improves."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -87,6 +87,6 @@ def compare_latencies(
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:
-    """The smallest sample that at least so many percent are not above."""
+    """The smallest sample that at least `percent` of the samples do not exceed."""
     ordered = sorted(samples)
     return ordered[max(-(-len(ordered) * percent // 100) - 1, 0)]

@@ -1,4 +1,4 @@
-"""The other side of `tools.bench.child`: connects, says that it is ready, and plays its role on `go`.
+"""The child process of `tools.bench.child`: connects, reports that it is ready, and runs its role on `go`.
 
 The loop is the one that `gen-durable worker` uses: uvloop where it is installed.
 """
@@ -18,43 +18,43 @@ from gen_durable import Durable
 from tools.bench.measure import memory
 
 
-class Line:
-    """The line to the parent."""
+class Parent:
+    """The pipe to the parent process."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
         self._cpu = 0.0
 
-    async def go(self) -> None:
-        """Say that all is prepared, and wait for the start."""
-        self.tell({"ready": True})
+    async def wait_for_start(self) -> None:
+        """Report that everything is prepared, and wait for the start."""
+        self.send({"ready": True})
         if (await self._reader.readline()).strip() != b"go":
-            raise SystemExit("the parent is gone")
+            raise SystemExit("the parent process has ended")
         self._cpu = time.process_time()
 
-    async def stop(self) -> None:
-        """Wait until the parent has seen enough, or is gone."""
+    async def wait_for_stop(self) -> None:
+        """Wait until the parent stops this process, or has ended."""
         await self._reader.readline()
 
-    def ended(self, count: int, at: float) -> None:
-        """So many instances were ended until now, the last at that moment."""
-        self.tell({"count": count, "at": at, "cpu": time.process_time() - self._cpu})
+    def report(self, count: int, at: float) -> None:
+        """Report the number of ended instances, and when the last one ended."""
+        self.send({"count": count, "at": at, "cpu": time.process_time() - self._cpu})
 
-    def tell(self, words: dict[str, Any]) -> None:
-        print(json.dumps(words), flush=True)
+    def send(self, message: dict[str, Any]) -> None:
+        print(json.dumps(message), flush=True)
 
 
 async def main() -> None:
     role, arguments = sys.argv[1], json.loads(sys.argv[2])
     module, _, name = role.partition(":")
-    play = getattr(importlib.import_module(module), name)
+    run_role = getattr(importlib.import_module(module), name)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    line = Line(reader)
+    parent = Parent(reader)
     async with Durable(os.environ["BENCH_DSN"], schema=os.environ["BENCH_SCHEMA"]) as app:
-        found: dict[str, Any] = await play(line, app, **arguments) or {}
+        found: dict[str, Any] = await run_role(parent, app, **arguments) or {}
     now, peak = memory(os.getpid())
-    line.tell({"result": {"memory": now, "peak": peak} | found})
+    parent.send({"result": {"memory": now, "peak": peak} | found})
 
 
 if __name__ == "__main__":

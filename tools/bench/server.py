@@ -1,4 +1,4 @@
-"""The server that is measured: private, fresh, thrown away in the end.
+"""The server that is measured: private, fresh, and deleted at the end.
 
 By default the embedded one in a temporary directory, with its shipped settings (fsync on). GEN_DURABLE_TEST_DSN names
 another; `scripts/postgres15` sets it to a throw-away cluster.
@@ -39,8 +39,8 @@ class Server:
 
     @asynccontextmanager
     async def app(self) -> AsyncIterator[Durable]:
-        """A `Durable` on a fresh schema, dropped in the end; no run sees the dead rows of another."""
-        # A checkpoint now means none in the middle of a run, and the pages that are filled next are written whole now.
+        """A `Durable` on a fresh schema, dropped at the end; no run sees the dead rows of another."""
+        # A checkpoint now avoids one in the middle of a run, and full-page writes of the pages filled next.
         await self.admin.execute("checkpoint")
         name = f"bench_{next(self.numbers)}"
         async with Durable(self.dsn, schema=name, migrate=True) as app:
@@ -48,11 +48,11 @@ class Server:
         await self.admin.execute(f'drop schema "{name}" cascade')
 
     async def analyze(self, app: Durable) -> None:
-        """Statistics as autovacuum would have made them by now; it comes at random moments."""
+        """Collect the statistics that autovacuum would collect at some random time."""
         await self.admin.execute(f'analyze "{services_of(app).statements.schema.name}".instances')
 
     async def read(self) -> Reading:
-        """What the server has spent until now."""
+        """Read the server's CPU time and WAL position."""
         return await read_server(self.admin, self.postmaster)
 
     async def updates(self, app: Durable) -> Updates:

@@ -1,4 +1,4 @@
-"""The work that is measured, and the engine's side of it: a worker that counts what it has ended."""
+"""The machines and jobs that are measured, and a worker that counts the instances it has ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gen_durable import (
 )
 from gen_durable.core.services import services_of
 from gen_durable.registry import Registry
-from tools.bench.role import Line
+from tools.bench.role import Parent
 
 CHAIN = ("first", "second", "third", "fourth", "fifth")
 go_on = Signal[None]("go_on")
@@ -81,7 +81,7 @@ class Recorded(Chain, history="transitions"):
 
 
 class Fan(Machine, history="off"):
-    """As many children as it is told, and their join."""
+    """Starts the given number of children, and joins them."""
 
     @step
     async def spread(self, children: int, ctx: Context) -> Outcome[int]:
@@ -113,17 +113,17 @@ def machines() -> list[Machine]:
 
 @cache
 def known() -> list[str]:
-    """The names that a pick asks for, as a worker does that runs all of this."""
+    """The step names that a worker with all of these passes to a pick."""
     return Registry(machines(), JOBS).known
 
 
 def worker(app: Durable, **options: Any) -> Worker:
-    """A worker with default settings, apart from what is told."""
+    """A worker with default settings, apart from `options`."""
     return Worker(app, machines=machines(), jobs=JOBS, **options)
 
 
-async def work(line: Line, app: Durable, **options: Any) -> None:
-    """A role: run what is there and tell how much was ended, until told to stop."""
+async def work(parent: Parent, app: Durable, **options: Any) -> None:
+    """A role: run everything and report the number of ended instances, until stopped."""
     count, at = 0, 0.0
 
     def ended(*_: object) -> None:
@@ -131,17 +131,17 @@ async def work(line: Line, app: Durable, **options: Any) -> None:
         count += 1
         at = time.monotonic()
 
-    # Called once per committed end, and by nobody else here: the cheapest place to count.
+    # Called once per committed end, and by no other code here: the cheapest place to count.
     services_of(app).completions.report_end = ended  # type: ignore[method-assign, assignment]
-    await line.go()
+    await parent.wait_for_start()
     async with worker(app, **options):
-        told = 0
-        stopped = asyncio.create_task(line.stop())
+        reported = 0
+        stopped = asyncio.create_task(parent.wait_for_stop())
         while not stopped.done():
             await asyncio.sleep(0.01)
-            if count != told:
-                told = count
-                line.ended(count, at)
+            if count != reported:
+                reported = count
+                parent.report(count, at)
 
 
 async def fill(app: Durable, start: Start[Any], count: int) -> None:

@@ -1,4 +1,4 @@
-"""Chaos: break everything around the engine for minutes on end, and then account for every step.
+"""Chaos: inject faults around the engine for minutes, and then account for every step.
 
 `python -m tools.chaos`, or `make chaos`. See docs/explanation/trust.md.
 """

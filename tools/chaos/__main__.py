@@ -1,4 +1,4 @@
-"""`python -m tools.chaos`: break everything around the engine, and judge what is left."""
+"""`python -m tools.chaos`: inject faults around the engine, and check the database afterwards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tools.chaos.checks import CLEAN
+from tools.chaos.display import show_checks
 from tools.chaos.faults import GROUPS, KINDS, chosen
 from tools.chaos.run import Options, run
-from tools.chaos.screen import show_verdict
-from tools.chaos.verdict import CLEAN
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -25,21 +25,25 @@ def arguments() -> argparse.Namespace:
     groups = "\n".join(f"  {name:<12}{', '.join(members)}" for name, members in GROUPS.items() if name != "all")
     parser = argparse.ArgumentParser(
         prog="python -m tools.chaos",
-        description="Run workers under a mixed load, break everything around them, and account for every step.",
+        description="Run workers under a mixed load, inject faults around them, and account for every step.",
         epilog=f"faults:\n{kinds}\n\ngroups:\n{groups}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long things are broken (10)")
-    parser.add_argument("--seed", type=int, help="the plan of faults and the load come from it; else it is drawn")
-    parser.add_argument("--faults", default="all", help="which, as in sigkill,proxy (all); `none` for none")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults are injected (10)")
+    parser.add_argument(
+        "--seed", type=int, help="of the random plan of faults and load; printed, so that a run can be repeated"
+    )
+    parser.add_argument("--faults", default="all", help="which faults, as in sigkill,proxy (all); `none` for none")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of 8 slots (4)")
-    parser.add_argument("--lease", type=float, help="seconds (2.5; 15 where none should be lost)")
+    parser.add_argument(
+        "--lease", type=float, help="of the workers, in seconds (2.5; 15 with faults that must not cost a lease)"
+    )
     parser.add_argument("--pace", type=float, default=5.5, help="seconds from one fault to the next, on average (5.5)")
     parser.add_argument("--pg", help="the version of an installed Postgres, as in 15, instead of the wheel's")
+    parser.add_argument("--sabotage", choices=("fence",), help="remove a guard of the engine: the checks must fail")
     parser.add_argument(
-        "--sabotage", choices=("fence",), help="take a guard out of the engine: the verdict must be bad"
+        "--prove", action="store_true", help="then damage the tables and verify that each check notices"
     )
-    parser.add_argument("--prove", action="store_true", help="then harm the tables and see that each check finds it")
     parser.add_argument("--no-mount", action="store_true", help="no tmpfs: data on the disk, which is never full then")
     parser.add_argument("--json", type=Path, help="where the figures go (chaos/results/SEED-FAULTS.json)")
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run: logs and effects")
@@ -55,7 +59,7 @@ def main() -> int:
     except ValueError as error:
         console.print(f"[red]{error}[/]")
         return 2
-    # A machine that others use may stand still for seconds: where no lease may run out, that must not count.
+    # A shared machine may stall for seconds: where no lease may expire, a stall must not count.
     lease = given.lease or (15.0 if CLEAN.issuperset(kinds) else 2.5)
     options = Options(
         seed=seed,
@@ -71,10 +75,12 @@ def main() -> int:
         keep=given.keep,
     )
     again = f"SEED={seed} MINUTES={given.minutes:g} FAULTS={given.faults}"
-    console.print(f"seed {seed}; the same plan again: make chaos {again}")
-    logging.getLogger("gen_durable").addHandler(logging.NullHandler())  # the load's own client, which is being broken
+    console.print(f"seed {seed}; repeat with: make chaos {again}")
+    logging.getLogger("gen_durable").addHandler(
+        logging.NullHandler()
+    )  # of the load's own client, whose connections break
     report = asyncio.run(run(options, console))
-    show_verdict(console, report.lines)
+    show_checks(console, report.lines)
     path = given.json or RESULTS / f"{seed}-{given.faults.replace(',', '+')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report.figures, indent=2) + "\n")
@@ -90,7 +96,7 @@ def main() -> int:
         console.print("[bold green]Nothing was lost, nothing was done twice.[/]")
         return 0
     console.print(
-        f"[bold red]{sum(not line.good for line in report.lines)} lines are bad.[/] Again: make chaos {again}"
+        f"[bold red]{sum(not line.good for line in report.lines)} checks failed.[/] Repeat: make chaos {again}"
     )
     return 1
 

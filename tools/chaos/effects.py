@@ -1,8 +1,8 @@
-"""Effects: what executions leave behind outside the database.
+"""Effects: the record of executions outside of the database.
 
 A step writes a line before its work and one after it, in one write each to a file of its process that is only appended
-to: what was written stays, whatever becomes of the process. Moments are CLOCK_MONOTONIC, which is one for all processes
-of a machine and which nobody sets.
+to: what was written stays, whatever becomes of the process. Times are CLOCK_MONOTONIC, which all processes of a
+machine share and no process can set.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Effects:
 
 @dataclass(slots=True)
 class Execution:
-    """One execution, as its process told it. `ended` is None if it never came to that."""
+    """One execution, as its process recorded it. `ended` is None if its process died before."""
 
     worker: str
     id: int
@@ -62,7 +62,7 @@ class Reader:
         self.notes: dict[str, int] = {}  # other events, by name
 
     def read(self) -> list[Execution]:
-        """What has begun since the last call. A line that is not whole yet is left for the next one."""
+        """The executions that began since the last call. An incomplete line is left for the next call."""
         fresh: list[Execution] = []
         for path in sorted(self._directory.iterdir()):
             with path.open("rb") as file:
@@ -88,4 +88,4 @@ class Reader:
             case [_, "note", name, *_]:
                 self.notes[name] = self.notes.get(name, 0) + 1
             case _:
-                raise ValueError(f"{worker} wrote a line that nobody understands: {words}")
+                raise ValueError(f"{worker} wrote an unknown line: {words}")

@@ -10,14 +10,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from tools.chaos.fleet import Berth, Fleet, faketime
+from tools.chaos.fleet import Fleet, Slot, faketime
 from tools.chaos.proxy import Proxy
 from tools.chaos.server import TROUBLE, Server
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What there is to be broken. `lease` is that of the workers, in seconds."""
+    """The parts that faults break. `lease` is that of the workers, in seconds."""
 
     server: Server
     fleet: Fleet
@@ -29,29 +29,29 @@ Fault = Callable[[World, random.Random], Awaitable[None]]
 
 
 @asynccontextmanager
-async def a_berth(world: World, rng: random.Random) -> AsyncGenerator[Berth]:
-    """A berth that nobody else does something to, with a process that works."""
-    berths = rng.sample(world.fleet.berths, len(world.fleet.berths))
-    berth = next((b for b in berths if not b.busy.locked()), berths[0])
-    async with berth.busy:
-        if berth.now is not None:
-            await world.fleet.ready(berth.now, patience=10)
-        yield berth
+async def a_berth(world: World, rng: random.Random) -> AsyncGenerator[Slot]:
+    """A slot without another fault, with a working process."""
+    slots = rng.sample(world.fleet.slots, len(world.fleet.slots))
+    slot = next((b for b in slots if not b.busy.locked()), slots[0])
+    async with slot.busy:
+        if slot.now is not None:
+            await world.fleet.ready(slot.now, timeout=10)
+        yield slot
 
 
 async def sigkill(world: World, rng: random.Random) -> None:
     """SIGKILL a worker; another comes after a moment."""
-    async with a_berth(world, rng) as berth:
-        if berth.now is not None:
-            world.fleet.kill(berth.now)
+    async with a_berth(world, rng) as slot:
+        if slot.now is not None:
+            world.fleet.kill(slot.now)
         await asyncio.sleep(rng.choice((0.0, 0.0, 1.0)))
-        world.fleet.spawn(berth)
+        world.fleet.spawn(slot)
 
 
 async def sigstop(world: World, rng: random.Random) -> None:
     """SIGSTOP a worker for longer than its lease: others take its work over; then it goes on as if nothing were."""
-    async with a_berth(world, rng) as berth:
-        process = berth.now
+    async with a_berth(world, rng) as slot:
+        process = slot.now
         if process is None:
             return
         process.send(signal.SIGSTOP)
@@ -72,9 +72,9 @@ async def clock(world: World, rng: random.Random) -> None:
 
 
 async def _replace(world: World, rng: random.Random, skew: str | None) -> None:
-    async with a_berth(world, rng) as berth:
-        former = berth.now
-        fresh = world.fleet.spawn(berth, skew)
+    async with a_berth(world, rng) as slot:
+        former = slot.now
+        fresh = world.fleet.spawn(slot, skew)
         await world.fleet.ready(fresh)
         if former is not None:
             await world.fleet.drain(former)
@@ -135,7 +135,7 @@ async def postmaster(world: World, rng: random.Random) -> None:
 
 
 async def freeze(world: World, rng: random.Random) -> None:
-    """SIGSTOP all of Postgres for longer than the lease: connections stay, nobody answers."""
+    """SIGSTOP all of Postgres for longer than the lease: connections stay open without an answer."""
     async with world.server.turn:
         world.server.send(signal.SIGSTOP)
         try:
@@ -179,7 +179,7 @@ async def stall(world: World, rng: random.Random) -> None:
 
 
 async def reset(world: World, rng: random.Random) -> None:
-    """Connections are cut, for everybody, a few times in a row."""
+    """Cut all connections, a few times in a row."""
     for _ in range(rng.randint(1, 5)):
         for proxy in world.proxies:
             proxy.reset()
@@ -214,7 +214,7 @@ async def diskfull(world: World, rng: random.Random) -> None:
 
 
 async def locks(world: World, rng: random.Random) -> None:
-    """A session of somebody else's holds rows, or the whole table, for a while."""
+    """Another session locks rows, or the whole table, for a while."""
     rows = (
         "select id from gen_durable.instances where id = any (array("
         " select id from gen_durable.instances where finished_at is null order by random() limit 60"

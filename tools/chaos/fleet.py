@@ -1,7 +1,6 @@
-"""The fleet: worker processes, each behind a proxy, started again whatever becomes of them.
+"""The fleet: worker processes, each behind a proxy, restarted whenever they end.
 
-A berth is a place for one process. What is done to a process on purpose is written down here; one that ends without
-that is a finding.
+A slot has one process at a time. Faults mark the processes they end as expected; any other exit is a finding.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ class Process:
     name: str
     process: subprocess.Popen[bytes]
     effects: Path
-    expected: bool = False  # its end is our doing
+    expected: bool = False  # a fault ended it
 
     def send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     @property
-    def living(self) -> bool:
+    def is_alive(self) -> bool:
         return self.process.poll() is None
 
     def ready(self) -> bool:
@@ -50,8 +49,8 @@ class Process:
 
 
 @dataclass(eq=False)
-class Berth:
-    """A place for one worker process: its way to the server, and who is there now."""
+class Slot:
+    """A slot for one worker process: its proxy to the server, and its current process."""
 
     number: int
     proxy: Proxy
@@ -62,12 +61,12 @@ class Berth:
 class Fleet:
     """All worker processes of a run."""
 
-    def __init__(self, server: Server, berths: list[Berth], home: Path, lease: float) -> None:
+    def __init__(self, server: Server, slots: list[Slot], home: Path, lease: float) -> None:
         self._server = server
         self._home = home
         self._lease = lease
         self._numbers = count(1)
-        self.berths = berths
+        self.slots = slots
         self.all: list[Process] = []
         self.killed: dict[str, int] = {}  # by name, when
         self.findings: list[str] = []
@@ -84,12 +83,12 @@ class Fleet:
     def logs(self) -> Path:
         return self._home / "workers"
 
-    def spawn(self, berth: Berth, skew: str | None = None) -> Process:
-        """Put a new process into a berth; `skew` is what is wrong with its clock."""
+    def spawn(self, slot: Slot, skew: str | None = None) -> Process:
+        """Start a new process in a slot; `skew` is the error of its clock."""
         name = f"w{next(self._numbers)}"
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("PG")},
-            "CHAOS_DSN": self._server.dsn(berth.proxy.port),
+            "CHAOS_DSN": self._server.dsn(slot.proxy.port),
             "CHAOS_LEASE": str(self._lease),
             "CHAOS_EFFECTS": str(self.effects / name),
         }
@@ -107,21 +106,21 @@ class Fleet:
             )
         fresh = Process(name, process, self.effects / name)
         self.all.append(fresh)
-        berth.now = fresh
+        slot.now = fresh
         return fresh
 
     async def start(self) -> None:
-        """Fill all berths, and keep them filled."""
-        for berth in self.berths:
-            self.spawn(berth)
-        await asyncio.gather(*(self.ready(berth.now) for berth in self.berths if berth.now is not None))
+        """Fill all slots, and keep them filled."""
+        for slot in self.slots:
+            self.spawn(slot)
+        await asyncio.gather(*(self.ready(slot.now) for slot in self.slots if slot.now is not None))
         self._watch = asyncio.create_task(self._keep_filled())
 
-    async def ready(self, process: Process, patience: float = 60) -> bool:
-        """Wait until a process works; tells whether it does."""
-        deadline = time.monotonic() + patience
+    async def ready(self, process: Process, timeout: float = 60) -> bool:
+        """Wait until a process works. Returns whether it does."""
+        deadline = time.monotonic() + timeout
         while not process.ready():
-            if not process.living or time.monotonic() > deadline:
+            if not process.is_alive or time.monotonic() > deadline:
                 return False
             await asyncio.sleep(0.05)
         return True
@@ -129,20 +128,20 @@ class Fleet:
     async def _keep_filled(self) -> None:
         while True:
             await asyncio.sleep(0.1)
-            for berth in self.berths:
-                process = berth.now
-                if process is None or process.living or process.expected or berth.busy.locked():
+            for slot in self.slots:
+                process = slot.now
+                if process is None or process.is_alive or process.expected or slot.busy.locked():
                     continue
                 process.expected = True
                 status = process.process.returncode
                 if status != UNREACHABLE:
                     self.findings.append(f"{process.name} ended by itself, with status {status}: see its log")
-                self.spawn(berth)
+                self.spawn(slot)
 
     def kill(self, process: Process) -> None:
-        """SIGKILL: no handler runs, nothing is said good-bye to."""
+        """SIGKILL: no handler runs."""
         process.expected = True
-        if process.living:
+        if process.is_alive:
             self.killed[process.name] = time.monotonic_ns()
             process.send(signal.SIGKILL)
         process.process.wait(30)
@@ -165,12 +164,12 @@ class Fleet:
     async def stop(self) -> None:
         """Drain all."""
         await self._unwatch()
-        await asyncio.gather(*(self.drain(process) for process in self.all if process.living))
+        await asyncio.gather(*(self.drain(process) for process in self.all if process.is_alive))
 
     def destroy(self) -> None:
-        """Kill what is left."""
+        """Kill the remaining processes."""
         for process in self.all:
-            if process.living:
+            if process.is_alive:
                 process.send(signal.SIGKILL)
                 process.process.wait(30)
 
@@ -180,8 +179,8 @@ class Fleet:
             watch.cancel()
             await asyncio.wait([watch])
 
-    def slips(self) -> list[str]:
-        """Words in the logs of workers that should never be there."""
+    def log_errors(self) -> list[str]:
+        """Tracebacks and warnings in the logs of workers."""
         found: list[str] = []
         for path in sorted(self.logs.iterdir()):
             text = path.read_text(errors="replace")

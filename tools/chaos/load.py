@@ -95,7 +95,7 @@ def mailbox(key: str, rng: random.Random) -> Item:
 
 
 def parent(key: str, rng: random.Random) -> Item:
-    # One in two hundred has so many children that they are started in parts.
+    # One in two hundred has enough children to be started in parts.
     several = 1200 if rng.random() < 0.005 else rng.randint(0, 8)
     works = tuple(_work(rng, 3) if several < 100 else Work(1) for _ in range(several))
     joined = Joined(2, several, sum(work.outcome().value for work in works))
@@ -158,7 +158,7 @@ LANES: dict[str, tuple[Callable[[str, random.Random], Item], int]] = {
 
 
 class Load:
-    """Inserts, signals and cancels until it is told to stop; then it finishes what it has begun."""
+    """Inserts, signals and cancels until it is stopped; then it finishes its open calls."""
 
     def __init__(self, app: Durable, server: Server, seed: int) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The machines of the load. Each step says that it began; every result carries how many outcomes led to it."""
+"""The machines of the load. Each step records its start; every result carries the number of its outcomes."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ class Book(Writing):
             return Next(self.write, after)
 
     async def on_error(self, state: Any, ctx: Context, error: Exception) -> Outcome[Sum]:
-        # A full disk, a lock that was not to be had: its statements meet them as anybody's do.
+        # A full disk or a lock timeout hits its own statements, too.
         if isinstance(error, OutcomeRejected | asyncpg.PostgresError):
             return Retry(replace(state, errors=state.errors + 1), delay=timedelta(milliseconds=200))
         return Fail(error)

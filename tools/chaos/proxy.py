@@ -12,7 +12,7 @@ CHUNK = 65536
 
 
 class Proxy:
-    """Passes everything on, unless told otherwise."""
+    """Forwards everything, unless a fault changes that."""
 
     def __init__(self, upstream: int, rng: random.Random) -> None:
         self._upstream = upstream
@@ -40,7 +40,7 @@ class Proxy:
         await asyncio.sleep(0)
 
     def stall(self) -> None:
-        """Nothing gets through in either direction, and nobody is told."""
+        """Drop all traffic in both directions, without closing a connection."""
         self._flowing.clear()
 
     def flow(self) -> None:
@@ -80,7 +80,7 @@ class Proxy:
                     await asyncio.sleep(self.delay)
                 await self._flowing.wait()
                 if answers and self.swallowing and self._rng.random() < self.swallowing:
-                    # The server has done what it was asked for, and the asker will never hear so.
+                    # The server has executed the statement, and its client never gets the result.
                     self.swallowed += 1
                     await asyncio.sleep(self._rng.choice((0.0, 0.0, 0.5)))
                     writer.transport.abort()

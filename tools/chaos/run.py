@@ -20,23 +20,23 @@ import asyncpg
 from rich.console import Console
 
 from gen_durable import Durable
+from tools.chaos.checks import CheckResult, account, check_database, check_harness, errors_in, fill
+from tools.chaos.display import Display, Figures, percentile
 from tools.chaos.effects import Reader
 from tools.chaos.faults import KINDS, Planned, World, impossible, plan
-from tools.chaos.fleet import Berth, Fleet
+from tools.chaos.fleet import Fleet, Slot
 from tools.chaos.load import Load
 from tools.chaos.machines import PER_WORKER
-from tools.chaos.prove import prove
 from tools.chaos.proxy import Proxy
-from tools.chaos.screen import Figures, Screen, percentile
+from tools.chaos.self_test import verify_checks
 from tools.chaos.server import TROUBLE, Server
-from tools.chaos.verdict import Line, account, errors_in, fill, judge, told
 
-PATIENCE = 120.0  # for everything to end once nobody breaks anything any more
+SETTLE_TIMEOUT = 120.0  # for all instances to end after the last fault
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is told."""
+    """The options of a run."""
 
     seed: int
     minutes: float
@@ -55,7 +55,7 @@ class Options:
 class Report:
     """What came of it."""
 
-    lines: list[Line]
+    lines: list[CheckResult]
     figures: dict[str, Any]
 
     @property
@@ -87,7 +87,7 @@ class Run:
                     await stack.enter_async_context(Proxy(server.port, random.Random(f"{options.seed} proxy {n}")))
                     for n in range(options.workers + 1)
                 ]
-                fleet = Fleet(server, [Berth(n, p) for n, p in enumerate(proxies[1:])], self._home, options.lease)
+                fleet = Fleet(server, [Slot(n, p) for n, p in enumerate(proxies[1:])], self._home, options.lease)
                 stack.callback(fleet.destroy)
                 return await self._work(World(server, fleet, proxies, options.lease), kinds)
         finally:
@@ -116,7 +116,7 @@ class Run:
         async with Durable(self._server.dsn(world.proxies[0].port)) as app:
             load = Load(app, self._server, options.seed)
             await fleet.start()
-            with Screen(self._console, title, seconds) as screen:
+            with Display(self._console, title, seconds) as screen:
                 async with self._watched(reader, fleet, screen) as stage:
                     began = time.monotonic()
                     load.start()
@@ -147,7 +147,7 @@ class Run:
             self._figures.acting[fault.kind] -= 1
 
     @asynccontextmanager
-    async def _watched(self, reader: Reader, fleet: Fleet, screen: Screen) -> AsyncGenerator[Callable[[str], None]]:
+    async def _watched(self, reader: Reader, fleet: Fleet, screen: Display) -> AsyncGenerator[Callable[[str], None]]:
         stage = "starting"
 
         def say(words: str) -> None:
@@ -179,10 +179,10 @@ class Run:
                 raise RuntimeError("the watch has failed") from task.exception()
 
     async def _settle(self, load: Load) -> float | None:
-        """Wait until everything has ended; tells how long that took, None: it did not."""
+        """Wait until everything has ended. Returns the seconds, or None after the timeout."""
         began = time.monotonic()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(SETTLE_TIMEOUT):
                 await load.finish()
                 connection = await self._server.connect()
                 try:
@@ -203,15 +203,20 @@ class Run:
         try:
             await fill(connection, load, fleet, reader.executions)
             found = await account(connection, fleet)
-            lines = await judge(connection, self._server.dsn(), found, kinds, self._server.log)
+            lines = await check_database(connection, self._server.dsn(), found, kinds, self._server.log)
             if self._options.prove and all(line.good for line in lines):
-                lines += await prove(connection)
+                lines += await verify_checks(connection)
         finally:
             await connection.close()
-        lines += told(fleet, load)
+        lines += check_harness(fleet, load)
         took = "it did not" if settled is None else f"{settled:.1f} s"
         lines.append(
-            Line("settled", f"Everything ends within {PATIENCE:.0f} s of the last fault.", settled is not None, took)
+            CheckResult(
+                "settled",
+                f"Everything ends within {SETTLE_TIMEOUT:.0f} s of the last fault.",
+                settled is not None,
+                took,
+            )
         )
         takeovers = self._figures.takeovers
         figures = {
@@ -256,7 +261,7 @@ async def _without_fence(connection: asyncpg.Connection[Any]) -> str:
 
 
 async def run(options: Options, console: Console) -> Report:
-    """Make a run in a directory of its own, which is removed unless it is to be kept or the verdict is bad."""
+    """Run in a directory of its own, which is removed unless `keep` is set or a check fails."""
     # Under /tmp, whatever TMPDIR says: the server's user must reach it.
     home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="gd-chaos-", dir="/tmp"))  # noqa: S108  # a fresh name
     keep = True

@@ -116,11 +116,11 @@ class Server:
 
     @property
     def turn(self) -> asyncio.Lock:
-        """Held by whoever does something to it."""
+        """Held by the fault that acts on the server."""
         return self._turn
 
     def dsn(self, port: int | None = None) -> str:
-        """Where it is, or where somebody listens in its place."""
+        """The DSN of the server, or of a proxy in front of it."""
         return f"postgresql://postgres:{self.password}@127.0.0.1:{port or self.port}/postgres"
 
     @property
@@ -184,7 +184,7 @@ class Server:
                 os.kill(pid, number)
 
     def fill(self, left: int) -> None:
-        """Leave so many bytes on its disk."""
+        """Fill the disk up to `bytes` free bytes."""
         for tries_left in reversed(range(50)):
             stat = os.statvfs(self.data)
             used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize

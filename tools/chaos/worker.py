@@ -1,4 +1,4 @@
-"""A worker process of the load: `python -m tools.chaos.worker`, told all in its environment."""
+"""A worker process of the load: `python -m tools.chaos.worker`, configured by its environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gen_durable.telemetry import ClaimLost, Event, StaleOutcome
 from tools.chaos.effects import Effects
 from tools.chaos.machines import LIMITS, QUEUES, machines
 
-UNREACHABLE = 75  # the exit status of one that could not start for want of a database: a supervisor tries again
+UNREACHABLE = 75  # the exit status if the database is unreachable: the fleet starts another one
 
 
 async def main() -> int:

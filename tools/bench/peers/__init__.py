@@ -1,9 +1,9 @@
 """The same work on other libraries: `make bench PEERS=1`.
 
 Each lives in an environment of its own under bench/.venvs, made from the pinned bench/peers/NAME/requirements.txt, and
-is driven by bench/peers/NAME/drive.py in one process, on the same server, in a fresh database per run. What an end is
-and which settings are used is said there and in the output. They promise different things, and the notes say so: none
-of these numbers is a verdict.
+is driven by bench/peers/NAME/drive.py in one process, on the same server, in a fresh database per run. The drivers and
+the output say what counts as an end and which settings are used. The libraries have different guarantees, which the
+notes name: read the numbers with them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 from gen_durable import Start
-from tools.bench.child import Run, play
-from tools.bench.drains import WORK, Role, emptied
+from tools.bench.child import Run, start_role
 from tools.bench.report import number
 from tools.bench.result import percentile
-from tools.bench.scenario import Size, Stage
+from tools.bench.scenario import Progress, Size
 from tools.bench.server import Server
+from tools.bench.throughput import WORK, Role, drain_case
 from tools.bench.work import CHAIN, Chain, noop
 
 HERE = Path(__file__).parent
@@ -76,30 +76,30 @@ PEERS = (
 )
 
 
-async def compare_all(server: Server, size: Size, stage: Stage) -> list[dict[str, Any]]:
-    """Run everybody, ours included, round by round; a peer that does not run is listed with the reason."""
-    stage.expect(len(PEERS) + size.rounds * len(WORKS) * (len(PEERS) + 1))
+async def compare_all(server: Server, size: Size, progress: Progress) -> list[dict[str, Any]]:
+    """Run all libraries, gen_durable included, round by round; one that does not run is listed with the reason."""
+    progress.expect(len(PEERS) + size.rounds * len(WORKS) * (len(PEERS) + 1))
     reasons: dict[str, str] = {}
     for peer in PEERS:
         try:
             await asyncio.to_thread(_install, peer.name)
         except subprocess.CalledProcessError as error:
             reasons[peer.name] = f"could not be installed: {_last_line(error.stderr)}"
-        stage.done(f"{peer.name}: installed")
+        progress.done(f"{peer.name}: installed")
     found: dict[str, dict[str, list[dict[str, Any]]]] = {
         name: {work: [] for work in WORKS} for name in (OURS, *(peer.name for peer in PEERS))
     }
     for turn in range(size.rounds):
         for work in WORKS:
             found[OURS][work].append(await _ours(server, size, work))
-            stage.done(f"{OURS}: {work}")
+            progress.done(f"{OURS}: {work}")
             for peer in PEERS if turn % 2 == 0 else reversed(PEERS):
                 if peer.name not in reasons:
                     try:
                         found[peer.name][work].append(await _drive(server, peer, work, _amount(size, work, peer.share)))
                     except (OSError, ValueError, TimeoutError) as error:
                         reasons[peer.name] = f"{work} failed: {error}"
-                stage.done(f"{peer.name}: {work}")
+                progress.done(f"{peer.name}: {work}")
     rows = [_row(OURS, "", found[OURS], "")]
     rows += [_row(peer.name, peer.differs, found[peer.name], reasons.get(peer.name, "")) for peer in PEERS]
     return rows
@@ -131,7 +131,7 @@ def show_peers(console: Console, rows: list[dict[str, Any]]) -> None:
 
 
 def _install(name: str) -> None:
-    """Make the environment, or do nothing when it is there with the same requirements."""
+    """Create the environment, unless it exists with the same requirements."""
     home, wanted = VENVS / name, HERE / name / "requirements.txt"
     stamp = home / ".ready"
     if stamp.exists() and stamp.read_text() == wanted.read_text():
@@ -172,24 +172,24 @@ async def _drive(server: Server, peer: Peer, work: str, count: int) -> dict[str,
         await server.admin.execute(f"drop database {database} with (force)")
     if process.returncode != 0 or not out.strip():
         raise ValueError(_last_line(err.decode()) or f"it ended with status {process.returncode}")
-    told: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return told
+    reports: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return reports
 
 
 async def _ours(server: Server, size: Size, work: str) -> dict[str, Any]:
     settings = "uvloop, asyncpg, concurrency 200; latency with default settings"
     role: Role = (WORK, {"queues": {"default": 200}})
     cases: dict[str, tuple[Callable[[], Awaitable[Run]], int]] = {
-        "drain": (emptied(server, Start(noop, 1), size.jobs, role), 1),
-        "chain": (emptied(server, Start(Chain.first, 1), size.chains, role), len(CHAIN)),
+        "drain": (drain_case(server, Start(noop, 1), size.jobs, role), 1),
+        "chain": (drain_case(server, Start(Chain.first, 1), size.chains, role), len(CHAIN)),
     }
     if work in cases:
         case, per = cases[work]
         run = await case()
         return {"settings": settings, "count": per * run.count, "seconds": run.seconds}
     samples = _amount(size, work, 1.0)
-    async with server.app() as app, play(app, "tools.bench.scenarios.latency:same", samples=samples) as child:
-        child.tell("go")
+    async with server.app() as app, start_role(app, "tools.bench.scenarios.latency:same", samples=samples) as child:
+        child.send("go")
         return {"settings": settings, "samples": (await child.result())["done"]}
 
 
@@ -201,15 +201,15 @@ def _row(name: str, differs: str, found: dict[str, list[dict[str, Any]]], failed
         "failed": failed,
         "settings": "",
     }
-    for work, told in found.items():
-        if not told:
+    for work, reports in found.items():
+        if not reports:
             continue
-        row["settings"] = told[0]["settings"]
+        row["settings"] = reports[0]["settings"]
         if work == "latency":
-            pooled = [1000 * sample for one in told for sample in one["samples"]]
+            pooled = [1000 * sample for one in reports for sample in one["samples"]]
             row[work] = {"value": percentile(pooled, 50), "p95": percentile(pooled, 95), "unit": "ms"}
         else:
-            rates = [one["count"] / one["seconds"] for one in told]
+            rates = [one["count"] / one["seconds"] for one in reports]
             row[work] = {"value": statistics.median(rates), "low": min(rates), "high": max(rates), "unit": "per second"}
     return row
 

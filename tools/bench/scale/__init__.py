@@ -3,5 +3,5 @@
     python -m tools.bench.scale
 
 `dataset` fills a table of a given size, `works` are the calls and how each gives back what it took, `measure` times
-them against a reference, `horizon` is the run with the long reader, `report` and `plot` tell the result.
+them against a reference, `horizon` is the run with the long reader, `report` and `plot` show the result.
 """

@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from tools.bench.progress import Bars
-from tools.bench.report import surroundings
+from tools.bench.progress import ProgressBars
+from tools.bench.report import environment
 from tools.bench.scale import horizon, obstacles, report
 from tools.bench.scale.dataset import Table, fill
 from tools.bench.scale.measure import Setting, measure, prepare
@@ -78,13 +78,13 @@ def plan_of(options: argparse.Namespace) -> Plan:
 async def main(options: argparse.Namespace, console: Console) -> None:
     plan, began = plan_of(options), time.monotonic()
     async with serve(SHARED_BUFFERS) as server:
-        around = surroundings(server)
+        around = environment(server)
         found = around["postgres"]
         console.print(
             f"gen_durable {around['gen_durable']}, Postgres {found['server_version']}, {around['cores']} cores,"
             f" shared_buffers {found['shared_buffers']}; sizes {', '.join(map(report.size_name, plan.sizes))}"
         )
-        with Bars(console) as bars:
+        with ProgressBars(console) as bars:
             settings = await _sized(server, plan, bars)
             windows = await _long_reader(server, plan, bars) if plan.seconds[1] > 0 else []
             blocked, race = await _obstacles(server, plan, bars) if plan.obstacles > 0 else ([], {})
@@ -104,13 +104,13 @@ async def main(options: argparse.Namespace, console: Console) -> None:
     console.print(f"Took {time.monotonic() - began:.0f} s. Written: {', '.join(map(str, written))}")
 
 
-async def _sized(server: Server, plan: Plan, bars: Bars) -> list[Setting]:
+async def _sized(server: Server, plan: Plan, bars: ProgressBars) -> list[Setting]:
     """Each size right after its load; then all sizes in turns, vacuumed and analyzed."""
     settings: list[Setting] = []
     tables: list[Table] = []
     fresh = min(plan.executing, key=lambda n: abs(n - 500))
     try:
-        bar = bars.stage("Load, and measure without statistics")
+        bar = bars.add("Load, and measure without statistics")
         bar.expect(2 * (len(plan.sizes) + 1))
         for size in [0, *plan.sizes]:
             table = await fill(server.dsn, size, f"bench_scale_{size}")
@@ -119,7 +119,7 @@ async def _sized(server: Server, plan: Plan, bars: Bars) -> list[Setting]:
             await prepare(table)
             settings += await measure([table], "fresh", fresh, plan.rounds)
             bar.done(f"{report.size_name(size)}: measured")
-        bar = bars.stage("Measure with statistics")
+        bar = bars.add("Measure with statistics")
         bar.expect(len(plan.executing))
         for executing in plan.executing:
             # Each time: what the rounds before have left dead is no matter of size.
@@ -136,8 +136,8 @@ async def _sized(server: Server, plan: Plan, bars: Bars) -> list[Setting]:
     return settings
 
 
-async def _long_reader(server: Server, plan: Plan, bars: Bars) -> list[horizon.Window]:
-    bar = bars.stage(f"A long reader for {plan.seconds[1]:.0f} s, on {report.size_name(plan.horizon_size)}")
+async def _long_reader(server: Server, plan: Plan, bars: ProgressBars) -> list[horizon.Window]:
+    bar = bars.add(f"A long reader for {plan.seconds[1]:.0f} s, on {report.size_name(plan.horizon_size)}")
     table = await fill(server.dsn, plan.horizon_size, "bench_scale_reader")
     try:
         await table.settle()
@@ -153,8 +153,10 @@ async def _long_reader(server: Server, plan: Plan, bars: Bars) -> list[horizon.W
         await table.close()
 
 
-async def _obstacles(server: Server, plan: Plan, bars: Bars) -> tuple[list[obstacles.Obstacle], dict[str, float]]:
-    bar = bars.stage("Work that cannot run in front of work that can")
+async def _obstacles(
+    server: Server, plan: Plan, bars: ProgressBars
+) -> tuple[list[obstacles.Obstacle], dict[str, float]]:
+    bar = bars.add("Work that cannot run in front of work that can")
     found = await obstacles.measure(server, plan.obstacles, 3 if plan.obstacles >= 1 else 1, bar)
     bar.expect(1)
     race = await obstacles.racing(server, plan.obstacles)

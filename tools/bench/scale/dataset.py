@@ -28,7 +28,7 @@ ACTIVE: Final = 300
 _MIX: Final = """
 insert into @schema.instances
   (fsm, step, state, status, queue, priority, partition_key, eligible_at, finished_at, result, await_deadline, awaits,
-   seen, inbox, claims, seq)
+   seen, has_signals, claims, seq)
 select
   'm', 's', '{"n": 1, "name": "a state of a common size", "items": [1, 2, 3]}',
   case when r.kind = 'ended' then 'done' when r.kind = 'parked' then 'awaiting_signal' else 'runnable'
@@ -85,7 +85,7 @@ select 'm', 's', '{"n": 1}', 'done', now(), 1, 1 from generate_series(1, $1::int
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A filled table, and two connections: one that is measured, one that looks and puts back."""
+    """A filled table, and two connections: one that is measured, and one that reads and restores rows."""
 
     size: int
     rows: int
@@ -97,12 +97,12 @@ class Table:
     parked: list[int]
     active: list[int]  # some of the parked rows, as many at every size, from all over the table
 
-    async def look(self, sql: str, *args: object) -> list[Any]:
-        """Any statement, off the record."""
+    async def fetch(self, sql: str, *args: object) -> list[Any]:
+        """Run any statement without measuring it."""
         return list(await self.side.fetch(self.schema.render(sql), *args))
 
     async def settle(self) -> None:
-        """What autovacuum would do in its own time."""
+        """Do what autovacuum would do at some later time."""
         await self.side.execute(self.schema.render("vacuum (analyze) @schema.instances, @schema.signals"))
 
     async def visit(self) -> None:
@@ -113,8 +113,8 @@ class Table:
                 await self.main.execute(self.schema.render(f"select count(*) from @schema.{look}"))
 
     async def statistics(self) -> dict[str, Any]:
-        """What the planner has been told of the table, and its bulk."""
-        (row,) = await self.look(
+        """The planner's statistics of the table, and its size."""
+        (row,) = await self.fetch(
             """
             select c.reltuples::bigint as reltuples, pg_table_size(c.oid) as table_bytes,
                    pg_indexes_size(c.oid) as index_bytes, s.n_dead_tup as dead, s.last_analyze::text as analyzed,
@@ -140,7 +140,7 @@ async def fill(dsn: str, size: int, name: str) -> Table:
     await link.close()
     side = await asyncpg.connect(dsn, command_timeout=1800)
     began = time.perf_counter()
-    async with side.transaction():  # one commit: autovacuum hears of the rows when all are there
+    async with side.transaction():  # one commit: autovacuum sees the rows when all are there
         if size:
             await side.execute(schema.render(_fit(_MIX, rows=size * 125 // 100)))
             await side.execute(schema.render(_SIGNALS))

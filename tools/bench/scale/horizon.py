@@ -22,7 +22,7 @@ from gen_durable.starts import Start
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
 from tools.bench.scale.dataset import Table
-from tools.bench.scale.works import KNOWN, LEASE, M
+from tools.bench.scale.statement_round import KNOWN, LEASE, M
 
 GC_EVERY: Final = 10
 _COUNTERS: Final = """
@@ -63,7 +63,7 @@ class _Tally:
 async def watch(
     dsn: str, table: Table, seconds: tuple[float, float, float], window: float, say: Callable[[Window], None]
 ) -> list[Window]:
-    """Drain and refill for so many seconds before, while and after the long reader is there."""
+    """Drain and refill for `seconds` before, during and after the long reader."""
     tally, stop = _Tally(time.monotonic()), asyncio.Event()
     drain = asyncio.create_task(_drain(table, tally, stop))
     seen: list[Window] = []
@@ -115,7 +115,7 @@ async def _window(table: Table, tally: _Tally, phase: str, seconds: float, drain
 
 
 async def _counters(table: Table) -> dict[str, Any]:
-    (row,) = await table.look(_COUNTERS)
+    (row,) = await table.fetch(_COUNTERS)
     return dict(row)
 
 

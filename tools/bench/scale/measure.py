@@ -2,7 +2,7 @@
 
 Tables take turns of a few rounds, so that what disturbs the machine disturbs all sizes alike. Each call is timed inside
 a transaction, without its commit: the flush of the log costs the same at every size and would hide what does not. What
-counts is the time that the server's process had on a processor, where the kernel tells it (Linux, a server on this
+counts is the time that the server's process had on a processor, where the kernel reports it (Linux, a server on this
 machine), for the clock also counts what the neighbours do; and the lower quartile, for a disturbance only ever adds.
 
 After each round a reference is timed on the same connection: an update of 200 rows of a small table that never grows,
@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from gen_durable.store.statements import Statement
 from tools.bench.scale.dataset import Table
-from tools.bench.scale.works import BATCH, hold, round_of
+from tools.bench.scale.statement_round import BATCH, hold, round_of
 
 WARM: Final = 7  # from the sixth call on, a prepared statement may have a generic plan
 TURN: Final = 3

@@ -17,11 +17,11 @@ from typing import Any, Final
 from gen_durable import Durable, Rate, Start
 from gen_durable.core.services import services_of
 from gen_durable.store.types import Commit
-from tools.bench.ceiling import asker
-from tools.bench.child import Run, race
-from tools.bench.drains import WORK
+from tools.bench.ceiling import open_runner
+from tools.bench.child import Run, run_until
 from tools.bench.progress import Bar
 from tools.bench.server import Server
+from tools.bench.throughput import WORK
 from tools.bench.work import fill, known, noop
 
 GOAL: Final = 0.8
@@ -46,7 +46,7 @@ Lay = Callable[[Server, Durable], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What an obstacle did to the free jobs."""
+    """The effect of an obstacle on the free jobs."""
 
     name: str
     jobs_per_s: float
@@ -107,7 +107,7 @@ async def measure(server: Server, scale: float, rounds: int, bar: Bar) -> list[O
 
 
 async def racing(server: Server, scale: float) -> dict[str, float]:
-    """Eight pickers, fifty keys, nobody holds any: how many picks and commits were aborted by the server."""
+    """Eight pickers and fifty free keys: how many picks and commits the server aborted."""
     keys, rows = 50, int(4000 * scale)
     async with server.app() as app:
         for key in range(keys):
@@ -117,7 +117,7 @@ async def racing(server: Server, scale: float) -> dict[str, float]:
 
         async def picker(name: str) -> None:
             nonlocal left, aborted
-            ask = await asker(app)
+            ask = await open_runner(app)
             while left > 0:
                 try:
                     picked = await ask(services_of(app).statements.pick(name, {"default": 10}, known(), 15))
@@ -140,13 +140,13 @@ async def _drained(server: Server, lay: Lay | None, free: int) -> tuple[Run, flo
             await lay(server, app)
         await fill(app, Start(noop, 1), free)
         await server.analyze(app)
-        drained = await race(server, app, [(WORK, {})], free)
+        drained = await run_until(server, app, [(WORK, {})], free)
         return drained, await _pick_time(app)
 
 
 async def _pick_time(app: Durable) -> float:
     """The time of a pick of a hundred free jobs, after the drain: the obstacle is still there."""
-    ask = await asker(app)
+    ask = await open_runner(app)
     took: list[float] = []
     for _ in range(7):
         await fill(app, Start(noop, 1), BATCH)

@@ -1,4 +1,4 @@
-"""What came out: ratios and verdicts, tables for people, JSON for programs."""
+"""The results: ratios and verdicts, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.bench.scale.horizon import Window
 from tools.bench.scale.measure import Setting
 from tools.bench.scale.obstacles import GOAL as OBSTACLE_GOAL
 from tools.bench.scale.obstacles import Obstacle
-from tools.bench.scale.works import BATCH
+from tools.bench.scale.statement_round import BATCH
 
 GOAL: Final = 1.3  # the cost at the biggest size over that at the smallest may be so much
 
@@ -140,8 +140,8 @@ def size_name(size: int) -> str:
 def _costs(console: Console, label: str, executing: int, here: list[Setting]) -> None:
     clock = all(c.cpu_us is None for setting in here for c in setting.costs.values())
     what = "µs" if clock else "processor µs"
-    told = "right after loading, no statistics" if label == "fresh" else "vacuumed and analyzed"
-    table = Table(title=f"{told}; {executing:,} executing: {what} and pages touched, per row", title_justify="left")
+    state = "right after loading, no statistics" if label == "fresh" else "vacuumed and analyzed"
+    table = Table(title=f"{state}; {executing:,} executing: {what} and pages touched, per row", title_justify="left")
     table.add_column("call", no_wrap=True)
     for setting in here:
         table.add_column(size_name(setting.size), justify="right", no_wrap=True)

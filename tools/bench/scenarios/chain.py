@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gen_durable import Start
-from tools.bench.drains import WORK, costs, emptied, hot, rates
 from tools.bench.result import Result
-from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
+from tools.bench.throughput import WORK, costs, drain_case, hot, rates
 from tools.bench.work import CHAIN, Chain, Recorded
 
 NAME = "chain"
@@ -19,25 +19,25 @@ PAIRS = 4
 """So many more rounds for what history costs: it is little beside the noise of a shared machine."""
 
 
-async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
     start, count = Start(Chain.first, 1), size.chains
     runs = await run_in_rounds(
         size,
-        stage,
+        progress,
         {
-            "bare": emptied(server, start, count, (BARE, {"run_ahead": True})),
-            "run-ahead": emptied(server, start, count, (WORK, MANY)),
-            "defaults": emptied(server, start, count, (WORK, {})),
-            "bare, a claim per step": emptied(server, start, count, (BARE, {"run_ahead": False})),
-            "a claim per step": emptied(server, start, count, (WORK, MANY | {"run_ahead_steps": 0})),
+            "bare": drain_case(server, start, count, (BARE, {"run_ahead": True})),
+            "run-ahead": drain_case(server, start, count, (WORK, MANY)),
+            "defaults": drain_case(server, start, count, (WORK, {})),
+            "bare, a claim per step": drain_case(server, start, count, (BARE, {"run_ahead": False})),
+            "a claim per step": drain_case(server, start, count, (WORK, MANY | {"run_ahead_steps": 0})),
         },
     )
     pairs = await run_in_rounds(
         replace(size, rounds=PAIRS * size.rounds),
-        stage,
+        progress,
         {
-            "history off": emptied(server, start, count, (WORK, MANY)),
-            "history on": emptied(server, Start(Recorded.first, 1), count, (WORK, MANY)),
+            "history off": drain_case(server, start, count, (WORK, MANY)),
+            "history on": drain_case(server, Start(Recorded.first, 1), count, (WORK, MANY)),
         },
     )
     off, on = pairs["history off"], pairs["history on"]

@@ -6,10 +6,10 @@ from statistics import median
 
 from gen_durable import Start
 from tools.bench.ceiling import BATCH
-from tools.bench.drains import WORK, costs, emptied, hot, rates
 from tools.bench.result import Result
-from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
+from tools.bench.throughput import WORK, costs, drain_case, hot, rates
 from tools.bench.work import noop
 
 NAME = "drain"
@@ -18,18 +18,18 @@ MANY: dict[str, object] = {"queues": {"default": 200}}
 LARGE = 500
 
 
-async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
     start, count = Start(noop, 1), size.jobs
     runs = await run_in_rounds(
         size,
-        stage,
+        progress,
         {
-            "bare": emptied(server, start, count, (BARE, {})),
-            "one": emptied(server, start, count, (WORK, MANY)),
-            "defaults": emptied(server, start, count, (WORK, {})),
-            "bare, larger batches": emptied(server, start, count, (BARE, {"batch": LARGE})),
-            "two bare": emptied(server, start, count, (BARE, {}), (BARE, {})),
-            "two": emptied(server, start, count, (WORK, MANY), (WORK, MANY)),
+            "bare": drain_case(server, start, count, (BARE, {})),
+            "one": drain_case(server, start, count, (WORK, MANY)),
+            "defaults": drain_case(server, start, count, (WORK, {})),
+            "bare, larger batches": drain_case(server, start, count, (BARE, {"batch": LARGE})),
+            "two bare": drain_case(server, start, count, (BARE, {}), (BARE, {})),
+            "two": drain_case(server, start, count, (WORK, MANY), (WORK, MANY)),
         },
     )
     bare = runs["bare"]

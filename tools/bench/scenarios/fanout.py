@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 
 from gen_durable import Durable, Finished
-from tools.bench.child import Run, race
-from tools.bench.drains import rates
+from tools.bench.child import Run, run_until
 from tools.bench.result import Better, Result, compare
-from tools.bench.role import Line
-from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.role import Parent
+from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
+from tools.bench.throughput import rates
 from tools.bench.work import Fan, worker
 
 NAME = "fanout"
@@ -22,37 +22,37 @@ ENGINE = f"{__name__}:engine"
 MANY = 100_000
 
 
-async def engine(line: Line, app: Durable, *, children: int) -> None:
+async def engine(parent: Parent, app: Durable, *, children: int) -> None:
     """A role: a worker, and the parent inserted and waited for in the same process."""
-    await line.go()
+    await parent.wait_for_start()
     async with worker(app, queues={"default": 200}):
         handle = await app.insert(Fan.spread, children)
         match await handle.wait():
             case Finished(result=joined) if joined == children:
-                line.ended(children + 1, time.monotonic())
+                parent.report(children + 1, time.monotonic())
             case other:
                 raise AssertionError(f"the join ended as {other}")
-        await line.stop()
+        await parent.wait_for_stop()
 
 
-async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
     def case(role: str, children: int) -> Callable[[], Awaitable[Run]]:
         async def once() -> Run:
             async with server.app() as app:
-                return await race(server, app, [(role, {"children": children})], children + 1)
+                return await run_until(server, app, [(role, {"children": children})], children + 1)
 
         return once
 
     usual = {"bare": case("tools.bench.ceiling:fan", size.children), "fan-out": case(ENGINE, size.children)}
-    runs = await run_in_rounds(size, stage, usual)
+    runs = await run_in_rounds(size, progress, usual)
     name = f"fan-out of {size.children:,} and join"
     rows = [rates(NAME, name, "children/s", runs["fan-out"], runs["bare"], note="one process, concurrency 200")]
     if size.parked:
-        stage.expect(2)
+        progress.expect(2)
         bare = await case("tools.bench.ceiling:fan", MANY)()
-        stage.done("bare, many")
+        progress.done("bare, many")
         many, longest = await _watched(server, case(ENGINE, MANY))
-        stage.done("many")
+        progress.done("many")
         name = f"fan-out of {MANY:,} and join"
         usually = max(run.peak for run in runs["fan-out"])
         more = f"compared with {size.children:,}"

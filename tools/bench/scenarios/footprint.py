@@ -9,25 +9,25 @@ from collections.abc import Awaitable, Callable
 from gen_durable import Durable, Start
 from gen_durable.core.services import services_of
 from gen_durable.starts import step_of
-from tools.bench.child import Run, play, race
-from tools.bench.drains import WORK
+from tools.bench.child import Run, run_until, start_role
 from tools.bench.measure import memory
 from tools.bench.result import Better, Result, compare
-from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
+from tools.bench.throughput import WORK
 from tools.bench.work import Patient, fill, go_on, noop
 
 NAME = "memory"
 MANY = {"default": 200}
 
 
-async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
     async def idle() -> float:
-        async with server.app() as app, play(app, WORK, queues=MANY) as child:
-            child.tell("go")
+        async with server.app() as app, start_role(app, WORK, queues=MANY) as child:
+            child.send("go")
             await asyncio.sleep(1)
             now, _ = memory(child.pid)
-            child.tell("stop")
+            child.send("stop")
             await child.result()
         return now
 
@@ -38,15 +38,15 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
                     await _park(server, app, parked)
                 await fill(app, Start(noop, 1), size.jobs)
                 await server.analyze(app)
-                return await race(server, app, [(role, arguments)], size.jobs)
+                return await run_until(server, app, [(role, arguments)], size.jobs)
 
         return once
 
-    stage.expect(1)
+    progress.expect(1)
     at_rest = await idle()
-    stage.done("idle")
+    progress.done("idle")
     runs = await run_in_rounds(
-        size, stage, {"bare": busy("tools.bench.ceiling:drain"), "busy": busy(WORK, queues=MANY)}
+        size, progress, {"bare": busy("tools.bench.ceiling:drain"), "busy": busy(WORK, queues=MANY)}
     )
     peaks, bare = [run.peak for run in runs["busy"]], [run.peak for run in runs["bare"]]
     rows = [
@@ -54,9 +54,9 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
         compare(NAME, f"worker, {size.jobs:,} jobs", "MB", peaks, bare, better=Better.LOWER, note="at its highest"),
     ]
     if size.parked:
-        stage.expect(1)
+        progress.expect(1)
         beside = await busy(WORK, size.parked, queues=MANY)()
-        stage.done("parked")
+        progress.done("parked")
         rows.append(
             compare(
                 NAME,

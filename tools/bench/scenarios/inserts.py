@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 
 from gen_durable import Durable, Start
 from gen_durable.core.services import services_of
-from tools.bench.ceiling import asker
-from tools.bench.child import Run, race
-from tools.bench.drains import rates
+from tools.bench.ceiling import open_runner
+from tools.bench.child import Run, run_until
 from tools.bench.result import Result
-from tools.bench.role import Line
-from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.role import Parent
+from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
+from tools.bench.throughput import rates
 from tools.bench.work import noop
 
 NAME = "inserts"
@@ -23,37 +23,37 @@ LINKS = 10
 BATCH = 1000
 
 
-async def single(line: Line, app: Durable, *, count: int) -> None:
+async def single(parent: Parent, app: Durable, *, count: int) -> None:
     await app.insert(noop, 1)
-    await line.go()
+    await parent.wait_for_start()
     for number in range(count):
         await app.insert(noop, number)
-    line.ended(count, time.monotonic())
+    parent.report(count, time.monotonic())
 
 
-async def concurrent(line: Line, app: Durable, *, count: int) -> None:
+async def concurrent(parent: Parent, app: Durable, *, count: int) -> None:
     await asyncio.gather(*(app.insert(noop, 1) for _ in range(LINKS)))
 
     async def some() -> None:
         for number in range(count // TASKS):
             await app.insert(noop, number)
 
-    await line.go()
+    await parent.wait_for_start()
     await asyncio.gather(*(some() for _ in range(TASKS)))
-    line.ended(count, time.monotonic())
+    parent.report(count, time.monotonic())
 
 
-async def batch(line: Line, app: Durable, *, count: int) -> None:
+async def batch(parent: Parent, app: Durable, *, count: int) -> None:
     await app.insert(noop, 1)
-    await line.go()
+    await parent.wait_for_start()
     for _ in range(count // BATCH):
         await app.insert_many([Start(noop, number) for number in range(BATCH)])
-    line.ended(count, time.monotonic())
+    parent.report(count, time.monotonic())
 
 
-async def bare(line: Line, app: Durable, *, count: int, links: int = 1, size: int = 1) -> None:
-    """The same statement, prepared once, on so many connections at the same time."""
-    asks = [await asker(app) for _ in range(links)]
+async def bare(parent: Parent, app: Durable, *, count: int, links: int = 1, size: int = 1) -> None:
+    """The same statement, prepared once, on `links` connections at the same time."""
+    asks = [await open_runner(app) for _ in range(links)]
     call = services_of(app).statements.insert([Start(noop, 1)] * size, "raise")
     for ask in asks:
         await ask(call)
@@ -62,23 +62,23 @@ async def bare(line: Line, app: Durable, *, count: int, links: int = 1, size: in
         for _ in range(count // size // links):
             await asks[number](call)
 
-    await line.go()
+    await parent.wait_for_start()
     await asyncio.gather(*(some(number) for number in range(links)))
-    line.ended(count, time.monotonic())
+    parent.report(count, time.monotonic())
 
 
-async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
     def case(role: str, count: int, **arguments: object) -> Callable[[], Awaitable[Run]]:
         async def once() -> Run:
             async with server.app() as app:
-                return await race(server, app, [(f"{__name__}:{role}", {"count": count, **arguments})], count)
+                return await run_until(server, app, [(f"{__name__}:{role}", {"count": count, **arguments})], count)
 
         return once
 
     many = 3 * size.singles // TASKS * TASKS
     runs = await run_in_rounds(
         size,
-        stage,
+        progress,
         {
             "bare single": case("bare", size.singles),
             "single": case("single", size.singles),

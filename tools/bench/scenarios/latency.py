@@ -1,6 +1,6 @@
 """Latencies of an idle system: insert → done, signal → done, and how late timers are.
 
-Between samples there is a rest, so that each finds everybody asleep. The bare ceiling is the sum of the round trips
+A pause before each sample lets every process go idle. The bare ceiling is the sum of the round trips
 that have to be: insert, pick, flush; and between processes a NOTIFY.
 """
 
@@ -17,11 +17,11 @@ from gen_durable import Durable, Finished, Handle, Start, Status
 from gen_durable.core.services import services_of
 from gen_durable.pg.connect import connect
 from gen_durable.store.types import Commit, OutgoingSignal
-from tools.bench.ceiling import Ask, asker, finish, pick
-from tools.bench.child import play
+from tools.bench.ceiling import RunStatement, finish, open_runner, pick
+from tools.bench.child import start_role
 from tools.bench.result import Result, compare_latencies
-from tools.bench.role import Line
-from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.role import Parent
+from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
 from tools.bench.work import Patient, go_on, look_at_clock, noop, worker
 
@@ -38,8 +38,8 @@ async def rest() -> None:
 # --- insert → done, one process -------------------------------------------------------------------
 
 
-async def same(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
-    await line.go()
+async def same(parent: Parent, app: Durable, *, samples: int) -> dict[str, Any]:
+    await parent.wait_for_start()
     found: list[float] = []
     async with worker(app):
         for number in range(WARM + samples):
@@ -50,15 +50,15 @@ async def same(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
     return {"done": found[WARM:]}
 
 
-async def same_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
-    await line.go()
-    ask = await asker(app)
+async def same_bare(parent: Parent, app: Durable, *, samples: int) -> dict[str, Any]:
+    await parent.wait_for_start()
+    run_statement = await open_runner(app)
     found: list[float] = []
     for number in range(WARM + samples):
         await rest()
         began = time.monotonic()
-        await ask(services_of(app).statements.insert([Start(noop, number)], "raise"))
-        await finish(ask, app, await pick(ask, app, 1))
+        await run_statement(services_of(app).statements.insert([Start(noop, number)], "raise"))
+        await finish(run_statement, app, await pick(run_statement, app, 1))
         found.append(time.monotonic() - began)
     return {"done": found[WARM:]}
 
@@ -66,7 +66,7 @@ async def same_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any]
 # --- insert → done, two processes -----------------------------------------------------------------
 
 
-async def other_worker(line: Line, app: Durable) -> dict[str, Any]:
+async def other_worker(parent: Parent, app: Durable) -> dict[str, Any]:
     """The worker's process: when it has committed which instance."""
     ends: dict[int, float] = {}
 
@@ -74,15 +74,15 @@ async def other_worker(line: Line, app: Durable) -> dict[str, Any]:
         ends[instance] = time.monotonic()
 
     services_of(app).completions.report_end = ended  # type: ignore[method-assign, assignment]
-    await line.go()
+    await parent.wait_for_start()
     async with worker(app):
-        await line.stop()
+        await parent.wait_for_stop()
     return {"ends": ends}
 
 
-async def other_client(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
+async def other_client(parent: Parent, app: Durable, *, samples: int) -> dict[str, Any]:
     """The client's process: when it has inserted, and when it knows of the end."""
-    await line.go()
+    await parent.wait_for_start()
     found: list[tuple[int, float, float]] = []
     for number in range(WARM + samples):
         await rest()
@@ -93,22 +93,22 @@ async def other_client(line: Line, app: Durable, *, samples: int) -> dict[str, A
     return {"seen": found[WARM:]}
 
 
-async def other_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
-    """Insert and NOTIFY on one connection, LISTEN on another, then pick and flush there; in the end one look."""
-    await line.go()
-    client, runner = await asker(app), await asker(app)
+async def other_bare(parent: Parent, app: Durable, *, samples: int) -> dict[str, Any]:
+    """Insert and NOTIFY on one connection, LISTEN on another, then pick and flush there; at the end one read."""
+    await parent.wait_for_start()
+    client, runner = await open_runner(app), await open_runner(app)
     listening = (await connect(services_of(app).target)).driver_connection
-    heard = asyncio.Event()
-    await listening.add_listener(services_of(app).statements.schema.channel, lambda *_: heard.set())
+    message = asyncio.Event()
+    await listening.add_listener(services_of(app).statements.schema.channel, lambda *_: message.set())
     committed: list[float] = []
     known: list[float] = []
     for number in range(WARM + samples):
         await rest()
-        heard.clear()
+        message.clear()
         began = time.monotonic()
         (row,) = await client(services_of(app).statements.insert([Start(noop, number)], "raise"))
         await client(services_of(app).statements.notify(["default"]))
-        await heard.wait()
+        await message.wait()
         await finish(runner, app, await pick(runner, app, 1))
         committed.append(time.monotonic() - began)
         await client(services_of(app).statements.finished_of([row.id]))
@@ -119,8 +119,8 @@ async def other_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any
 # --- signal → done --------------------------------------------------------------------------------
 
 
-async def signal(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
-    await line.go()
+async def signal(parent: Parent, app: Durable, *, samples: int) -> dict[str, Any]:
+    await parent.wait_for_start()
     found: list[float] = []
     async with worker(app):
         for number in range(WARM + samples):
@@ -135,25 +135,27 @@ async def signal(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
     return {"done": found[WARM:]}
 
 
-async def signal_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
-    await line.go()
-    ask = await asker(app)
+async def signal_bare(parent: Parent, app: Durable, *, samples: int) -> dict[str, Any]:
+    await parent.wait_for_start()
+    run_statement = await open_runner(app)
     found: list[float] = []
     for number in range(WARM + samples):
-        target = await _park(ask, app, number)
+        target = await _park(run_statement, app, number)
         await rest()
         began = time.monotonic()
-        await ask(services_of(app).statements.signal([OutgoingSignal(target, None, go_on.name, "null", None)]))
-        await finish(ask, app, await pick(ask, app, 1))
+        await run_statement(
+            services_of(app).statements.signal([OutgoingSignal(target, None, go_on.name, "null", None)])
+        )
+        await finish(run_statement, app, await pick(run_statement, app, 1))
         found.append(time.monotonic() - began)
     return {"done": found[WARM:]}
 
 
-async def _park(ask: Ask, app: Durable, number: int) -> int:
-    await ask(services_of(app).statements.insert([Start(Patient.begin, number)], "raise"))
-    (claim,) = await pick(ask, app, 1)
+async def _park(run_statement: RunStatement, app: Durable, number: int) -> int:
+    await run_statement(services_of(app).statements.insert([Start(Patient.begin, number)], "raise"))
+    (claim,) = await pick(run_statement, app, 1)
     waits = f'{{"awaits": ["{go_on.name}"], "seen": []}}'
-    await ask(
+    await run_statement(
         services_of(app).statements.flush(
             [Commit(claim.id, claim.epoch, claim.seq, "await", "end", value="1", extra=waits)]
         )
@@ -169,7 +171,7 @@ def _timers(samples: int) -> list[Start[float]]:
     return [Start(look_at_clock, 1, delay=timedelta(seconds=moment)) for moment in moments]
 
 
-async def timer(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
+async def timer(parent: Parent, app: Durable, *, samples: int) -> dict[str, Any]:
     """How long after its moment a job begins, by the clock that the server and we share."""
 
     async def late(handle: Handle[float]) -> float:
@@ -179,25 +181,27 @@ async def timer(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
             case other:
                 raise AssertionError(f"a timer ended as {other}")
 
-    await line.go()
+    await parent.wait_for_start()
     async with worker(app):
         handles = await app.insert_many(_timers(samples))
         await asyncio.sleep(TIMER_SPAN + 1)
         return {"done": [await late(handle) for handle in handles]}
 
 
-async def timer_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any]:
-    """A loop that sleeps until the moment that the last pick has told, and picks again."""
-    await line.go()
-    ask = await asker(app)
+async def timer_bare(parent: Parent, app: Durable, *, samples: int) -> dict[str, Any]:
+    """A loop that sleeps until the due time that the last pick returned, and picks again."""
+    await parent.wait_for_start()
+    run_statement = await open_runner(app)
     began: dict[int, float] = {}
-    await ask(services_of(app).statements.insert(_timers(samples), "raise"))
+    await run_statement(services_of(app).statements.insert(_timers(samples), "raise"))
     while len(began) < samples:
-        picked = await ask(services_of(app).statements.pick("bare", {"default": 10}, ["look_at_clock/1/run"], 15))
+        picked = await run_statement(
+            services_of(app).statements.pick("bare", {"default": 10}, ["look_at_clock/1/run"], 15)
+        )
         now = time.time()
         began |= {claim.id: now for claim in picked.claims}
         if picked.claims:
-            await finish(ask, app, picked.claims)
+            await finish(run_statement, app, picked.claims)
         elif picked.news and picked.news[0].next_due is not None:
             await asyncio.sleep(max(picked.news[0].next_due, 0))
     return {"done": [at - (await app.get(one)).eligible_at.timestamp() for one, at in began.items()]}
@@ -206,11 +210,11 @@ async def timer_bare(line: Line, app: Durable, *, samples: int) -> dict[str, Any
 # --- the scenario ---------------------------------------------------------------------------------
 
 
-async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
     def alone(role: str) -> Callable[[], Awaitable[Samples]]:
         async def once() -> Samples:
-            async with server.app() as app, play(app, f"{__name__}:{role}", samples=size.samples) as child:
-                child.tell("go")
+            async with server.app() as app, start_role(app, f"{__name__}:{role}", samples=size.samples) as child:
+                child.send("go")
                 return await child.result()
 
         return once
@@ -218,14 +222,14 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
     async def apart() -> Samples:
         async with (
             server.app() as app,
-            play(app, f"{__name__}:other_worker") as working,
-            play(app, f"{__name__}:other_client", samples=size.samples) as client,
+            start_role(app, f"{__name__}:other_worker") as working,
+            start_role(app, f"{__name__}:other_client", samples=size.samples) as client,
         ):
-            working.tell("go")
+            working.send("go")
             await asyncio.sleep(0.3)
-            client.tell("go")
+            client.send("go")
             seen = (await client.result())["seen"]
-            working.tell("stop")
+            working.send("stop")
             ends = (await working.result())["ends"]
         return {
             "committed": [ends[str(instance)] - began for instance, began, _ in seen],
@@ -234,7 +238,7 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
 
     found = await run_in_rounds(
         size,
-        stage,
+        progress,
         {
             "same process, bare": alone("same_bare"),
             "same process": alone("same"),

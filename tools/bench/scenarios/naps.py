@@ -11,11 +11,11 @@ import os
 from collections.abc import Awaitable, Callable
 
 from gen_durable import Start
-from tools.bench.child import Run, race
-from tools.bench.drains import WORK, Role, rates
+from tools.bench.child import Run, run_until
 from tools.bench.result import Result, compare
-from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
+from tools.bench.throughput import WORK, Role, rates
 from tools.bench.work import fill, nap
 
 NAME = "naps"
@@ -25,14 +25,14 @@ SHORT, LONG = 1, 50
 MANY = 3  # times as many of the short ones, so that the first and the last moments weigh little
 
 
-async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
     def both(milliseconds: int, count: int, *roles: Role) -> Callable[[], Awaitable[Run]]:
         async def case() -> Run:
             async with server.app() as app:
                 for queue in QUEUES:
                     await fill(app, Start(nap, milliseconds, queue=queue), count)
                 await server.analyze(app)
-                return await race(server, app, list(roles), 2 * count)
+                return await run_until(server, app, list(roles), 2 * count)
 
         return case
 
@@ -40,7 +40,7 @@ async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
     ours: list[Role] = [(WORK, {"queues": {queue: SLOTS}}) for queue in QUEUES]
     runs = await run_in_rounds(
         size,
-        stage,
+        progress,
         {
             "bare": both(SHORT, MANY * size.jobs, *bare),
             "short": both(SHORT, MANY * size.jobs, *ours),

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from gen_durable import Start
-from tools.bench.drains import WORK, costs, emptied, rates
 from tools.bench.result import Result
-from tools.bench.scenario import Scenario, Size, Stage, run_in_rounds
+from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
+from tools.bench.throughput import WORK, costs, drain_case, rates
 from tools.bench.work import noop_in_thread
 
 NAME = "threads"
 
 
-async def run(server: Server, size: Size, stage: Stage) -> list[Result]:
+async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
     start, count = Start(noop_in_thread, 1), size.sync_jobs
     runs = await run_in_rounds(
         size,
-        stage,
+        progress,
         {
-            "bare": emptied(server, start, count, ("tools.bench.ceiling:drain", {})),
-            "threads": emptied(server, start, count, (WORK, {"queues": {"default": 200}})),
+            "bare": drain_case(server, start, count, ("tools.bench.ceiling:drain", {})),
+            "threads": drain_case(server, start, count, (WORK, {"queues": {"default": 200}})),
         },
     )
     engine, bare = runs["threads"], runs["bare"]

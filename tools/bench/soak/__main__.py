@@ -1,4 +1,4 @@
-"""`python -m tools.bench.soak`: half of the peak for an hour; a verdict, JSON and a plot."""
+"""`python -m tools.bench.soak`: half of the peak for an hour; checks, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gen_durable.core.services import services_of
 from gen_durable.doctor import diagnose
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.schema import Schema
-from tools.bench.report import surroundings
+from tools.bench.report import environment
 from tools.bench.server import Server, serve
-from tools.bench.soak.crew import crew
 from tools.bench.soak.load import ENDS_PER_HUNDRED
-from tools.bench.soak.sample import Line, Sample, counters, judge, sampled, slope
+from tools.bench.soak.processes import start_processes
+from tools.bench.soak.sample import Check, Sample, check_growth, counters, make_sample, slope
 
 RESULTS = Path(__file__).parent.parent / "results"
 READER = 120.0
@@ -39,11 +39,11 @@ def arguments() -> argparse.Namespace:
         "--hours",
         type=float,
         default=1.0,
-        help="how long (default: 1); below 0.2 vacuum comes too rarely to judge tables by",
+        help="how long (default: 1); below 0.2 vacuum comes too rarely to check_growth tables by",
     )
     parser.add_argument("--workers", type=int, default=2, help="worker processes (default: 2)")
     parser.add_argument("--share", type=float, default=0.5, help="how much of the peak (default: 0.5)")
-    parser.add_argument("--peak-seconds", type=float, default=20.0, help="how long the peak is looked for")
+    parser.add_argument("--peak-seconds", type=float, default=20.0, help="how long the peak is measured (default: 20)")
     parser.add_argument(
         "--json", type=Path, default=RESULTS / "soak.json", help="where the numbers go; plots beside it"
     )
@@ -53,7 +53,7 @@ def arguments() -> argparse.Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, how much, by how many."""
+    """The duration, the rate and the number of workers."""
 
     seconds: float
     window: float
@@ -61,30 +61,30 @@ class Plan:
     workers: int
 
     def is_read(self, at: float) -> bool:
-        """Whether somebody keeps a snapshot open at that moment: in the middle, for two minutes or a fifth."""
+        """Whether a reader keeps a snapshot open: in the middle, for two minutes or a fifth of the run."""
         return self.seconds / 2 <= at < self.seconds / 2 + min(READER, self.seconds / 5)
 
 
 async def main(options: argparse.Namespace, console: Console) -> bool:
     seconds = options.hours * 3600
     async with serve() as server:
-        around = surroundings(server)
+        around = environment(server)
         async with server.app() as app:
-            peak = await _peak(app, options, console)
+            peak = await _find_peak(app, options, console)
         rate = peak * options.share
         plan = Plan(seconds, min(30.0, max(1.0, seconds / 200)), rate / ENDS_PER_HUNDRED, options.workers)
         console.print(f"Peak {peak:,.0f} instances/s; now {rate:,.0f}/s for {seconds / 60:,.1f} minutes")
         async with server.app() as app:
-            soaked = await _soak(server, app, plan, console)
-            lines = [*judge(soaked.samples), *await _left(server, app, soaked)]
-    samples = soaked.samples
-    console.print(_verdict(lines, slope(samples)))
+            result = await _run_load(server, app, plan, console)
+            lines = [*check_growth(result.samples), *await _final_checks(server, app, result)]
+    samples = result.samples
+    console.print(_checks_table(lines, slope(samples)))
     found = {
         "surroundings": around,
         "peak": peak,
         "share": options.share,
         "hours": options.hours,
-        "instances": soaked.inserted,
+        "instances": result.inserted,
         "slope_mb_per_hour": slope(samples),
         "verdict": [{"what": line.what, "first": line.first, "last": line.last, "good": line.good} for line in lines],
         "samples": [sample.plain() for sample in samples],
@@ -99,38 +99,38 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
     return all(line.good for line in lines)
 
 
-async def _peak(app: Durable, options: argparse.Namespace, console: Console) -> float:
+async def _find_peak(app: Durable, options: argparse.Namespace, console: Console) -> float:
     """Instances a second with a feeder that always has some ready; the first third warms up."""
-    console.print(f"Looking for the peak, {options.peak_seconds:.0f} s ...")
-    async with crew(app, options.workers, None, options.peak_seconds / 30) as team:
+    console.print(f"Measuring the peak, {options.peak_seconds:.0f} s ...")
+    async with start_processes(app, options.workers, None, options.peak_seconds / 30) as processes:
         await asyncio.sleep(options.peak_seconds / 3)
-        first = team.last()
+        first = processes.latest()
         await asyncio.sleep(options.peak_seconds * 2 / 3)
-        last = team.last()
-        await team.stop_feeding()
+        last = processes.latest()
+        await processes.stop_feeding()
     rates: list[float] = [
-        (last[pid]["ended"] - said["ended"]) / (last[pid]["at"] - said["at"])
-        for pid, said in first.items()
-        if last[pid]["at"] > said["at"]
+        (last[pid]["ended"] - reports["ended"]) / (last[pid]["at"] - reports["at"])
+        for pid, reports in first.items()
+        if last[pid]["at"] > reports["at"]
     ]
     return sum(rates)
 
 
 @dataclass(frozen=True, slots=True)
-class Soaked:
-    """What a run has shown."""
+class SoakResult:
+    """The result of a run."""
 
     samples: list[Sample]
     inserted: int
     ended: int
 
 
-async def _soak(server: Server, app: Durable, plan: Plan, console: Console) -> Soaked:
+async def _run_load(server: Server, app: Durable, plan: Plan, console: Console) -> SoakResult:
     samples: list[Sample] = []
     began = time.monotonic()
     async with (
         AsyncExitStack() as stack,
-        crew(app, plan.workers, plan.rate, plan.window) as team,
+        start_processes(app, plan.workers, plan.rate, plan.window) as processes,
     ):
         live = stack.enter_context(Live(console=console, auto_refresh=False, transient=True))
         reader: asyncpg.Connection[Any] | None = None
@@ -142,16 +142,16 @@ async def _soak(server: Server, app: Durable, plan: Plan, console: Console) -> S
             elif not plan.is_read(now) and reader is not None:
                 await reader.close()
                 reader = None
-            if team.complete:
-                rate, before = (team.ended - before) / plan.window, team.ended
+            if processes.has_all_reports:
+                rate, before = (processes.ended - before) / plan.window, processes.ended
                 found = await counters(server.admin, services_of(app).statements.schema)
-                samples.append(sampled(now, rate, team.said, found, reader=reader is not None))
-                live.update(_screen(samples[-1], plan.seconds), refresh=True)
-        inserted = await team.stop_feeding()
+                samples.append(make_sample(now, rate, processes.reports, found, reader=reader is not None))
+                live.update(_live_table(samples[-1], plan.seconds), refresh=True)
+        inserted = await processes.stop_feeding()
         deadline = time.monotonic() + SETTLE
-        while team.ended < inserted and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells when
+        while processes.ended < inserted and time.monotonic() < deadline:  # noqa: ASYNC110  # the processes send no event for it
             await asyncio.sleep(plan.window)
-        return Soaked(samples, inserted, team.ended)
+        return SoakResult(samples, inserted, processes.ended)
 
 
 async def _open_reader(server: Server, schema: Schema) -> asyncpg.Connection[Any]:
@@ -161,22 +161,22 @@ async def _open_reader(server: Server, schema: Schema) -> asyncpg.Connection[Any
     return reader
 
 
-async def _left(server: Server, app: Durable, soaked: Soaked) -> list[Line]:
-    """What must be nothing in the end: instances that have not ended, or not well, and findings of the doctor."""
+async def _final_checks(server: Server, app: Durable, result: SoakResult) -> list[Check]:
+    """Numbers that must be zero at the end: instances not ended, failed or cancelled, and findings of the doctor."""
     failed = await app.count(status=[Status.FAILED, Status.CANCELLED])
-    link = PersistentConnection(Target(server.dsn))
+    connection = PersistentConnection(Target(server.dsn))
     try:
-        findings = await diagnose(link, services_of(app).statements.schema)
+        findings = await diagnose(connection, services_of(app).statements.schema)
     finally:
-        await link.close()
+        await connection.close()
     return [
-        Line("inserted, not ended", 0, soaked.inserted - soaked.ended, 0),
-        Line("ended badly", 0, failed.value, 0),
-        Line("findings of the doctor", 0, sum(finding.count for finding in findings), 0),
+        Check("inserted, not ended", 0, result.inserted - result.ended, 0),
+        Check("ended badly", 0, failed.value, 0),
+        Check("findings of the doctor", 0, sum(finding.count for finding in findings), 0),
     ]
 
 
-def _screen(sample: Sample, seconds: float) -> Table:
+def _live_table(sample: Sample, seconds: float) -> Table:
     table = Table(box=None, show_header=False)
     reader = "  [yellow]a reader holds its snapshot[/]" if sample.reader else ""
     table.add_row(f"{sample.at / 60:6.1f} of {seconds / 60:.1f} min", f"{sample.ended_per_s:,.0f} ended/s{reader}")
@@ -186,8 +186,8 @@ def _screen(sample: Sample, seconds: float) -> Table:
     return table
 
 
-def _verdict(lines: list[Line], growth: float) -> Table:
-    table = Table(title=f"Verdict (memory grows by {growth:+.2f} MB an hour)", title_justify="left")
+def _checks_table(lines: list[Check], growth: float) -> Table:
+    table = Table(title=f"Checks (memory grows by {growth:+.2f} MB an hour)", title_justify="left")
     for heading in ("what", "beginning", "end", "allowed", ""):
         table.add_column(heading, justify="left" if heading in {"what", ""} else "right")
     for line in lines:

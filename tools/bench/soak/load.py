@@ -1,4 +1,4 @@
-"""The load: who feeds, and who works. Both are processes of their own (see `bench.role`)."""
+"""The load: the feeder and the workers, each a process of its own (see `tools.bench.role`)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import asyncpg
 from gen_durable import Durable, Start, Worker, job
 from gen_durable.core.services import services_of
 from tools.bench.measure import memory
-from tools.bench.role import Line
+from tools.bench.role import Parent
 from tools.bench.work import Fan, Patient, Recorded, go_on, machines, noop
 
 TICK = 0.05
 BACKLOG = 3000
 RETENTION = timedelta(seconds=20)
 
-# Of a hundred instances so many are each; the children of a fan-out come on top.
+# The mix of a hundred instances; the children of a fan-out come on top.
 JOBS, CHAINS, WAITING, FANS = 78, 14, 6, 2
 CHILDREN = 5
 ENDS_PER_HUNDRED = JOBS + CHAINS + WAITING + FANS * (1 + CHILDREN)
@@ -30,15 +30,15 @@ _late: list[float] = []
 
 @job(history="off")
 async def stamped(sent: float) -> None:
-    """Tells how long it lay there before it was run."""
+    """Records how long the instance waited before it ran."""
     _late.append(time.time() - sent)
 
 
-async def feed(line: Line, app: Durable, rate: float | None) -> dict[str, Any]:
-    """A role: insert so many hundreds a second, or, with no rate, as many as are taken; signal those that wait."""
+async def feed(parent: Parent, app: Durable, rate: float | None) -> dict[str, Any]:
+    """A role: insert `rate` hundreds per second, or without a rate as many as are executed; signal waiting ones."""
     connection = await asyncpg.connect(services_of(app).target.dsn)
-    await line.go()
-    stopped = asyncio.create_task(line.stop())
+    await parent.wait_for_start()
+    stopped = asyncio.create_task(parent.wait_for_stop())
     inserted = 0
     waiting: list[int] = []
     began, due = time.monotonic(), 0.0
@@ -73,8 +73,8 @@ async def _backlog(connection: asyncpg.Connection[Any], app: Durable) -> int:
     return waiting
 
 
-async def work(line: Line, app: Durable, window: float) -> None:
-    """A role: run what is there, and tell at every window what was seen in it, until told to stop."""
+async def work(parent: Parent, app: Durable, window: float) -> None:
+    """A role: run everything, and report once per window, until stopped."""
     ended = 0
 
     def count(*_: object) -> None:
@@ -90,14 +90,14 @@ async def work(line: Line, app: Durable, window: float) -> None:
         gc_interval=timedelta(seconds=2),
         gc_retention=RETENTION,
     )
-    await line.go()
+    await parent.wait_for_start()
     async with worker:
-        stopped = asyncio.create_task(line.stop())
+        stopped = asyncio.create_task(parent.wait_for_stop())
         while not stopped.done():
             await asyncio.wait([stopped], timeout=window)
             late = sorted(_late)
             _late.clear()
-            line.tell(
+            parent.send(
                 {
                     "ended": ended,
                     "at": time.monotonic(),

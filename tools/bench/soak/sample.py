@@ -1,4 +1,4 @@
-"""What is looked at while the load runs, and what is made of it in the end."""
+"""Samples taken while the load runs, and the checks that compare them at the end."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ class Sample:
 
 
 async def counters(connection: asyncpg.Connection[Any], schema: Schema) -> dict[str, Any]:
-    """What Postgres counts of a schema."""
+    """Postgres' counters of a schema."""
     return dict(await connection.fetchrow(_COUNTERS, schema.name) or {})
 
 
-def sampled(at: float, rate: float, said: dict[int, dict[str, Any]], found: dict[str, Any], *, reader: bool) -> Sample:
-    """One sample of what the workers said and Postgres counted."""
-    late = [words["late"] for words in said.values() if words["late"]] or [[0.0, 0.0]]
+def make_sample(
+    at: float, rate: float, reports: dict[int, dict[str, Any]], found: dict[str, Any], *, reader: bool
+) -> Sample:
+    """Make one sample of the reports of the workers and the counters of Postgres."""
+    late = [words["late"] for words in reports.values() if words["late"]] or [[0.0, 0.0]]
     return Sample(
         at=at,
         reader=reader,
         ended_per_s=rate,
-        memory=max(words["memory"] for words in said.values()),
+        memory=max(words["memory"] for words in reports.values()),
         late_p50=max(p50 for p50, _ in late) * 1e3,
         late_p99=max(p99 for _, p99 in late) * 1e3,
         connections=found["connections"] - reader,
@@ -64,8 +66,8 @@ def sampled(at: float, rate: float, said: dict[int, dict[str, Any]], found: dict
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the verdict: what was measured at the beginning, at the end, and at most allowed there."""
+class Check:
+    """One measured value: at the beginning, at the end, and the most that is allowed at the end."""
 
     what: str
     first: float
@@ -77,7 +79,7 @@ class Line:
         return self.last <= self.allowed
 
 
-def judge(samples: list[Sample]) -> list[Line]:
+def check_growth(samples: list[Sample]) -> list[Check]:
     """Compare tenths of the run. The first tenth warms up: caches fill, retention has not begun to delete."""
     tenth = max(1, len(samples) // 10)
     held = [number for number, sample in enumerate(samples) if sample.reader]
@@ -97,7 +99,7 @@ def judge(samples: list[Sample]) -> list[Line]:
         ("size of all tables, MB", lambda s: s.size, settled, 1.1, 5.0),
     ):
         first = middle(before, of)
-        lines.append(Line(what, first, middle(last, of), first * factor + slack))
+        lines.append(Check(what, first, middle(last, of), first * factor + slack))
     return lines
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from tools.chaos.failover.cluster import running
-from tools.chaos.failover.scenarios import SCENARIOS, Report, play
+from tools.chaos.failover.scenarios import SCENARIOS, Report, run_scenario
 from tools.chaos.failover.tools import gather
 
 MODES = {"sync": "synchronous replication", "async": "asynchronous replication"}
@@ -59,23 +59,23 @@ def main() -> int:
     home.chmod(0o755)
     began = time.monotonic()
 
-    def tell(words: str) -> None:
+    def print_status(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {words}", file=sys.stderr, flush=True)
 
     wrong: list[str] = []
     try:
-        tell("fetching etcd and Patroni")
+        print_status("fetching etcd and Patroni")
         tools = gather(home)
         for mode in MODES if options.mode == "both" else [options.mode]:
-            tell(f"starting two nodes with {MODES[mode]}")
+            print_status(f"starting two nodes with {MODES[mode]}")
             with running(tools, home / mode, synchronous=mode == "sync") as cluster:
-                reports = [asyncio.run(play(cluster, name, tell)) for name in options.only or SCENARIOS]
+                reports = [asyncio.run(run_scenario(cluster, name, print_status)) for name in options.only or SCENARIOS]
             print(f"\n{MODES[mode]}\n{COLUMNS}", *map(row, reports), sep="\n", flush=True)
             if mode == "sync":
                 wrong = [words for report in reports for words in faults(report)]
     finally:
         if options.keep:
-            tell(f"everything is in {home}")
+            print_status(f"everything is in {home}")
         else:
             shutil.rmtree(home, ignore_errors=True)
     for words in wrong:

@@ -180,9 +180,9 @@ class Cluster:
     def members(self) -> list[dict[str, Any]]:
         """What the agents say of each other."""
         for node in self.nodes:
-            told = _get(f"http://127.0.0.1:{node.api}/cluster")
-            if told is not None:
-                members: list[dict[str, Any]] = told["members"]
+            answer = _get(f"http://127.0.0.1:{node.api}/cluster")
+            if answer is not None:
+                members: list[dict[str, Any]] = answer["members"]
                 return members
         return []
 

@@ -2,7 +2,7 @@
 
 In: a DSN of all hosts. Out: what was acknowledged and when; and, from the rows that are there in the end, what of it
 was lost. Each execution of a step draws a token and puts it into the state, so an outcome that was acknowledged, lost
-and made again by another execution is told from one that stayed.
+and made again by another execution is distinguished from one that stayed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Ledger:
     def note(self) -> None:
         self.times.append(time.monotonic())
 
-    def heard(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """A step's outcome was committed."""
         if isinstance(event, StepCommitted):
             self.outcomes[event.id, event.step] = self.drawn[event.id, event.step]
@@ -131,7 +131,7 @@ class Load:
             try:
                 await self._errand(f"{self._run}:{next(self._numbers)}")
             except (NoTarget, NotFound):
-                self.ledger.missed += 1  # what was acknowledged is not there: `account` tells what
+                self.ledger.missed += 1  # an acknowledged call is missing: `account` lists it
             await asyncio.sleep(PAUSE)
 
     async def _errand(self, key: str) -> None:
@@ -176,7 +176,7 @@ async def loaded(dsn: str, schema: str) -> AsyncGenerator[Load]:
         Durable(dsn, schema=schema) as working,
         Worker(working, machines=[Errand(ledger)], queues={"default": 20}, drain_timeout=timedelta(seconds=2)),
     ):
-        working.events.subscribe(ledger.heard)
+        working.events.subscribe(ledger.record)
         load = Load(app, ledger)
         try:
             yield load

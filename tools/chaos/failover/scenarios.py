@@ -63,7 +63,7 @@ class Promotion:
     async def wait(self) -> float:
         await asyncio.to_thread(self._thread.join, PROMOTION)
         if self.at is None:
-            raise TimeoutError(f"nobody was promoted within {PROMOTION:.0f} s")
+            raise TimeoutError(f"no node was promoted within {PROMOTION:.0f} s")
         return self.at
 
     def stop(self) -> None:
@@ -112,7 +112,7 @@ SCENARIOS: dict[str, tuple[Fault, float]] = {
 """What happens, and how long after the promotion the first commit may come."""
 
 
-async def play(cluster: Cluster, name: str, tell: Callable[[str], None]) -> Report:
+async def run_scenario(cluster: Cluster, name: str, report: Callable[[str], None]) -> Report:
     """Run one scenario on a cluster that is whole; it is whole again in the end."""
     schema = f"failover_{secrets.token_hex(4)}"
     async with Durable(cluster.dsn, schema=schema, migrate=True):
@@ -123,14 +123,14 @@ async def play(cluster: Cluster, name: str, tell: Callable[[str], None]) -> Repo
         async with loaded(cluster.dsn, schema) as load:
             await asyncio.sleep(WARM_UP)
             began = time.monotonic()
-            tell(f"{name}: {leader.name} goes, {standby.name} is to take over")
+            report(f"{name}: {leader.name} is taken down, {standby.name} must take over")
             fault, resume = SCENARIOS[name]
             async with fault(cluster, leader):
                 promoted = await promotion.wait()
-                tell(f"{name}: {standby.name} leads after {promoted - began:.1f} s")
+                report(f"{name}: {standby.name} leads after {promoted - began:.1f} s")
                 await _go_on(load, promoted)
             await asyncio.to_thread(cluster.until_whole)
-            tell(f"{name}: the cluster is whole again")
+            report(f"{name}: the cluster is whole again")
             await asyncio.sleep(1)
             await load.stop()
             ledger = load.ledger

@@ -21,7 +21,7 @@ PATRONI = ("patroni[etcd3]==4.1.5", "psycopg[binary]==3.3.8")
 
 @dataclass(frozen=True)
 class Tools:
-    """The programs, and the account that runs them (None: ours)."""
+    """The programs, and the account that runs them; `None` is that of this process."""
 
     python: str
     patroni: Path
@@ -64,7 +64,7 @@ def gather(home: Path) -> Tools:
 
 
 def _python(account: pwd.struct_passwd | None) -> str:
-    """An interpreter that the account can run: ours may lie in somebody's home."""
+    """An interpreter that the account can run: this one may be in a closed home directory."""
     for python in (sys.executable, "/usr/bin/python3"):
         where = Path(python).resolve()
         if account is None or (where.exists() and all(p.stat().st_mode & 0o001 for p in (where, *where.parents))):

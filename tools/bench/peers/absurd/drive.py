@@ -16,7 +16,7 @@ import absurd_sdk
 import psycopg
 from absurd_sdk import AsyncAbsurd
 from absurdctl import BUNDLED_SCHEMA_SQL
-from peer import CHAIN, WARM, Tally, asked, tell_rate, tell_samples
+from peer import CHAIN, WARM, Tally, read_task, report_rate, report_samples
 
 CLIENTS = 8
 SLOTS = 50
@@ -43,7 +43,7 @@ def register(app: AsyncAbsurd) -> None:
 
 
 async def main() -> None:
-    task = asked()
+    task = read_task()
     with psycopg.connect(task.dsn, autocommit=True) as connection:
         connection.execute(BUNDLED_SCHEMA_SQL)
     apps = [AsyncAbsurd(task.dsn) for _ in range(CLIENTS)]
@@ -56,9 +56,9 @@ async def main() -> None:
             name = "noop" if task.work == "drain" else "chain"
             await asyncio.gather(*(fill(app, name, task.count // CLIENTS) for app in apps))
             count = task.count // CLIENTS * CLIENTS
-            tell_rate(SETTINGS, count=per * count, seconds=await until(apps, count))
+            report_rate(SETTINGS, count=per * count, seconds=await until(apps, count))
         case "latency":
-            tell_samples(SETTINGS, await latencies(apps[0], apps[1], task.count))
+            report_samples(SETTINGS, await latencies(apps[0], apps[1], task.count))
 
 
 async def fill(app: AsyncAbsurd, name: str, count: int) -> None:
@@ -66,18 +66,18 @@ async def fill(app: AsyncAbsurd, name: str, count: int) -> None:
         await app.spawn(name, {"number": number})
 
 
-def on_completion(tell: Callable[[], None]) -> None:
+def on_completion(notify: Callable[[], None]) -> None:
     complete = absurd_sdk._complete_task_run_async
 
     async def completed(*arguments: Any) -> None:
         await complete(*arguments)
-        tell()
+        notify()
 
     absurd_sdk._complete_task_run_async = completed
 
 
 async def until(apps: list[AsyncAbsurd], count: int) -> float:
-    """Run the workers until so many tasks have ended."""
+    """Run the workers until `count` tasks have ended."""
     tally = Tally(count)
     on_completion(tally.add)
     tally.start()

@@ -13,7 +13,7 @@ from typing import Any
 
 from dbos import DBOS
 from dbos._dbos import _get_dbos_instance
-from peer import CHAIN, WARM, Tally, asked, tell_rate, tell_samples
+from peer import CHAIN, WARM, Tally, read_task, report_rate, report_samples
 
 QUEUE = "work"
 SLOTS = 100
@@ -43,16 +43,16 @@ def chain(number: int) -> int:
 
 
 def main() -> None:
-    task = asked()
+    task = read_task()
     DBOS(config={"name": "bench", "system_database_url": task.dsn, "sys_db_pool_size": POOL, "log_level": "ERROR"})
     DBOS.launch()
     match task.work:
         case "drain":
-            tell_rate(SETTINGS, count=task.count, seconds=drained(noop, task.count))
+            report_rate(SETTINGS, count=task.count, seconds=drained(noop, task.count))
         case "chain":
-            tell_rate(SETTINGS, count=CHAIN * task.count, seconds=drained(chain, task.count))
+            report_rate(SETTINGS, count=CHAIN * task.count, seconds=drained(chain, task.count))
         case "latency":
-            tell_samples(SETTINGS, latencies(task.count))
+            report_samples(SETTINGS, latencies(task.count))
     DBOS.destroy()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 import uvloop
-from peer import CHAIN, WARM, Tally, asked, tell_rate, tell_samples
+from peer import CHAIN, WARM, Tally, read_task, report_rate, report_samples
 from pgqueuer import PgQueuer
 from pgqueuer.domain.models import Job
 from pgqueuer.queries import Queries
@@ -28,7 +28,7 @@ SETTINGS = (
 
 
 async def main() -> None:
-    task = asked()
+    task = read_task()
     logging.disable(logging.WARNING)
     os.environ["PGQUEUER_DURABILITY"] = "balanced"
     connection = await asyncpg.connect(task.dsn)
@@ -51,12 +51,12 @@ async def main() -> None:
     match task.work:
         case "drain":
             await fill(producer, "noop", b"1", task.count)
-            tell_rate(SETTINGS, count=task.count, seconds=await until(engine, task.count))
+            report_rate(SETTINGS, count=task.count, seconds=await until(engine, task.count))
         case "chain":
             await fill(producer, "link", str(CHAIN).encode(), task.count)
-            tell_rate(SETTINGS, count=CHAIN * task.count, seconds=await until(engine, CHAIN * task.count))
+            report_rate(SETTINGS, count=CHAIN * task.count, seconds=await until(engine, CHAIN * task.count))
         case "latency":
-            tell_samples(SETTINGS, await latencies(engine, producer, task.count))
+            report_samples(SETTINGS, await latencies(engine, producer, task.count))
     await pool.close()
 
 
@@ -67,7 +67,7 @@ async def fill(producer: Queries, entrypoint: str, payload: bytes, count: int) -
 
 
 async def until(engine: PgQueuer, count: int) -> float:
-    """Run a worker until so many jobs have ended."""
+    """Run a worker until `count` jobs have ended."""
     tally = Tally(count)
     log = engine.qm.queries.log_jobs
 

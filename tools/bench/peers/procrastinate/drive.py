@@ -13,14 +13,14 @@ import time
 from typing import Any
 
 import procrastinate
-from peer import CHAIN, WARM, Tally, asked, tell_rate, tell_samples
+from peer import CHAIN, WARM, Tally, read_task, report_rate, report_samples
 
 SLOTS = 10
 SETTINGS = f"async tasks, concurrency {SLOTS}, psycopg (binary) pool of {SLOTS + 5}, LISTEN/NOTIFY, jobs kept"
 
 
 async def main() -> None:
-    task = asked()
+    task = read_task()
     logging.disable(logging.INFO)
     pool = {"min_size": SLOTS, "max_size": SLOTS + 5}
     app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=task.dsn, **pool))
@@ -39,12 +39,12 @@ async def main() -> None:
         match task.work:
             case "drain":
                 await fill(noop, [{"number": 1}] * task.count)
-                tell_rate(SETTINGS, count=task.count, seconds=await until(app, task.count))
+                report_rate(SETTINGS, count=task.count, seconds=await until(app, task.count))
             case "chain":
                 await fill(link, [{"left": CHAIN}] * task.count)
-                tell_rate(SETTINGS, count=CHAIN * task.count, seconds=await until(app, CHAIN * task.count))
+                report_rate(SETTINGS, count=CHAIN * task.count, seconds=await until(app, CHAIN * task.count))
             case "latency":
-                tell_samples(SETTINGS, await latencies(app, noop, task.count))
+                report_samples(SETTINGS, await latencies(app, noop, task.count))
 
 
 async def fill(task: Any, arguments: list[dict[str, int]]) -> None:
@@ -53,7 +53,7 @@ async def fill(task: Any, arguments: list[dict[str, int]]) -> None:
 
 
 async def until(app: procrastinate.App, count: int) -> float:
-    """Run a worker until so many jobs have ended."""
+    """Run a worker until `count` jobs have ended."""
     tally = Tally(count)
     finish = app.job_manager.finish_job
 

@@ -1,4 +1,4 @@
-"""What the drivers of the peers share. It runs in their environments: only the standard library."""
+"""Shared by the drivers of the peers. It runs in their environments, so it imports only the standard library."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WARM = 5
 
 @dataclass(frozen=True)
 class Task:
-    """What a driver is asked to do: `drain`, `chain` or `latency`, and how much of it."""
+    """The task of a driver: `drain`, `chain` or `latency`, and how much of it."""
 
     work: str
     count: int
     dsn: str
 
 
-def asked() -> Task:
+def read_task() -> Task:
     """The task on the command line; the database in PEER_DSN."""
     parser = argparse.ArgumentParser()
     parser.add_argument("work", choices=("drain", "chain", "latency"))
@@ -33,7 +33,7 @@ def asked() -> Task:
 
 
 class Tally:
-    """Counts committed ends, from any thread, and tells when there are enough of them."""
+    """Counts committed ends, from any thread, and signals when there are enough of them."""
 
     def __init__(self, goal: int) -> None:
         self._goal = goal
@@ -54,11 +54,11 @@ class Tally:
                 self.full.set()
 
 
-def tell_rate(settings: str, *, count: int, seconds: float) -> None:
+def report_rate(settings: str, *, count: int, seconds: float) -> None:
     """Report a drain or a chain; `count` in jobs or steps."""
     print(json.dumps({"settings": settings, "count": count, "seconds": seconds}), flush=True)
 
 
-def tell_samples(settings: str, samples: Sequence[float]) -> None:
+def report_samples(settings: str, samples: Sequence[float]) -> None:
     """Report latencies in seconds."""
     print(json.dumps({"settings": settings, "samples": list(samples)}), flush=True)

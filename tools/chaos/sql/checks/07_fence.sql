@@ -1,5 +1,5 @@
 -- Each outcome was committed by the worker that held the claim, of an execution that had come to its end.
-select l.id, format('outcome %s of %s was committed under claim %s, by which nobody ran it', l.seq, l.step, l.claims) as problem
+select l.id, format('outcome %s of %s was committed under claim %s, which never ran it', l.seq, l.step, l.claims) as problem
 from chaos.ledger l
 where l.status <> 'cancelled'
   and not exists (select from chaos.effects e where e.id = l.id and e.claims = l.claims and e.seq = l.seq - 1 and e.step = l.step)

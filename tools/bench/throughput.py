@@ -1,4 +1,4 @@
-"""What the scenarios of throughput share: fill a fresh schema, let processes empty it, and say what it cost."""
+"""Shared by the throughput scenarios: fill a fresh schema, let processes drain it, and compute rates and costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gen_durable import Start
-from tools.bench.child import Run, race
+from tools.bench.child import Run, run_until
 from tools.bench.result import Better, Result, compare
 from tools.bench.server import Server
 from tools.bench.work import fill
@@ -15,14 +15,14 @@ WORK = "tools.bench.work:work"
 Role = tuple[str, dict[str, object]]
 
 
-def emptied(server: Server, start: Start[Any], count: int, *roles: Role) -> Callable[[], Awaitable[Run]]:
+def drain_case(server: Server, start: Start[Any], count: int, *roles: Role) -> Callable[[], Awaitable[Run]]:
     """A case: `count` instances, spread over the queues that the roles serve, run to their end."""
 
     async def run() -> Run:
         async with server.app() as app:
             await fill(app, start, count)
             await server.analyze(app)
-            return await race(server, app, list(roles), count)
+            return await run_until(server, app, list(roles), count)
 
     return run
 
@@ -37,7 +37,7 @@ def rates(
 
 
 def costs(scenario: str, what: str, runs: Sequence[Run], ceilings: Sequence[Run], *, per: int = 1) -> list[Result]:
-    """Rows of what one job or step costs: CPU on either side, WAL."""
+    """Rows of the costs of one job or step: CPU of worker and server, WAL."""
 
     def worker(run: Run) -> float:
         return 1e6 * run.worker_cpu / run.count / per

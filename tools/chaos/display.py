@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tools.chaos.checks import CheckResult
 from tools.chaos.effects import Execution
-from tools.chaos.verdict import Line
 
 
 @dataclass
@@ -49,7 +49,7 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0.0
 
 
-class Screen:
+class Display:
     """Shows the figures."""
 
     def __init__(self, console: Console, title: str, seconds: float) -> None:
@@ -104,10 +104,10 @@ class Screen:
         return Group(Text(self._title, "bold"), table, kinds)
 
 
-def show_verdict(console: Console, lines: list[Line]) -> None:
-    """The verdict as a table."""
+def show_checks(console: Console, lines: list[CheckResult]) -> None:
+    """Print the checks as a table."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("", "verdict", "what must hold", "figures"):
+    for column in ("", "check", "condition", "figures"):
         table.add_column(column)
     for line in lines:
         mark = Text("ok", "green") if line.good else Text("BAD", "bold red")

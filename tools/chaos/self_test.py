@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from tools.chaos.verdict import Line, judge_tables
+from tools.chaos.checks import CheckResult, check_tables
 
 HARM: Final = {
     "ledger sequence": """
@@ -59,20 +59,20 @@ HARM: Final = {
 }
 
 
-async def prove(connection: asyncpg.Connection[Any]) -> list[Line]:
+async def verify_checks(connection: asyncpg.Connection[Any]) -> list[CheckResult]:
     """One line for each check: whether it has found its harm."""
-    lines: list[Line] = []
-    checks = {line.name for line in await judge_tables(connection)}
+    lines: list[CheckResult] = []
+    checks = {line.name for line in await check_tables(connection)}
     for name, sql in HARM.items():
         transaction = connection.transaction()
         await transaction.start()
         try:
             done = await connection.execute(sql)
-            (found,) = [line for line in await judge_tables(connection) if line.name == name.partition(",")[0]]
+            (found,) = [line for line in await check_tables(connection) if line.name == name.partition(",")[0]]
         finally:
             await transaction.rollback()
         good = not found.good and not done.endswith(" 0")
-        lines.append(Line(f"proof: {name}", "It finds the harm that was done.", good, found.details or done))
+        lines.append(CheckResult(f"proof: {name}", "It finds the harm that was done.", good, found.details or done))
     missing = checks - set(HARM)
-    lines.append(Line("proof", "Every check has a harm.", not missing, ", ".join(sorted(missing))))
+    lines.append(CheckResult("proof", "Every check has a harm.", not missing, ", ".join(sorted(missing))))
     return lines

@@ -96,7 +96,7 @@ async def round_of(table: Table, run: Run, executing: int, dice: random.Random) 
         await run("heartbeat", calls.heartbeat([(i, c) for i, c, _ in chosen], LEASE))
 
     await run("gc", calls.gc(0, 0, 0, 1000))
-    await table.look(ENDED, 900)
+    await table.fetch(ENDED, 900)
 
 
 async def hold(table: Table, executing: int) -> None:
@@ -111,7 +111,7 @@ async def hold(table: Table, executing: int) -> None:
 
 
 async def _claims(table: Table, worker: str, expected: int | None = None) -> list[tuple[int, int, int]]:
-    found = await table.look(
+    found = await table.fetch(
         "select id, claims, seq from @schema.instances where status = 'executing' and locked_by = $1 order by id",
         worker,
     )
@@ -122,7 +122,7 @@ async def _claims(table: Table, worker: str, expected: int | None = None) -> lis
 
 async def _parks(table: Table, targets: list[int]) -> list[Commit]:
     """The outcomes that park these rows again and consume what had woken them."""
-    came = await table.look(
+    came = await table.fetch(
         "select target_id, id from @schema.signals where target_id = any ($1) and name = 'go'", targets
     )
     extras = {target: json.dumps({"awaits": ["go"], "seen": [], "consumed": [signal]}) for target, signal in came}

@@ -1,4 +1,4 @@
-"""The verdict: every line must hold. The ledger beside the effects, beside what was accepted, beside the doctor."""
+"""The checks of a run: compare the ledger with the effects and the accepted calls, and run the doctor."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ CLEAN = frozenset({"rolling", "clock"})  # faults that cost nothing: no step run
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the verdict: what must hold, whether it does, and in figures."""
+class CheckResult:
+    """A condition, whether it holds, and its figures."""
 
     name: str
     meaning: str
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Executions and outcomes, counted. What ran again: executions without an outcome of their own."""
+    """Counts of executions and outcomes. `repeated` are executions without an outcome of their own."""
 
     effects: int
     outcomes: int
@@ -55,7 +55,7 @@ class Account:
 
     @property
     def bound(self) -> int:
-        """What re-executions are held to: a kill costs what runs, and as much again that is not committed."""
+        """The most re-executions allowed: a kill costs the running steps, and as many that are not yet committed."""
         return self.kills * 2 * PER_WORKER + self.leases + self.ended + self.transactions
 
     @property
@@ -64,7 +64,7 @@ class Account:
 
 
 async def fill(connection: asyncpg.Connection[Any], load: Load, fleet: Fleet, executions: Sequence[Execution]) -> None:
-    """Bring what the other side knows into the database."""
+    """Copy the effects and the accepted calls into the database."""
     effects = [(e.worker, e.id, e.claim, e.seq, e.attempt, e.step, e.began, e.ended) for e in executions]
     await connection.copy_records_to_table("effects", schema_name="chaos", records=effects)
     expected = [
@@ -83,17 +83,17 @@ async def fill(connection: asyncpg.Connection[Any], load: Load, fleet: Fleet, ex
 
 
 def _wall(moment: int | None) -> datetime | None:
-    """A moment of the monotonic clock by the wall's."""
+    """A time of the monotonic clock as wall-clock time."""
     return None if moment is None else datetime.fromtimestamp((moment + offset()) / 1e9, UTC)
 
 
 def offset() -> int:
-    """From the monotonic clock to the wall's, in ns."""
+    """Nanoseconds from the monotonic clock to the wall clock."""
     return time.time_ns() - time.monotonic_ns()
 
 
 async def account(connection: asyncpg.Connection[Any], fleet: Fleet) -> Account:
-    """Count."""
+    """Count executions and outcomes."""
     row = await connection.fetchrow(_ACCOUNT)
     assert row is not None
     return Account(**dict(row), kills=len(fleet.killed))
@@ -122,23 +122,23 @@ select
 """
 
 
-async def judge(
+async def check_database(
     connection: asyncpg.Connection[Any], dsn: str, found: Account, kinds: Sequence[str], log: Path
-) -> list[Line]:
-    """All lines that the database can tell."""
-    lines = await judge_tables(connection)
+) -> list[CheckResult]:
+    """The checks on the database and the server."""
+    lines = await check_tables(connection)
     lines += _executions(found, kinds)
     lines.append(await _doctor(dsn))
     lines.append(_deadlocks(log, int(await connection.fetchval("select sum(deadlocks) from pg_stat_database"))))
     left = await connection.fetchval(
         "select count(*) from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
     )
-    lines.append(Line("connections", "No connection is left behind.", left == 0, f"{left} left"))
+    lines.append(CheckResult("connections", "No connection is left behind.", left == 0, f"{left} left"))
     return lines
 
 
-async def judge_tables(connection: asyncpg.Connection[Any]) -> list[Line]:
-    """The lines that come of tables alone."""
+async def check_tables(connection: asyncpg.Connection[Any]) -> list[CheckResult]:
+    """The checks on the tables alone."""
     lines = [await _check(connection, path.name, path.read_text()) for path in _checks()]
     return [*lines, await _rate(connection)]
 
@@ -148,14 +148,14 @@ def _checks() -> list[Any]:
     return sorted((path for path in directory.iterdir() if path.name.endswith(".sql")), key=lambda path: path.name)
 
 
-async def _check(connection: asyncpg.Connection[Any], file: str, sql: str) -> Line:
+async def _check(connection: asyncpg.Connection[Any], file: str, sql: str) -> CheckResult:
     # From the monotonic clock to the wall's; what that may be wrong by; the slots of the limit.
     for word, value in (("@offset", offset()), ("@slack", SLACK), ("@slots", SLOTS)):
         sql = sql.replace(word, str(value))
     rows = await connection.fetch(sql, timeout=300)
     name = re.sub(r"^\d+_|\.sql$", "", file).replace("_", " ")
     meaning = sql.splitlines()[0].removeprefix("-- ")
-    return Line(name, meaning, not rows, _show([f"{row['id']}: {row['problem']}" for row in rows]))
+    return CheckResult(name, meaning, not rows, _show([f"{row['id']}: {row['problem']}" for row in rows]))
 
 
 def _show(problems: Sequence[str]) -> str:
@@ -165,10 +165,10 @@ def _show(problems: Sequence[str]) -> str:
     return f"{len(problems)} found. " + "; ".join(problems[:SHOWN]) + rest
 
 
-async def _rate(connection: asyncpg.Connection[Any]) -> Line:
-    """In no span of time are more granted than the burst and what came in meanwhile.
+async def _rate(connection: asyncpg.Connection[Any]) -> CheckResult:
+    """In no interval are more tokens granted than the burst and the refill of the interval.
 
-    A grant is given between the beginning of its transaction and the moment in which it is noted.
+    A grant happens between the beginning of its transaction and the time in its row.
     """
     rows = await connection.fetch(
         "select extract(epoch from began)::float8 as began, extract(epoch from at)::float8 as at"
@@ -179,10 +179,10 @@ async def _rate(connection: asyncpg.Connection[Any]) -> Line:
         lowest = min(lowest, number - TOKENS * row["began"]) if number else -TOKENS * row["began"]
         most = max(most, number - TOKENS * row["at"] - lowest + 1)
     meaning = f"A limit of rate is never exceeded: {TOKENS} a second, {BURST} at once."
-    return Line("rate", meaning, most <= BURST + 0.001, f"{len(rows)} grants, at most {most:.2f} at once")
+    return CheckResult("rate", meaning, most <= BURST + 0.001, f"{len(rows)} grants, at most {most:.2f} at once")
 
 
-def _executions(found: Account, kinds: Sequence[str]) -> list[Line]:
+def _executions(found: Account, kinds: Sequence[str]) -> list[CheckResult]:
     figures = (
         f"{found.effects:,} executions, {found.outcomes:,} outcomes, {found.repeated:,} run again ({found.share:.2%})"
     )
@@ -191,7 +191,7 @@ def _executions(found: Account, kinds: Sequence[str]) -> list[Line]:
         f" + {found.transactions:,} lost transactions = {found.bound:,}; {found.by_kills:,} by kills"
     )
     lines = [
-        Line(
+        CheckResult(
             "re-executions",
             "Steps run again only after a kill, a lost lease or a lost transaction.",
             found.repeated <= found.bound,
@@ -200,7 +200,7 @@ def _executions(found: Account, kinds: Sequence[str]) -> list[Line]:
     ]
     if CLEAN.issuperset(kinds):
         lines.append(
-            Line(
+            CheckResult(
                 "clean restarts",
                 "Workers that are drained lose nothing: each execution has its outcome, no lease runs out.",
                 found.repeated == 0 and found.leases == 0,
@@ -210,37 +210,41 @@ def _executions(found: Account, kinds: Sequence[str]) -> list[Line]:
     return lines
 
 
-async def _doctor(dsn: str) -> Line:
+async def _doctor(dsn: str) -> CheckResult:
     link = PersistentConnection(Target(dsn))
     try:
         findings = await diagnose(link, Schema())
     finally:
         await link.close()
     bad = [f"{f.check}: {f.count} ({f.first[0].problem})" for f in findings if not f.clean]
-    return Line("doctor", f"All {len(findings)} checks of the doctor are clean.", not bad, _show(bad))
+    return CheckResult("doctor", f"All {len(findings)} checks of the doctor are clean.", not bad, _show(bad))
 
 
-def _deadlocks(log: Path, counted: int) -> Line:
+def _deadlocks(log: Path, counted: int) -> CheckResult:
     # The server's own counter goes with a crash; its log does not.
     logged = log.read_text(errors="replace").count("deadlock detected")
-    return Line("deadlocks", "No deadlock.", logged == counted == 0, f"{logged} in the log, {counted} counted")
+    return CheckResult("deadlocks", "No deadlock.", logged == counted == 0, f"{logged} in the log, {counted} counted")
 
 
 def errors_in(log: Path) -> dict[str, int]:
-    """What the server complained of, by its words without numbers and names."""
+    """The errors in the server's log by message, with numbers replaced."""
     words: Counter[str] = Counter()
     for level, text in re.findall(r" (ERROR|PANIC):  (.*)", log.read_text(errors="replace")):
         words[f"{level}: {re.sub(r'[0-9]+', 'N', text)[:120]}"] += 1
     return dict(words.most_common())
 
 
-def told(fleet: Fleet, load: Load) -> list[Line]:
-    """The lines that the harness can tell."""
-    slips = fleet.slips()
+def check_harness(fleet: Fleet, load: Load) -> list[CheckResult]:
+    """The checks on the worker processes and the load."""
+    log_errors = fleet.log_errors()
     longest = max(fleet.drains, default=0.0)
     return [
-        Line("workers", "Workers end only when they are made to.", not fleet.findings, _show(fleet.findings)),
-        Line("logs", "No traceback in the log of a worker.", not slips, _show(slips)),
-        Line("drains", "A worker that is asked to end does so.", True, f"{len(fleet.drains)}, longest {longest:.1f} s"),
-        Line("load", "No call was refused, or failed in an unforeseen way.", not load.findings, _show(load.findings)),
+        CheckResult("workers", "Workers end only when they are made to.", not fleet.findings, _show(fleet.findings)),
+        CheckResult("logs", "No traceback in the log of a worker.", not log_errors, _show(log_errors)),
+        CheckResult(
+            "drains", "A worker that is asked to end does so.", True, f"{len(fleet.drains)}, longest {longest:.1f} s"
+        ),
+        CheckResult(
+            "load", "No call was refused, or failed in an unforeseen way.", not load.findings, _show(load.findings)
+        ),
     ]

@@ -1,8 +1,8 @@
-"""`python -m tools.bench.look`: what `list` and `count` cost on a big table, by each documented filter.
+"""`python -m tools.bench.listing`: what `list` and `count` cost on a big table, by each documented filter.
 
 The table is filled inside the server: a history of instances that have ended, among them live ones of every status, one
-family of a thousand children, keys, metadata. Each filter is asked for what is common, for what is rare and, where that
-is the worst case, for what is not there. The exit code is 1 if the median of one is above the promise.
+family of a thousand children, keys, metadata. Each filter is tried with a common value, a rare value and, where that is
+the worst case, a missing value. The exit code is 1 if the median of one is above the documented bound.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from tools.bench.server import serve
 
-PROMISE_MS: Final = 50.0
+BOUND_MS: Final = 50.0
 SHARED_BUFFERS: Final = "1GB"
-DAYS: Final = 30  # the table's age: its rows have come evenly over so many days
+DAYS: Final = 30  # the rows are spread evenly over this many days
 FILL: Final = """
 insert into @schema.instances
   (fsm, fsm_version, step, state, status, queue, partition_key, inserted_at, updated_at, eligible_at, finished_at,
@@ -71,8 +71,8 @@ select 'Child', 'run', parent.id, 1 from parent, generate_series(1, 1000) return
 """
 
 
-def looks(rows: int, parent: int, now: datetime) -> list[tuple[str, dict[str, Any]]]:
-    """Every documented filter, and what it is asked for."""
+def filter_cases(rows: int, parent: int, now: datetime) -> list[tuple[str, dict[str, Any]]]:
+    """Every documented filter, with its values."""
     day = timedelta(days=1)
     past = now - 20 * day
     return [
@@ -123,7 +123,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What a filter costs, and what it found."""
+    """The costs of one filter, and what it found."""
 
     name: str
     found: str
@@ -132,13 +132,15 @@ class Timed:
 
 
 async def main(options: argparse.Namespace, console: Console) -> bool:
-    rows, schema = options.rows, Schema("bench_look")
-    missing = set(Filters.__annotations__) - {f for _, filters in looks(1, 1, datetime.now(UTC)) for f in filters}
+    rows, schema = options.rows, Schema("bench_listing")
+    missing = set(Filters.__annotations__) - {
+        f for _, filters in filter_cases(1, 1, datetime.now(UTC)) for f in filters
+    }
     if missing:
         raise SystemExit(f"not measured: {', '.join(sorted(missing))}")
     async with serve(SHARED_BUFFERS) as server:
-        link = PersistentConnection(Target(server.dsn))
-        await migrate(link, schema)
+        migration_connection = PersistentConnection(Target(server.dsn))
+        await migrate(migration_connection, schema)
         connection = await asyncpg.connect(server.dsn, command_timeout=3600)
         began = time.perf_counter()
         await connection.execute(schema.render(FILL.replace("$1", str(rows)).replace("$2", str(DAYS))))
@@ -146,30 +148,30 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
         version, took = server.settings["server_version"], time.perf_counter() - began
         console.print(f"{rows:,} rows in {took:.0f} s, Postgres {version}, shared_buffers {SHARED_BUFFERS}")
         await connection.execute(schema.render("vacuum (analyze) @schema.instances"))
-        all_looks = looks(rows, parent, datetime.now(UTC))
-        timed = [await measure(connection, schema, name, what, options.rounds) for name, what in all_looks]
+        cases = filter_cases(rows, parent, datetime.now(UTC))
+        timed = [await measure(connection, schema, name, what, options.rounds) for name, what in cases]
         if options.metadata_index:
-            await link.run_script(schema.metadata_index)
+            await migration_connection.run_script(schema.metadata_index)
             timed += [
                 await measure(connection, schema, f"{name}, with its index", what, options.rounds)
-                for name, what in all_looks
+                for name, what in cases
                 if "metadata" in what
             ]
         await connection.close()
-        await link.close()
+        await migration_connection.close()
         await server.admin.execute(f'drop schema "{schema.name}" cascade')
     console.print(table_of(timed))
     slow = [
-        t.name for t in timed if max(statistics.median(t.listed.clock), statistics.median(t.counted.clock)) > PROMISE_MS
+        t.name for t in timed if max(statistics.median(t.listed.clock), statistics.median(t.counted.clock)) > BOUND_MS
     ]
-    console.print(f"above {PROMISE_MS:.0f} ms: {'; '.join(slow)}" if slow else f"all within {PROMISE_MS:.0f} ms")
+    console.print(f"above {BOUND_MS:.0f} ms: {'; '.join(slow)}" if slow else f"all within {BOUND_MS:.0f} ms")
     return not slow
 
 
 async def measure(
     connection: asyncpg.Connection[Any], schema: Schema, name: str, filters: Mapping[str, Any], rounds: int
 ) -> Timed:
-    """A first page and a count, so many times each."""
+    """Time a first page and a count, `rounds` times each."""
     reads, what = AdminStatements(schema), wanted(filters)
     page, listed = await _time(connection, reads.list(what, None, 50, payloads=False), rounds)
     count, counted = await _time(connection, reads.count(what), rounds)
@@ -188,7 +190,7 @@ async def _time(connection: asyncpg.Connection[Any], call: Statement[Any], round
 
 
 def _processor_ms(process: int) -> float:
-    """What a process of this machine has spent so far; nothing is known of a server elsewhere."""
+    """The CPU time of a process of this machine; NaN for a server elsewhere."""
     try:
         return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e6
     except OSError:
@@ -219,7 +221,7 @@ def _rows(text: str) -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.bench.look", description="What looking costs, filter by filter."
+        prog="python -m tools.bench.listing", description="Measure list and count on a big table, filter by filter."
     )
     parser.add_argument("--rows", type=_rows, default=3_000_000, help="10k, 3M; default 3M")
     parser.add_argument("--rounds", type=int, default=20, help="how often each call is timed")
