@@ -64,11 +64,7 @@ async def diagnose(connection: PersistentConnection, schema: Schema, *, show: in
 
 async def count_by_step(connection: PersistentConnection, schema: Schema) -> list[StepCount]:
     """All instances, counted by machine, step and status. Reads the whole table: use it on small ones."""
-    return await connection.run(
-        Statement(
-            schema.render(_COUNT_BY_STEP), (), lambda rows: [StepCount(r[0], r[1], Status(r[2]), r[3]) for r in rows]
-        )
-    )
+    return await connection.run(Statement(schema.render(_COUNT_BY_STEP), (), _step_counts))
 
 
 async def _run_check(run: RunStatement, *, statement: Statement[Sequence[Row]]) -> Sequence[Row]:

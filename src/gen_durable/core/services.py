@@ -136,4 +136,4 @@ class HasServices(Protocol):
 
 def services_of(app: HasServices) -> Services:
     """The services of a `Durable`: for workers, `gen_durable.testing`, the command line and tools."""
-    return app._services
+    return app._services  # pyright: ignore[reportPrivateUsage]  # the one way in; `Durable` keeps it out of sight
