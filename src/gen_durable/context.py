@@ -145,7 +145,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     awaited: tuple[Received, ...] = ()
     _brought: tuple[Child, ...] | None = ()
     _read_children: Callable[[int], Awaitable[list[Child]]] | None = None
-    _doors: LimitService | None = None
+    _limits: LimitService | None = None
     _slot: str | None = None
     visit: int = 0
     _journal: JournalService | None = None
@@ -221,9 +221,9 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         Waits for a slot or a token, which are the same as those of whole steps. The step goes on holding its own slot
         in its queue meanwhile, so put what waits long under `@step(limit=)` instead.
         """
-        if self._doors is None:
+        if self._limits is None:
             raise InputError("ctx.limit needs a worker: this context was made by hand")
-        return self._doors.door(self.id, self.claim, self._slot, Limit(name, partition, weight))
+        return self._limits.lease(self.id, self.claim, self._slot, Limit(name, partition, weight))
 
     @property
     def idempotency_key(self) -> str:
@@ -324,12 +324,12 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
     @property
     def _step_journal(self) -> StepJournalService:
-        return self._writer.notes(self._claim, self.seq)
+        return self._writer.step_journal(self._claim, self.seq)
 
-    async def _write(self, what: str, moves: Generator[Any, Any, Any]) -> Any:
-        """Write in the notes: outside of any transaction."""
+    async def _write(self, what: str, actions: Generator[Any, Any, Any]) -> Any:
+        """Write to the journal, outside of any transaction."""
         with nullcontext() if self._lent is None else self._lent.not_yet(what):
-            return await self._writer.make(moves)
+            return await self._writer.perform(actions)
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"
@@ -346,11 +346,11 @@ class SyncContext:
 
     def checkpoint(self, value: object) -> None:
         """See `Context.checkpoint`."""
-        self._journal.make_in_thread(self._step_journal.save(value))
+        self._journal.perform_in_thread(self._step_journal.save(value))
 
     def clear_checkpoint(self) -> None:
         """See `Context.clear_checkpoint`."""
-        self._journal.make_in_thread(self._step_journal.clear())
+        self._journal.perform_in_thread(self._step_journal.clear())
 
     @overload
     def run(
@@ -360,8 +360,8 @@ class SyncContext:
     def run(self, name: str, fn: Callable[Args, R], /, *args: Args.args, **kwargs: Args.kwargs) -> R: ...
     def run(self, name: str, fn: Callable[Args, Any], /, *args: Args.args, **kwargs: Args.kwargs) -> Any:
         """See `Context.run`. A `def` function is called in the thread of the step."""
-        moves = self._step_journal.run(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
-        return self._journal.make_in_thread(moves)
+        actions = self._step_journal.run(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
+        return self._journal.perform_in_thread(actions)
 
     def with_retries(self, retries: int, backoff: Callable[[int], Duration] | None = None) -> SyncContext:
         """See `Context.with_retries`."""

@@ -20,8 +20,8 @@ class LimitContext(AbstractAsyncContextManager[None], AbstractContextManager[Non
 class LimitService(Protocol):
     """Where `ctx.limit` leads; a worker has one."""
 
-    def door(self, instance: int, claim: int, held: str | None, limit: Limit) -> LimitContext:
-        """A way into a limit for a claim that holds a slot already, or none."""
+    def lease(self, instance: int, epoch: int, step_limit: str | None, limit: Limit) -> LimitContext:
+        """A context manager that acquires `limit`; `step_limit` is the limit whose slot the step has already."""
         ...
 
 
@@ -54,7 +54,7 @@ class StepConnection(Protocol):
 
 
 class StepJournalService(Protocol):
-    """What a step keeps of its work before its outcome. Writes are moves, to be made by the `JournalService`."""
+    """The journal of one step. Its methods are generators of actions, which the `JournalService` performs."""
 
     checkpoint: bytes | None
 
@@ -85,16 +85,16 @@ class JournalService(Protocol):
 
     installation: str
 
-    def notes(self, claim: Any, seq: int) -> StepJournalService:
-        """The notes of a claim's step."""
+    def step_journal(self, claim: Any, seq: int) -> StepJournalService:
+        """The journal of a claim's current step."""
         ...
 
-    async def make(self, moves: Generator[Any, Any, Any]) -> Any:
-        """Make moves on the loop."""
+    async def perform(self, actions: Generator[Any, Any, Any]) -> Any:
+        """Perform actions on the event loop."""
         ...
 
-    def make_in_thread(self, moves: Generator[Any, Any, Any]) -> Any:
-        """Make moves in the thread of a `def` step."""
+    def perform_in_thread(self, actions: Generator[Any, Any, Any]) -> Any:
+        """Perform actions in the thread of a `def` step."""
         ...
 
     def report(

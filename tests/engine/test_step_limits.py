@@ -50,7 +50,7 @@ class Room:
         self.link, self.schema, self.asked = link, Schema(schema), Asked(link)
         self.calls = Statements(self.schema)
         self.rung: list[str] = []
-        self.doors = StepLimits(self.asked, self.calls, self)  # type: ignore[arg-type]
+        self.limits = StepLimits(self.asked, self.calls, self)  # type: ignore[arg-type]
 
     def wake_all(self, queues: Iterable[str]) -> None:
         self.rung += queues
@@ -85,7 +85,7 @@ async def test_a_lost_answer_is_not_a_second_place(room: Callable[[], Any]) -> N
     """With one slot, a step that had two places would wait for itself."""
     async with room() as r:
         r.asked.lose = 1
-        async with asyncio.timeout(5), r.doors.door(1, 1, None, L):
+        async with asyncio.timeout(5), r.limits.lease(1, 1, None, L):
             assert await r.tickets() == 1
         assert await r.tickets() == 0
         assert r.rung == ["q"]
@@ -95,7 +95,7 @@ async def test_cancelled_before_the_answer(room: Callable[[], Any]) -> None:
     """The database has made a place; nobody waits for the answer. It is given back."""
     async with room() as r:
         r.asked.hold = asyncio.Event()
-        task = asyncio.create_task(r.doors.acquire(1, 1, L))
+        task = asyncio.create_task(r.limits.acquire(1, 1, L))
         await r.asked.answered.wait()
         assert await r.tickets() == 1
         task.cancel()
@@ -109,12 +109,12 @@ async def test_cancelled_before_the_answer(room: Callable[[], Any]) -> None:
 
 async def test_cancelled_in_the_line(room: Callable[[], Any]) -> None:
     async with room() as r:
-        async with r.doors.door(1, 1, None, L):
+        async with r.limits.lease(1, 1, None, L):
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2), r.doors.door(2, 1, None, L):
+                async with asyncio.timeout(0.2), r.limits.lease(2, 1, None, L):
                     raise AssertionError("two in one slot")
             assert await r.tickets() == 1
-        async with asyncio.timeout(5), r.doors.door(2, 1, None, L):
+        async with asyncio.timeout(5), r.limits.lease(2, 1, None, L):
             pass
 
 
@@ -123,7 +123,7 @@ async def test_the_next_in_line_enters(room: Callable[[], Any]) -> None:
         inside: list[int] = []
 
         async def visit(claim: int) -> None:
-            async with r.doors.door(claim, 1, None, L):
+            async with r.limits.lease(claim, 1, None, L):
                 inside.append(claim)
                 assert len(inside) == 1
                 await asyncio.sleep(0.05)
@@ -136,12 +136,12 @@ async def test_the_next_in_line_enters(room: Callable[[], Any]) -> None:
 async def test_a_claim_that_was_lost(room: Callable[[], Any]) -> None:
     async with room() as r:
         with pytest.raises(LeaseLost):
-            await r.doors.acquire(1, 7, L)
+            await r.limits.acquire(1, 7, L)
         assert await r.tickets() == 0
 
 
 async def test_the_slot_that_the_step_has_already(room: Callable[[], Any]) -> None:
-    async with room() as r, asyncio.timeout(5), r.doors.door(1, 1, "l", L):
+    async with room() as r, asyncio.timeout(5), r.limits.lease(1, 1, "l", L):
         assert await r.tickets() == 0
 
 
@@ -151,7 +151,7 @@ async def test_tokens(room: Callable[[], Any]) -> None:
         await r.link.run(r.calls.set_limit("r", Rate(10, timedelta(seconds=1)), declared=False))
         began = asyncio.get_running_loop().time()
         for _ in range(3):
-            async with r.doors.door(1, 1, None, Limit("r")):
+            async with r.limits.lease(1, 1, None, Limit("r")):
                 pass
         assert asyncio.get_running_loop().time() - began > 0.15
         assert await r.tickets() == 0

@@ -225,7 +225,7 @@ async def test_a_step_that_always_breaks_its_connection_is_told_so(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some losses in a row it is the step's own error, and reaches on_error as any other."""
-    monkeypatch.setattr(transactional, "LOSSES", 3)
+    monkeypatch.setattr(transactional, "MAX_BROKEN", 3)
     async with books(dsn, schema) as look, Durable(dsn, schema=schema) as app, Worker(app, machines=[Book(schema)]):
         handle = await app.insert(Book.breaks, 100)
         assert isinstance(await handle.wait(SOON), Failed)

@@ -35,7 +35,7 @@ class ActiveClaim:
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Cancel the task, if there is one. `abandoned` tells the executor that the step did not cancel itself."""
+        """Cancel the task, if there is one. `abandoned` marks the cancellation as the engine's, not the step's own."""
         self.claim.abandoned = True
         if self.task is not None:
             self.task.cancel()

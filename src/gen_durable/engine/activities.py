@@ -1,10 +1,9 @@
-"""StepJournal: what a step keeps of its work before its outcome, so that its next execution need not do it again.
+"""The journal of one step: activities (`ctx.run`) and checkpoints, so that a second execution need not repeat work.
 
-In: `ctx.checkpoint` and `ctx.run`. Out: fenced writes, and answers from what former executions of the same visit have
-left. A worker that has lost its claim is told by the first write: `LeaseLost` ends the step.
-
-This room owns the invariant that an activity which was answered once is not called again in its visit. What it does is
-written as moves, without I/O: an `async def` step makes them on the loop, a `def` step in its own thread.
+An activity that has a stored result is not called again in its visit. The journal does no I/O: its methods are
+generators of actions (call this, pause, run this statement), which the `JournalWriter` performs on the event loop or in
+the thread of a `def` step. Each write is fenced: in a worker that has lost its claim the first write raises
+`LeaseLost`, which ends the step.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, Final, TypeAlias, get_type_hints
 
 import msgspec
 
-from gen_durable.backoff import backoff as jobs_backoff
+from gen_durable.backoff import backoff as default_backoff
 from gen_durable.codec import Codec, codec_for, encode
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption, of_activity
@@ -37,7 +36,7 @@ LONGEST_PAUSE: Final = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True)
 class Invoke:
-    """Statement the function of an activity."""
+    """Call the function of an activity."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -45,44 +44,54 @@ class Invoke:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Rest before the next try."""
+    """Wait before the next attempt."""
 
     seconds: float
 
 
-Move: TypeAlias = "Invoke | Pause | Statement[bool]"
-"""What is to be done next. A call is one of the journal's: it answers whether the claim is still ours."""
-Moves: TypeAlias = Generator[Move, Any, Any]
+Action: TypeAlias = "Invoke | Pause | Statement[bool]"
+"""One action of a journal method. A statement writes to the journal and returns whether the fence matched."""
+Actions: TypeAlias = Generator[Action, Any, Any]
 
 
-class Brought(msgspec.Struct):
-    """What `journal_of.sql` tells: [format, version, value], and [n, name, finished, result] for each activity."""
+class StoredJournal(msgspec.Struct):
+    """The result of `journal_of.sql`: [format, version, value], and [n, name, finished, result] for each activity."""
 
     checkpoint: tuple[int, int, msgspec.Raw] | None = None
     activities: list[tuple[int, str, bool, msgspec.Raw]] | None = None
 
 
-_BROUGHT: Final = msgspec.json.Decoder(Brought)
+_STORED: Final = msgspec.json.Decoder(StoredJournal)
 
 
 class StepJournal:
-    """The notes of the executions of a step by one claim: but for a transaction that was lost, that is one."""
+    """The journal of a step as one claim executes it, again after a transaction that did not commit."""
 
-    __slots__ = ("_calls", "_fence", "_finished", "_next", "_seal", "_tried", "_used", "_visit", "checkpoint")
+    __slots__ = (
+        "_encryption",
+        "_fence",
+        "_finished",
+        "_next",
+        "_statements",
+        "_tried",
+        "_used",
+        "_visit",
+        "checkpoint",
+    )
 
     def __init__(
         self,
-        calls: JournalCalls,
+        statements: JournalCalls,
         fence: Fence,
-        brought: str | None = None,
+        stored: str | None = None,
         *,
         visit: int = 0,
-        seal: PayloadEncryption | None = None,
+        encryption: PayloadEncryption | None = None,
     ) -> None:
-        """`brought` is the journal of the visit, as the claim brought it; one from a newer library is refused."""
+        """`stored` is the journal that came with the claim. Raises if a newer version of the library wrote it."""
         self._visit = visit
-        self._seal = seal
-        self._calls = calls
+        self._encryption = encryption
+        self._statements = statements
         self._fence = fence
         self._used: set[str] = set()
         self._finished: dict[str, bytes] = {}
@@ -90,39 +99,39 @@ class StepJournal:
         self._next = 1
         self.checkpoint: bytes | None = None
         """The newest checkpoint of this visit."""
-        if brought is not None:
-            self._read(_BROUGHT.decode(brought))
+        if stored is not None:
+            self._read(_STORED.decode(stored))
 
-    def _read(self, brought: Brought) -> None:
-        if brought.checkpoint is not None:
-            format_, _, value = brought.checkpoint
+    def _read(self, stored: StoredJournal) -> None:
+        if stored.checkpoint is not None:
+            format_, _, value = stored.checkpoint
             check_format(format_)
-            self.checkpoint = self._open(bytes(value), "checkpoint")
-        for number, name, finished, result in brought.activities or ():
+            self.checkpoint = self._decrypt(bytes(value), "checkpoint")
+        for number, name, finished, result in stored.activities or ():
             self._next = number + 1
             self._tried[name] = self._tried.get(name, 0) + 1
             if finished:
-                self._finished[name] = self._open(bytes(result), of_activity(self._visit, name, "result"))
+                self._finished[name] = self._decrypt(bytes(result), of_activity(self._visit, name, "result"))
 
-    def _open(self, raw: bytes, field: str) -> bytes:
-        return raw if self._seal is None else self._seal.open(raw, self._fence.id, field).encode()
+    def _decrypt(self, raw: bytes, field: str) -> bytes:
+        return raw if self._encryption is None else self._encryption.open(raw, self._fence.id, field).encode()
 
-    def begin_again(self) -> None:
-        """The step runs again by the same claim: what was finished is there to be asked for once more."""
+    def restart(self) -> None:
+        """Prepare for another execution by the same claim: finished activities answer again."""
         self._used.clear()
 
-    def save(self, value: object) -> Moves:
+    def save(self, value: object) -> Actions:
         """Write a checkpoint."""
         raw = encode(value, "a checkpoint")
         text = raw.decode()
-        if self._seal is not None:
-            text = self._seal.close(text, self._fence.id, "checkpoint")
-        yield self._calls.checkpoint(self._fence, text)
+        if self._encryption is not None:
+            text = self._encryption.close(text, self._fence.id, "checkpoint")
+        yield self._statements.checkpoint(self._fence, text)
         self.checkpoint = raw
 
-    def clear(self) -> Moves:
-        """Forget the checkpoint."""
-        yield self._calls.clear(self._fence)
+    def clear(self) -> Actions:
+        """Delete the checkpoint."""
+        yield self._statements.clear(self._fence)
         self.checkpoint = None
 
     def run(
@@ -134,8 +143,8 @@ class StepJournal:
         *,
         retries: int,
         backoff: Callable[[int], Duration] | None,
-    ) -> Moves:
-        """Run an activity, or answer from what was finished before in this visit."""
+    ) -> Actions:
+        """Run an activity, or return the result it has stored in this visit."""
         check_name(name, "the name of an activity")
         if not callable(fn):
             raise InputError(f"activity {name!r}: ctx.run takes a function and its arguments, got {type(fn).__name__}")
@@ -143,7 +152,7 @@ class StepJournal:
             raise InputError(f"activity {name!r}: retries must be 0 or more, got {retries!r}")
         if name in self._used:
             raise InputError(
-                f"activity {name!r} was run already in this visit of the step, and is answered once: "
+                f"activity {name!r} was run already in this visit of the step: "
                 f"give each call a name of its own, as {name + ':1'!r}"
             )
         codec = _codec(fn, name)
@@ -170,7 +179,7 @@ class StepJournal:
         *,
         retries: int,
         backoff: Callable[[int], Duration],
-    ) -> Moves:
+    ) -> Actions:
         for left in range(retries, -1, -1):
             number, attempt = self._next, self._tried.get(name, 0)
             self._next, self._tried[name] = number + 1, attempt + 1
@@ -185,11 +194,11 @@ class StepJournal:
             except Exception as error:
                 failure = error
             took = time.perf_counter() - began
-            told = None if failure is None else clean_error(describe(failure))
-            noted = Noted(number, name, parameters, result, told, took, took, attempt)
-            if self._seal is not None:
-                noted = self._sealed(noted, self._seal)
-            yield self._calls.activity(self._fence, noted)
+            error_text = None if failure is None else clean_error(describe(failure))
+            noted = Noted(number, name, parameters, result, error_text, took, took, attempt)
+            if self._encryption is not None:
+                noted = self._encrypt(noted, self._encryption)
+            yield self._statements.activity(self._fence, noted)
             if failure is None:
                 self._finished[name] = (result or "null").encode()
                 return value
@@ -198,16 +207,16 @@ class StepJournal:
             yield Pause(check_delay(backoff(retries - left), f"the backoff of activity {name!r}"))
         raise AssertionError("unreachable")
 
-    def _sealed(self, noted: Noted, seal: PayloadEncryption) -> Noted:
+    def _encrypt(self, noted: Noted, encryption: PayloadEncryption) -> Noted:
         def field(part: str) -> str:
             return of_activity(self._visit, noted.name, part)
 
         instance, result, error = self._fence.id, noted.result, noted.error
         return dataclasses.replace(
             noted,
-            parameters=seal.close(noted.parameters, instance, field("parameters")),
-            result=None if result is None else seal.close(result, instance, field("result")),
-            error=None if error is None else seal.close_text(error, instance, field("error")),
+            parameters=encryption.close(noted.parameters, instance, field("parameters")),
+            result=None if result is None else encryption.close(result, instance, field("result")),
+            error=None if error is None else encryption.close_text(error, instance, field("error")),
         )
 
 
@@ -238,11 +247,11 @@ def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _backoff(attempt: int) -> timedelta:
-    return jobs_backoff(attempt, base=FIRST_PAUSE, cap=LONGEST_PAUSE)
+    return default_backoff(attempt, base=FIRST_PAUSE, cap=LONGEST_PAUSE)
 
 
 def _codec(fn: Callable[..., Any], name: str) -> Codec[Any]:
-    """How the result is stored and read again: by the function's return annotation, if it has one that can be read."""
+    """The codec of the result, by the return annotation of the function; plain JSON values without a usable one."""
     plain: Any = fn
     while isinstance(plain, functools.partial):
         plain = plain.func
@@ -250,6 +259,6 @@ def _codec(fn: Callable[..., Any], name: str) -> Codec[Any]:
         plain = type(plain).__call__
     try:
         type_ = Any if isinstance(plain, type) else get_type_hints(plain).get("return", Any)
-    except (NameError, TypeError):  # somebody else's, perhaps; its answer is read as plain JSON values
+    except (NameError, TypeError):  # annotations that cannot be resolved, of a third-party function perhaps
         type_ = Any
     return codec_for(type_, f"the result of activity {name!r}")

@@ -169,7 +169,7 @@ class ClaimRunner:
                 assert_never(result)
 
     def _follow_up(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
-        """Tell local waiters of an end, plan the pick of a delayed row, and wake the queue of a freed partition key."""
+        """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
         claim, commit = active.claim, encoded.commit
         match commit.kind:
             case "done":

@@ -32,7 +32,7 @@ QUIET_FAILURES: Final = 3  # so many failures of one batch are not logged
 
 
 class CommitResult(enum.Enum):
-    """What became of an outcome."""
+    """The answer to an outcome."""
 
     COMMITTED = "committed"
     STALE = "the claim was superseded, nothing was written"

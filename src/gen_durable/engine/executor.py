@@ -122,7 +122,7 @@ class Executor:
             if self._encryption is not None:
                 self._encryption.decrypt(claim)
             if claim.journal is not None:
-                self._journal.notes(claim, claim.seq)
+                self._journal.step_journal(claim, claim.seq)
             return entry.spec.state_codec.decode(claim.state)
         except Exception as error:
             raise UndecodableState(describe(error)) from error

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar, assert_never
 
 from gen_durable.backoff import Pauses
 from gen_durable.encryption import PayloadEncryption
-from gen_durable.engine.activities import Invoke, Move, Moves, Pause, StepJournal
+from gen_durable.engine.activities import Action, Actions, Invoke, Pause, StepJournal
 from gen_durable.engine.progress import ProgressWriter
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost
@@ -76,7 +76,7 @@ class JournalWriter:
         self._progress = ProgressWriter(pool, statements, encryption)
         self.report = self._progress.report
 
-    def notes(self, claim: Claim, seq: int) -> StepJournal:
+    def step_journal(self, claim: Claim, seq: int) -> StepJournal:
         """The journal of the claim's current step. Raises `LeaseLost` if the step that began with `seq` has ended."""
         if claim.seq != seq:
             raise LeaseLost(f"instance {claim.id}: the step that writes this has been left")
@@ -84,38 +84,38 @@ class JournalWriter:
         if not isinstance(journal, StepJournal):
             fence = Fence(claim.id, claim.epoch, seq)
             claim.notes = journal = StepJournal(
-                self._statements, fence, claim.journal, visit=claim.visit, seal=self._encryption
+                self._statements, fence, claim.journal, visit=claim.visit, encryption=self._encryption
             )
         return journal
 
-    async def make(self, moves: Moves) -> Any:
+    async def perform(self, actions: Actions) -> Any:
         """Perform actions on the event loop."""
         try:
-            move = next(moves)
+            action = next(actions)
             while True:
                 try:
-                    answer = await self._perform(move)
+                    answer = await self._perform(action)
                 except BaseException as error:  # the generator decides whether to retry
-                    move = moves.throw(error)
+                    action = actions.throw(error)
                 else:
-                    move = moves.send(answer)
+                    action = actions.send(answer)
         except StopIteration as end:
             return end.value
 
-    def make_in_thread(self, moves: Moves) -> Any:
+    def perform_in_thread(self, actions: Actions) -> Any:
         """Perform actions in the thread of a `def` step."""
         if threading.get_ident() == self._thread:
-            moves.close()
+            actions.close()
             raise InputError("ctx.sync is for `def` steps: in an `async def` step write `await ctx.run(...)`")
         try:
-            move = next(moves)
+            action = next(actions)
             while True:
                 try:
-                    answer = self._perform_in_thread(move)
+                    answer = self._perform_in_thread(action)
                 except BaseException as error:
-                    move = moves.throw(error)
+                    action = actions.throw(error)
                 else:
-                    move = moves.send(answer)
+                    action = actions.send(answer)
         except StopIteration as end:
             return end.value
 
@@ -125,8 +125,8 @@ class JournalWriter:
         for future in list(self._thread_calls):
             future.cancel()
 
-    async def _perform(self, move: Move) -> Any:
-        match move:
+    async def _perform(self, action: Action) -> Any:
+        match action:
             case Invoke(fn, args):
                 if inspect.iscoroutinefunction(fn):
                     return await fn(*args)
@@ -137,19 +137,19 @@ class JournalWriter:
             case Pause(seconds):
                 return await asyncio.sleep(seconds)
             case Statement():
-                return await self._write(move)
-        assert_never(move)
+                return await self._write(action)
+        assert_never(action)
 
-    def _perform_in_thread(self, move: Move) -> Any:
-        match move:
+    def _perform_in_thread(self, action: Action) -> Any:
+        match action:
             case Invoke(fn, args):
                 answer = fn(*args)
                 return self._call_on_loop(_result_of(answer)) if inspect.isawaitable(answer) else answer
             case Pause(seconds):
                 return time.sleep(seconds)
             case Statement():
-                return self._call_on_loop(self._write(move))
-        assert_never(move)
+                return self._call_on_loop(self._write(action))
+        assert_never(action)
 
     async def _write(self, statement: Statement[bool]) -> None:
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)

@@ -38,9 +38,9 @@ class StepLimits:
         self._notifier = notifier
         self._loop = asyncio.get_running_loop()
 
-    def door(self, instance: int, claim: int, held: str | None, limit: Limit) -> LimitLease:
-        """A context manager that acquires `limit`; `held` is the limit whose slot the step has already."""
-        return LimitLease(self, instance, claim, held, limit)
+    def lease(self, instance: int, epoch: int, step_limit: str | None, limit: Limit) -> LimitLease:
+        """A context manager that acquires `limit`; `step_limit` is the limit whose slot the step has already."""
+        return LimitLease(self, instance, epoch, step_limit, limit)
 
     async def acquire(self, instance: int, epoch: int, limit: Limit) -> int | None:
         """Wait for a slot or a token. Returns the ticket to release, or None if there is none."""

@@ -95,7 +95,7 @@ class TransactionalExecutor:
                             return committed
                         log.warning("instance %d: its transaction did not commit, its step runs again", claim.id)
                     if isinstance(claim.notes, StepJournal):
-                        claim.notes.begin_again()
+                        claim.notes.restart()
                     await asyncio.sleep(pauses.next())
             finally:
                 self._free.append(connection)

@@ -13,7 +13,7 @@ from typing import Any, Final, final
 import msgspec
 
 from gen_durable.codec import encode
-from gen_durable.engine.activities import Brought, Invoke, Move, Moves, StepJournal
+from gen_durable.engine.activities import Action, Actions, Invoke, StepJournal, StoredJournal
 from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalCalls
 from gen_durable.store.schema import Schema
 
@@ -32,42 +32,42 @@ class MemoryJournal:
     installation = "testing"
 
     def __init__(self, checkpoint: object, finished: Mapping[str, object]) -> None:
-        brought = Brought(
+        stored = StoredJournal(
             None if checkpoint is NOTHING else (CHECKPOINT_FORMAT, 1, _raw(checkpoint, "a checkpoint")),
             [(n, name, True, _raw(result, name)) for n, (name, result) in enumerate(finished.items(), start=1)],
         )
-        self._notes = StepJournal(JournalCalls(Schema()), Fence(1, 1, 0), msgspec.json.encode(brought).decode())
+        self._step_journal = StepJournal(JournalCalls(Schema()), Fence(1, 1, 0), msgspec.json.encode(stored).decode())
 
-    def notes(self, claim: object, seq: int) -> StepJournal:
-        """The one set of notes that there is."""
-        return self._notes
+    def step_journal(self, claim: object, seq: int) -> StepJournal:
+        """The journal, whichever claim asks for it."""
+        return self._step_journal
 
-    async def make(self, moves: Moves) -> Any:
-        """Make moves on the loop."""
+    async def perform(self, actions: Actions) -> Any:
+        """Perform actions on the event loop."""
         try:
-            move = next(moves)
+            action = next(actions)
             while True:
                 try:
-                    answer = _do(move)
+                    answer = _perform(action)
                     if inspect.isawaitable(answer):
                         answer = await answer
                 except Exception as error:
-                    move = moves.throw(error)
+                    action = actions.throw(error)
                 else:
-                    move = moves.send(answer)
+                    action = actions.send(answer)
         except StopIteration as end:
             return end.value
 
-    def make_in_thread(self, moves: Moves) -> Any:
-        """Make moves where no loop runs."""
-        return asyncio.run(self.make(moves))
+    def perform_in_thread(self, actions: Actions) -> Any:
+        """Perform actions where no event loop runs."""
+        return asyncio.run(self.perform(actions))
 
     def report(self, *_: object, **__: object) -> None:
-        """Nobody reads it."""
+        """Drop the report."""
 
 
-def _do(move: Move) -> Any:
-    return move.fn(*move.args) if isinstance(move, Invoke) else True
+def _perform(action: Action) -> Any:
+    return action.fn(*action.args) if isinstance(action, Invoke) else True
 
 
 def _raw(value: object, what: str) -> msgspec.Raw:
