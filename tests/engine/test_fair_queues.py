@@ -11,7 +11,7 @@ from gen_durable.store.types import Picked
 
 def picked(**turns: str | None) -> Picked:
     """An answer that tells whose turn was last."""
-    return Picked([], [], turns=turns)
+    return Picked([], [], last_groups=turns)
 
 
 def test_without_a_fair_queue_nothing_is_sent() -> None:

@@ -80,7 +80,7 @@ def one_runs(end: End) -> None:
     ids = taken(end.left) + taken(end.right)
     assert len(ids) <= 1, "two of one key run"
     if not ids:
-        news = [n for answer in (*end.left, *end.right) if isinstance(answer, Picked) for n in answer.news]
+        news = [n for answer in (*end.left, *end.right) if isinstance(answer, Picked) for n in answer.unmet]
         assert any(n.next_due is not None and n.next_due < 1 for n in news), "nobody was told to look again"
 
 
@@ -94,14 +94,17 @@ async def test_claim_claim_overtaken(exploring: Exploring, calls: Statements) ->
     assert report.faults == []
 
 
-TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_lock_id('partition/' || k.key));"
+TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate('partition', wanted.key)));"
 
 
 @pytest.mark.parametrize(
     "cure",
     [
         pytest.param(Cure("admit_partitions", TRY_LOCK, ";"), id="no-lock-of-the-key"),
-        pytest.param(Cure("admit_partitions", "not k.busy and c.id", "c.id"), id="no-look-at-who-executes"),
+        pytest.param(
+            Cure("admit_partitions", "not key_state.is_busy and candidate.id", "candidate.id"),
+            id="no-look-at-who-executes",
+        ),
     ],
 )
 async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: Statements, cure: Cure) -> None:
@@ -113,7 +116,9 @@ async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: 
 
 async def test_without_the_head_check_order_breaks(exploring: Exploring, calls: Statements) -> None:
     """Without the look at who comes before, a later row of the key runs first, or two of them."""
-    cure = Cure("admit_partitions", "(not k.busy and c.id = k.head)", "not k.busy")
+    cure = Cure(
+        "admit_partitions", "(not key_state.is_busy and candidate.id = key_state.head)", "not key_state.is_busy"
+    )
     async with exploring(cure) as explorer:
         report = await explorer.explore(PAIR, [picks(calls, "a", 2)], [picks(calls, "b")], head_only, first_fault=True)
     assert len(report.faults) == 1

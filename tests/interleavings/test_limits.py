@@ -79,8 +79,11 @@ WAIT = """perform pg_advisory_xact_lock(k.number)
     from (
       select distinct @schema.gate_lock_id(k.gate) as number from unnest(gates) as k (gate) order by 1
     ) as k;"""
-GATE = "and pg_try_advisory_xact_lock(@schema.gate_lock_id(k.gate));"
-POLICY = "where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(substr(k.gate, 6)))\n"
+GATE = "and pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate));"
+POLICY = (
+    "where pg_try_advisory_xact_lock_shared("
+    "hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(wanted.gate)))\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +224,7 @@ async def test_policy_sweep(exploring: Exploring, calls: Statements) -> None:
 async def test_without_the_lock_of_the_policy_the_sweep_tells_by_the_old_one(
     exploring: Exploring, calls: Statements
 ) -> None:
-    lock = "or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(substr(k.gate, 6)))"
+    lock = "or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(k.gate)))"
     async with exploring(Cure("unblock", lock, "or true"), quiet=["unblock_slots", "reapply_limit"]) as explorer:
         report = await explorer.explore(
             TOLD, [faster(calls)], [calls.unblock_missed(None, 10)], told_anew, first_fault=True
@@ -254,7 +257,7 @@ async def test_enter_enter(exploring: Exploring, calls: Statements) -> None:
 
 
 ENTER_GATE = """perform pg_advisory_xact_lock(
-    @schema.gate_lock_id(case policy.kind when 'rate' then 'rate/' else 'slot/' end || key)
+    @schema.gate_lock_id(@schema.gate(case policy.kind when 'rate' then 'rate' else 'slot' end, key))
   );"""
 
 
@@ -299,7 +302,7 @@ async def test_without_the_hand_over_leaving_strands_a_row(exploring: Exploring,
 
     cure = Cure(
         "release_limit",
-        "return case when key is not null then @schema.unblock(array['slot/' || key], true) end;",
+        "return case when key is not null then @schema.unblock(array[@schema.gate('slot', key)], true) end;",
         "return null;",
     )
     async with exploring(cure, quiet=NOT_HERE) as explorer:
@@ -358,9 +361,11 @@ async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring,
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("admit_partitions", "woken := woken || @schema.unblock(slots, false);"), id="no-hand-over"),
         pytest.param(
-            Cure("admit_partitions", "where pg_try_advisory_xact_lock(@schema.gate_lock_id(k.gate))\n"),
+            Cure("admit_partitions", "woken := woken || @schema.unblock(slot_gates, false);"), id="no-hand-over"
+        ),
+        pytest.param(
+            Cure("admit_partitions", "where pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate))\n"),
             id="no-lock-of-the-slot",
         ),
     ],

@@ -94,7 +94,7 @@ def test_random_sequences(store: Store, seed: int) -> None:
             woken = picked.woken
             for h in missing:
                 row = store.row(h)
-                told = "\n".join([*log[-14:], str(dict(row)), str(woken), str(picked.news)])
+                told = "\n".join([*log[-14:], str(dict(row)), str(woken), str(picked.unmet)])
                 assert row["due_at"] is not None, told
                 assert row["queue"] in woken, told
         elif what in ("flush", "release", "reap") and held:

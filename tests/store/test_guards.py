@@ -178,7 +178,7 @@ def test_a_parent_that_went_on_counts_nobody(store: Store) -> None:
 
 def test_a_pick_tells_the_nearest_of_the_rows_to_come(store: Store) -> None:
     store.given(instance(1) + instance(2, eligible_at=seconds(900)) + instance(3, eligible_at=seconds(90)))
-    (news,) = store.pick(5).news
+    (news,) = store.pick(5).unmet
     assert news.next_due is not None
     assert news.next_due < 91
 
@@ -224,7 +224,7 @@ def test_what_a_group_leaves_is_for_others(store: Store, lonely: str | None) -> 
     """Nobody is taken twice for it. The lonely one has its turn first."""
     store.given(instance(1, group_key=lonely) + "".join(instance(i, group_key="t/b") for i in range(2, 7)))
     turns = json.dumps({"default": ["t", "t/b"]})
-    picked = store.run(store.calls.pick("w", {"default": 4}, KNOWN, 60, turns=turns))
+    picked = store.run(store.calls.pick("w", {"default": 4}, KNOWN, 60, fair=turns))
     assert len({claim.id for claim in picked.claims}) == 4
 
 

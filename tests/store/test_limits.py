@@ -125,7 +125,7 @@ def test_tokens(store: Store) -> None:
     picked = store.pick()
     assert [c.id for c in picked.claims] == [101, 102, 103]
     assert blocked(store) == dict.fromkeys((105, 106), "rate/r")
-    assert picked.news[0].next_due == pytest.approx(60, abs=1)
+    assert picked.unmet[0].next_due == pytest.approx(60, abs=1)
     (told,) = store.sql("select extract(epoch from token_at - now())::float8 as s from @schema.instances where id=104")
     assert told["s"] == pytest.approx(60, abs=1)
     pass_by(store, 61)
@@ -299,9 +299,9 @@ def test_turns(store: Store) -> None:
     seen: list[int] = []
     for _ in range(2):
         told = json.dumps({"default": ["tenant", turn]})
-        picked = store.run(store.calls.pick("w", {"default": 2}, KNOWN, 60, turns=told))
+        picked = store.run(store.calls.pick("w", {"default": 2}, KNOWN, 60, fair=told))
         assert len(picked.claims) == 2
-        turn = picked.turns["default"]
+        turn = picked.last_groups["default"]
         seen += [c.id for c in picked.claims]
     assert {1101, 1102} <= set(seen)
 

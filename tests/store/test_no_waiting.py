@@ -49,7 +49,7 @@ def many(first: int, last: int, **columns: object) -> str:
 
 def pick(store: Store, demand: int, **fair: str) -> list[int]:
     turns = json.dumps({"default": [fair["kind"], None]}) if fair else None
-    picked = store.run(store.calls.pick("w", {"default": demand}, KNOWN, 60, turns=turns))
+    picked = store.run(store.calls.pick("w", {"default": demand}, KNOWN, 60, fair=turns))
     return [claim.id for claim in picked.claims]
 
 

@@ -45,7 +45,7 @@ def test_no_more_than_asked_for(store: Store) -> None:
     store.given("".join(instance(i, priority=-i) for i in range(1, 6)))
     picked = store.pick(2)
     assert [claim.id for claim in picked.claims] == [5, 4]
-    assert picked.news == []
+    assert picked.unmet == []
 
 
 def test_several_queues_have_demands_of_their_own(store: Store) -> None:
@@ -68,7 +68,7 @@ def test_future_rows_wait_and_are_announced(store: Store) -> None:
     store.given(instance(1, priority=-9, eligible_at=seconds(90)) + instance(2, eligible_at=seconds(30)) + instance(3))
     picked = store.pick()
     assert [claim.id for claim in picked.claims] == [3]
-    (news,) = picked.news
+    (news,) = picked.unmet
     assert news.queue == "default"
     assert news.next_due == pytest.approx(30, abs=5)
     assert news.contended == 0
@@ -78,13 +78,13 @@ def test_nothing_is_announced_where_nothing_waits(store: Store) -> None:
     """An empty queue, parked rows without a deadline, ended and executing rows: no next moment."""
     store.given(parked(1) + parent(2, pending=1) + executing(3, parent_id=2, parent_round=1) + ended(4))
     picked = store.pick()
-    assert (picked.claims, [(n.queue, n.next_due) for n in picked.news]) == ([], [("default", None)])
+    assert (picked.claims, [(n.queue, n.next_due) for n in picked.unmet]) == ([], [("default", None)])
 
 
 def test_deadlines_are_announced_and_picked(store: Store) -> None:
     """A parked row with a deadline is announced before it and claimed after it."""
     store.given(parked(1, await_deadline=seconds(20)))
-    assert store.pick().news[0].next_due == pytest.approx(20, abs=5)
+    assert store.pick().unmet[0].next_due == pytest.approx(20, abs=5)
     store.sql("update @schema.instances set await_deadline = now()")
     (claim,) = store.pick().claims
     assert (claim.id, claim.awaits) == (1, ["go"])
@@ -123,9 +123,9 @@ def test_one_of_a_partition_key_runs(store: Store) -> None:
     store.given("".join(instance(i, partition_key="k", eligible_at=seconds(-20 + i)) for i in (1, 2, 3)))
     picked = store.pick()
     assert [claim.id for claim in picked.claims] == [1]
-    assert picked.news[0].contended == 2
+    assert picked.unmet[0].contended == 2
     picked = store.pick()
-    assert (picked.claims, picked.news[0].contended) == ([], 0)  # they are not even looked at
+    assert (picked.claims, picked.unmet[0].contended) == ([], 0)  # they are not even looked at
     assert [store.row(i)["blocked_on"] for i in (2, 3)] == ["partition/k"] * 2
     assert store.flush(Commit(1, 1, 0, "done")).wakeups.queues == {"default"}
     assert ids(store) == [2]

@@ -25,7 +25,7 @@ KINDS = {
     "lease": r"\blease_expires_at (?:is (?:not )?null|<)",
     "end": r"\bfinished_at is (?:not )?null",
     "mark": r"\bcancel_reason is (?:not )?null",
-    "status": r"\b\w\.status (?:=|in|not in) ",
+    "status": r"\b\w+\.status (?:=|in|not in) ",
     "exclusion": r" <> all \(",
     "conflict": r"\bon conflict\b[^;]*?\bdo (?:nothing|update)\b",
     "check": r"\bcheck \(",

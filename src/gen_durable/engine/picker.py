@@ -59,7 +59,7 @@ class FairCursors:
         return msgspec.json.encode(fair).decode() if fair else None
 
     def update(self, picked: Picked) -> None:
-        self._last_groups.update(picked.turns)
+        self._last_groups.update(picked.last_groups)
 
 
 class Picker(BackgroundTask):
@@ -160,7 +160,7 @@ class Picker(BackgroundTask):
             self._known_steps,
             self._lease_seconds,
             floors=floors,
-            turns=self._cursors.parameter(demands),
+            fair=self._cursors.parameter(demands),
         )
         picked = await self._connection.run(statement)
         self._floors.update(picked, floors, time.monotonic() - started)
@@ -174,7 +174,7 @@ class Picker(BackgroundTask):
 
     def _plan_next_pick(self, demands: dict[str, int], picked: Picked) -> None:
         now = time.monotonic()
-        reports = {report.queue: report for report in picked.news}
+        reports = {report.queue: report for report in picked.unmet}
         for name in demands:
             slots, report = self._slots.queues[name], reports.get(name)
             if report is None:
@@ -203,7 +203,7 @@ class Picker(BackgroundTask):
             self._events.emit(
                 QueueSaturation(name, slots.running, len(slots.buffer), slots.concurrency, slots.prefetch)
             )
-        for report in picked.news:
+        for report in picked.unmet:
             if report.contended:
                 self._events.emit(PartitionContended(report.queue, report.contended))
         for gate, count in picked.blocked.items():

@@ -40,11 +40,11 @@ class ScanFloors:
 
     def update(self, picked: Picked, sent: str | None, seconds: float) -> None:
         """Take over the floors that a pick of this duration reported; `sent` is the parameter it was given."""
-        if not picked.heads:
+        if not picked.floors:
             return
         if sent is None and not self._heads:
             self._full_scan_at = time.monotonic() + min(max(MIN_SECONDS, SCAN_FACTOR * seconds), MAX_SECONDS)
-        self._heads.update(picked.heads)
+        self._heads.update(picked.floors)
 
     def seconds_to_full_scan(self, queue: str) -> float | None:
         """None if picks of this queue scan everything already."""

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
+
 from gen_durable.codec import decode_plain
 from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
@@ -20,11 +22,11 @@ from gen_durable.store.types import (
     Claim,
     Flushed,
     Picked,
-    QueueNews,
     Reaping,
     Reclaimed,
     Released,
     Row,
+    UnmetDemand,
     Wakeups,
 )
 
@@ -36,40 +38,67 @@ INSTANCE: Final = (
     "i.blocked_on, i.due_at"
 )
 """The columns of instances_of.sql, as `read_instance` takes them."""
+CLAIM: Final = (
+    "id, fsm, fsm_version, step, state, attempt, claims, seq, queue, priority, partition_key, unique_key, parent_id, "
+    "awaits, limited, inbox, children, visit, journal, report"
+)
+"""The columns of pick.sql, as `read_claim` takes them: up to `limited` in the order of the fields of `Claim`."""
+
+
+class QueueReport(msgspec.Struct, frozen=True):
+    """What `pick.sql` reports about one queue; a field that was not sent has its default."""
+
+    unmet: bool = False
+    next_due: float | None = None
+    contended: int = 0
+    floors: msgspec.Raw = msgspec.Raw()
+    last_group: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class PickReport(msgspec.Struct, frozen=True):
+    """The column `report` of `pick.sql`."""
+
+    queues: dict[str, QueueReport] | None
+    woken: list[str] | None
+    blocked: dict[str, int]
+
+
+_decode_report = msgspec.json.Decoder(PickReport).decode
+_decode_reclaimed = msgspec.json.Decoder(list[Reclaimed]).decode
 
 
 def read_picked(rows: Sequence[Row]) -> Picked:
-    """Claims, and below them what `pick.sql` tells of queues, in rows without an id."""
+    """The claims, and the report, which comes in a row without an id."""
     claims: list[Claim] = []
-    news: list[QueueNews] = []
-    heads: dict[str, str] = {}
-    turns: dict[str, str | None] = {}
-    woken: set[str] = set()
-    blocked: dict[str, int] = {}
+    report: PickReport | None = None
     for row in rows:
         if row[0] is not None:
             claims.append(read_claim(row))
-        elif row[8] is None:
-            woken.update(row[13] or ())
-            blocked = decode_plain(row[19])
-        elif row[19] is not None:
-            heads[row[8]] = row[19]
-        elif row[18] is None:
-            turns[row[8]] = row[20]
         else:
-            news.append(QueueNews(row[8], row[17], row[18]))
-    return Picked(claims, news, heads, turns, frozenset(woken), blocked)
+            report = _decode_report(row[-1])
+    if report is None:
+        return Picked(claims, [])
+    queues = report.queues or {}
+    return Picked(
+        claims,
+        [UnmetDemand(name, queue.next_due, queue.contended) for name, queue in queues.items() if queue.unmet],
+        {name: floors.decode() for name, queue in queues.items() if (floors := bytes(queue.floors))},
+        {name: queue.last_group for name, queue in queues.items() if queue.last_group is not msgspec.UNSET},
+        frozenset(report.woken or ()),
+        report.blocked,
+    )
 
 
 def read_claim(row: Row) -> Claim:
-    """A row of a claim."""
-    claim = Claim(*row[:15])
-    if row[15] is not None:
-        claim.inbox = read_inbox(row[15])
-    if row[16] is not None:
-        claim.children = None if row[16] == TOO_MANY else read_children(row[16])
-    claim.visit = row[21]
-    claim.journal = row[22]
+    """A claim, from the columns of `CLAIM`."""
+    *fields, inbox, children, visit, journal, _report = row
+    claim = Claim(*fields)
+    if inbox is not None:
+        claim.inbox = read_inbox(inbox)
+    if children is not None:
+        claim.children = None if children == TOO_MANY else read_children(children)
+    claim.visit = visit
+    claim.journal = journal
     return claim
 
 
@@ -99,20 +128,16 @@ def read_children(text: str) -> tuple[Child, ...]:
 
 
 def read_reaping(rows: Sequence[Row]) -> Reaping:
-    """The claims that `reap.sql` took back, and, from rows without an id, what became ready."""
-    claims = [Reclaimed(*row[:7]) for row in rows if row[0] is not None]
-    reports = [row for row in rows if row[0] is None]
-    if not reports:
-        return Reaping(claims, NO_WAKEUPS)
-    parents: set[int | None] = {parent for row in reports for parent in row[7] or ()}
-    if any(row[8] for row in reports):
-        parents.add(None)
-    return Reaping(claims, Wakeups(frozenset(row[4] for row in reports if row[4] is not None), frozenset(parents)))
+    """The answer of `reap.sql`."""
+    reclaimed, woken, cancel_children, cascade_due = rows[0]
+    parents: list[int | None] = [*(cancel_children or ()), *([None] if cascade_due else ())]
+    return Reaping(_decode_reclaimed(reclaimed) if reclaimed else [], read_wakeups(woken, parents))
 
 
 def read_released(rows: Sequence[Row]) -> Released:
-    """What `release.sql` has given back, and the queues in which rows became runnable."""
-    return Released([row[0] for row in rows if row[0] is not None], [row[1] for row in rows if row[0] is None])
+    """The answer of `release.sql`."""
+    released, woken = rows[0]
+    return Released(released or [], woken or [])
 
 
 def read_flushed(rows: Sequence[Row]) -> Flushed:
@@ -140,7 +165,7 @@ def read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelTarget], Wakeups]:
 
 def read_wakeups(
     woken: Sequence[str] | None,
-    cancel_children: Sequence[int] | None,
+    cancel_children: Sequence[int | None] | None,
     check_cancels: Sequence[str] | None = None,
 ) -> Wakeups:
     """What a call made ready, from the columns `woken`, `cancel_children` and `check_cancels`."""

@@ -15,6 +15,7 @@ from gen_durable.instances import Instance, Status
 from gen_durable.limits import Concurrency, Limit, LimitState, Policy
 from gen_durable.starts import Start
 from gen_durable.store.decode import (
+    CLAIM,
     INSTANCE,
     read_cancelled,
     read_cascaded,
@@ -103,7 +104,7 @@ class Statements:
         self._insert_as = self._insert[:-1] + ",$16)"
         self._allocate_ids = f"select {s}.allocate_ids($1)"
         self._id_of_key = f"select {s}.id_of_key($1)"
-        self._pick = f"select * from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
+        self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._flush = (
             "select stale, already, woken, cancel_children, cancel_requested from "  # noqa: S608
             f"{s}.flush($1,$2,$3,{_words(4)},{_words(5)},$6,$7,$8,$9,$10,$11,{_words(12)},$13,$14)"
@@ -122,12 +123,9 @@ class Statements:
         self._cascade = f"select ended, asked, woken, cancel_children, check_cancels, more from {s}.cascade($1,$2)"  # noqa: S608
         self._cancel_requests = f"select id, reason from {s}.cancel_requests($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
-        self._reap = (
-            "select id, fsm, fsm_version, step, queue, crashes, dead, cancel_children, cascade_due "  # noqa: S608
-            f"from {s}.reap($1,$2,$3)"
-        )
+        self._reap = f"select reclaimed, woken, cancel_children, cascade_due from {s}.reap($1,$2,$3)"  # noqa: S608
         self._unblock_missed = f"select last, woken from {s}.unblock_missed($1,$2)"  # noqa: S608
-        self._release = f"select id, woken from {s}.release($1,$2,$3,$4)"  # noqa: S608
+        self._release = f"select released, woken from {s}.release($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select {s}.gc($1,$2,$3,$4)"
         self._finished_of = f"select id, status, result::text, last_error from {s}.finished_of($1)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
@@ -189,10 +187,10 @@ class Statements:
         lease: float,
         *,
         floors: str | None = None,
-        turns: str | None = None,
+        fair: str | None = None,
     ) -> Statement[Picked]:
-        """`floors` and `turns` are JSON, as a former pick has told them."""
-        args = (worker, list(demands), list(demands.values()), known, lease, floors, turns)
+        """`floors` and `fair` are JSON, from the reports of earlier picks (`pick.sql`)."""
+        args = (worker, list(demands), list(demands.values()), known, lease, floors, fair)
         return Statement(self._pick, args, read_picked)
 
     def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Statement[Flushed]:

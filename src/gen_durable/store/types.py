@@ -82,8 +82,11 @@ class LimitAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueNews:
-    """Of a queue whose demand was not met: seconds until its next row, and rows passed over for a busy gate."""
+class UnmetDemand:
+    """A queue in which a pick found fewer rows than it demanded.
+
+    `next_due`: seconds until the next row is due, None if none waits. `contended`: due rows behind a busy gate.
+    """
 
     queue: str
     next_due: float | None
@@ -94,15 +97,15 @@ class QueueNews:
 class Picked:
     """The answer of a pick.
 
-    `heads`: by queue, where its live rows begin, if it took long to find them (JSON). `turns`: by fair queue, the group
-    that had the last turn. `woken`: queues in which rows that have waited at a gate became due. `blocked`: how many
-    rows must wait from now on, by gate.
+    `floors`: by queue, where its live rows begin, as JSON, if the search for them was slow. `last_groups`: by fair
+    queue, the group served last. `woken`: queues in which blocked rows became due. `blocked`: how many rows the pick
+    blocked, by gate.
     """
 
     claims: list[Claim]
-    news: list[QueueNews]
-    heads: dict[str, str] = field(default_factory=dict[str, str])
-    turns: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+    unmet: list[UnmetDemand]
+    floors: dict[str, str] = field(default_factory=dict[str, str])
+    last_groups: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     woken: frozenset[str] = frozenset()
     blocked: dict[str, int] = field(default_factory=dict[str, int])
 

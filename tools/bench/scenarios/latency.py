@@ -202,8 +202,8 @@ async def timer_bare(parent: Parent, app: Durable, *, samples: int) -> dict[str,
         began |= {claim.id: now for claim in picked.claims}
         if picked.claims:
             await finish(run_statement, app, picked.claims)
-        elif picked.news and picked.news[0].next_due is not None:
-            await asyncio.sleep(max(picked.news[0].next_due, 0))
+        elif picked.unmet and picked.unmet[0].next_due is not None:
+            await asyncio.sleep(max(picked.unmet[0].next_due, 0))
     return {"done": [at - (await app.get(one)).eligible_at.timestamp() for one, at in began.items()]}
 
 

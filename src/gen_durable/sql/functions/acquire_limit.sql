@@ -39,7 +39,7 @@ begin
     return;
   end if;
   perform pg_advisory_xact_lock(
-    @schema.gate_lock_id(case policy.kind when 'rate' then 'rate/' else 'slot/' end || key)
+    @schema.gate_lock_id(@schema.gate(case policy.kind when 'rate' then 'rate' else 'slot' end, key))
   );
 
   if policy.kind = 'concurrency' then
@@ -84,6 +84,6 @@ declare
   key text;
 begin
   delete from @schema.step_slots s where s.ticket = release_limit.ticket returning s.slot_key into key;
-  return case when key is not null then @schema.unblock(array['slot/' || key], true) end;
+  return case when key is not null then @schema.unblock(array[@schema.gate('slot', key)], true) end;
 end
 $$;

@@ -1,21 +1,21 @@
--- admit_partitions: which of the rows that a pick has found may run, by their partition keys. The others are blocked.
+-- admit_partitions: decide by partition key which of the rows that pick has found may run, and block the others.
 --
--- In: places of due rows that this transaction has locked; the keys that it has let run already, and the ids of the rows.
--- Out: the places of those that may run, and their keys and ids, where they have a key; how many were blocked; how many
--- are of keys that another session is dealing with just now, and were left as they are; the queues in which another row
--- became due instead.
--- A key of which `many` are blocked at once has more of them behind: they are blocked too, a thousand at a time.
--- A key lets one row run at a time, in the order of (priority, due_at, id) over all queues. A row that must wait leaves
--- the pick index (blocked_on), so that no later pick looks at it, and unblock lets it back. One that the key has let go
--- on to a limit, and that waits there, is the head until it has run.
--- A due row with a slot keeps others from being let back for that slot, as it is expected to take it. If it is blocked here
--- instead, the slot is handed over, under its gate's lock; one whose gate is contended is left as it is.
--- The lock on a key makes "nobody executes it and this is its head" true until commit; what is asked after it sees
--- whoever held it before, for a later statement has a later snapshot (tests/interleavings: claim_claim, block_release).
--- Index: instances_partition (who executes), instances_partition_order, instances_blocked and
--- instances_partition_admitted (the heads).
+-- Parameters: due rows that this transaction has locked; the keys it has admitted already, and the ids of their rows;
+-- `many`: if so many rows of a key are blocked at once, up to 1,000 more of that key are blocked too.
+-- Returns the rows that may run, and their keys and ids, where they have a key; how many were blocked; how many belong
+-- to keys that another session has locked, and were left as they are; queues in which another row became due instead.
+-- A key runs one row at a time, in the order of (priority, due_at, id) over all queues. A row that must wait leaves the
+-- pick index (blocked_on), so later picks do not read it, until unblock returns it. A row that its key has admitted and
+-- that now waits for a limit is the head of the key until it has run.
+-- A due row with a slot is expected to take it, and keeps other rows of that slot blocked. If this function blocks such
+-- a row it unblocks the next of the slot, under the lock of the slot's gate; if that lock is taken, the row stays due.
+-- Index: instances_partition (executing rows), instances_partition_order, instances_blocked and
+-- instances_partition_admitted (heads).
+-- Locks: the gates of the keys, then those of the slots, by try-lock. The lock on a key keeps "no row executes, and this
+-- row is the head" true until commit. The statements after it have a later snapshot, so they see what the previous
+-- holder of the lock has written (tests/interleavings: claim_claim, block_release).
 create or replace function @schema.admit_partitions(
-  hits tid[], taken_keys text[], taken_ids bigint[], many int,
+  found_rows tid[], claimed_keys text[], claimed_ids bigint[], many int,
   out allowed tid[], out keys text[], out ids bigint[], out denied int, out contended int, out woken text[]
 )
 language plpgsql
@@ -28,123 +28,126 @@ set enable_bitmapscan = off
 as $$
 declare
   bulk constant int := 1000;
-  locked text[];
+  locked_keys text[];
   blocked tid[];
-  crowded text[];
-  gates text[];
-  firsts bigint[];             -- of the gates: who runs next, or was let run already; null: somebody else runs
-  heads bigint[];              -- of the crowded: they stay
-  instead bigint[];
-  slots text[];                -- the gates of slots that blocked rows do not take now
+  decided_keys text[];         -- the locked keys again, in parallel with
+  decided_heads bigint[];      -- the row that runs next, or was claimed already; null if another session runs one
+  crowded_keys text[];
+  crowded_heads bigint[];      -- these stay
+  heads_to_unblock bigint[];
+  slot_gates text[];           -- gates of slots that blocked rows do not take now
 begin
-  select array_agg(k.key) into locked
+  select array_agg(wanted.key) into locked_keys
   from (
     select distinct i.partition_key as key from @schema.instances i
-    where i.ctid = any (hits) and i.partition_key is not null
-  ) as k
-  where pg_try_advisory_xact_lock(@schema.gate_lock_id('partition/' || k.key));
+    where i.ctid = any (found_rows) and i.partition_key is not null
+  ) as wanted
+  where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate('partition', wanted.key)));
 
-  with c as materialized (
-    select i.ctid as place, i.id, i.partition_key as key from @schema.instances i where i.ctid = any (hits)
+  with candidate as materialized (
+    select i.ctid as place, i.id, i.partition_key as key from @schema.instances i where i.ctid = any (found_rows)
   ),
-  k as materialized (
-    select l.key, coalesce(a.id, h.id) as head, a.id is null and h.blocked as blocked,
-      l.key = any (taken_keys) as taken, l.key = any (taken_keys) or exists (
-        select from @schema.instances e where e.status = 'executing' and e.partition_key = l.key
-      ) as busy
-    from unnest(locked) as l (key)
+  key_state as materialized (
+    select locked.key, coalesce(admitted.id, head.id) as head, admitted.id is null and head.is_blocked as is_blocked,
+      locked.key = any (claimed_keys) as is_claimed, locked.key = any (claimed_keys) or exists (
+        select from @schema.instances e where e.status = 'executing' and e.partition_key = locked.key
+      ) as is_busy
+    from unnest(locked_keys) as locked (key)
     left join lateral (
       select i.id from @schema.instances i
-      where i.partition_key = l.key and (i.token_at is not null or not starts_with(i.blocked_on, 'partition/')) limit 1
-    ) as a on true
+      where i.partition_key = locked.key and (i.token_at is not null or not starts_with(i.blocked_on, 'partition/'))
+      limit 1
+    ) as admitted on true
     cross join lateral (
       select * from (
-        (select i.priority, i.due_at as at, i.id, false as blocked from @schema.instances i
-         where i.partition_key = l.key and i.due_at <= now() order by i.priority, i.due_at, i.id limit 1)
+        (select i.priority, i.due_at as at, i.id, false as is_blocked from @schema.instances i
+         where i.partition_key = locked.key and i.due_at <= now() order by i.priority, i.due_at, i.id limit 1)
         union all
         (select i.priority, i.eligible_at, i.id, true from @schema.instances i
-         where i.blocked_on = 'partition/' || l.key order by i.priority, i.eligible_at, i.id limit 1)
-      ) as h
-      order by h.priority, h.at, h.id limit 1
-    ) as h
+         where i.blocked_on = @schema.gate('partition', locked.key)
+         order by i.priority, i.eligible_at, i.id limit 1)
+      ) as either
+      order by either.priority, either.at, either.id limit 1
+    ) as head
   ),
-  j as (
-    select c.place, c.id, c.key, k.key is not null as locked, c.key is null or (not k.busy and c.id = k.head) as may
-    from c left join k on k.key = c.key
+  decision as (
+    select candidate.place, candidate.id, candidate.key, key_state.key is not null as is_locked,
+      candidate.key is null or (not key_state.is_busy and candidate.id = key_state.head) as may_run
+    from candidate left join key_state on key_state.key = candidate.key
   )
   select
-    array_agg(j.place) filter (where j.may),
-    array_agg(j.key) filter (where j.may and j.key is not null),
-    array_agg(j.id) filter (where j.may and j.key is not null),
-    array_agg(j.place) filter (where j.locked and not j.may),
-    count(*) filter (where not j.locked and j.key is not null),
-    (select array_agg(k.head) from k where k.blocked and not k.busy),
-    (select array_agg(k.key order by k.key) from k),
+    array_agg(d.place) filter (where d.may_run),
+    array_agg(d.key) filter (where d.may_run and d.key is not null),
+    array_agg(d.id) filter (where d.may_run and d.key is not null),
+    array_agg(d.place) filter (where d.is_locked and not d.may_run),
+    count(*) filter (where not d.is_locked and d.key is not null),
+    (select array_agg(k.head) from key_state k where k.is_blocked and not k.is_busy),
+    (select array_agg(k.key order by k.key) from key_state k),
     (select array_agg(case
-       when k.taken then taken_ids[array_position(taken_keys, k.key)] when not k.busy then k.head
-     end order by k.key) from k)
-  into allowed, keys, ids, blocked, contended, instead, gates, firsts
-  from j;
+       when k.is_claimed then claimed_ids[array_position(claimed_keys, k.key)] when not k.is_busy then k.head
+     end order by k.key) from key_state k)
+  into allowed, keys, ids, blocked, contended, heads_to_unblock, decided_keys, decided_heads
+  from decision d;
 
   if exists (select from @schema.instances i where i.ctid = any (blocked) and i.slot_key is not null) then
-    slots := array(
-      select k.gate
+    slot_gates := array(
+      select wanted.gate
       from (
-        select distinct 'slot/' || i.slot_key as gate from @schema.instances i
+        select distinct @schema.gate('slot', i.slot_key) as gate from @schema.instances i
         where i.ctid = any (blocked) and i.slot_key is not null
-      ) as k
-      where pg_try_advisory_xact_lock(@schema.gate_lock_id(k.gate))
+      ) as wanted
+      where pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate))
     );
     contended := contended + cardinality(blocked);
     blocked := array(
       select i.ctid from @schema.instances i
-      where i.ctid = any (blocked) and (i.slot_key is null or 'slot/' || i.slot_key = any (slots))
+      where i.ctid = any (blocked) and (i.slot_key is null or @schema.gate('slot', i.slot_key) = any (slot_gates))
     );
     contended := contended - cardinality(blocked);
   end if;
 
-  select array_agg(c.key), array_agg(k.head) into crowded, heads
+  select array_agg(crowd.key), array_agg(decided.head) into crowded_keys, crowded_heads
   from (
     select i.partition_key as key from @schema.instances i where i.ctid = any (blocked)
     group by i.partition_key having count(*) >= many
-  ) as c
-  join unnest(gates, firsts) as k (key, head) on k.key = c.key;
+  ) as crowd
+  join unnest(decided_keys, decided_heads) as decided (key, head) on decided.key = crowd.key;
 
-  if crowded is not null then
+  if crowded_keys is not null then
     blocked := blocked || array(
-      select s.place
-      from unnest(crowded, heads) as k (key, head)
+      select behind.place
+      from unnest(crowded_keys, crowded_heads) as crowd (key, head)
       cross join lateral (
         select i.ctid as place from @schema.instances i
-        where i.partition_key = k.key and i.due_at <= now() and i.id <> coalesce(k.head, 0)
-          and (i.slot_key is null or 'slot/' || i.slot_key = any (slots))
+        where i.partition_key = crowd.key and i.due_at <= now() and i.id <> coalesce(crowd.head, 0)
+          and (i.slot_key is null or @schema.gate('slot', i.slot_key) = any (slot_gates))
         order by i.priority, i.due_at, i.id
         limit bulk
         for no key update skip locked
-      ) as s
+      ) as behind
     );
   end if;
   denied := 0;
   if blocked is not null then
     update @schema.instances i set
-      blocked_on = 'partition/' || i.partition_key,
+      blocked_on = @schema.gate('partition', i.partition_key),
       eligible_at = case when i.token_at is null then i.due_at else i.eligible_at end,
       token_at = null
     where i.ctid = any (blocked);
     get diagnostics denied = row_count;
   end if;
-  if instead is not null then
-    with u as (
+  if heads_to_unblock is not null then
+    with unblocked as (
       update @schema.instances i set blocked_on = null
       where i.ctid = any (array(
-        select b.ctid from @schema.instances b where b.id = any (instead) for no key update skip locked
+        select h.ctid from @schema.instances h where h.id = any (heads_to_unblock) for no key update skip locked
       ))
       returning i.queue
     )
-    select array_agg(distinct u.queue) into woken from u;
+    select array_agg(distinct unblocked.queue) into woken from unblocked;
   end if;
-  if cardinality(slots) > 0 then
-    woken := woken || @schema.unblock(slots, false);
+  if cardinality(slot_gates) > 0 then
+    woken := woken || @schema.unblock(slot_gates, false);
   end if;
 end
 $$;

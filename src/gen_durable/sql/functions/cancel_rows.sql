@@ -50,7 +50,7 @@ begin
       token_at = null,
       blocked_on = null,
       children_pending = 0,
-      unique_scope = case when 'cancelled' = any (i.unique_scope) then i.unique_scope else '{}' end,
+      unique_scope = @schema.scope_after(i.unique_scope, 'cancelled'),
       updated_at = now()
     from unnest(ids, reasons) as o (id, reason)
     where i.id = o.id and i.finished_at is null and i.lease_expires_at is null
@@ -60,9 +60,9 @@ begin
     array_agg(u.id),
     array_agg(u.id) filter (where u.has_signals),
     array_agg(u.id) filter (where u.round > 0),
-    array_agg(distinct 'partition/' || u.partition_key) filter (where u.partition_key is not null)
-      || array_agg(distinct 'slot/' || u.slot_key) filter (where u.slot_key is not null)
-      || array_agg(distinct 'rate/' || u.rate_key) filter (where u.rate_key is not null)
+    array_agg(distinct @schema.gate('partition', u.partition_key)) filter (where u.partition_key is not null)
+      || array_agg(distinct @schema.gate('slot', u.slot_key)) filter (where u.slot_key is not null)
+      || array_agg(distinct @schema.gate('rate', u.rate_key)) filter (where u.rate_key is not null)
   into ended, emptied, parents, freed
   from u;
 

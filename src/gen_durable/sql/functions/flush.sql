@@ -126,7 +126,7 @@ begin
       locked_by = case when o.kind = 'continue' then i.locked_by end,
       lease_expires_at = case when o.kind = 'continue' then i.lease_expires_at end,
       finished_at = case when o.kind in ('done', 'fail', 'cancel') then now() end,
-      unique_scope = case when o.status = any (i.unique_scope) then i.unique_scope else '{}' end,
+      unique_scope = @schema.scope_after(i.unique_scope, o.status),
       updated_at = now()
     from o
     where i.id = o.id and i.claims = o.claim and i.seq = o.seq
@@ -141,8 +141,8 @@ begin
     array_agg(u.id) filter (where u.kind in ('done', 'fail', 'cancel') and u.has_signals),
     array_agg(u.id) filter (where u.kind in ('done', 'fail', 'cancel') and u.parent_id is not null),
     array_agg(distinct u.queue) filter (where u.kind in ('next', 'retry') and coalesce(u.delay, 0) = 0),
-    array_agg(distinct 'partition/' || u.partition_key) filter (where u.kind <> 'continue' and u.partition_key is not null)
-      || array_agg(distinct 'slot/' || u.slot_key) filter (where u.kind <> 'continue' and u.slot_key is not null),
+    array_agg(distinct @schema.gate('partition', u.partition_key)) filter (where u.kind <> 'continue' and u.partition_key is not null)
+      || array_agg(distinct @schema.gate('slot', u.slot_key)) filter (where u.kind <> 'continue' and u.slot_key is not null),
     array_agg(u.id) filter (where u.extra ? 'limits'),
     array_agg(u.extra -> 'limits') filter (where u.extra ? 'limits')
   into written, parked, spawning, consuming, emptied, ended, queues, freed, limited, wants
@@ -196,7 +196,7 @@ begin
         await_deadline = null,
         children_pending = 0,
         joined = true,
-        unique_scope = case when 'runnable' = any (i.unique_scope) then i.unique_scope else '{}' end
+        unique_scope = @schema.scope_after(i.unique_scope, 'runnable')
       where i.id = any (spawning) and i.children_pending < coalesce(i.children_needed, 1)
       returning i.queue
     )

@@ -21,11 +21,13 @@ as $$
     from (
       select o.n, coalesce(o.priority, 0) as priority,
         coalesce(o.at, now() + make_interval(secs => coalesce(o.delay, 0))) as at,
-        coalesce('partition/' || o.partition_key, 'slot/' || o.slot_key, 'rate/' || o.rate_key) as gate,
+        coalesce(
+          @schema.gate('partition', o.partition_key), @schema.gate('slot', o.slot_key), @schema.gate('rate', o.rate_key)
+        ) as gate,
         case when o.partition_key is null then concat_ws('/', o.queue, o.fsm, o.version, o.step) end as line
       from unnest(fsms, versions, steps, queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats)
         with ordinality as o (fsm, version, step, queue, priority, partition_key, slot_key, rate_key, delay, at, n)
     ) as o
-    left join @schema.limits l on o.line is not null and l.name = split_part(substr(o.gate, 6), '/', 1)
+    left join @schema.limits l on o.line is not null and l.name = split_part(@schema.gate_key(o.gate), '/', 1)
   ) as r
 $$;

@@ -21,7 +21,7 @@ as $$
       join @schema.instances i on i.id = s.instance_id and i.claims = s.claim and i.lease_expires_at is not null
       group by s.slot_key
       union all
-      select case when starts_with(i.blocked_on, 'slot/') then 'concurrency' else 'rate' end, substr(i.blocked_on, 6), 0,
+      select case when starts_with(i.blocked_on, 'slot/') then 'concurrency' else 'rate' end, @schema.gate_key(i.blocked_on), 0,
         count(*)
       from @schema.instances i where not starts_with(i.blocked_on, 'partition/') group by i.blocked_on
       union all

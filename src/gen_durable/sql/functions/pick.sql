@@ -1,33 +1,37 @@
 -- pick: claim due rows for a worker.
 --
--- In: who asks; per queue how many rows; the names the worker can run ('machine/version/step'); the lease in seconds;
--- floors, which a former pick has told; per fair queue the kind of its groups, and the group that had
--- the last turn (null: none had).
--- Out: one row per claim, most urgent first. A row without an id tells of a queue whose demand was not met: in how many
--- seconds its next row falls due (null: none is waiting), and how many due rows were passed over for a busy gate; or it
--- tells of the floors of a queue; or of the group that had the last turn; or, without a queue, of queues in which other
--- rows became due (in awaits), and how many rows were blocked, by gate (in heads). limited: the slot that a row takes, or
--- '' for one that has a rate limit only.
--- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority means that rows due
--- in the future are never read, however urgent.
--- Floors: what was picked before leaves dead entries at the head of the index. They go with the next look at them,
--- unless a long transaction holds them all back: then every pick walks over more of them. One that has walked for more
--- than 5 ms tells where the live rows begin: [priority, due_at, id] for each priority that it came to. With these floors
--- the next picks begin there, and go on with the priorities after them. What comes in below a floor is found when the
--- asker asks without floors again (engine/scan_floors.py).
--- Locks: FOR NO KEY UPDATE SKIP LOCKED, so that pickers never wait for each other, nor for a delivery in progress.
---
--- Partition keys and limits: admit_partitions.sql and admit_limits.sql say which rows may run and block the others, so that a row is
+-- Parameters, the arrays in parallel:
+--   worker, lease     goes to locked_by; the length of the lease in seconds
+--   queues, demands   the queues to search, and how many rows to claim in each
+--   known             the steps that the worker can run (step_name.sql)
+--   floors            {queue: [[priority, due_at, id], ...]}, as an earlier pick has reported them
+--   fair              {queue: [kind of its groups, the group served last or null]} for fair queues
+-- Returns one row per claim, the most urgent first. `limited` is the slot that the row takes, '' for a row with a rate
+-- limit only. If there is anything to report, one more row has a null id and only `report`:
+--   queues    {queue: {unmet, next_due, contended, floors, last_group}}: `unmet` if fewer rows than demanded were found;
+--             then next_due is the number of seconds until the next row (null: none waits), and contended the number of
+--             due rows that were passed over because their gate is busy. floors and last_group are for the next pick.
+--   woken     queues in which other rows became due
+--   blocked   {gate: how many rows were blocked on it}
+-- Floors: rows that were picked earlier leave dead entries at the head of the index. The next scan removes them, unless
+-- a long transaction holds them all back; then every pick walks over more of them. A pick that has walked for more than
+-- 5 ms reports where the live rows begin, for each priority, and the next picks start there. Rows that come in below a
+-- floor are found when the caller omits the floors again (engine/scan_floors.py).
+-- Gates: admit_partitions.sql and admit_limits.sql decide which rows may run, and block the others, so that each row is
 -- passed over once. Fair queues: pick_fair.sql finds the rows.
+-- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority (next_head.sql), the search
+-- never reads rows that are due in the future, however urgent.
+-- Locks: FOR NO KEY UPDATE SKIP LOCKED, so pickers wait neither for each other nor for a delivery in progress.
+-- Above 150 lines: the loop shares its counters with every branch; to pass them on would be longer than the body.
+-- Guarded by tests/store/test_pick.py, test_guards.py, tests/interleavings/test_claim_claim.py.
 create or replace function @schema.pick(
   worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
-  turns jsonb default null
+  fair jsonb default null
 )
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt int, claims int, seq int, queue text,
   priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], limited text,
-  inbox jsonb, children jsonb, next_due float8, contended int, heads jsonb, turn text,
-  visit int, journal jsonb
+  inbox jsonb, children jsonb, visit int, journal jsonb, report jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -39,76 +43,72 @@ set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
-  q text;
-  demand int;
-  prio int;
-  head timestamptz;  -- the first row of the priority: when it falls due, and its id. Only the statement that finds it
-  head_id bigint;    -- walks over dead entries
-  low jsonb;         -- the floor of the priority
-  level int;
-  began timestamptz;
-  walked interval;
-  found_heads jsonb;
-  hits tid[];
-  keyed boolean;
-  denied int;
-  more_denied int;
-  busy int;
-  tids tid[] := '{}';
-  keys text[];           -- what admit has let run: their keys,
-  ids bigint[];          -- and their ids
-  taken_keys text[] := '{}';
-  taken_ids bigint[] := '{}';
-  slots text[];          -- what admit_limits has let run: their slots
-  taken_slots text[] := '{}';
-  refused jsonb;
-  tally jsonb := '{}';   -- how many were blocked, by gate
-  fair boolean;
-  last_turn text;
-  unfinished boolean;
+  enough constant int := 2000;  -- rows to block at most before the claims found so far are handed out
+  -- Of one queue:
+  queue_name text;
+  demand int;                   -- rows still to be found
+  is_fair boolean;
+  last_group text;
+  is_cut_short boolean;         -- pick_fair stopped before it had seen every group
+  level int;                    -- index into the queue's floors
+  level_floor jsonb;
+  level_priority int;
+  head timestamptz;             -- the first row of the priority: its due_at,
+  head_id bigint;               -- and its id
+  search_began timestamptz;
+  search_time interval;
+  found_floors jsonb;
   next_at timestamptz;
-  due timestamptz;
-  passed int;
-  enough constant int := 2000;  -- so many rows are blocked at most before the claims that there are are handed out
-  rings text[];  -- not called as the column of admit is: here a column comes before a variable
+  next_due_at timestamptz;
+  passed int;                   -- rows blocked or left behind a busy gate
+  queue_report jsonb;
+  -- Of one batch of found rows:
+  found_rows tid[];
+  has_gates boolean;
+  denied int;
+  denied_by_limits int;
+  busy int;
+  admitted_keys text[];
+  admitted_ids bigint[];
+  admitted_slots text[];
+  refused jsonb;
+  -- Of the whole call:
+  claimed_rows tid[] := '{}';
+  claimed_keys text[] := '{}';
+  claimed_ids bigint[] := '{}';
+  claimed_slots text[] := '{}';
+  blocked_counts jsonb := '{}';
+  woken_queues text[];
+  queue_reports jsonb;
 begin
-  for i in 1..cardinality(queues) loop
-    q := queues[i];
-    demand := demands[i];
+  for queue_number in 1..cardinality(queues) loop
+    queue_name := queues[queue_number];
+    demand := demands[queue_number];
     next_at := null;
     passed := 0;
-    fair := coalesce(turns ? q, false);
-    last_turn := turns -> q ->> 1;
-    prio := -32769;  -- below the lowest
+    is_fair := coalesce(fair ? queue_name, false);
+    last_group := fair -> queue_name ->> 1;
+    level_priority := -32769;  -- below the lowest
     level := -1;
-    walked := interval '0';
-    found_heads := '[]';
+    search_time := interval '0';
+    found_floors := '[]';
     while demand > 0 loop
-      began := clock_timestamp();
       level := level + 1;
-      low := floors -> q -> level;
-      if low is not null then
-        prio := (low ->> 0)::int;
-        select i.due_at, i.id into head, head_id from @schema.instances i
-        where i.queue = q and i.priority = prio and i.due_at is not null
-          and (i.due_at, i.id) >= ((low ->> 1)::timestamptz, (low ->> 2)::bigint)
-        order by i.due_at, i.id limit 1;
-        if not found then
-          found_heads := found_heads || jsonb_build_array(low);
-          continue;
-        end if;
-      else
-        select i.priority, i.due_at, i.id into prio, head, head_id from @schema.instances i
-        where i.queue = q and i.due_at is not null and i.priority > prio
-        order by i.priority, i.due_at, i.id limit 1;
-        exit when not found;
+      level_floor := floors -> queue_name -> level;
+      search_began := clock_timestamp();
+      select h.priority, h.due_at, h.id into level_priority, head, head_id
+      from @schema.next_head(queue_name, level_priority, level_floor) as h;
+      search_time := search_time + (clock_timestamp() - search_began);
+      exit when level_priority is null;
+      if head is null then
+        found_floors := found_floors || jsonb_build_array(level_floor);
+        continue;
       end if;
-      walked := walked + (clock_timestamp() - began);
-      found_heads := found_heads || jsonb_build_array(
+      found_floors := found_floors || jsonb_build_array(
         case
           -- Rows that fall due now come in by transactions that began a little earlier.
-          when head < now() - interval '1 second' then jsonb_build_array(prio, head, head_id)
-          else jsonb_build_array(prio, now() - interval '1 second', 0)
+          when head < now() - interval '1 second' then jsonb_build_array(level_priority, head, head_id)
+          else jsonb_build_array(level_priority, now() - interval '1 second', 0)
         end
       );
       if head > now() then
@@ -118,54 +118,57 @@ begin
 
       -- Rows whose gates are busy are blocked, and the search goes on behind them.
       while demand > 0 loop
-        if fair then
-          select t.hits, t.keyed, t.last, t.more into hits, keyed, last_turn, unfinished
-          from @schema.pick_fair(q, prio, known, demand, turns -> q ->> 0, last_turn, tids) as t;
-          if unfinished then
+        if is_fair then
+          select f.found_rows, f.has_gates, f.last_group, f.is_cut_short
+          into found_rows, has_gates, last_group, is_cut_short
+          from @schema.pick_fair(
+            queue_name, level_priority, known, demand, fair -> queue_name ->> 0, last_group, claimed_rows
+          ) as f;
+          if is_cut_short then
             next_at := least(next_at, now() + interval '20 milliseconds');
           end if;
-          exit when cardinality(hits) = 0;
+          exit when cardinality(found_rows) = 0;
         else
-          select array_agg(c.ctid), bool_or(c.keyed) into hits, keyed
+          select array_agg(candidate.ctid), bool_or(candidate.has_gates) into found_rows, has_gates
           from (
-            select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as keyed
+            select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as has_gates
             from @schema.instances i
-            where i.queue = q and i.priority = prio and i.due_at <= now() and (i.due_at, i.id) >= (head, head_id)
-              and i.fsm || '/' || i.fsm_version || '/' || i.step = any (known)
+            where i.queue = queue_name and i.priority = level_priority and i.due_at <= now()
+              and (i.due_at, i.id) >= (head, head_id)
+              and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)
             order by i.due_at, i.id
             limit demand
             for no key update skip locked
-          ) as c;
-          exit when hits is null;
+          ) as candidate;
+          exit when found_rows is null;
         end if;
         denied := 0;
         busy := 0;
-        if keyed then
-          if not fair then
+        if has_gates then
+          if not is_fair then
             select i.due_at, i.id + 1 into head, head_id from @schema.instances i
-            where i.ctid = hits[cardinality(hits)];
+            where i.ctid = found_rows[cardinality(found_rows)];
           end if;
-          select a.allowed, a.denied, a.contended, rings || a.woken, a.keys, a.ids
-          into hits, denied, busy, rings, keys, ids
-          from @schema.admit_partitions(hits, taken_keys, taken_ids, case when passed < 10 then 10 else 1 end) as a;
-          taken_keys := taken_keys || keys;
-          taken_ids := taken_ids || ids;
+          select a.allowed, a.denied, a.contended, woken_queues || a.woken, a.keys, a.ids
+          into found_rows, denied, busy, woken_queues, admitted_keys, admitted_ids
+          from @schema.admit_partitions(
+            found_rows, claimed_keys, claimed_ids, case when passed < 10 then 10 else 1 end
+          ) as a;
+          claimed_keys := claimed_keys || admitted_keys;
+          claimed_ids := claimed_ids || admitted_ids;
           if exists (
             select from @schema.instances i
-            where i.ctid = any (hits) and coalesce(i.slot_key, i.rate_key) is not null
+            where i.ctid = any (found_rows) and coalesce(i.slot_key, i.rate_key) is not null
           ) then
-            select r.allowed, r.denied, busy + r.contended, rings || r.woken, r.slots, r.tally
-            into hits, more_denied, busy, rings, slots, refused
-            from @schema.admit_limits(hits, tids, taken_slots, case when passed < 10 then 10 else 1 end) as r;
-            taken_slots := taken_slots || slots;
-            denied := denied + more_denied;
+            select a.allowed, a.denied, busy + a.contended, woken_queues || a.woken, a.slots, a.blocked_counts
+            into found_rows, denied_by_limits, busy, woken_queues, admitted_slots, refused
+            from @schema.admit_limits(
+              found_rows, claimed_rows, claimed_slots, case when passed < 10 then 10 else 1 end
+            ) as a;
+            claimed_slots := claimed_slots || admitted_slots;
+            denied := denied + denied_by_limits;
             if refused is not null then
-              select jsonb_object_agg(t.gate, t.n) into tally
-              from (
-                select r.gate, sum(r.n::int) as n
-                from (select * from jsonb_each_text(tally) union all select * from jsonb_each_text(refused)) as r (gate, n)
-                group by r.gate
-              ) as t;
+              blocked_counts := @schema.merge_counts(blocked_counts, refused);
             end if;
           end if;
           passed := passed + denied + busy;
@@ -173,9 +176,9 @@ begin
             next_at := least(next_at, now() + interval '10 milliseconds');  -- the gate may be free then
           end if;
         end if;
-        tids := tids || hits;
-        demand := demand - coalesce(cardinality(hits), 0);
-        exit when not keyed or passed > enough or (fair and denied = 0);
+        claimed_rows := claimed_rows || found_rows;
+        demand := demand - coalesce(cardinality(found_rows), 0);
+        exit when not has_gates or passed > enough or (is_fair and denied = 0);
       end loop;
       if passed > enough then
         next_at := now();
@@ -183,42 +186,33 @@ begin
       end if;
       exit when demand <= 0;
 
-      select i.due_at into due from @schema.instances i
-      where i.queue = q and i.priority = prio and i.due_at > now() order by i.due_at limit 1;
-      next_at := least(next_at, due);
+      select i.due_at into next_due_at from @schema.instances i
+      where i.queue = queue_name and i.priority = level_priority and i.due_at > now() order by i.due_at limit 1;
+      next_at := least(next_at, next_due_at);
     end loop;
 
-    if fair then
-      queue := q;
-      turn := last_turn;
-      return next;
-      turn := null;
-    end if;
-    if walked > interval '5 milliseconds' then
-      queue := q;
-      heads := found_heads;
-      return next;
-      heads := null;
-    end if;
+    queue_report := null;
     if demand > 0 then
-      queue := q;
-      next_due := extract(epoch from next_at - clock_timestamp());
-      contended := passed;
-      return next;
-      next_due := null;
-      contended := null;
+      queue_report := jsonb_build_object(
+        'unmet', true, 'contended', passed, 'next_due', extract(epoch from next_at - clock_timestamp())::float8
+      );
+    end if;
+    if is_fair then
+      queue_report := coalesce(queue_report, '{}') || jsonb_build_object('last_group', last_group);
+    end if;
+    if search_time > interval '5 milliseconds' then
+      queue_report := coalesce(queue_report, '{}') || jsonb_build_object('floors', found_floors);
+    end if;
+    if queue_report is not null then
+      queue_reports := coalesce(queue_reports, '{}') || jsonb_build_object(queue_name, queue_report);
     end if;
   end loop;
 
-  if rings is not null or tally <> '{}' then
-    queue := null;
-    awaits := rings;
-    heads := tally;
+  if queue_reports is not null or woken_queues is not null or blocked_counts <> '{}' then
+    report := jsonb_build_object('queues', queue_reports, 'woken', woken_queues, 'blocked', blocked_counts);
     return next;
-    awaits := null;
-    heads := null;
   end if;
-  if cardinality(tids) = 0 then
+  if cardinality(claimed_rows) = 0 then
     return;
   end if;
 
@@ -234,13 +228,13 @@ begin
         children_pending = 0,
         token_at = null,
         seen = null,
-        unique_scope = case when 'executing' = any (i.unique_scope) then i.unique_scope else '{}' end,
+        unique_scope = @schema.scope_after(i.unique_scope, 'executing'),
         updated_at = now()
-      where i.ctid = any (tids)
+      where i.ctid = any (claimed_rows)
       returning i.*
     ),
-    -- A barrier that its deadline has opened. (Others have been dealt with when they opened.)
-    rest as (
+    -- A barrier that its deadline has opened. The other barriers were handled when they opened.
+    cancelled_rest as (
       insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)
       select i.id, i.round, i.round, i.id, format('instance %s goes on without it', i.id) from claimed i
       where i.cancel_rest and i.joined
@@ -251,8 +245,7 @@ begin
       coalesce(i.slot_key, case when i.rate_key is not null then '' end),
       case when i.has_signals then @schema.inbox_of(i.id) end,
       case when i.joined then @schema.children_of(i.id, i.round) end,
-      null::float8, null::int, null::jsonb, null::text,
-      i.visit, case when i.has_journal then @schema.journal_of(i.id, i.visit) end
+      i.visit, case when i.has_journal then @schema.journal_of(i.id, i.visit) end, null::jsonb
     from claimed i
     order by i.priority, i.eligible_at, i.id;
 end

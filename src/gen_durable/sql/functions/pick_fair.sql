@@ -1,16 +1,18 @@
--- pick_fair: due rows of one queue and priority, going round the groups that have some.
+-- pick_fair: due rows of one queue and priority, shared equally among the groups that have some.
 --
--- In: the kind of groups; the group that had the last turn; how many rows; places that it has
--- taken already. Out: places of rows, locked; whether one of them has a key or a
--- limit; the group that had the last turn now; whether a round was cut short, so that there may be more.
--- Groups are asked in the order of their names, from the one after the last on and round to it, until there are enough of
--- them that have work, or too many were asked that have none. Then each gets an equal share; what some leave is for others.
--- Rows without a group of this kind have one turn together. They are found among the thousand oldest only: every row of a fair queue
--- should have a group.
+-- Parameters: the queue and priority; `known` as in pick; how many rows; the kind of groups; the group served last; rows
+-- that this pick has found already.
+-- Returns the rows found, locked; whether one of them has a partition key or a limit; the group served last now; whether
+-- the search was cut short, so that there may be more.
+-- The search visits groups in the order of their names, from the one after the last, round to it, until enough of them
+-- have work or too many had none. Each then gets an equal share; the shares that some leave are for the others.
+-- Rows without a group of this kind share one turn. They are found among the thousand oldest only: every row of a fair
+-- queue should have a group.
 -- Index: instances_group, stepping from group to group; instances_pick. Locks: as pick.
+-- Guarded by tests/store/test_guards.py (test_groups_take_turns_in_the_order_of_their_names, ...).
 create or replace function @schema.pick_fair(
-  q text, prio int, known text[], demand int, kind text, after text, taken tid[],
-  out hits tid[], out keyed boolean, out last text, out more boolean
+  queue_name text, level_priority int, known text[], demand int, kind text, previous_group text, already_found tid[],
+  out found_rows tid[], out has_gates boolean, out last_group text, out is_cut_short boolean
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -21,85 +23,88 @@ set enable_mergejoin = off
 set enable_bitmapscan = off
 as $$
 declare
-  bottom constant text := kind || '/';
-  top constant text := kind || '0';
-  origin constant text := coalesce(after, bottom);
-  grp text := origin;
-  busy text[] := '{}';
-  loose tid[];           -- rows without a group
-  round boolean := false;  -- the last group was passed, and it goes on with the first
-  asked int := 0;
+  lowest constant text := kind || '/';   -- also stands for the rows without a group
+  highest constant text := kind || '0';
+  origin constant text := coalesce(previous_group, lowest);
+  this_group text := origin;
+  groups_with_work text[] := '{}';
+  ungrouped tid[];
+  is_second_half boolean := false;  -- the last group was passed, and the search goes on with the first
+  visited int := 0;
   share int;
-  places tid[];
-  has_key boolean;
+  group_rows tid[];
+  group_has_gates boolean;
 begin
-  more := false;
+  is_cut_short := false;
   loop
-    select i.group_key into grp from @schema.instances i
-    where i.queue = q and i.priority = prio and i.due_at is not null and i.group_key is not null
-      and i.group_key > grp and i.group_key < top
+    select i.group_key into this_group from @schema.instances i
+    where i.queue = queue_name and i.priority = level_priority and i.due_at is not null and i.group_key is not null
+      and i.group_key > this_group and i.group_key < highest
     order by i.group_key limit 1;
     if not found then
-      exit when round;
-      round := true;
-      grp := bottom;
-      loose := array(
-        select o.ctid from (
+      exit when is_second_half;
+      is_second_half := true;
+      this_group := lowest;
+      ungrouped := array(
+        select oldest.ctid from (
           select i.ctid, i.group_key from @schema.instances i
-          where i.queue = q and i.priority = prio and i.due_at <= now() order by i.due_at, i.id limit 1000
-        ) as o
-        where o.group_key is null or not starts_with(o.group_key, bottom)
+          where i.queue = queue_name and i.priority = level_priority and i.due_at <= now()
+          order by i.due_at, i.id limit 1000
+        ) as oldest
+        where oldest.group_key is null or not starts_with(oldest.group_key, lowest)
       );
-      continue when cardinality(loose) = 0;
-      busy := busy || bottom;
+      continue when cardinality(ungrouped) = 0;
+      groups_with_work := groups_with_work || lowest;
     else
-      exit when round and grp > origin;
-      asked := asked + 1;
+      exit when is_second_half and this_group > origin;
+      visited := visited + 1;
       if exists (
         select from @schema.instances i
-        where i.queue = q and i.priority = prio and i.group_key = grp and i.due_at <= now()
+        where i.queue = queue_name and i.priority = level_priority and i.group_key = this_group and i.due_at <= now()
       ) then
-        busy := busy || grp;
+        groups_with_work := groups_with_work || this_group;
       end if;
     end if;
-    last := grp;
-    if cardinality(busy) >= demand or asked >= 4 * demand + 100 then
-      more := true;
+    last_group := this_group;
+    if cardinality(groups_with_work) >= demand or visited >= 4 * demand + 100 then
+      is_cut_short := true;
       exit;
     end if;
   end loop;
 
-  hits := '{}';
-  keyed := false;
-  share := ceil(demand::float8 / greatest(cardinality(busy), 1));
-  for turn in 1..2 loop
-    foreach grp in array busy loop
+  found_rows := '{}';
+  has_gates := false;
+  share := ceil(demand::float8 / greatest(cardinality(groups_with_work), 1));
+  for sharing in 1..2 loop  -- equal shares, then the rest
+    foreach this_group in array groups_with_work loop
       exit when demand <= 0;
-      select array_agg(c.ctid), bool_or(c.keyed) into places, has_key
+      select array_agg(candidate.ctid), bool_or(candidate.has_gates) into group_rows, group_has_gates
       from (
-        select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as keyed
+        select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as has_gates
         from @schema.instances i
-        where i.queue = q and i.priority = prio and i.group_key = grp and i.due_at <= now()
-          and i.fsm || '/' || i.fsm_version || '/' || i.step = any (known) and i.ctid <> all (taken || hits)
+        where i.queue = queue_name and i.priority = level_priority and i.group_key = this_group and i.due_at <= now()
+          and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)
+          and i.ctid <> all (already_found || found_rows)
         order by i.due_at, i.id
         limit least(share, demand)
         for no key update skip locked
-      ) as c;
-      if grp = bottom then
-        select array_agg(c.ctid), bool_or(c.keyed) into places, has_key
+      ) as candidate;
+      if this_group = lowest then
+        select array_agg(candidate.ctid), bool_or(candidate.has_gates) into group_rows, group_has_gates
         from (
-          select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as keyed
+          select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as has_gates
           from @schema.instances i
-          where i.ctid = any (loose) and i.due_at <= now()
-            and i.fsm || '/' || i.fsm_version || '/' || i.step = any (known) and i.ctid <> all (taken || hits)
+          where i.ctid = any (ungrouped) and i.due_at <= now()
+            and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)
+            and i.ctid <> all (already_found || found_rows)
           order by i.due_at, i.id
           limit least(share, demand)
           for no key update skip locked
-        ) as c;
+        ) as candidate;
       end if;
-      hits := hits || places;
-      keyed := keyed or coalesce(has_key, false);
-      demand := demand - coalesce(cardinality(places), 0);
+      found_rows := found_rows || group_rows;
+      has_gates := has_gates or coalesce(group_has_gates, false);
+      demand := demand - coalesce(cardinality(group_rows), 0);
     end loop;
     share := demand;
   end loop;

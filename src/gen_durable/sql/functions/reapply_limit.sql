@@ -23,7 +23,7 @@ begin
       where i.token_at > clock_timestamp() and i.rate_key > name || '/' and i.rate_key < name || '0'
     ) as t
   );
-  update @schema.instances i set blocked_on = 'rate/' || i.rate_key, token_at = null
+  update @schema.instances i set blocked_on = @schema.gate('rate', i.rate_key), token_at = null
   where i.id = any (array(
     select l.id from (
       select i.id, i.token_at from @schema.instances i where i.id = any (told) order by i.id for no key update
@@ -31,7 +31,7 @@ begin
     where l.token_at > clock_timestamp()
   ));
 
-  foreach gate in array array['rate/' || name, 'slot/' || name] loop
+  foreach gate in array array[@schema.gate('rate', name), @schema.gate('slot', name)] loop
     if exists (select from @schema.instances i where i.blocked_on = gate) then
       gates := gates || gate;
     end if;

@@ -21,7 +21,7 @@ begin
       status = 'runnable',
       eligible_at = now(),
       await_deadline = null,
-      unique_scope = case when 'runnable' = any (i.unique_scope) then i.unique_scope else '{}' end
+      unique_scope = @schema.scope_after(i.unique_scope, 'runnable')
     where i.ctid = any (parked) and exists (
       select from @schema.signals s
       where s.target_id = i.id and not s.consumed and s.name = any (i.awaits) and s.id <> all (i.seen)

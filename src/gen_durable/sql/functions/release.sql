@@ -1,12 +1,13 @@
--- release: a worker gives back claims that it did not run.
+-- release: give back claims that a worker did not run.
 --
--- In: ids and claims in id order; per row a delay in seconds and the reason, both null for a row that was merely not
--- started: it keeps its place and nothing is counted against it. With a reason it counts as a claim without an outcome.
--- Out: the ids given back; then, without an id, the queues of rows that were next at their gates. Claims are bumped, so an
--- outcome that still comes for the old claim is stale (tests/interleavings: release_flush). The attempt is not burned.
--- Index: primary key. Locks: id order.
-create or replace function @schema.release(ids bigint[], claims int[], delays float8[], reasons text[])
-returns table (id bigint, woken text)
+-- Parameters: ids and epochs in id order; per row a delay in seconds and a reason, both null for a row that was not
+-- started: it keeps its place and nothing counts against it. With a reason it counts as a claim without an outcome.
+-- Returns one row: the ids given back, and the queues of rows that were next at their gates. The attempt stays. `claims`
+-- goes up, so an outcome that still comes for the old epoch is stale (tests/interleavings: release_flush).
+-- Index: primary key. Locks: the rows in id order, then their gates.
+create or replace function @schema.release(
+  ids bigint[], claims int[], delays float8[], reasons text[], out released bigint[], out woken text[]
+)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -16,9 +17,9 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 begin
-  return query
+  with given_back as (
     update @schema.instances i set
-      -- One that is to be cancelled is left to the reaper, who ends it: its parent is told there, in the right order.
+      -- The reaper ends a row that is to be cancelled: it locks the parent in the right order.
       status = case when i.cancel_reason is null then 'runnable' else 'executing' end::@schema.durable_status,
       claims = i.claims + 1,
       crashes = i.crashes + case when o.reason is null then 0 else 1 end,
@@ -27,20 +28,22 @@ begin
       locked_by = case when i.cancel_reason is not null then i.locked_by end,
       lease_expires_at = case when i.cancel_reason is not null then now() end,
       unique_scope = case
-        when i.cancel_reason is not null or 'runnable' = any (i.unique_scope) then i.unique_scope else '{}'
+        when i.cancel_reason is null then @schema.scope_after(i.unique_scope, 'runnable') else i.unique_scope
       end,
       updated_at = now()
-    from unnest(ids, release.claims, delays, reasons) as o (id, claim, delay, reason)
-    -- Only executing rows have a lease. Asked for the status, the planner may read all leases for each row of the batch.
-    where i.id = o.id and i.claims = o.claim and i.lease_expires_at is not null
-    returning i.id, null::text;
+    from unnest(ids, release.claims, delays, reasons) as o (id, epoch, delay, reason)
+    -- Only executing rows have a lease. A condition on the status would let the planner read all leases for each row.
+    where i.id = o.id and i.claims = o.epoch and i.lease_expires_at is not null
+    returning i.id
+  )
+  select array_agg(given_back.id) into released from given_back;
 
-  return query
-    select null::bigint, w.queue
-    from unnest(@schema.unblock(array(
-      select distinct v.gate from @schema.instances i
-      cross join lateral (values ('partition/' || i.partition_key), ('slot/' || i.slot_key)) as v (gate)
-      where i.id = any (ids) and v.gate is not null
-    ), true)) as w (queue);
+  woken := @schema.unblock(array(
+    select distinct either.gate from @schema.instances i
+    cross join lateral (
+      values (@schema.gate('partition', i.partition_key)), (@schema.gate('slot', i.slot_key))
+    ) as either (gate)
+    where i.id = any (ids) and either.gate is not null
+  ), true);
 end
 $$;

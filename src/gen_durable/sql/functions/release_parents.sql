@@ -30,7 +30,7 @@ begin
           b.opens,
           case when b.opens then now() else p.eligible_at end,
           case when b.opens then null else p.await_deadline end,
-          case when not b.opens or 'runnable' = any (p.unique_scope) then p.unique_scope else '{}' end,
+          case when b.opens then @schema.scope_after(p.unique_scope, 'runnable') else p.unique_scope end,
           case
             when not b.opens then p.cancel_rest
             when p.children_pending > n.ended then p.cancel_rest or (p.on_failure = 'cancel_rest' and n.done < n.ended)

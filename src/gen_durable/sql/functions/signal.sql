@@ -59,9 +59,7 @@ begin
         status = case when w.wakes then 'runnable' else i.status end,
         eligible_at = case when w.wakes then now() else i.eligible_at end,
         await_deadline = case when w.wakes then null else i.await_deadline end,
-        unique_scope = case
-          when not w.wakes or 'runnable' = any (i.unique_scope) then i.unique_scope else '{}'
-        end,
+        unique_scope = case when w.wakes then @schema.scope_after(i.unique_scope, 'runnable') else i.unique_scope end,
         updated_at = case when w.wakes then now() else i.updated_at end
       from (
         select r.place, r.has_signals, r.status = 'awaiting_signal' and r.awaits && d.names as wakes

@@ -37,14 +37,14 @@ begin
       select k.gate from unnest(gates) as k (gate)
       where (
           starts_with(k.gate, 'partition/')
-          or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(substr(k.gate, 6)))
+          or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(k.gate)))
         )
         and pg_try_advisory_xact_lock(@schema.gate_lock_id(k.gate))
     );
   end if;
 
   select
-    array_agg(substr(k.gate, 11)) filter (where starts_with(k.gate, 'partition/')),
+    array_agg(@schema.gate_key(k.gate)) filter (where starts_with(k.gate, 'partition/')),
     array_agg(k.gate) filter (where not starts_with(k.gate, 'partition/'))
   into keys, limits
   from unnest(locked) as k (gate);

@@ -19,7 +19,7 @@ begin
     from unnest(keys) as k (key)
     cross join lateral (
       select b.id, b.priority, b.eligible_at from @schema.instances b
-      where b.blocked_on = 'partition/' || k.key order by b.priority, b.eligible_at, b.id limit 1
+      where b.blocked_on = @schema.gate('partition', k.key) order by b.priority, b.eligible_at, b.id limit 1
     ) as b
     where not exists (select from @schema.instances e where e.status = 'executing' and e.partition_key = k.key)
       and not exists (

@@ -26,11 +26,11 @@ begin
     select w.gate, w.queue, l.period, l.burst, t.weight as told,
       greatest(extract(epoch from b.drained_until - moment), 0)::float8 as drained
     from @schema.waiting_queues(gates) as w
-    left join @schema.limits l on l.name = split_part(substr(w.gate, 6), '/', 1) and l.kind = 'rate'
-    left join @schema.rate_buckets b on b.key = substr(w.gate, 6)
+    left join @schema.limits l on l.name = split_part(@schema.gate_key(w.gate), '/', 1) and l.kind = 'rate'
+    left join @schema.rate_buckets b on b.key = @schema.gate_key(w.gate)
     cross join lateral (
       select coalesce(sum(least(coalesce(i.weight, 1), l.burst)), 0) as weight from @schema.instances i
-      where i.rate_key = substr(w.gate, 6) and i.queue = w.queue and i.token_at > moment - interval '5 seconds'
+      where i.rate_key = @schema.gate_key(w.gate) and i.queue = w.queue and i.token_at > moment - interval '5 seconds'
         and i.ctid <> all (claimed)
     ) as t
     where starts_with(w.gate, 'rate/')

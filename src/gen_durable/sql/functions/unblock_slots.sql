@@ -23,11 +23,11 @@ begin
   with room as materialized (
     select w.gate, w.queue, l.slots is not null as held, case
       when l.slots is null then bulk
-      else least(l.slots - @schema.slots_taken(substr(w.gate, 6), l.slots), bulk)
+      else least(l.slots - @schema.slots_taken(@schema.gate_key(w.gate), l.slots), bulk)
     end as slots
     from @schema.waiting_queues(gates) as w
     left join @schema.limits l
-      on l.name = split_part(substr(w.gate, 6), '/', 1) and l.kind = 'concurrency'
+      on l.name = split_part(@schema.gate_key(w.gate), '/', 1) and l.kind = 'concurrency'
     where starts_with(w.gate, 'slot/')
   ),
   free as materialized (
@@ -36,7 +36,7 @@ begin
     cross join lateral (
       select count(*) as rows, count(*) filter (where d.updated_at > now() - interval '5 seconds') as fresh from (
         select d.updated_at from @schema.instances d
-        where r.held and d.slot_key = substr(r.gate, 6) and d.queue = r.queue
+        where r.held and d.slot_key = @schema.gate_key(r.gate) and d.queue = r.queue
           and coalesce(d.due_at, 'infinity') <= now() and coalesce(d.due_at, 'infinity') < 'infinity'
         limit greatest(r.slots, 0)
       ) as d

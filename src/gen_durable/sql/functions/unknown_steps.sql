@@ -15,7 +15,7 @@ as $$
     select i.fsm, i.fsm_version, i.step, i.queue
     from @schema.instances i
     where i.queue = q.queue and i.due_at <= now()
-      and i.fsm || '/' || i.fsm_version || '/' || i.step <> all (known)
+      and @schema.step_name(i.fsm, i.fsm_version, i.step) <> all (known)
     limit 1000
   ) as r
   group by r.fsm, r.fsm_version, r.step, r.queue
