@@ -17,7 +17,8 @@ from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, Retry, ScheduleChildren
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
-from gen_durable.sync import SyncDurable, SyncHandle
+from gen_durable.sync import SyncDurable
+from gen_durable.sync_handles import SyncHandle
 from gen_durable.worker import Worker
 
 __all__ = [

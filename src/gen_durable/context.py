@@ -384,7 +384,8 @@ class RetryingActivities:
     async def run(self, name: str, fn: Callable[Args, R], /, *args: Args.args, **kwargs: Args.kwargs) -> R: ...
     async def run(self, name: str, fn: Callable[Args, Any], /, *args: Args.args, **kwargs: Args.kwargs) -> Any:
         """See `Context.run`."""
-        return await self._ctx._run_activity(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
+        run = self._ctx._run_activity  # pyright: ignore[reportPrivateUsage]  # the options of ctx.run, apart
+        return await run(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
 
 
 def _result(child: Child, spec: StepSpec) -> bytes | None:

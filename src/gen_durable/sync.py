@@ -1,7 +1,7 @@
-"""The same client for code that does not await: Django, Flask, scripts.
+"""`SyncDurable`, the client for code without `await`: Django, Flask, scripts.
 
-In: the calls of `Durable`. Out: their answers, blocking. One thread with one event loop serves a `SyncDurable`; calls
-from any number of threads go through it side by side.
+Each call blocks until the same call of a `Durable` returns. The `Durable` runs on one event loop in one thread; any
+number of threads may call at the same time.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
+from typing import Any, Literal, Self, TypeVar, cast, overload
 
 from typing_extensions import Unpack
 
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
-from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadCodec
 from gen_durable.errors import ConfigError, InputError
-from gen_durable.handles import Handle, address, handles_of, result_of
-from gen_durable.instances import Cancellation, Ending, Instance
+from gen_durable.handles import address, handles_of
+from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
 from gen_durable.operations.admin import SyncAdminOperations
@@ -35,6 +33,8 @@ from gen_durable.pg.foreign import django_connection
 from gen_durable.signals import Signal
 from gen_durable.starts import Start, Startable, StartOptions
 from gen_durable.store.schema import DEFAULT_SCHEMA
+from gen_durable.sync_handles import SyncHandle
+from gen_durable.telemetry import Events
 
 S = TypeVar("S")
 P = TypeVar("P")
@@ -43,7 +43,11 @@ T = TypeVar("T")
 
 
 class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
-    """`with SyncDurable(dsn) as app: app.insert(...)`; the arguments are those of `Durable`."""
+    """`with SyncDurable(dsn) as app: app.insert(...)`.
+
+    The options are those of `Durable`, except `pool`: an asyncpg pool belongs to the event loop that opened it, and
+    this client has a loop of its own.
+    """
 
     def __init__(
         self,
@@ -51,8 +55,10 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         schema: str = DEFAULT_SCHEMA,
         pooler: Literal["transaction"] | None = None,
+        listen_dsn: str | None = None,
         pool_size: int = 10,
         migrate: bool | None = None,
+        roles: str | None = None,
         embedded_directory: str | Path | None = None,
         codec: PayloadCodec | None = None,
         read_unsealed: bool = False,
@@ -61,8 +67,10 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
             dsn,
             schema=schema,
             pooler=pooler,
+            listen_dsn=listen_dsn,
             pool_size=pool_size,
             migrate=migrate,
+            roles=roles,
             embedded_directory=embedded_directory,
             codec=codec,
             read_unsealed=read_unsealed,
@@ -71,6 +79,11 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
+
+    @property
+    def events(self) -> Events:
+        """The events of this client; subscribers are called in its thread."""
+        return self._app.events
 
     def __enter__(self) -> Self:
         self.open()
@@ -297,10 +310,6 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         """Every limit as it stands; see `Durable.limits`."""
         return self._wait(self._app.limits())
 
-    def wait(self, handle: Handle[R], timeout: Duration | None) -> Ending[R]:
-        """Wait for an instance to end; `SyncHandle.wait` is the way in."""
-        return self._wait(handle.wait(timeout))
-
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._loop is None or self._pid != os.getpid():
             coroutine.close()
@@ -327,96 +336,6 @@ async def _cancel_what_is_left() -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
-
-
-@dataclass(frozen=True, slots=True)
-class SyncHandle(Generic[R]):
-    """A hold on one instance, for code that does not await."""
-
-    app: SyncDurable
-    handle: Handle[R]
-
-    @property
-    def id(self) -> int:
-        """The instance's id."""
-        return self.handle.id
-
-    @property
-    def machine(self) -> str | None:
-        """The name of the instance's machine or job, where it is known."""
-        return self.handle.machine
-
-    def result(self, timeout: Duration | None = None) -> R:
-        """Wait until the instance has ended and return its result; see `Handle.result` for what it raises."""
-        return result_of(self.wait(timeout), self.machine, timeout)
-
-    def wait(self, timeout: Duration | None = None) -> Ending[R]:
-        """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
-        return self.app.wait(self.handle, timeout)
-
-    def get(self) -> Instance:
-        """The instance as it is now."""
-        return self.app.get(self.id)
-
-    def cancel(
-        self,
-        *,
-        reason: str = "cancelled",
-        cascade: bool = True,
-        connection: object = None,
-        using: str | None = None,
-    ) -> Cancellation:
-        """Cancel this instance, and with `cascade` all its descendants; see `SyncDurable.cancel`."""
-        return self.app.cancel(self.id, reason=reason, cascade=cascade, connection=connection, using=using)
-
-    def delete(self) -> None:
-        """Delete this instance, which has ended."""
-        self.app.delete(self.id)
-
-    def retry(self) -> None:
-        """Let this instance, which has failed or was cancelled, go on."""
-        self.app.retry(self.id)
-
-    @overload
-    def signal(
-        self,
-        signal: Signal[None],
-        *,
-        dedup_key: str | None = None,
-        connection: object = None,
-        using: str | None = None,
-    ) -> bool: ...
-    @overload
-    def signal(
-        self,
-        signal: Signal[P],
-        payload: P,
-        *,
-        dedup_key: str | None = None,
-        connection: object = None,
-        using: str | None = None,
-    ) -> bool: ...
-    def signal(
-        self,
-        signal: Signal[Any],
-        payload: object = None,
-        *,
-        dedup_key: str | None = None,
-        connection: object = None,
-        using: str | None = None,
-    ) -> bool:
-        """Send a signal to this instance; see `SyncDurable.signal`."""
-        return self.app.signal(
-            self.id,
-            cast("Signal[object]", signal),
-            payload,
-            dedup_key=dedup_key,
-            connection=connection,
-            using=using,
-        )
-
-    def __repr__(self) -> str:
-        return f"SyncHandle({self.id})"
 
 
 def _target(target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
