@@ -100,7 +100,7 @@ class JournalService(Protocol):
     def report(
         self,
         instance: int,
-        claim: int,
+        epoch: int,
         step: str,
         *,
         branch: str,
@@ -108,5 +108,5 @@ class JournalService(Protocol):
         message: str | None,
         detail: object,
     ) -> None:
-        """Take a report of progress."""
+        """Queue a report of progress."""
         ...
