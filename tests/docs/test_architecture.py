@@ -1,73 +1,36 @@
-"""ARCHITECTURE.md names modules, functions and indexes that exist, and leaves out none of them."""
+"""ARCHITECTURE.md draws the tree that the repository has."""
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src/gen_durable"
-PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+SOURCE = ROOT / "src" / "gen_durable"
 
 
-def definitions(path: Path) -> set[str]:
-    """The functions, classes and methods that a module defines."""
-    found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            found |= {
-                f"{node.name}.{part.name}"
-                for part in node.body
-                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
-            }
+def drawn() -> set[str]:
+    """The paths of the drawing: two spaces deeper is inside, a folder ends in a slash."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    block = re.search(r"^```\w*\nsrc/gen_durable/[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert block is not None, "ARCHITECTURE.md has no block that begins with src/gen_durable/"
+    folders: list[str] = []
+    found = set()
+    for line in block[1].splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2 - 1
+        del folders[depth:]
+        path = "".join(folders) + name
+        found.add(path)
+        if name.endswith("/"):
+            folders.append(name)
     return found
 
 
-def test_each_hop_exists() -> None:
-    """Each "`name` (`file`)" is a definition of that module, or an SQL function with its file."""
-    hops = re.findall(r"`([\w.]+)`\s+\(`([\w/]+\.(?:py|sql))`\)", PAGE)
-    assert len(hops) > 40
-    missing: list[str] = []
-    for name, file in hops:
-        path = PACKAGE / file
-        if not path.exists() or (path.suffix == ".py" and name not in definitions(path)):
-            missing.append(f"{name} ({file})")
-        if path.suffix == ".sql" and f"function @schema.{name}(" not in path.read_text():
-            missing.append(f"{name} ({file})")
-    assert missing == []
-
-
-def test_all_indexes_are_listed() -> None:
-    """The table of indexes has the indexes of the migrations, and no others."""
-    sql = "\n".join(
-        path.read_text() for path in [*PACKAGE.glob("sql/migrations/*.sql"), PACKAGE / "sql/metadata_index.sql"]
-    )
-    created = set(re.findall(r"create (?:unique )?index (?:concurrently )?(?:if not exists )?(\w+)", sql))
-    section = PAGE.split("\n## Indexes\n", 1)[1].split("\n## ", 1)[0]
-    assert set(re.findall(r"^\| `(\w+)", section, re.MULTILINE)) == created
-
-
-def test_the_tree_is_the_repository() -> None:
-    """The tree has one line per folder and module of the package, indented by two spaces per level."""
-    block = re.search(r"```\n(src/gen_durable/\n.*?)```", PAGE, re.DOTALL)
-    assert block is not None
-    listed: set[str] = set()
-    folders: list[str] = []
-    for line in block[1].splitlines()[1:]:
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2 - 1
-        folders[depth:] = [name] if name.endswith("/") else []
-        listed.add("".join(folders[:depth]) + name)
-    present = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if path.parent == PACKAGE}
-    present |= {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if path.name not in ("__init__.py", "__main__.py")
-    }
-    present |= {
-        f"{path.relative_to(PACKAGE)}/" for path in PACKAGE.rglob("*") if path.is_dir() and any(path.glob("*.*"))
-    }
-    assert listed == {name for name in present if "__pycache__" not in name}
+def test_the_tree() -> None:
+    """Every module and every folder is drawn, and nothing else; a folder stands for its `__init__` and `__main__`."""
+    modules = {path.relative_to(SOURCE) for path in SOURCE.rglob("*.py")}
+    queries = {path.relative_to(SOURCE) for path in SOURCE.rglob("*.sql")}
+    folders = {f"{parent}/" for path in modules | queries for parent in path.parents if parent.name}
+    files = {str(path) for path in modules if not path.stem.startswith("__")} | {"__init__.py"}
+    assert drawn() == files | folders
