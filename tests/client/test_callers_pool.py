@@ -180,7 +180,7 @@ async def test_a_dsn_that_leads_elsewhere(dsn: str, schema: str) -> None:
             async with Durable(elsewhere, schema=schema, migrate=True):
                 pass
             async with lent(dsn) as pool:
-                with pytest.raises(ConfigError, match="another database"):
+                with pytest.raises(ConfigError, match="different databases"):
                     await Durable(elsewhere, pool=pool, schema=schema).open()
         finally:
             await admin.execute(f'drop database "{schema}" with (force)')

@@ -53,7 +53,7 @@ async def test_guest_cancel_flush_at_one_gate(exploring: Exploring, calls: State
 
 
 async def test_a_guest_that_locks_gates_deadlocks(exploring: Exploring, calls: Statements) -> None:
-    async with exploring(Cure("cancel", "if guest then", "if false then"), quiet=QUIET) as explorer:
+    async with exploring(Cure("cancel", "if in_transaction then", "if false then"), quiet=QUIET) as explorer:
         report = await explorer.explore(
             BEHIND,
             [guest_cancel_and_signal(calls, 2, 1)],

@@ -1,19 +1,18 @@
--- cancel: end instances, or have them ended by whoever runs them.
+-- cancel: end waiting instances at once, and request the cancel of executing ones.
 --
--- In: targets by id or, where that is null, by unique key; why; whether their children, and those of them, are cancelled
--- too. Out: one row per target, in input order: its id, its status before, what became of it: 'ended' (it waited for
--- something), 'requested' (it executes: its worker stops it), 'over' (it had ended), 'no_target'; and, in the
--- first row: woken, the queues in which rows became runnable; cancel_children, the instances whose children are to be
--- cancelled now; check_cancels, the workers that run a target.
--- Descendants come after the target, in transactions of their own (cascade.sql): what is to be done is written down here.
--- guest: this is a part of somebody's transaction, which may be long and go on to lock rows. Gates are not locked then; they
--- are written down too, to be unblocked after the commit by the process that cancels the children
--- (tests/interleavings: guest_cancel).
+-- targets, keys: instances by id or, where that is null, by unique key. reason: stored as last_error. cascades: cancel the
+-- descendants too, in transactions of their own (cascade.sql); they are listed here. in_transaction: the call is a part of
+-- the caller's transaction, which may be long and lock more rows later. Gates are not locked then, but listed with the
+-- descendants, and unblocked after the commit (tests/interleavings: cancel_in_transaction).
+-- Returns one row per target, in input order: its id, its status before, and a verdict: 'ended' (it was waiting), 'requested'
+-- (it executes: its worker stops it), 'over' (it had ended) or 'no_target'. The first row also holds woken, the queues in
+-- which rows became runnable; cancel_children, the instances whose children must be cancelled now; check_cancels, the workers
+-- that run a target.
 -- Index: primary key, instances_unique.
--- Locks: targets and parents in id order, unconditionally, as flush and signal do: what a row is doing is decided under its
+-- Locks: targets and parents in id order, unconditionally, as in flush and signal: the verdict depends on the row under its
 -- lock (tests/interleavings: cancel_flush, cancel_join, cancel_pick).
 create or replace function @schema.cancel(
-  targets bigint[], keys bytea[], reason text, cascades boolean, guest boolean default false
+  targets bigint[], keys bytea[], reason text, cascades boolean, in_transaction boolean default false
 )
 returns table (ord int, target bigint, was text, verdict text, woken text[], cancel_children bigint[], check_cancels text[])
 language plpgsql
@@ -32,7 +31,7 @@ declare
   outcome record;
   hidden text[];  -- queues of parents that the lock may have hidden from a pick (signal.sql)
   unblocked text[];
-  listed bigint[];  -- targets whose children a guest leaves to others
+  listed bigint[];  -- targets whose descendants are cancelled after the caller's commit
 begin
   select array_agg(coalesce(o.id, h.id) order by o.n) into wanted
   from unnest(targets, keys) with ordinality as o (id, key, n)
@@ -53,7 +52,7 @@ begin
   select * into outcome from @schema.cancel_rows(
     live, array_fill(reason, array[cardinality(live)]), array_fill(cascades, array[cardinality(live)]), live
   );
-  if guest then
+  if in_transaction then
     insert into @schema.cascades (origin, reason, gates)
     select outcome.ended[1], reason, outcome.freed where outcome.freed is not null;
     listed := array(select distinct l.origin from @schema.cascades l where l.origin = any (live));
@@ -80,8 +79,8 @@ begin
 end
 $$;
 
--- The same for one instance from psql or any other client, as a guest: `select gen_durable.cancel(42, 'why')`. The workers
--- are told by their next heartbeat, and carry the cascade on.
+-- The same for one instance, in the caller's transaction, from psql or any other client: `select gen_durable.cancel(42, 'why')`.
+-- Workers find the request with their next heartbeat, and a reaper cancels the descendants.
 create or replace function @schema.cancel(target bigint, reason text, cascades boolean default true)
 returns text
 language sql

@@ -1,14 +1,15 @@
--- cascade: cancel children of instances that were cancelled, or that have gone on without them: some at a time.
+-- cascade: cancel one batch of the children listed in `cascades`: of instances that were cancelled, or that went on without
+-- them.
 --
--- In: how many; of which origin (null: of any). Out: how many were ended and how many asked to stop; woken, cancel_children
--- and check_cancels as in cancel; whether there may be more to do.
--- A parent in the list starts no child of these rounds any more, so each is visited once, in the order of ids. Children that
--- have children are put on the list in turn. Whoever dies in the middle leaves the rest to the next: the list is in the database.
+-- batch: how many children at most. of_origin: only those of this cancelled tree; null for any.
+-- Returns how many were ended and how many execute and got a cancel request; woken, cancel_children and check_cancels as in
+-- cancel; more: whether entries are left.
+-- A listed parent starts no more children of the listed rounds, so each child is visited once, in id order. A child that has
+-- children is listed in turn. If the calling process dies, any reaper finds the rest of the list. Gates that a cancel in a
+-- caller's transaction has listed (cancel.sql) are unblocked together with those of the children.
 -- Index: instances_parent, in its order; primary keys.
--- Gates that a guest has left behind (cancel.sql) are handed over with those of the children.
--- Locks: entries of the list, then the children in id order, both with SKIP LOCKED: a child that somebody holds, perhaps for
--- long, is left to the next turn. Parents do not wait for these children any more: release_parents finds nobody and locks nobody.
--- Gates come last.
+-- Locks: entries of the list, then the children in id order, both with SKIP LOCKED: a locked child is left to a later batch.
+-- Their parents no longer wait for them, so release_parents locks none. Gates come last (tests/interleavings: cancel).
 create or replace function @schema.cascade(batch int, of_origin bigint default null)
 returns table (ended int, asked int, woken text[], cancel_children bigint[], check_cancels text[], more boolean)
 language plpgsql
@@ -62,7 +63,7 @@ begin
     select i.id from @schema.instances i where i.id = any (ids) order by i.id for no key update skip locked
   );
 
-  -- An entry of which somebody was skipped stays as it is, for the next time.
+  -- An entry with a skipped child stays as it is, for a later batch.
   with seen as materialized (
     select t.id, count(f.id) as found, max(f.id) as last,
       coalesce(bool_and(f.id = any (locked)) filter (where f.id is not null), true) as whole
