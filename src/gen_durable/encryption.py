@@ -71,19 +71,19 @@ class PayloadEncryption:
         self._schema = schema
         self._clear = read_unsealed
 
-    def close(self, json: str, instance: int, field: str) -> str:
+    def encrypt(self, json: str, instance: int, field: str) -> str:
         """JSON as the JSON of an envelope."""
         return f'"{self._encode(json.encode(), PayloadContext(self._schema, instance, field))}"'
 
-    def close_text(self, text: str, instance: int, field: str) -> str:
+    def encrypt_text(self, text: str, instance: int, field: str) -> str:
         """Text as an envelope. What the codec cannot encode is lost rather than stored in clear."""
         try:
             return self._encode(text.encode(), PayloadContext(self._schema, instance, field))
         except EncodeError as error:
             return f"EncodeError: {error}"
 
-    def open(self, json: str | bytes, instance: int, field: str) -> str:
-        """The JSON in an envelope; one that is not sealed is refused."""
+    def decrypt(self, json: str | bytes, instance: int, field: str) -> str:
+        """Decrypt JSON. Raises `DecodeError`, also for clear text unless `read_unsealed` allows it."""
         text = json if isinstance(json, str) else json.decode()
         if is_sealed(text):
             return self._decode(text[1:-1], PayloadContext(self._schema, instance, field))
@@ -94,65 +94,65 @@ class PayloadEncryption:
             "open the Durable with read_unsealed=True while rows from before the codec are left"
         )
 
-    def open_text(self, text: str, instance: int, field: str) -> str:
+    def decrypt_text(self, text: str, instance: int, field: str) -> str:
         """The text in an envelope; one that is not sealed is the engine's own."""
         if not text.startswith(SEALED):
             return text
         return self._decode(text, PayloadContext(self._schema, instance, field))
 
-    def look(self, raw: bytes, instance: int, field: str) -> bytes:
-        """JSON for somebody who looks at an instance: what cannot be opened is told when it is asked for."""
+    def readable(self, raw: bytes, instance: int, field: str) -> bytes:
+        """Decrypted JSON for a reader of instances; reading it raises `DecodeError` if it cannot be decrypted."""
         try:
-            return self.open(raw, instance, field).encode()
+            return self.decrypt(raw, instance, field).encode()
         except DecodeError as error:
             unread = Unread(raw)
             unread.why = str(error)
             return unread
 
-    def look_text(self, text: str | None, instance: int, field: str) -> str | None:
-        """Text for somebody who looks at an instance."""
+    def readable_text(self, text: str | None, instance: int, field: str) -> str | None:
+        """Decrypted text for a reader of instances, or a note why it cannot be decrypted."""
         if text is None:
             return None
         try:
-            return self.open_text(text, instance, field)
+            return self.decrypt_text(text, instance, field)
         except DecodeError as error:
             return f"(cannot be read: {error})"
 
     def instance(self, one: Instance) -> Instance:
-        """An instance, opened."""
+        """An instance, decrypted."""
         return dataclasses.replace(
             one,
-            last_error=self.look_text(one.last_error, one.id, ERROR),
-            raw_state=None if one.raw_state is None else self.look(one.raw_state, one.id, STATE),
-            raw_result=None if one.raw_result is None else self.look(one.raw_result, one.id, RESULT),
+            last_error=self.readable_text(one.last_error, one.id, ERROR),
+            raw_state=None if one.raw_state is None else self.readable(one.raw_state, one.id, STATE),
+            raw_result=None if one.raw_result is None else self.readable(one.raw_result, one.id, RESULT),
         )
 
     def transition(self, one: Transition, instance: int) -> Transition:
-        """A transition of an instance, opened."""
-        state = None if one.raw_state is None else self.look(one.raw_state, instance, STATE)
-        return dataclasses.replace(one, error=self.look_text(one.error, instance, ERROR), raw_state=state)
+        """A transition of an instance, decrypted."""
+        state = None if one.raw_state is None else self.readable(one.raw_state, instance, STATE)
+        return dataclasses.replace(one, error=self.readable_text(one.error, instance, ERROR), raw_state=state)
 
     def activity(self, one: Activity, instance: int) -> Activity:
-        """An activity of an instance, opened."""
+        """An activity of an instance, decrypted."""
 
         def field(part: str) -> str:
             return of_activity(one.visit, one.name, part)
 
         return dataclasses.replace(
             one,
-            error=self.look_text(one.error, instance, field(ERROR)),
-            raw_parameters=self.look(one.raw_parameters, instance, field("parameters")),
-            raw_result=None if one.raw_result is None else self.look(one.raw_result, instance, field(RESULT)),
+            error=self.readable_text(one.error, instance, field(ERROR)),
+            raw_parameters=self.readable(one.raw_parameters, instance, field("parameters")),
+            raw_result=None if one.raw_result is None else self.readable(one.raw_result, instance, field(RESULT)),
         )
 
     def checkpoint(self, one: Checkpoint, instance: int) -> Checkpoint:
-        """The checkpoint of an instance, opened."""
-        return dataclasses.replace(one, raw_value=self.look(one.raw_value, instance, "checkpoint"))
+        """The checkpoint of an instance, decrypted."""
+        return dataclasses.replace(one, raw_value=self.readable(one.raw_value, instance, "checkpoint"))
 
     def progress(self, one: Progress, instance: int) -> Progress:
-        """The progress of an instance, opened."""
-        detail = None if one.raw_detail is None else self.look(one.raw_detail, instance, "progress/detail")
-        message = self.look_text(one.message, instance, "progress/message")
+        """The progress of an instance, decrypted."""
+        detail = None if one.raw_detail is None else self.readable(one.raw_detail, instance, "progress/detail")
+        message = self.readable_text(one.message, instance, "progress/message")
         return dataclasses.replace(one, message=message, raw_detail=detail)
 
     def children(self, several: Iterable[Child]) -> tuple[Child, ...]:
@@ -160,9 +160,9 @@ class PayloadEncryption:
         return tuple(
             dataclasses.replace(
                 one,
-                last_error=None if one.last_error is None else self.open_text(one.last_error, one.id, ERROR),
-                raw_result=None if one.raw_result is None else self.open(one.raw_result, one.id, RESULT).encode(),
-                raw_state=self.open(one.raw_state, one.id, STATE).encode(),
+                last_error=None if one.last_error is None else self.decrypt_text(one.last_error, one.id, ERROR),
+                raw_result=None if one.raw_result is None else self.decrypt(one.raw_result, one.id, RESULT).encode(),
+                raw_state=self.decrypt(one.raw_state, one.id, STATE).encode(),
             )
             for one in several
         )
@@ -170,7 +170,7 @@ class PayloadEncryption:
     def inbox(self, several: Iterable[Received], instance: int) -> tuple[Received, ...]:
         """Signals for a step. Raises `DecodeError`. One without a payload carries nothing that could be sealed."""
         return tuple(
-            dataclasses.replace(one, payload=self.open(one.payload, instance, of_signal(one.name)).encode())
+            dataclasses.replace(one, payload=self.decrypt(one.payload, instance, of_signal(one.name)).encode())
             if one.payload != b"null"
             else one
             for one in several

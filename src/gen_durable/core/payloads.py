@@ -44,20 +44,20 @@ class ClaimEncryption:
         if claim.opened:
             return
         encryption = self.encryption
-        state, inbox = encryption.open(claim.state, claim.id, STATE), encryption.inbox(claim.inbox, claim.id)
+        state, inbox = encryption.decrypt(claim.state, claim.id, STATE), encryption.inbox(claim.inbox, claim.id)
         children = encryption.children(claim.children) if claim.children else claim.children
         claim.state, claim.inbox, claim.children, claim.opened = state, inbox, children, True
 
     def encrypt_error(self, commit: Commit) -> None:
         """Encrypt the error of an outcome that has no payload."""
         if commit.error is not None:
-            commit.error = self.encryption.close_text(commit.error, commit.id, ERROR)
+            commit.error = self.encryption.encrypt_text(commit.error, commit.id, ERROR)
 
     async def encrypt(self, commit: Commit) -> None:
         """Encrypt an outcome. On `EncodeError` the outcome is unchanged."""
         value, extra = commit.value, commit.extra
         if value is not None:
-            value = self.encryption.close(value, commit.id, RESULT if commit.kind == "done" else STATE)
+            value = self.encryption.encrypt(value, commit.id, RESULT if commit.kind == "done" else STATE)
         if extra is not None:
             extra = await self._encrypt_starts(extra)
         if (many := commit.many_children) is not None:
@@ -91,7 +91,7 @@ class ClaimEncryption:
 
     def _encrypt_start(self, instance: int, start: dict[str, msgspec.Raw]) -> None:
         start["id"] = msgspec.Raw(str(instance).encode())
-        start["state"] = msgspec.Raw(self.encryption.close(bytes(start["state"]).decode(), instance, STATE).encode())
+        start["state"] = msgspec.Raw(self.encryption.encrypt(bytes(start["state"]).decode(), instance, STATE).encode())
 
     async def _allocate_ids(self, count: int) -> list[int]:
         """Allocate ids, retrying until the database answers, as commits do: an outage is no error of the step."""
@@ -112,7 +112,7 @@ def encrypted_insert(
 ) -> Statement[list[Inserted]]:
     """An insert with its states encrypted for the ids that were allocated."""
     states = cast("list[Any]", statement.args[3])
-    encrypted = [encryption.close(state, instance, STATE) for instance, state in zip(ids, states, strict=True)]
+    encrypted = [encryption.encrypt(state, instance, STATE) for instance, state in zip(ids, states, strict=True)]
     return statements.insert_as(statement, ids, encrypted)
 
 
@@ -120,5 +120,5 @@ def encrypted_signal(outgoing: OutgoingSignal, target: int, encryption: PayloadE
     """A signal with its payload encrypted for its target. It keeps its key: the target must still hold it."""
     payload = outgoing.payload
     if payload is not None:
-        payload = encryption.close(payload, target, of_signal(outgoing.name))
+        payload = encryption.encrypt(payload, target, of_signal(outgoing.name))
     return dataclasses.replace(outgoing, target=target, payload=payload)

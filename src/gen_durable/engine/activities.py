@@ -114,7 +114,7 @@ class StepJournal:
                 self._finished[name] = self._decrypt(bytes(result), of_activity(self._visit, name, "result"))
 
     def _decrypt(self, raw: bytes, field: str) -> bytes:
-        return raw if self._encryption is None else self._encryption.open(raw, self._fence.id, field).encode()
+        return raw if self._encryption is None else self._encryption.decrypt(raw, self._fence.id, field).encode()
 
     def restart(self) -> None:
         """Prepare for another execution by the same claim: finished activities answer again."""
@@ -125,7 +125,7 @@ class StepJournal:
         raw = encode(value, "a checkpoint")
         text = raw.decode()
         if self._encryption is not None:
-            text = self._encryption.close(text, self._fence.id, "checkpoint")
+            text = self._encryption.encrypt(text, self._fence.id, "checkpoint")
         yield self._statements.checkpoint(self._fence, text)
         self.checkpoint = raw
 
@@ -214,9 +214,9 @@ class StepJournal:
         instance, result, error = self._fence.id, noted.result, noted.error
         return dataclasses.replace(
             noted,
-            parameters=encryption.close(noted.parameters, instance, field("parameters")),
-            result=None if result is None else encryption.close(result, instance, field("result")),
-            error=None if error is None else encryption.close_text(error, instance, field("error")),
+            parameters=encryption.encrypt(noted.parameters, instance, field("parameters")),
+            result=None if result is None else encryption.encrypt(result, instance, field("result")),
+            error=None if error is None else encryption.encrypt_text(error, instance, field("error")),
         )
 
 

@@ -53,8 +53,8 @@ class ProgressWriter:
             share = None if fraction is None else float(fraction)
             text = None if message is None else clean_error(str(message))
             if self._encryption is not None:
-                raw = None if raw is None else self._encryption.close(raw, instance, "progress/detail")
-                text = None if text is None else self._encryption.close_text(text, instance, "progress/message")
+                raw = None if raw is None else self._encryption.encrypt(raw, instance, "progress/detail")
+                text = None if text is None else self._encryption.encrypt_text(text, instance, "progress/message")
             self._reports[instance, epoch, step, str(branch)] = Report(
                 instance, epoch, step, clean_error(str(branch)), share, text, raw
             )

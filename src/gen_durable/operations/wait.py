@@ -40,10 +40,10 @@ async def wait(services: Services, instance: int, codec: Codec[R], timeout: Dura
 def _result(finished: FinishedInstance, encryption: PayloadEncryption | None) -> str:
     if finished.result is None:
         return "null"
-    return finished.result if encryption is None else encryption.open(finished.result, finished.id, RESULT)
+    return finished.result if encryption is None else encryption.decrypt(finished.result, finished.id, RESULT)
 
 
 def _error(finished: FinishedInstance, encryption: PayloadEncryption | None) -> str:
     if encryption is None:
         return finished.last_error or ""
-    return encryption.look_text(finished.last_error, finished.id, ERROR) or ""
+    return encryption.readable_text(finished.last_error, finished.id, ERROR) or ""
