@@ -213,6 +213,25 @@ async def _move(harness: Harness, handle: Handle[Any], move: _Move, record: _Rec
     return True
 
 
+def _move_kinds(
+    signals: Sequence[Sends], jumps: Sequence[timedelta], *, crashes: bool, cancels: bool
+) -> list[SearchStrategy[_Move]]:
+    """A strategy for each kind of move; the first one runs a step."""
+    from hypothesis import strategies as st
+
+    kinds: list[SearchStrategy[_Move]] = [st.just(_Move("run"))]
+    for one in signals:
+        payloads: SearchStrategy[Any] = st.none() if one.payloads is None else one.payloads
+        kinds.append(st.builds(_Move, st.just("signal"), st.just(one.signal), payloads))
+    if crashes:
+        kinds += [st.just(_Move("crash")), st.just(_Move("crash", at="start"))]
+    if jumps:
+        kinds.append(st.sampled_from(list(jumps)).map(lambda by: _Move("wait", by=by)))
+    if cancels:
+        kinds.append(st.just(_Move("cancel")))
+    return kinds
+
+
 def _hypothesis(
     signals: Sequence[Sends],
     jumps: Sequence[timedelta],
@@ -235,16 +254,7 @@ def _hypothesis(
         pass
     else:
         raise ConfigError("explore() runs its own event loop. Call it from a plain `def` test.")
-    kinds: list[SearchStrategy[_Move]] = [st.just(_Move("run"))]
-    for one in signals:
-        payloads: SearchStrategy[Any] = st.none() if one.payloads is None else one.payloads
-        kinds.append(st.builds(_Move, st.just("signal"), st.just(one.signal), payloads))
-    if crashes:
-        kinds += [st.just(_Move("crash")), st.just(_Move("crash", at="start"))]
-    if jumps:
-        kinds.append(st.sampled_from(list(jumps)).map(lambda by: _Move("wait", by=by)))
-    if cancels:
-        kinds.append(st.just(_Move("cancel")))
+    kinds = _move_kinds(signals, jumps, crashes=crashes, cancels=cancels)
     health = hypothesis.HealthCheck
     configured = hypothesis.settings(
         max_examples=examples,
