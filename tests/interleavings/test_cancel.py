@@ -59,7 +59,7 @@ async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(
     exploring: Exploring, calls: Statements
 ) -> None:
     """The row is runnable and marked: nobody would ever end it."""
-    cure = Cure("flush", "\n      and (i.cancel_reason is null or o.kind in ('done', 'fail', 'cancel'))")
+    cure = Cure("flush", "\n      and (i.cancel_reason is null or outcome.is_end)")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             executing(1), cancelling(calls, 1, cascade=False), [calls.flush([NEXT])], lambda _: None, first_fault=True
@@ -207,7 +207,8 @@ async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Explo
 async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Statements) -> None:
     cure = Cure(
         "cancel_rows",
-        "select p.woken, p.cancel_children into woken, cancel_children from @schema.release_parents(ended) as p;",
+        "select released.woken, released.cancel_children into woken, cancel_children\n    "
+        "from @schema.release_parents(ended) as released;",
         "null;",
     )
     async with exploring(cure) as explorer:

@@ -170,7 +170,7 @@ async def test_block_release_by_delay(exploring: Exploring, calls: Statements) -
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("flush", "more := @schema.unblock(freed, true);"), id="no-hand-over"),
+        pytest.param(Cure("flush", "more := @schema.unblock(freed_gates, true);"), id="no-hand-over"),
         pytest.param(
             Cure(
                 "unblock",

@@ -89,7 +89,7 @@ POLICY = (
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("flush", "more := @schema.unblock(freed, true);"), id="no-hand-over"),
+        pytest.param(Cure("flush", "more := @schema.unblock(freed_gates, true);"), id="no-hand-over"),
         pytest.param(Cure("unblock", WAIT, "null;"), id="no-lock-of-the-gate"),
         pytest.param(Cure("admit_limits", GATE, ";"), id="no-lock-of-the-gate-in-the-pick"),
     ],

@@ -90,7 +90,7 @@ LOCK = "where i.id = any (resolved) order by i.id for no key update"
     "cure",
     [
         pytest.param(Cure("signal", LOCK, LOCK.removesuffix(" for no key update")), id="no-lock"),
-        pytest.param(Cure("flush", "more := @schema.recheck_inbox(parked);"), id="no-recheck"),
+        pytest.param(Cure("flush", "more := @schema.recheck_inbox(parked_places);"), id="no-recheck"),
         pytest.param(Cure("signal", "has_signals = true,", "has_signals = i.has_signals,"), id="no-flag"),
     ],
 )

@@ -163,8 +163,8 @@ async def test_release_flush(exploring: Exploring, calls: Statements) -> None:
         pytest.param(
             Cure(
                 "flush",
-                "where i.id = o.id and i.claims = o.claim and i.seq = o.seq\n",
-                "where i.id = o.id and i.seq = o.seq\n",
+                "where i.id = outcome.id and i.claims = outcome.epoch and i.seq = outcome.seq\n",
+                "where i.id = outcome.id and i.seq = outcome.seq\n",
             ),
             id="flush-without-fence",
         ),

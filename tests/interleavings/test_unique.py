@@ -164,7 +164,7 @@ async def test_spawn_spawn_of_each_other(exploring: Exploring, calls: Statements
 
 async def test_parents_changed_before_their_children_go_in_deadlock(exploring: Exploring, calls: Statements) -> None:
     """An insert waits for a change of the row that holds its key: a parent that was changed first closes the circle."""
-    start = "made := @schema.spawn(ids, claims, seqs, kinds, extras);"
+    start = "spawn_queues := @schema.spawn(ids, claims, seqs, kinds, extras);"
     change = "update @schema.instances i set updated_at = now() where i.id = any (ids);"
     async with exploring(Cure("flush", start, change + start)) as explorer:
         report = await explorer.explore(

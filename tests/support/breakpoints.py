@@ -103,7 +103,8 @@ def _cut_open(found: re.Match[str], schema: Schema) -> str:
         return found[0]
     body, mark, name = found["body"], schema.render("@schema"), _name(found, schema)
     bare_call = re.compile(
-        rf"(perform|\w+ :=|select p\.[\w,. ]+ into [\w, ]+ from) {re.escape(mark)}\.\w+\([^()]*\)( as p)?;"
+        r"(perform|\w+ :=|select released\.[\w,. ]+ into [\w, ]+\s+from) "
+        rf"{re.escape(mark)}\.\w+\([^()]*\)( as released)?;"
     )
     parts: list[str] = []
     done = 0

@@ -1,6 +1,8 @@
--- activities_of: the activity log of an instance, in the order they began; by id or, where that is null, by its key. Of so
--- many only the last (null: all). Whoever may not see payloads (may_read.sql) is told of an error that there was one.
--- Index: primary key of activities; instances_unique.
+-- activities_of: the activity log of an instance, in the order of their beginning.
+--
+-- Parameters: an id or, where that is null, a unique key; last, return only that many of the latest (null for all). A
+-- login that may not read payloads (may_read.sql) sees '(not shown)' instead of an error.
+-- Index: primary key of activities; instances_unique. Locks: none.
 create or replace function @schema.activities_of(instance bigint, key bytea default null, last int default null)
 returns table (
   visit int, name text, attempt int, started_at timestamptz, duration float8, error text, parameters jsonb, result jsonb

@@ -1,6 +1,6 @@
--- allocate_ids: ids for instances whose payloads must know them before they are inserted (insert.sql, spawn.sql).
+-- allocate_ids: ids for instances whose payloads must contain them before the insert (insert.sql, spawn.sql).
 --
--- In: how many. Out: so many ids, ascending. One that is not used is lost, as after a rollback.
+-- Returns `count` ids, ascending, at most 100,000. An unused id is lost, as after a rollback.
 create or replace function @schema.allocate_ids(count int)
 returns bigint[]
 language sql

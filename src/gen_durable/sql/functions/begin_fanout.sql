@@ -1,8 +1,10 @@
--- begin_fanout: lock the parent of many children, and give out their ids in the order in which they are listed.
+-- begin_fanout: lock the parent of many children, and allocate their ids in the order in which they are listed.
 --
--- In: the fence of the parent's claim; how many children. Out: their ids; null: the claim is not the asker's any more,
--- or its outcome is committed already, or it is to be cancelled, and the flush that follows in the same transaction says which.
--- Index: primary key. Locks: the parent's row, to the end of the transaction.
+-- Parameters: the fence of the parent's claim; the number of children.
+-- Returns the ids, or null if the claim is lost, its outcome is already committed or a cancel is pending. The flush
+-- that follows in the same transaction reports which.
+-- Index: primary key. Locks: the parent's row, until the end of the transaction.
+-- Guarded by tests/store/test_no_waiting.py (test_a_reserved_parent_stays_locked).
 create or replace function @schema.begin_fanout(parent bigint, claim int, seq int, count int)
 returns bigint[]
 language plpgsql

@@ -1,4 +1,6 @@
--- cancel_requests: which of a worker's claims are to be cancelled, and why. In: ids and claims. Index: primary key.
+-- cancel_requests: the claims of a worker with a pending cancel request, and the reasons.
+--
+-- Parameters: ids and epochs. Index: primary key. Locks: none.
 create or replace function @schema.cancel_requests(ids bigint[], claims int[])
 returns table (id bigint, reason text)
 language sql

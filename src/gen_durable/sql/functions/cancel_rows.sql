@@ -1,13 +1,16 @@
--- cancel_rows: the part of cancel and cascade for rows that this transaction has locked, with their parents, in id order.
+-- cancel_rows: the part of cancel and cascade for rows that this transaction has locked, with their parents, in id
+-- order.
 --
--- In: ids, and per id the reason, whether its children are to be cancelled too, and the instance that all began with.
--- Out: the ids that were ended; those that execute and are asked to stop; woken: the queues in which rows became runnable;
--- cancel_children: parents that go on without their other children; check_cancels: the workers that run marked rows; freed:
--- the gates that the caller has to unblock, as its last locks.
--- A row that waits, for whatever, ends at once. Claims go up: an outcome or a retry that still comes is stale. One that
--- executes is marked: flush takes nothing but an end from its owner, who has to commit one; reap ends it if he is dead.
--- A row that was next at a gate, or was told when its token comes, has others behind it: all its gates are told.
--- Index: primary key.
+-- Parameters: ids, and per id the reason, whether to cancel its children too, and the instance at which the cancel
+-- began.
+-- Returns ended, the ids that ended; requested, the ids that execute and now have a cancel request; woken, the queues
+-- in which rows became runnable; cancel_children, parents that continue without their other children; check_cancels,
+-- the workers that run rows with a request; freed, the gates that the caller must unblock as its last locks.
+-- A waiting row ends at once. Its claims go up, so a late outcome or retry is stale. An executing row gets
+-- cancel_reason: flush accepts only an end from its worker, and reap ends it if the worker is dead. A row that was next
+-- at a gate, or has a token_at, has others behind it, so all its gates are freed.
+-- Index: primary key. Locks: none beyond those of the caller.
+-- Guarded by tests/interleavings/test_cancel.py.
 create or replace function @schema.cancel_rows(
   ids bigint[], reasons text[], cascades boolean[], origins bigint[],
   out ended bigint[], out asked bigint[], out woken text[], out cancel_children bigint[], out check_cancels text[],
@@ -78,7 +81,8 @@ begin
     delete from @schema.signals s where s.target_id = any (emptied);
   end if;
   if ended is not null then
-    select p.woken, p.cancel_children into woken, cancel_children from @schema.release_parents(ended) as p;
+    select released.woken, released.cancel_children into woken, cancel_children
+    from @schema.release_parents(ended) as released;
   end if;
 end
 $$;

@@ -1,5 +1,8 @@
--- checkpoint_of: the checkpoint of an instance's present visit, for whoever looks; by id or, where that is null, by its key.
--- Without its value for whoever may not see payloads (may_read.sql). Index: primary keys; instances_unique.
+-- checkpoint_of: the checkpoint of the current visit of an instance.
+--
+-- Parameters: an id or, where that is null, a unique key. The value is null for a login that may not read payloads
+-- (may_read.sql).
+-- Index: primary keys; instances_unique. Locks: none.
 create or replace function @schema.checkpoint_of(instance bigint, key bytea default null)
 returns table (format int, version int, updated_at timestamptz, value jsonb)
 language sql

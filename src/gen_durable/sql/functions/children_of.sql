@@ -1,7 +1,7 @@
 -- children_of: the children of one round of a parent, in the order they were started, as a JSON array.
 --
--- True when there are more than 10,000: a claim would be slow and large with them, so their parent reads them page by
--- page (children_page.sql).
+-- Returns true if there are more than 10,000: a claim with them would be slow and large, so the parent reads them page
+-- by page (children_page.sql).
 create or replace function @schema.children_of(parent bigint, of_round int)
 returns jsonb
 language plpgsql

@@ -1,7 +1,8 @@
--- children_page: some children of one round of a parent, in the order they were started, as a JSON array.
+-- children_page: a page of the children of one round of a parent, in the order they were started, as a JSON array.
 --
--- In: the parent; its round, null for the present one; the id after which to begin; how many.
--- Index: instances_parent, in its order: no page is sorted, and none reads what the pages before it have read.
+-- Parameters: the parent; its round, null for the current one; the id after which to begin; the size of the page.
+-- Index: instances_parent, in its order: no page is sorted, and none reads the rows of the pages before it. Locks:
+-- none.
 create or replace function @schema.children_page(parent bigint, of_round int, after bigint, count int)
 returns jsonb
 language plpgsql

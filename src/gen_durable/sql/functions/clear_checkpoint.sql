@@ -1,6 +1,6 @@
--- clear_checkpoint: forget the checkpoint of a step.
+-- clear_checkpoint: delete the checkpoint of a step.
 --
--- In: the fence (fence_journal.sql). Out: false: the claim is lost, and nothing was changed.
+-- Parameters: the fence (fence_journal.sql). Returns false if the claim is lost and nothing was changed.
 -- Index: primary keys. Locks: the instance.
 create or replace function @schema.clear_checkpoint(instance bigint, claim int, outcomes int)
 returns boolean

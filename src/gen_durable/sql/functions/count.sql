@@ -1,9 +1,11 @@
--- count: how many instances fit a filter; quick, whatever the answer.
+-- count: how many instances match a filter, in bounded time.
 --
--- In: what is wanted (filter_sql.sql); up to which number to count; at how many rows to look at most; how many pages to sample.
--- Out: the number, and whether it is exact. It is when looking at so many rows was enough; else it is reckoned from pages
--- of the table drawn at random or from the planner's statistics, and never less than what was seen.
--- Index: filter_sql.sql; instances_metadata, as list.sql; a sample of the table's pages. Locks: none.
+-- Parameters: wanted, the filter (filter_sql.sql); most, up to which number to count; scan, the most rows to examine;
+-- sample, how many pages to sample.
+-- Returns the number, and whether it is exact. It is exact if examining `scan` rows was enough; otherwise it is
+-- estimated from randomly sampled pages of the table or from the planner's statistics, and never less than the matches
+-- seen.
+-- Index: filter_sql.sql; instances_metadata, as in list.sql. Locks: none.
 create or replace function @schema.count(wanted jsonb, most int, scan int default 20000, sample int default 500)
 returns table (value bigint, exact boolean)
 language plpgsql  -- not stable: explain is not allowed there

@@ -1,8 +1,9 @@
--- delete_instance: delete one instance that has ended.
+-- delete_instance: delete one ended instance.
 --
--- In: an id or, where that is null, the unique key that it holds. Out: one row: its id, its status, and whether it was
--- deleted; no row if it is unknown. A child of a parent that has not ended is spared, as by gc: `waiting` is that parent.
--- Index: primary key, instances_unique. Locks: the row.
+-- Parameters: an id or, where that is null, the unique key that the instance holds.
+-- Returns one row: its id, its status, whether it was deleted, and waiting: a parent that has not ended, for which the
+-- child is kept, as by gc. Returns no row if the instance does not exist.
+-- Index: primary key, instances_unique. Locks: the row (tests/interleavings: retry_remove).
 create or replace function @schema.delete_instance(instance bigint, key bytea default null)
 returns table (id bigint, was text, deleted boolean, waiting bigint)
 language plpgsql

@@ -1,4 +1,5 @@
--- delete_journal_trg: the journal goes with its instance, whoever deletes it; by a trigger of the whole statement (ADR 10).
+-- delete_journal_trg: delete the journal of deleted instances. A trigger per statement, for any deletion (ADR 10).
+--
 -- Index: the primary keys of the journal's tables.
 create or replace function @schema.delete_journal_trg()
 returns trigger

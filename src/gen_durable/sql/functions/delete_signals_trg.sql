@@ -1,7 +1,7 @@
--- delete_signals_trg: signals go with their instance, whoever deletes it.
+-- delete_signals_trg: delete the signals of deleted instances.
 --
--- A trigger of the whole statement, not a foreign key: that would look up and lock the target of every signal once
--- more, which a delivery has locked already, and ask for signals at every row that retention deletes (ADR 10).
+-- A trigger per statement serves any deletion. A foreign key would look up and lock the target of every signal once
+-- more, which a delivery has already locked, and search for signals of every row that gc deletes (ADR 10).
 -- Index: signals_inbox.
 create or replace function @schema.delete_signals_trg()
 returns trigger

@@ -1,8 +1,8 @@
--- fence_journal: the fence of everything that a step writes before its outcome.
+-- fence_journal: check the fence of a journal write, which a step makes before its outcome.
 --
--- In: id, claim and seq, as the step was given them. Out: the visit; null: the claim is not the writer's any more, or its
--- step has been left. The row stays locked until the write is committed, so nobody takes the claim in between
--- (tests/interleavings: reap_checkpoint).
+-- Parameters: id, epoch and seq of the claim as the step received them.
+-- Returns the visit, or null if the claim is lost or the step has been left. The row stays locked until the write
+-- commits, so the claim cannot be taken over in between (tests/interleavings: reap_checkpoint).
 -- Index: primary key. Locks: the row.
 create or replace function @schema.fence_journal(instance bigint, claim int, outcomes int)
 returns int

@@ -1,13 +1,13 @@
--- filter_sql: how to find instances that fit a filter, newest first. list.sql and count.sql run what this writes.
+-- filter_sql: the SQL that finds the instances that match a filter, newest first. list.sql and count.sql execute it.
 --
--- In: what is wanted, a JSON object: status (an array), machine, version, step, queue, partition_key, parent, unique_key
--- (hex, as its present holder has it), metadata (to be contained), and inserted_after, inserted_before, updated_...,
--- finished_... (from the one on, up to but without the other). Up to how many rows count as few.
--- Out: two texts of SQL. `candidates` selects rows in the order of ids, newest first, below $2, by one index; `filters` is
--- the condition on such a row i. In both $1 is the object. They are put together of the pieces below: no value becomes part
--- of a text, but the words of statuses, by which the planner knows how many there are.
+-- Parameters: wanted, a JSON object: status (an array), machine, version, step, queue, partition_key, parent,
+-- unique_key (hex, of its current holder), metadata (contained in the instance's), and inserted_after, inserted_before,
+-- updated_..., finished_... (inclusive after, exclusive before); few, up to how many rows count as few.
+-- Returns two texts of SQL. `candidates` selects rows by one index, in descending order of ids below $2; `filters` is
+-- the condition on such a row i. In both, $1 is the object. No value becomes part of a text except the names of
+-- statuses, from which the planner estimates row counts (tests/security/test_injection.py).
 -- Index: instances_unique, instances_parent, instances_ended_badly, instances_lease, instances_finished, else the
--- primary key backwards. Sets that their index has in another order are taken only if they are few. Locks: none.
+-- primary key backwards. An index in another order is used only if it holds few rows. Locks: none.
 create or replace function @schema.filter_sql(wanted jsonb, few int default 5000)
 returns table (candidates text, filters text)
 language plpgsql

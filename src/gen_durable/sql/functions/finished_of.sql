@@ -1,7 +1,7 @@
--- finished_of: how the given instances have ended, for those that have; and which of them do not exist.
+-- finished_of: how the given instances ended.
 --
--- In: ids. Out: one row per id that has ended or is unknown (status null), as are those of others to whoever may see only
--- his own (may_read.sql). Index: primary key.
+-- Returns one row per id that has ended or does not exist (status null). To a login that may read only its own
+-- instances (may_read.sql), others do not exist. Index: primary key. Locks: none.
 create or replace function @schema.finished_of(ids bigint[])
 returns table (id bigint, status text, result jsonb, last_error text)
 language sql

@@ -1,29 +1,34 @@
 -- flush: commit a batch of outcomes.
 --
--- In: one array per column, in the order of ids, which differ; a column that is null for all may be shorter. Per outcome:
---   id, claim, seq    the fence: the row as the worker was given it
---   kind              hold (next step, same claim), next, replay, await, children, done, stop, cancel
---   step              the step to go on with; null: the same
---   value             the new state, or the result of done; null: the state stays
---   delay             seconds until runnable (next, replay; null: at once); the timeout of await or children, null for none
---   error             last_error (stop, replay, cancel)
---   parent            the instance to be told of an end; null for most
---   extra             null for most: {queue, priority, partition_key, limits, left (the gates it leaves), awaits, seen,
---                     consumed, children, join (how many must be done), on_failure, cancel_rest, spawn (instances to be
---                     started that nobody waits for)}
---   origin            the step that ran, for the history (record_transitions.sql); null: none is kept. With it ago and
---                     duration; worker for all
--- Out: one row: ids that are stale (the claim was taken over), ids that a former call had already committed, the
--- queues in which rows became runnable now, the parents whose other children are to be cancelled, and ids for which a cancel
--- was requested: only an end is taken from them, and the owner has to commit one (tests/interleavings: cancel_flush).
+-- Parameters: one array per column, in ascending order of distinct ids; an array whose values are all null may be
+-- shorter.
+--   ids, claims, seqs  the fence: id, epoch and seq of the claim as the worker received it
+--   kinds              continue (next step, same claim), next, retry, await, children, done, fail, cancel
+--   steps              the next step; null keeps the step
+--   payloads           the new state, or the result of done; null keeps the state
+--   delays             seconds until the row may run (next, retry), null for none; the timeout of await and children
+--   errors             last_error (fail, retry, cancel)
+--   parents            the parent of a row that ends; null for most
+--   extras             null for most, else an object: queue, priority, partition_key, limits, left (the gates of the
+--                      step that ran), awaits, seen, consumed, children, join (how many children must be done),
+--                      on_failure, cancel_rest, spawn (instances to start without waiting for them), attempt and keep
+--                      (record_transitions.sql)
+--   origins            the step that ran, for the history; null keeps none. agos, durations and worker belong to it
+-- Returns one row: stale, ids whose claim was taken over; already, ids that an earlier call has committed; woken, the
+-- queues in which rows became runnable; cancel_children, parents whose other children cascade.sql must cancel;
+-- cancel_requested, ids with a pending cancel: flush accepts only an end from them, and the worker must commit one
+-- (tests/interleavings: cancel_flush).
 --
--- The fence is id + claims + seq and needs no status: every way out of executing that is not the owner's own outcome
--- bumps claims, the owner's own bumps seq. All that an outcome causes hangs on the rows the guarded update returned.
--- A delay counts from the statement that brings it, here and in insert and spawn: a transactional step, or a caller's own
--- transaction, may have begun long before, and now() is that.
--- Index: the primary key throughout; nested loops are forced, for a generic plan that guesses the number of executing
--- rows wrong turns a flush of 500 from 9 into 100 ms.
--- Locks: own rows and parents in id order before anything else (tests/interleavings: join_join, park_deliver).
+-- The fence is id + claims + seq and needs no status: every exit from executing that is not the worker's own outcome
+-- increments claims, the worker's own increments seq. All effects of an outcome depend on the rows that the fenced
+-- update returned.
+-- A delay counts from the statement, here and in insert and spawn: a transactional step, or the caller's transaction,
+-- may have begun long before, and now() is its beginning.
+-- Index: the primary key throughout. Nested loops are forced: a generic plan that misjudges the number of executing
+-- rows turns a flush of 500 from 9 into 100 ms.
+-- Locks: own rows and parents in id order before anything else, gates last (tests/interleavings: join_join,
+-- park_deliver).
+-- Long because: one update writes the outcomes of a batch, and all effects share the rows that it returns.
 create or replace function @schema.flush(
   ids bigint[], claims int[], seqs int[], kinds text[], steps text[], payloads jsonb[], delays float8[], errors text[],
   parents bigint[], extras jsonb[], worker text default null, origins text[] default '{}', agos float8[] default '{}',
@@ -35,7 +40,7 @@ returns table (
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
-set lock_timeout = '1s'  -- a row held by a long transaction must not hold up its batch mates: see unlocked.sql
+set lock_timeout = '1s'  -- a row that a long transaction has locked must not delay its batch (unlocked.sql)
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -44,120 +49,139 @@ as $$
 #variable_conflict use_column
 declare
   written bigint[];
-  parked tid[];
-  spawning bigint[];
-  consuming bigint[];
-  dropped bigint[];  -- signals consumed: without a dedup key they go,
-  kept bigint[];     -- with one they stay, emptied
-  emptied bigint[];
-  ended bigint[];
+  parked_places tid[];
+  fanout_ids bigint[];         -- parents that begin to wait for children
+  consuming_ids bigint[];
+  deleted_signals bigint[];    -- consumed signals without a dedup key are deleted,
+  emptied_signals bigint[];    -- those with one stay, without their payload
+  ended_with_signals bigint[];
+  ended_children bigint[];
   queues text[];
-  made text[];
-  freed text[];
+  spawn_queues text[];
+  freed_gates text[];
   more text[];
-  limited bigint[];  -- rows that go from or to a step with limits,
-  wants jsonb[];     -- and those limits
-  starts constant boolean := 'children' = any (kinds) or exists (select from unnest(extras) as e (x) where e.x ? 'spawn');
+  limited_ids bigint[];        -- rows whose next step has other limits,
+  limit_specs jsonb[];         -- and those limits
+  starts_instances constant boolean := 'children' = any (kinds)
+    or exists (select from unnest(extras) as extra (value) where extra.value ? 'spawn');
 begin
-  if starts or exists (select from unnest(parents) as p (id) where p.id is not null) then
+  if starts_instances or exists (select from unnest(parents) as parent (id) where parent.id is not null) then
     perform from @schema.instances i where i.id = any (ids || parents) order by i.id for no key update;
   end if;
 
-  -- Children go in while the parents' rows are locked but not yet changed: an insert waits for a change of the row that
-  -- holds its key, not for a lock on it. Changed first, two parents that start each other's keys would deadlock
+  -- Insert children while the parents' rows are locked but not yet changed: an insert waits for a change of the row that
+  -- holds its key, not for a lock on it. With the change first, two parents that start each other's keys would deadlock
   -- (tests/interleavings: spawn_spawn_of_each_other).
-  if starts then
-    made := @schema.spawn(ids, claims, seqs, kinds, extras);
+  if starts_instances then
+    spawn_queues := @schema.spawn(ids, claims, seqs, kinds, extras);
   end if;
 
-  with o as (
+  with outcomes as (
     select
-      o.*,
-      case o.kind
+      given.*,
+      case given.kind
         when 'continue' then 'executing' when 'next' then 'runnable' when 'retry' then 'runnable'
         when 'await' then 'awaiting_signal' when 'children' then 'awaiting_children'
         when 'done' then 'done' when 'fail' then 'failed' when 'cancel' then 'cancelled'
-      end::@schema.durable_status as status
+      end::@schema.durable_status as status,
+      given.kind in ('done', 'fail', 'cancel') as is_end,
+      given.kind = 'continue' as keeps_claim,
+      given.kind in ('next', 'retry') as is_runnable,
+      given.kind = 'retry' or (given.kind = 'await' and given.step is null) as keeps_visit  -- so does an end, see below
     from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
-      as o (id, claim, seq, kind, step, value, delay, error, extra)
+      as given (id, epoch, seq, kind, step, value, delay, error, extra)
   ),
-  u as (
+  updated as (
     update @schema.instances i set
-      status = o.status,
-      step = coalesce(o.step, i.step),
-      state = case when o.kind in ('done', 'fail', 'cancel') then i.state else coalesce(o.value, i.state) end,
-      result = case when o.kind = 'done' then o.value else i.result end,
+      status = outcome.status,
+      step = coalesce(outcome.step, i.step),
+      state = case when outcome.is_end then i.state else coalesce(outcome.value, i.state) end,
+      result = case when outcome.kind = 'done' then outcome.value else i.result end,
       attempt = case
-        when o.kind = 'retry' then i.attempt + 1
-        when o.kind in ('done', 'fail', 'cancel') or (o.kind = 'await' and o.step is null) then i.attempt
+        when outcome.kind = 'retry' then i.attempt + 1
+        when outcome.is_end or outcome.keeps_visit then i.attempt
         else 0
       end,
       seq = i.seq + 1,
-      -- An end stays in its visit: who is tried again goes on with what is finished (retry.sql).
-      visit = case
-        when o.kind in ('retry', 'done', 'fail', 'cancel') or (o.kind = 'await' and o.step is null) then i.visit
-        else i.seq + 1
-      end,
+      -- An end stays in its visit: an instance that is retried resumes with its finished activities (retry.sql).
+      visit = case when outcome.is_end or outcome.keeps_visit then i.visit else i.seq + 1 end,
       crashes = 0,
       eligible_at = case
-        when o.kind not in ('next', 'retry') then i.eligible_at
-        when o.delay > 0 then statement_timestamp() + make_interval(secs => o.delay)
+        when not outcome.is_runnable then i.eligible_at
+        when outcome.delay > 0 then statement_timestamp() + make_interval(secs => outcome.delay)
         else now()
       end,
-      await_deadline = case when o.kind in ('await', 'children') then statement_timestamp() + make_interval(secs => o.delay) end,
-      awaits = case o.kind
-        when 'await' then array(select jsonb_array_elements_text(o.extra -> 'awaits'))
+      await_deadline = case
+        when outcome.kind in ('await', 'children') then statement_timestamp() + make_interval(secs => outcome.delay)
+      end,
+      awaits = case outcome.kind
+        when 'await' then array(select jsonb_array_elements_text(outcome.extra -> 'awaits'))
         when 'retry' then i.awaits
       end,
-      seen = case when o.kind = 'await' then array(select jsonb_array_elements_text(o.extra -> 'seen')::bigint) end,
-      joined = i.joined and (o.kind = 'retry' or (o.kind = 'await' and o.step is null)),
-      round = case when o.kind = 'children' then i.round + 1 else i.round end,
-      children_pending = case
-        when o.kind <> 'children' then i.children_pending
-        else (select count(*) from @schema.instances c where c.parent_id = i.id and c.parent_round = i.round + 1)
+      seen = case
+        when outcome.kind = 'await' then array(select jsonb_array_elements_text(outcome.extra -> 'seen')::bigint)
       end,
-      children_needed = case when o.kind = 'children' then (o.extra ->> 'join')::int end,
-      on_failure = case when o.kind = 'children' then o.extra ->> 'on_failure' end,
-      cancel_rest = case when o.kind = 'children' then (o.extra ->> 'cancel_rest')::boolean end,
-      queue = coalesce(o.extra ->> 'queue', i.queue),
-      priority = coalesce((o.extra ->> 'priority')::smallint, i.priority),
-      partition_key = case when o.extra ? 'partition_key' then o.extra ->> 'partition_key' else i.partition_key end,
-      last_error = case when o.kind in ('retry', 'fail', 'cancel') then coalesce(o.error, i.last_error) end,
-      locked_by = case when o.kind = 'continue' then i.locked_by end,
-      lease_expires_at = case when o.kind = 'continue' then i.lease_expires_at end,
-      finished_at = case when o.kind in ('done', 'fail', 'cancel') then now() end,
-      unique_scope = @schema.scope_after(i.unique_scope, o.status),
+      joined = i.joined and outcome.keeps_visit,
+      round = case when outcome.kind = 'children' then i.round + 1 else i.round end,
+      children_pending = case
+        when outcome.kind <> 'children' then i.children_pending
+        else (
+          select count(*) from @schema.instances child where child.parent_id = i.id and child.parent_round = i.round + 1
+        )
+      end,
+      children_needed = case when outcome.kind = 'children' then (outcome.extra ->> 'join')::int end,
+      on_failure = case when outcome.kind = 'children' then outcome.extra ->> 'on_failure' end,
+      cancel_rest = case when outcome.kind = 'children' then (outcome.extra ->> 'cancel_rest')::boolean end,
+      queue = coalesce(outcome.extra ->> 'queue', i.queue),
+      priority = coalesce((outcome.extra ->> 'priority')::smallint, i.priority),
+      partition_key = case
+        when outcome.extra ? 'partition_key' then outcome.extra ->> 'partition_key' else i.partition_key
+      end,
+      last_error = case
+        when outcome.kind in ('retry', 'fail', 'cancel') then coalesce(outcome.error, i.last_error)
+      end,
+      locked_by = case when outcome.keeps_claim then i.locked_by end,
+      lease_expires_at = case when outcome.keeps_claim then i.lease_expires_at end,
+      finished_at = case when outcome.is_end then now() end,
+      unique_scope = @schema.scope_after(i.unique_scope, outcome.status),
       updated_at = now()
-    from o
-    where i.id = o.id and i.claims = o.claim and i.seq = o.seq
-      and (i.cancel_reason is null or o.kind in ('done', 'fail', 'cancel'))
-    returning i.id, i.ctid as place, i.has_signals, i.parent_id, i.queue, i.partition_key, i.slot_key, o.kind, o.delay, o.extra
+    from outcomes as outcome
+    where i.id = outcome.id and i.claims = outcome.epoch and i.seq = outcome.seq
+      and (i.cancel_reason is null or outcome.is_end)
+    returning
+      i.id, i.ctid as place, i.has_signals, i.parent_id, i.queue, i.partition_key, i.slot_key, outcome.kind, outcome.delay,
+      outcome.extra, outcome.is_end, outcome.keeps_claim, outcome.is_runnable
   )
   select
-    array_agg(u.id),
-    array_agg(u.place) filter (where u.kind = 'await' and u.has_signals),
-    array_agg(u.id) filter (where u.kind = 'children'),
-    array_agg(u.id) filter (where u.extra ? 'consumed'),
-    array_agg(u.id) filter (where u.kind in ('done', 'fail', 'cancel') and u.has_signals),
-    array_agg(u.id) filter (where u.kind in ('done', 'fail', 'cancel') and u.parent_id is not null),
-    array_agg(distinct u.queue) filter (where u.kind in ('next', 'retry') and coalesce(u.delay, 0) = 0),
-    array_agg(distinct @schema.gate('partition', u.partition_key)) filter (where u.kind <> 'continue' and u.partition_key is not null)
-      || array_agg(distinct @schema.gate('slot', u.slot_key)) filter (where u.kind <> 'continue' and u.slot_key is not null),
-    array_agg(u.id) filter (where u.extra ? 'limits'),
-    array_agg(u.extra -> 'limits') filter (where u.extra ? 'limits')
-  into written, parked, spawning, consuming, emptied, ended, queues, freed, limited, wants
-  from u;
+    array_agg(updated.id),
+    array_agg(updated.place) filter (where updated.kind = 'await' and updated.has_signals),
+    array_agg(updated.id) filter (where updated.kind = 'children'),
+    array_agg(updated.id) filter (where updated.extra ? 'consumed'),
+    array_agg(updated.id) filter (where updated.is_end and updated.has_signals),
+    array_agg(updated.id) filter (where updated.is_end and updated.parent_id is not null),
+    array_agg(distinct updated.queue) filter (where updated.is_runnable and coalesce(updated.delay, 0) = 0),
+    array_agg(distinct @schema.gate('partition', updated.partition_key))
+        filter (where not updated.keeps_claim and updated.partition_key is not null)
+      || array_agg(distinct @schema.gate('slot', updated.slot_key))
+        filter (where not updated.keeps_claim and updated.slot_key is not null),
+    array_agg(updated.id) filter (where updated.extra ? 'limits'),
+    array_agg(updated.extra -> 'limits') filter (where updated.extra ? 'limits')
+  into
+    written, parked_places, fanout_ids, consuming_ids, ended_with_signals, ended_children, queues, freed_gates, limited_ids,
+    limit_specs
+  from updated;
 
   if coalesce(cardinality(written), 0) < cardinality(ids) then
-    -- A retry after a lost answer finds its own outcome: same claim, one outcome further.
+    -- A call that is repeated after a lost answer finds its own outcome: the same epoch, seq one higher.
     select
-      array_agg(o.id) filter (where i.id is null),
-      array_agg(o.id) filter (where i.seq = o.seq + 1),
-      array_agg(o.id) filter (where i.seq = o.seq)
+      array_agg(outcome.id) filter (where i.id is null),
+      array_agg(outcome.id) filter (where i.seq = outcome.seq + 1),
+      array_agg(outcome.id) filter (where i.seq = outcome.seq)
     into stale, already, cancel_requested
-    from unnest(ids, claims, seqs) as o (id, claim, seq)
-    left join @schema.instances i on i.id = o.id and i.claims = o.claim and i.seq in (o.seq, o.seq + 1)
-    where o.id <> all (coalesce(written, '{}'));
+    from unnest(ids, claims, seqs) as outcome (id, epoch, seq)
+    left join @schema.instances i
+      on i.id = outcome.id and i.claims = outcome.epoch and i.seq in (outcome.seq, outcome.seq + 1)
+    where outcome.id <> all (coalesce(written, '{}'));
   end if;
 
   if cardinality(origins) > 0 and written is not null then
@@ -167,29 +191,31 @@ begin
     );
   end if;
 
-  if consuming is not null then
-    -- offset 0 keeps it at one look by key per signal. As a join, the whole table is read while it is small enough to
-    -- seem cheaper than that, and compared with each signal of the batch.
-    select array_agg(s.id) filter (where s.dedup_key is null), array_agg(s.id) filter (where s.dedup_key is not null)
-    into dropped, kept
-    from unnest(ids, extras) as o (id, extra)
-    cross join lateral jsonb_array_elements_text(o.extra -> 'consumed') as c (id)
+  if consuming_ids is not null then
+    -- offset 0 forces one index lookup per signal. As a join, the planner reads the whole table while it is small, and
+    -- compares it with each signal of the batch.
+    select
+      array_agg(signal.id) filter (where signal.dedup_key is null),
+      array_agg(signal.id) filter (where signal.dedup_key is not null)
+    into deleted_signals, emptied_signals
+    from unnest(ids, extras) as outcome (id, extra)
+    cross join lateral jsonb_array_elements_text(outcome.extra -> 'consumed') as consumed (id)
     cross join lateral (
-      select s.id, s.target_id, s.dedup_key from @schema.signals s where s.id = c.id::bigint offset 0
-    ) as s
-    where o.id = any (consuming) and o.extra ? 'consumed' and s.target_id = o.id;
-    delete from @schema.signals s where s.id = any (dropped);
-    update @schema.signals s set consumed = true, payload = null where s.id = any (kept);
+      select s.id, s.target_id, s.dedup_key from @schema.signals s where s.id = consumed.id::bigint offset 0
+    ) as signal
+    where outcome.id = any (consuming_ids) and outcome.extra ? 'consumed' and signal.target_id = outcome.id;
+    delete from @schema.signals s where s.id = any (deleted_signals);
+    update @schema.signals s set consumed = true, payload = null where s.id = any (emptied_signals);
   end if;
 
-  if parked is not null then
-    more := @schema.recheck_inbox(parked);
+  if parked_places is not null then
+    more := @schema.recheck_inbox(parked_places);
     queues := coalesce(queues, '{}') || more;
   end if;
 
-  if spawning is not null then
-    -- Nothing to wait for, or too few were started: go straight on.
-    with u as (
+  if fanout_ids is not null then
+    -- No child to wait for, or fewer than are needed: the parent runs on at once.
+    with released as (
       update @schema.instances i set
         status = 'runnable',
         eligible_at = now(),
@@ -197,39 +223,41 @@ begin
         children_pending = 0,
         joined = true,
         unique_scope = @schema.scope_after(i.unique_scope, 'runnable')
-      where i.id = any (spawning) and i.children_pending < coalesce(i.children_needed, 1)
+      where i.id = any (fanout_ids) and i.children_pending < coalesce(i.children_needed, 1)
       returning i.queue
     )
-    select array_agg(distinct u.queue) into more from u;
+    select array_agg(distinct released.queue) into more from released;
     queues := coalesce(queues, '{}') || more;
   end if;
-  queues := queues || made;
+  queues := queues || spawn_queues;
 
-  if emptied is not null then
-    delete from @schema.signals s where s.target_id = any (emptied);
+  if ended_with_signals is not null then
+    delete from @schema.signals s where s.target_id = any (ended_with_signals);
   end if;
 
-  if ended is not null then
-    select p.woken, p.cancel_children into more, cancel_children from @schema.release_parents(ended) as p;
+  if ended_children is not null then
+    select released.woken, released.cancel_children into more, cancel_children
+    from @schema.release_parents(ended_children) as released;
     queues := coalesce(queues, '{}') || more;
   end if;
 
-  if limited is not null then
-    update @schema.instances i set slot_key = l.slot_key, rate_key = l.rate_key, weight = l.weight
-    from @schema.limit_keys(wants) as k
-    cross join lateral unnest(limited, k.slot_keys, k.rate_keys, k.weights) as l (id, slot_key, rate_key, weight)
-    where i.id = l.id;
+  if limited_ids is not null then
+    update @schema.instances i set slot_key = limited.slot_key, rate_key = limited.rate_key, weight = limited.weight
+    from @schema.limit_keys(limit_specs) as keys
+    cross join lateral unnest(limited_ids, keys.slot_keys, keys.rate_keys, keys.weights)
+      as limited (id, slot_key, rate_key, weight)
+    where i.id = limited.id;
   end if;
   if cardinality(extras) > 0 then
-    -- What they had before, not what they have now.
-    freed := freed || array(
-      select distinct l.gate from unnest(ids, extras) as o (id, extra)
-      cross join lateral jsonb_array_elements_text(o.extra -> 'left') as l (gate)
-      where o.id = any (written)
+    -- The gates of the step that ran; the update above has set those of the next.
+    freed_gates := freed_gates || array(
+      select distinct freed.gate from unnest(ids, extras) as outcome (id, extra)
+      cross join lateral jsonb_array_elements_text(outcome.extra -> 'left') as freed (gate)
+      where outcome.id = any (written)
     );
   end if;
-  if freed is not null then
-    more := @schema.unblock(freed, true);
+  if freed_gates is not null then
+    more := @schema.unblock(freed_gates, true);
     queues := coalesce(queues, '{}') || more;
   end if;
 

@@ -1,9 +1,11 @@
 -- gc: delete ended instances past their retention.
 --
--- In: how many seconds each kind of end is kept (null: for good); how many at most. Out: how many were deleted.
--- An ended child of a parent that has not ended is spared: the parent may still read it. Signals go by a trigger (delete_signals_trg.sql).
--- Index: instances_finished; primary key for the parents. Locks: SKIP LOCKED; deletion by primary key
--- (tests/interleavings: gc_signal).
+-- Parameters: how many seconds to keep each kind of end (null for ever); the most rows to delete. Returns how many were
+-- deleted.
+-- An ended child is kept while its parent has not ended: the parent may still read it. A trigger deletes the signals
+-- (delete_signals_trg.sql).
+-- Index: instances_finished; primary key for the parents. Locks: the rows, SKIP LOCKED (tests/interleavings:
+-- gc_signal).
 create or replace function @schema.gc(keep_done float8, keep_failed float8, keep_cancelled float8, batch int)
 returns int
 language plpgsql

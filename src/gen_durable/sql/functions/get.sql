@@ -1,4 +1,6 @@
--- get: one instance, by id or, where that is null, by the unique key it holds. Index: primary key, instances_unique.
+-- get: one instance, by id or, where that is null, by the unique key it holds. The columns are those of instances_of.
+--
+-- Index: primary key, instances_unique. Locks: none.
 create or replace function @schema.get(instance bigint, key bytea default null)
 returns table (
   id bigint, fsm text, fsm_version int, step text, status text, queue text, priority smallint, partition_key text,

@@ -1,9 +1,11 @@
--- heartbeat: extend the leases of claims that a worker still holds.
+-- heartbeat: extend the leases of the claims of a worker.
 --
--- In: ids and the claims they were made with, in id order; the lease in seconds. Out: the ids whose claim was taken over.
--- A row that left executing by the owner's own outcome has the same claims and is not lost. A lease is never shortened.
--- Index: primary key. Locks: id order, SKIP LOCKED: a row locked by a flush or a delivery is not reaped while locked
--- either, and the next beat comes well before the lease ends (tests/interleavings: reap_heartbeat).
+-- Parameters: ids and epochs in id order; the lease in seconds. Returns the ids whose claim was taken over.
+-- A row that left executing by the worker's own outcome has the same claims and is not lost. A lease is never
+-- shortened.
+-- Index: primary key.
+-- Locks: id order, SKIP LOCKED. The reaper skips a row that a flush or a delivery has locked as well, and the next
+-- heartbeat comes well before the lease ends (tests/interleavings: reap_heartbeat).
 create or replace function @schema.heartbeat(ids bigint[], claims int[], lease float8)
 returns table (lost bigint)
 language plpgsql

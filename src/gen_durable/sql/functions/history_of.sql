@@ -1,6 +1,8 @@
--- history_of: the committed outcomes of an instance, in their order; by id or, where that is null, by the key it holds. Of so
--- many only the last (null: all). Errors and states only for whoever may see them (may_read.sql).
--- Index: primary key of transitions; instances_unique.
+-- history_of: the committed outcomes of an instance, in order.
+--
+-- Parameters: an id or, where that is null, a unique key; last, return only that many of the latest (null for all).
+-- Errors and states are null for a login that may not read them (may_read.sql).
+-- Index: primary key of transitions; instances_unique. Locks: none.
 create or replace function @schema.history_of(instance bigint, key bytea default null, last int default null)
 returns table (
   seq int, step text, outcome text, next_step text, attempt int, started_at timestamptz, duration float8, worker text,

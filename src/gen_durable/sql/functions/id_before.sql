@@ -1,9 +1,9 @@
--- id_before: an id below which all rows are that were inserted before a moment; null: there is no such bound.
+-- id_before: an id such that all rows inserted before a moment are below it, or null if there is no such bound.
 --
--- Ids are drawn in the order of time, and a row is inserted when its transaction begins. If no transaction inserts after
--- having been open for an hour, all ids above a row of an hour after the moment are of rows inserted after it. Found by
--- halving: whatever the order of rows is, the row that it ends with is such a row.
--- Index: primary key, some forty rows of it. Locks: none.
+-- Ids are allocated in the order of time, and inserted_at is the beginning of the transaction. If no transaction
+-- inserts after having been open for an hour, all ids above a row that was inserted an hour after the moment are of
+-- later rows. Found by bisection: in whatever order the rows are, the search ends at such a row.
+-- Index: primary key, about forty rows of it. Locks: none.
 create or replace function @schema.id_before(moment timestamptz)
 returns bigint
 language plpgsql

@@ -1,4 +1,4 @@
--- id_of_key: the id of the instance that holds a unique key; null: nobody does. Index: instances_unique.
+-- id_of_key: the id of the instance that holds a unique key, or null. Index: instances_unique. Locks: none.
 create or replace function @schema.id_of_key(key bytea)
 returns bigint
 language sql

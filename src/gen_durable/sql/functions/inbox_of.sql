@@ -1,5 +1,4 @@
--- inbox_of: the signals of an instance that are not consumed, oldest first, as a JSON array.
--- Index: signals_inbox.
+-- inbox_of: the unconsumed signals of an instance, oldest first, as a JSON array. Index: signals_inbox. Locks: none.
 create or replace function @schema.inbox_of(target bigint)
 returns jsonb
 language sql

@@ -1,13 +1,14 @@
--- insert: make instances.
+-- insert: create instances.
 --
--- In: one array per column; one that is null for all may be shorter. delays are seconds from now (null: none); a
--- schedule_at wins over its delay; a unique_scope is the text of an array of statuses; a priority of null is 0.
--- limits as limit_keys.sql takes them; groups: 'KIND/GROUP'; metadatas: objects, or null.
--- drawn: the ids of the rows, if the caller had to know them before (allocate_ids.sql); others than drawn ones are refused.
--- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (id null), 'existing' (the holder's id).
--- Out: one row per input row, in input order.
--- Index: instances_unique. Locks: rows go in by the order of their keys, so that two calls with the same keys wait
--- for each other in one direction only (tests/interleavings: insert_insert).
+-- Parameters: one array per column; an array whose values are all null may be shorter. delays: seconds from now, null
+-- for none. schedule_ats: a time takes precedence over the delay. unique_scopes: each the text of an array of statuses.
+-- priorities: null means 0. limits: as limit_keys.sql takes them. groups: 'KIND/GROUP'. metadatas: objects or null.
+-- drawn: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id is rejected.
+-- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
+-- Returns one row per input row, in input order.
+-- Index: instances_unique.
+-- Locks: rows are inserted in the order of their keys, so two calls with the same keys wait for each other in one
+-- direction only (tests/interleavings: insert_insert).
 create or replace function @schema.insert(
   fsms text[],
   versions int[],

@@ -1,7 +1,8 @@
 -- instances_of: instances by their ids, newest first.
 --
--- In: ids; whether states and results come along, which may be large. Out: one row per instance that exists.
--- Whoever may see no other instances sees those that he has started (may_read.sql). Index: primary key. Locks: none.
+-- Parameters: ids; payloads, whether to return states and results, which may be large. Returns one row per instance
+-- that exists. A login that may not read all instances sees those that it has inserted (may_read.sql).
+-- Index: primary key. Locks: none.
 create or replace function @schema.instances_of(ids bigint[], payloads boolean)
 returns table (
   id bigint, fsm text, fsm_version int, step text, status text, queue text, priority smallint, partition_key text,

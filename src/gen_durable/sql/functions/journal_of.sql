@@ -1,8 +1,9 @@
--- journal_of: what former executions of a visit have left behind, for the claim that goes on with it.
+-- journal_of: the checkpoint and activities that earlier executions of a visit have recorded, for the claim that
+-- resumes it.
 --
--- Out: {"checkpoint": [format, version, value], "activities": [[n, name, finished, result], ...]}, either of which may be
--- null; null when there is neither. Called by pick for rows that have ever written something.
--- Index: primary keys.
+-- Returns {"checkpoint": [format, version, value], "activities": [[n, name, finished, result], ...]}, where either may
+-- be null, or null if there is neither. pick calls it for rows with has_journal.
+-- Index: primary keys. Locks: none.
 create or replace function @schema.journal_of(instance bigint, at_visit int)
 returns jsonb
 language sql

@@ -1,9 +1,11 @@
--- list: a page of the instances that fit a filter, newest first.
+-- list: a page of the ids of instances that match a filter, newest first.
 --
--- In: what is wanted (filter_sql.sql); the id below which the page begins (null: at the newest); how many instances it may have;
--- at how many rows to look at most. Out: their ids, and the id below which the rest is, null at the end. A page
--- may be short, even empty, and still not be the last: then so many rows were looked at, and the rest is left to the next call.
--- Index: filter_sql.sql, id_before.sql; instances_metadata, where it was asked for and the newest rows have not filled the page. Locks: none.
+-- Parameters: wanted, the filter (filter_sql.sql); after, the id below which the page begins (null for the newest);
+-- page, the most instances to return; scan, the most rows to examine.
+-- Returns the ids, and rest: the id below which the next page begins, null at the end. A page may be short or empty
+-- without being the last: `scan` rows were examined, and the rest is left to the next call.
+-- Index: filter_sql.sql, id_before.sql; instances_metadata, if it exists and the newest rows have not filled the page.
+-- Locks: none.
 create or replace function @schema.list(wanted jsonb, after bigint, page int, scan int default 20000)
 returns table (ids bigint[], rest bigint)
 language plpgsql

@@ -1,6 +1,8 @@
--- may_read: whether whoever has logged in may see a column of all instances. Without roles (roles.sql) the answer is yes:
--- functions run with the rights of their callers then, and those are checked anyway. With roles they run with the rights of
--- the owner, so they have to ask; whoever may not see a column sees it in the instances that he has started himself.
+-- may_read: true if the session user may read this column of every instance.
+--
+-- Without roles (roles.sql) it is always true: functions run with the rights of their callers, which Postgres checks.
+-- With roles they run with the rights of the owner and must check the login themselves; a login without the right sees
+-- the column only in instances that it has inserted.
 create or replace function @schema.may_read(named text)
 returns boolean
 language sql

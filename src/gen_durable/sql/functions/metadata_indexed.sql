@@ -1,4 +1,4 @@
--- metadata_indexed: whether somebody has asked for the index of metadata (metadata_index.sql), and it is ready.
+-- metadata_indexed: true if the optional index of metadata (metadata_index.sql) exists and is valid.
 create or replace function @schema.metadata_indexed()
 returns boolean
 language sql

@@ -1,5 +1,8 @@
--- progress_of: how far the steps of an instance have come, the latest word last; by id or, where that is null, by its key.
--- Of others' only to whoever may see them (may_read.sql). Index: primary key of progress; instances_unique.
+-- progress_of: the progress reports of an instance, the latest last.
+--
+-- Parameters: an id or, where that is null, a unique key. A login that may not read all instances sees reports of those
+-- that it has inserted (may_read.sql).
+-- Index: primary key of progress; instances_unique. Locks: none.
 create or replace function @schema.progress_of(instance bigint, key bytea default null)
 returns table (step text, branch text, fraction float8, message text, updated_at timestamptz, detail jsonb)
 language sql

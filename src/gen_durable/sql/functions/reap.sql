@@ -1,13 +1,13 @@
--- reap: take back claims whose lease has expired. Fail those that crashed too often, end those with a cancel request.
+-- reap: take back claims whose lease has expired. Fails rows that crashed too often, ends rows with a cancel request.
 --
--- Parameters: how many at most; after how many crashes a row fails (null: never); `silent`: machines that keep no
--- history, as far as the caller knows.
--- Returns one row: `reclaimed`, an array of {id, machine, version, step, queue, crashes, dead}, or null; the queues in
--- which rows became runnable; parents whose other children cascade.sql must cancel; whether a cascade is older than 2 s,
--- so the process that carried it out has died.
--- Every worker runs this; there is no leader. A row that is taken back keeps its eligible_at, and so its place: within a
--- partition key it stays the head. The end of a row goes into its history if it has one: the transition of its last
--- outcome shows that, or, for a row without an outcome, `silent`.
+-- Parameters: batch, the most rows to take back; max_crashes, after how many crashes a row fails (null for never);
+-- silent, the machines that keep no history, as far as the caller knows.
+-- Returns one row: reclaimed, an array of {id, machine, version, step, queue, crashes, dead}, or null; woken, the
+-- queues in which rows became runnable; cancel_children, parents whose other children cascade.sql must cancel;
+-- cascade_due, whether a cascade is older than 2 s, so the process that carried it out has died.
+-- Every worker runs this; there is no leader. A row that is taken back keeps its eligible_at and so its place: within a
+-- partition key it stays the head. The end of a row is recorded in its history if it has one: the transition of its
+-- last outcome shows that, or, for a row without an outcome, `silent`.
 -- Index: instances_lease; primary keys.
 -- Locks: the rows in id order, then the parents of rows that end, both with SKIP LOCKED, then gates. Parents come after
 -- their children here and before them in flush and signal, so waiting for one would deadlock (tests/interleavings:
@@ -118,7 +118,8 @@ begin
 
   if ending is not null then
     delete from @schema.signals s where s.target_id = any (ending);
-    select p.woken, p.cancel_children into woken, cancel_children from @schema.release_parents(ending) as p;
+    select released.woken, released.cancel_children into woken, cancel_children
+    from @schema.release_parents(ending) as released;
   end if;
   -- Slots that their steps acquired while they ran.
   with freed as (

@@ -1,12 +1,15 @@
--- recheck_inbox: the second half of parking. Wakes the rows just parked for which a signal has come meanwhile.
+-- recheck_inbox: the second half of parking. Wakes rows that were just parked and for which a signal has arrived
+-- meanwhile.
 --
--- In: places of rows that this transaction has parked, so it holds their locks. Out: the queues of the rows woken.
--- A row without the flag `has_signals` need not come: a delivery sets it under the row's lock, which the parking has had since.
--- A signal that the parking step was shown does not count (seen), or collecting a pack would spin.
--- This must be a statement of its own: its snapshot has to be younger than the lock. A delivery that committed before
--- the lock was granted is seen here; one that comes later waits for the lock and finds the row parked
--- (tests/interleavings: park_deliver, red without this).
--- Index: signals_inbox.
+-- Parameters: the ctids of rows that this transaction has parked, and so has locked. Returns the queues of the woken
+-- rows.
+-- Rows without the flag `has_signals` are not passed: a delivery sets it under the row's lock, which the parking
+-- transaction holds. A signal that the parking step received does not count (`seen`), or a step that collects signals
+-- would spin.
+-- This must be a statement of its own: its snapshot must be younger than the lock. It sees a delivery that committed
+-- before the lock was granted; a later delivery waits for the lock and finds the row parked (tests/interleavings:
+-- park_deliver, which fails without this function).
+-- Index: signals_inbox. Locks: none beyond those of the caller.
 create or replace function @schema.recheck_inbox(parked tid[])
 returns text[]
 language plpgsql

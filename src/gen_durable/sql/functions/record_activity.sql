@@ -1,9 +1,11 @@
--- record_activity: write down a call of an activity that has ended.
+-- record_activity: record an activity call that has ended.
 --
--- In: the fence (fence_journal.sql); its number within the visit; its name, parameters, and result or error; how many
--- seconds ago it began, and how long it took; how often the name was called before. Out: false: the claim is lost, and
--- nothing was written. The same call again, after an answer was lost, changes nothing: it has the same number.
+-- Parameters: the fence (fence_journal.sql); the number of the call within the visit; its name, parameters, and result
+-- or error; how many seconds ago it began and how long it took; attempt, how often the name was called before.
+-- Returns false if the claim is lost and nothing was written. Repeating the call after a lost answer changes nothing,
+-- because the number is the same.
 -- Index: primary keys. Locks: the instance.
+-- Guarded by tests/store/test_journal.py.
 create or replace function @schema.record_activity(
   instance bigint, claim int, outcomes int, number int, name text, parameters jsonb, result jsonb, error text, ago float8,
   duration float8, attempt int

@@ -1,8 +1,10 @@
--- record_checkpoint: keep a value for the next execution of the same visit of a step.
+-- record_checkpoint: store a value for the next execution of the same visit of a step.
 --
--- In: the fence (fence_journal.sql); the value; the format of the row. Out: how many were written in this visit, with this
--- one; null: the claim is lost, and nothing was written.
+-- Parameters: the fence (fence_journal.sql); the value; the format of the row.
+-- Returns how many checkpoints this visit has written, including this one, or null if the claim is lost and nothing was
+-- written.
 -- Index: primary keys. Locks: the instance.
+-- Guarded by tests/store/test_journal.py.
 create or replace function @schema.record_checkpoint(instance bigint, claim int, outcomes int, value jsonb, format int)
 returns int
 language plpgsql

@@ -1,9 +1,10 @@
--- record_progress: how far steps have come.
+-- record_progress: store progress reports of steps.
 --
--- In: one array per column, in the order of ids: id and claim, step and branch, fraction, message, detail. Out: the ids of
--- rows that were locked by somebody, to be tried again. What comes for a claim that was taken over changes nothing.
--- No seq in the fence: a last word that comes just after the step's own outcome is still about that step.
--- Index: primary keys. Locks: id order, SKIP LOCKED: nobody waits for a report.
+-- Parameters: one array per column, in the order of ids: id and epoch, step and branch, fraction, message, detail.
+-- Returns the ids of rows that other sessions had locked; the caller repeats their reports. A report of a claim that
+-- was taken over changes nothing.
+-- The fence has no seq: a report that arrives just after the outcome of its step is still about that step.
+-- Index: primary keys. Locks: id order, SKIP LOCKED: a report never waits (tests/store/test_no_waiting.py).
 create or replace function @schema.record_progress(
   ids bigint[], claims int[], steps text[], branches text[], fractions float8[], messages text[], details jsonb[]
 )

@@ -1,10 +1,11 @@
--- record_transitions: the history of a flush, in its transaction.
+-- record_transitions: write the history of a flush, in its transaction.
 --
--- In: the columns of flush.sql; per outcome the step that ran (null: no history is kept), how many seconds ago it began and
--- how long it took; in extra attempt, if it was not 0, and keep: the state after the outcome is kept too; the ids that were
--- written, null for all. A statement of its own: with history off a flush has nothing more to do. The arrays are taken apart
--- in the select list: as a function in FROM each of them would first be copied into a store of its own.
--- Index: primary key, for states. Locks: none that flush has not.
+-- Parameters: the arrays of flush.sql; origins, the step that ran (null keeps no history), how many seconds ago it
+-- began and how long it took; in extras `attempt`, if it was not 0, and `keep`, to store the state after the outcome
+-- too; written, the ids that flush has written, null for all.
+-- A statement of its own: with history off, a flush has nothing more to do. The arrays are unnested in the select list:
+-- as a function in FROM, each would first be copied into a tuplestore.
+-- Index: primary key, for states. Locks: none beyond those of flush.
 create or replace function @schema.record_transitions(
   ids bigint[], seqs int[], kinds text[], steps text[], errors text[], extras jsonb[], worker text, origins text[],
   agos float8[], durations float8[], written bigint[]

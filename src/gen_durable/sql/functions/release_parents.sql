@@ -1,12 +1,16 @@
--- release_parents: tell parents that children have ended. Each terminal commit calls it once for its rows.
+-- release_parents: count ended children at their parents, and release the parents whose barrier opens. Each commit that
+-- ends rows calls it once for them.
 --
--- In: ids of children that this transaction has ended, and whose parents' rows it has locked in id order.
--- woken: the queues of the parents that were released. cancel_children: the parents that go on without their other children,
--- which cascade.sql cancels.
--- A barrier opens when all children have ended, when as many are done as are needed, when so many cannot be done any more,
--- or at the first that is not done, if the parent wants that. A parent that does not wait for this round any more is left
--- alone: children that end after their barrier has opened disturb nobody (tests/interleavings: join_early).
--- Index: primary key; `parent_id is not null` is not asked, it would let all of instances_parent be read. Siblings that end in two transactions wait for each other on the parent's row.
+-- Parameters: ids of children that this transaction has ended, and whose parents' rows it has locked in id order.
+-- Returns woken, the queues of the released parents; cancel_children, the parents that continue without their other
+-- children, which cascade.sql cancels.
+-- A barrier opens when all children have ended, when enough are done, when too few are left to be done, or at the first
+-- child that is not done if the parent has on_failure. A parent that no longer waits for this round is not changed, so
+-- a child that ends after its barrier has opened has no effect (tests/interleavings: join_early).
+-- Index: primary key. The condition `parent_id is not null` is left out: with it the planner may read all of
+-- instances_parent.
+-- Locks: none beyond those of the caller. Siblings that end in two transactions wait for each other at the parent's
+-- row.
 create or replace function @schema.release_parents(ended bigint[], out woken text[], out cancel_children bigint[])
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -1,11 +1,14 @@
--- retry: a failed or cancelled instance goes on again, from the step it ended in.
+-- retry: let a failed or cancelled instance run again, from the step in which it ended.
 --
--- In: an id or, where that is null, the unique key that it holds (only one whose scope has failed or cancelled in it does).
--- Out: one row: its id, the status that it had, and, if it goes on, the queue to be told of it; no row if it is unknown.
--- Its error stays until it progresses. A key that was freed is not taken again (ADR 2). A parent that still waits for this
--- round waits for it again; one that went on has gone on. Children of its last round come along, as with a join. It is the same
--- visit of the step: finished activities and the checkpoint count, the idempotency key is the same.
--- Index: primary key, instances_unique. Locks: the parent and the row, in id order, as flush does.
+-- Parameters: an id or, where that is null, the unique key that the instance holds; it holds one only if failed or
+-- cancelled is in its scope.
+-- Returns one row: its id, its status before and, if it runs again, the queue to wake. Returns no row if it does not
+-- exist.
+-- The error stays until the next progress. A key that was released is not taken again (ADR 2). A parent that still
+-- waits for this round waits for the instance again. Children of its last round are passed to the step, as after a
+-- join. The step is in the same visit: finished activities, the checkpoint and the idempotency key stay valid.
+-- Index: primary key, instances_unique. Locks: the parent and the row, in id order, as in flush (tests/interleavings:
+-- retry_retry).
 create or replace function @schema.retry(instance bigint, key bytea default null)
 returns table (id bigint, was text, woken text)
 language plpgsql

@@ -1,12 +1,13 @@
 -- signal: deliver signals.
 --
--- In: one array per column, all of one length. A target is given by id or, where that is null, by unique key.
--- Out: one row per input row, in input order: the target's id, what became of it ('delivered', 'duplicate',
--- 'no_target', 'full': 10,000 are in its inbox and not consumed), and the queue to be looked at: of a row that was woken, and of one that was due already, for the lock
--- taken here may have hidden it from a picker that had just been told of it (tests/flows/test_signals.py).
+-- Parameters: one array per column, all of one length. A target is given by id or, where that is null, by unique key.
+-- Returns one row per input row, in input order: the target's id; a verdict: 'delivered', 'duplicate', 'no_target' or
+-- 'full' (10,000 unconsumed signals are in its inbox); and the queue to wake. That is the queue of a row that became
+-- runnable, and of a row that was due already: the lock taken here may have hidden it from a picker that was just woken
+-- for it (tests/flows/test_signals.py).
 -- Index: primary key, instances_unique, signals_dedup.
--- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock taken only
--- on rows that look parked would miss the one that is about to park (tests/interleavings: park_deliver).
+-- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock only on
+-- rows that look parked would miss a row that is about to park (tests/interleavings: park_deliver).
 create or replace function @schema.signal(
   targets bigint[], keys bytea[], names text[], payloads jsonb[], dedup_keys text[]
 )

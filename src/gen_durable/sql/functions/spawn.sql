@@ -1,12 +1,14 @@
--- spawn: the children of parents that this transaction has locked and is about to park; and what other outcomes start
--- beside themselves.
+-- spawn: insert the children of parents that this transaction has locked and is about to park, and the instances that
+-- other outcomes start without waiting for them.
 --
--- In: the arrays of flush that hold the fence, the kind and the children (extra.children: an array of objects), or the
--- instances that nobody waits for (extra.spawn: the same). Out: the queues in which rows became runnable.
--- A child that has an id already (begin_fanout.sql) keeps it.
--- The fence is asked here as in flush, and who is to be cancelled starts nobody; the lock makes both answers the same. A child whose unique key is taken is not
--- made and not waited for. Rows go in by the order of their keys (insert.sql).
--- Index: instances_unique, primary key.
+-- Parameters: the arrays of flush with the fence, the kind, and extras: `children`, an array of objects, or `spawn`,
+-- the same. A child with an id (begin_fanout.sql) keeps it.
+-- Returns the queues in which rows became runnable.
+-- The fence is checked here as in flush, and a row with a pending cancel starts no instances; the lock guarantees that
+-- both checks agree. A child whose unique key is taken is neither inserted nor waited for. Rows are inserted in the
+-- order of their keys (insert.sql).
+-- Index: instances_unique, primary key. Locks: none beyond those of flush and of the keys.
+-- Guarded by tests/interleavings/test_unique.py and test_cancel.py.
 create or replace function @schema.spawn(ids bigint[], claims int[], seqs int[], kinds text[], extras jsonb[])
 returns text[]
 language plpgsql

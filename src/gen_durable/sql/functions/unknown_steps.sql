@@ -1,7 +1,8 @@
--- unknown_steps: due rows in a worker's queues that it cannot run, counted by name. For a report, not for the hot path.
+-- unknown_steps: count due rows in the queues of a worker that it has no code for. For a report, not for the hot path.
 --
--- In: the queues; the names the worker knows ('machine/version/step'). Out: unknown names with counts, at most 20, out of
--- the first 1,000 such rows per queue. Index: instances_pick.
+-- Parameters: the queues; the names that the worker knows ('machine/version/step').
+-- Returns at most 20 unknown names with counts, from the first 1,000 such rows per queue. Index: instances_pick. Locks:
+-- none.
 create or replace function @schema.unknown_steps(queues text[], known text[])
 returns table (fsm text, fsm_version int, step text, queue text, waiting int)
 language sql

@@ -1,6 +1,7 @@
--- unlocked: which of the given rows nobody else holds a lock on at this moment. flush asks when it ran into its
--- lock_timeout, to set aside the outcomes whose row or parent is held by a long transaction.
--- Index: primary key. Locks: SKIP LOCKED, given back at once with the statement's transaction.
+-- unlocked: the given rows that no other session has locked at this moment. The committer calls it when flush ran into
+-- its lock_timeout, to postpone the outcomes whose row or parent a long transaction has locked.
+--
+-- Index: primary key. Locks: SKIP LOCKED, released at once with the transaction of the statement.
 create or replace function @schema.unlocked(ids bigint[])
 returns table (id bigint)
 language sql
