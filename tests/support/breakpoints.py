@@ -22,7 +22,8 @@ _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re
 # Reads that only steer the walk, and the sequence, which no transaction waits for: a stop there would multiply the
 # schedules and show nothing new.
 _STEERING = re.compile(
-    r"\binto (level_priority|next_due_at|ids|head|crowded_keys|found_rows, denied|gate|gates|old|policy)\b"
+    r"\binto (level_priority|next_due_at|priority|due_at)\b"
+    r"|\binto (ids|head|crowded_keys|found_rows, denied|gate|gates|old|policy)\b"
     r"|\binto (wanted|live, states|asked, check_cancels|marked)\b|^(above|hidden|listed) := array"
     r"|^cascade_due :="
     r"|^(gates := array|lost :=|woken := woken \|\| \S+unblock_slots)|^perform \S+limit_keys"
