@@ -59,7 +59,7 @@ class Durable(AdminOperations):
         roles: str | None = None,
         embedded_directory: str | Path | None = None,
         codec: PayloadCodec | None = None,
-        read_unsealed: bool = False,
+        read_unencrypted: bool = False,
     ) -> None:
         """Configure the client; `open` or `async with` connects.
 
@@ -72,7 +72,7 @@ class Durable(AdminOperations):
         well: it has connections of its own, so that user code cannot hold them.
 
         `codec` encrypts states, results, signals, errors and the journal, for workers too. Unencrypted payloads are
-        then refused, unless `read_unsealed=True` (docs/howto/encrypt.md).
+        then refused, unless `read_unencrypted=True` (docs/howto/encrypt.md).
         """
         database = Database(
             dsn,
@@ -85,7 +85,7 @@ class Durable(AdminOperations):
             roles=roles,
             embedded_directory=embedded_directory,
         )
-        encryption = None if codec is None else PayloadEncryption(codec, schema, read_unsealed=read_unsealed)
+        encryption = None if codec is None else PayloadEncryption(codec, schema, read_unencrypted=read_unencrypted)
         self._services = Services(database, encryption)
         self._in_transaction = TransactionCalls(self._services)
 

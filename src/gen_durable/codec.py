@@ -1,11 +1,8 @@
-"""Typed values to plain JSON and back. Never pickle, never a class named by stored data.
+"""Encode typed values as JSON and decode them: dataclasses, msgspec structs, pydantic models, TypedDicts, builtins.
 
-In: a dataclass, `msgspec.Struct`, pydantic model, `TypedDict`, dict or builtin. Out: JSON bytes that `jsonb` takes and
-that decode again, or an error of ours. This room owns the invariant that a value which cannot be stored is refused
-here, before it is in a batch with others.
-
-msgspec writes NaN and infinity as `null` and passes NUL characters on as an escape. Looking for the bytes `null` and
-`\\u0000` in what it wrote is cheap, so the slow, exact check runs only for values that have them.
+Nothing is pickled, and stored data never names a class. A value that `jsonb` cannot store is rejected here, before it
+can fail a batch. msgspec writes NaN and infinity as `null` and NUL characters as an escape: searching its output for
+`null` and `\\u0000` is cheap, so the slow, exact check runs only for values that contain them.
 """
 
 from __future__ import annotations
@@ -22,20 +19,20 @@ from gen_durable.validation import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
 
 T = TypeVar("T")
 JSON_NULL = b"null"
-SEALED: Final = "sealed:1:"
-"""How a payload begins that went through the user's codec (gen_durable.encryption): in JSON it is a string."""
+ENCRYPTED_PREFIX: Final = "encrypted:1:"
+"""The prefix of an encrypted payload (gen_durable.encryption), which is a JSON string."""
 
 
 @runtime_checkable
 class _PydanticModel(Protocol):
-    """What we use of a pydantic model (2.11 or later); pydantic itself is never imported here."""
+    """The methods used of a pydantic model (2.11 or later); pydantic itself is never imported here."""
 
     def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool, warnings: bool) -> Any: ...
     def model_dump_json(self) -> str: ...
 
 
 class Codec(Generic[T]):
-    """Stores values of one type as JSON and reads them back."""
+    """Encodes and decodes values of one type."""
 
     __slots__ = ("_decoder", "_model", "_plain_class", "_takes_text", "_type", "_what")
 
@@ -55,7 +52,7 @@ class Codec(Generic[T]):
                 "use a dataclass, a msgspec.Struct, a pydantic model, a TypedDict or a dict"
             )
         self._takes_text = False
-        self._takes_text = self._reads(f'"{SEALED}AAAA"')
+        self._takes_text = self._reads(f'"{ENCRYPTED_PREFIX}AAAA"')
 
     def _reads(self, raw: str) -> bool:
         try:
@@ -65,7 +62,7 @@ class Codec(Generic[T]):
         return True
 
     def check(self, value: object) -> None:
-        """Refuse a value that is plainly not of this type, as far as a cheap look can tell."""
+        """Raise `EncodeError` if an isinstance check shows that the value is not of this type."""
         expected = self._plain_class
         if expected is None or isinstance(value, expected):
             return
@@ -74,28 +71,28 @@ class Codec(Generic[T]):
     def encode(self, value: T) -> bytes:
         self.check(value)
         raw = encode(value, self._what)
-        if self._takes_text and is_sealed(raw):
-            raise EncodeError(f"{self._what} begins with {SEALED!r}, which marks what is encrypted")
+        if self._takes_text and is_encrypted(raw):
+            raise EncodeError(f"{self._what} begins with {ENCRYPTED_PREFIX!r}, which marks encrypted payloads")
         return raw
 
     def store(self, value: T) -> tuple[str, T]:
-        """A value as JSON text, and as it will be read again: one that does not read back is refused here."""
+        """A value as JSON text, and decoded again. Raises `EncodeError` if its JSON does not decode."""
         raw = self.encode(value)
         try:
             return raw.decode(), self.decode(raw)
         except DecodeError as error:
-            raise EncodeError(f"{error}: it would not be read again") from None
+            raise EncodeError(f"{error}: the stored value could not be decoded") from None
 
     def decode(self, raw: bytes | str) -> T:
         try:
-            # Most types refuse an envelope by themselves. One that takes any text must not be handed a sealed one.
-            if self._takes_text and is_sealed(raw):
+            # Most types reject an encrypted payload by themselves; a type that accepts any text would not.
+            if self._takes_text and is_encrypted(raw):
                 raise ValueError
             if self._model is not None:
                 return cast(T, self._model.model_validate_json(raw, by_name=True))
             return cast(T, self._decoder.decode(raw))
         except Exception as error:
-            if is_sealed(raw):
+            if is_encrypted(raw):
                 raise DecodeError(f"{self._what}: {NO_CODEC}") from None
             raise DecodeError(
                 f"{self._what}: stored JSON does not fit {type_name(self._type)}: {_reason(error, self._type)}"
@@ -103,12 +100,12 @@ class Codec(Generic[T]):
 
 
 def codec_for(type_: object, what: str) -> Codec[Any]:
-    """A codec for a type as written in an annotation; `what` names the place in errors."""
+    """A codec for a type as written in an annotation; `what` names the value in errors."""
     return Codec(type_, what)
 
 
 def encode(value: object, what: str) -> bytes:
-    """A value as JSON bytes, or an `EncodeError` that says what in it cannot be stored."""
+    """A value as JSON bytes. Raises `EncodeError` with the part that cannot be stored, or `TooLarge`."""
     try:
         raw = _ENCODER.encode(value)
     except RecursionError:
@@ -120,9 +117,9 @@ def encode(value: object, what: str) -> bytes:
     if len(raw) > MAX_PAYLOAD:
         raise TooLarge(
             f"{what} is {len(raw):,} bytes of JSON, at most {MAX_PAYLOAD:,} are allowed: "
-            "keep large data elsewhere and store where it is"
+            "store large data elsewhere and keep a reference to it"
         )
-    if b"null" in raw and _holds_nonfinite(msgspec.to_builtins(value, enc_hook=_encode_hook)):
+    if b"null" in raw and _has_nonfinite(msgspec.to_builtins(value, enc_hook=_encode_hook)):
         raise EncodeError(f"{what} holds NaN or an infinity, which JSON cannot store: use None")
     if b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b""):
         raise EncodeError(f"{what} holds a NUL character in a string, which Postgres cannot store")
@@ -150,27 +147,27 @@ def decode_plain(raw: bytes | str) -> Any:
 
 
 def decode_payload(raw: bytes | str) -> Any:
-    """As `decode_plain`, of a payload: one that is still sealed is refused."""
-    if isinstance(raw, Unread):
-        raise DecodeError(raw.why)
-    if is_sealed(raw):
+    """Like `decode_plain`, for a payload. Raises `DecodeError` if it is still encrypted."""
+    if isinstance(raw, UnreadablePayload):
+        raise DecodeError(raw.reason)
+    if is_encrypted(raw):
         raise DecodeError(f"the payload cannot be read: {NO_CODEC}")
     return msgspec.json.decode(raw)
 
 
-class Unread(bytes):
-    """A payload that could not be opened, as it is stored; `why` is told to whoever asks for it."""
+class UnreadablePayload(bytes):
+    """A payload that could not be decrypted, as it is stored; decoding it raises `DecodeError(reason)`."""
 
-    why: str = ""
+    reason: str = ""
 
 
-def is_sealed(raw: bytes | str) -> bool:
-    """Whether JSON is an envelope."""
-    return raw.startswith(_SEALED_TEXT) if isinstance(raw, str) else raw.startswith(_SEALED_BYTES)
+def is_encrypted(raw: bytes | str) -> bool:
+    """Whether JSON is an encrypted payload."""
+    return raw.startswith(_PREFIX_TEXT) if isinstance(raw, str) else raw.startswith(_PREFIX_BYTES)
 
 
 def type_name(type_: object) -> str:
-    """How to call a type in a message."""
+    """The name of a type in messages."""
     if type_ is None or type_ is type(None):
         return "None"
     if isinstance(type_, type):
@@ -180,25 +177,25 @@ def type_name(type_: object) -> str:
 
 def _encode_hook(value: object) -> object:
     if isinstance(value, _PydanticModel):
-        # By field names and without computed fields, so that it reads back whatever the model's aliases are. Pydantic's
-        # warnings would quote the values.
+        # By field names and without computed fields, so that it decodes whatever the aliases of the model are.
+        # Pydantic's warnings would quote the values.
         return value.model_dump(mode="json", by_alias=False, round_trip=True, warnings=False)
-    raise EncodeError(f"an object of type {type(value).__name__} is in it")
+    raise EncodeError(f"it contains an object of type {type(value).__name__}")
 
 
 def _decode_hook(type_: type[object], value: object) -> object:
     if _is_pydantic(type_):
         try:
-            # As JSON again: a strict model takes a datetime or a tuple from JSON, but not from plain Python values.
+            # From JSON: a strict model accepts a datetime or a tuple from JSON, but not from plain Python values.
             return cast(Any, type_).model_validate_json(msgspec.json.encode(value), by_name=True)
         except Exception as error:
             raise _Misfit(_reason(error, type_)) from None
     raise DecodeError(f"objects of type {type_name(type_)} cannot be read")
 
 
-NO_CODEC: Final = "it is encrypted, and no codec was given that reads it: pass Durable(codec=...)"
-_SEALED_TEXT: Final = f'"{SEALED}'
-_SEALED_BYTES: Final = _SEALED_TEXT.encode()
+NO_CODEC: Final = "it is encrypted, and this client has no codec: pass Durable(codec=...)"
+_PREFIX_TEXT: Final = f'"{ENCRYPTED_PREFIX}'
+_PREFIX_BYTES: Final = _PREFIX_TEXT.encode()
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_hook)
 
 
@@ -207,7 +204,7 @@ def _is_pydantic(type_: object) -> bool:
 
 
 def _runtime_class(type_: object) -> tuple[type, ...] | None:
-    """The classes that a value must be an instance of, where the annotation names them plainly."""
+    """The classes that a value must be an instance of, where the annotation names classes."""
     if type_ is None:
         return (type(None),)
     if is_typeddict(type_):
@@ -222,7 +219,7 @@ def _runtime_class(type_: object) -> tuple[type, ...] | None:
 
 
 class _Misfit(ValueError):
-    """A nested pydantic model refused its part; the text is safe. msgspec adds the place to a ValueError."""
+    """A nested pydantic model rejected its part; the text quotes no value. msgspec adds the place to a ValueError."""
 
 
 _PLACE = re.compile(r" - at `[^`]*`(?: in `[^`]*`)?$")
@@ -249,7 +246,7 @@ def _reason(error: Exception, type_: object) -> str:
 
 
 def _words(error: dict[str, Any]) -> str:
-    """A pydantic error in words, or its code where the words may come from a validator and quote the value."""
+    """The message of a pydantic error, or its code where the message may quote the value."""
     message = str(error["msg"])
     return message if message.startswith(_SAFE_WORDS) else str(error["type"])
 
@@ -276,7 +273,7 @@ def _field_names(type_: object) -> set[str]:
     return names
 
 
-def _holds_nonfinite(value: Any) -> bool:
+def _has_nonfinite(value: Any) -> bool:
     stack = [value]
     while stack:
         item = stack.pop()

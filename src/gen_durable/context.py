@@ -1,12 +1,13 @@
-"""What a step is told about its instance, and what it can ask for.
+"""`Context`, the second argument of every step: its instance, signals, children, limits, journal and transaction.
 
-In: the claim as the database gave it. Out: typed signals and children, read-only.
+The engine builds one per execution. A context only reads values and calls the services of `step_services`, so tests can
+build one without a worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
@@ -17,8 +18,15 @@ from gen_durable.durations import Duration
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.instances import Status
 from gen_durable.limits import Limit
-from gen_durable.services import JournalService, LimitContext, LimitService, StepConnection, StepJournalService
 from gen_durable.signals import Received, Signal
+from gen_durable.step_services import (
+    JournalService,
+    LimitContext,
+    LimitService,
+    StepConnection,
+    StepJournalService,
+    StepTransaction,
+)
 
 if TYPE_CHECKING:
     from gen_durable.machines import StepSpec
@@ -63,70 +71,8 @@ class Child:
         return f"Child(id={self.id}, machine={self.machine!r}, status={self.status.value!r})"
 
 
-class Lent:
-    """The transaction of a step, for as long as it runs.
-
-    What is written down beside it would outlive its rollback: that comes before the first use of its connection.
-    """
-
-    __slots__ = ("_connection", "_noting", "taken")
-
-    def __init__(self, connection: StepConnection) -> None:
-        self._connection: StepConnection | None = connection
-        self._noting = 0
-        self.taken = False
-
-    def take(self) -> StepConnection:
-        """The connection, to write with: the journal is closed from now on."""
-        if self._noting:
-            raise InputError(
-                "ctx.connection is not for an activity, nor for the time of one: what an activity has done is kept "
-                "when the step's own writes are rolled back. Await ctx.run and ctx.checkpoint first, then write"
-            )
-        self.taken = True
-        return cast(StepConnection, Borrowed(self))
-
-    def look(self) -> StepConnection:
-        """What is lent, unless the step has ended: the transaction of another may be there by now."""
-        if self._connection is None:
-            raise InputError(
-                "ctx.connection was used after its step had ended: await all that writes before it returns"
-            )
-        return self._connection
-
-    def end(self) -> None:
-        """The step has ended; whatever it has left running writes no more."""
-        self._connection = None
-
-    @contextmanager
-    def not_yet(self, what: str) -> Generator[None]:
-        """Something is written down meanwhile."""
-        if self.taken:
-            raise InputError(
-                f"{what} comes too late: it would stay when what the step has written with ctx.connection is rolled "
-                "back. Do it before the first use of ctx.connection"
-            )
-        self._noting += 1
-        try:
-            yield
-        finally:
-            self._noting -= 1
-
-
-class Borrowed:
-    """The driver's connection as a step has it."""
-
-    __slots__ = ("_lent",)
-
-    def __init__(self, lent: Lent) -> None:
-        self._lent = lent
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lent.look(), name)
-
-
 class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
-    """Handed to every step beside its state."""
+    """Passed to every step with its state: the instance, its signals and children, and the services of the worker."""
 
     id: int
     machine: str
@@ -143,24 +89,24 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     seq: int
     inbox: tuple[Received, ...] = ()
     awaited: tuple[Received, ...] = ()
-    _brought: tuple[Child, ...] | None = ()
+    _children: tuple[Child, ...] | None = ()
     _read_children: Callable[[int], Awaitable[list[Child]]] | None = None
     _limits: LimitService | None = None
     _slot: str | None = None
     visit: int = 0
     _journal: JournalService | None = None
     _claim: object = None
-    _lent: Lent | None = None
+    _transaction: StepTransaction | None = None
 
     @property
     def connection(self) -> StepConnection:
-        """The open transaction of a step that is `transactional`: what is written there commits with the outcome.
+        """The open transaction of a `transactional` step; its writes commit together with the outcome.
 
-        Activities and checkpoints of the step come before its first use.
+        Run activities and write checkpoints before the first use.
         """
-        if self._lent is None:
+        if self._transaction is None:
             raise InputError("ctx.connection is for steps with @step(transactional=True), and not for on_error")
-        return self._lent.take()
+        return self._transaction.connection()
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -168,17 +114,17 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
         A round of more than 10,000 is too large for this.
         """
-        if self._brought is None:
+        if self._children is None:
             raise TooLarge(
                 "this round has too many children to be loaded at once: "
                 "read them with `async for child in ctx.stream_children()`, or ctx.stream_results(step)"
             )
-        return self._brought
+        return self._children
 
     async def stream_children(self) -> AsyncIterator[Child]:
-        """The children of this round, in start order: read page by page, so that any number will do."""
-        if self._brought is not None:
-            for child in self._brought:
+        """The children of this round, in start order, read page by page; there is no maximum."""
+        if self._children is not None:
+            for child in self._children:
                 yield child
         elif self._read_children is not None:
             after = 0
@@ -188,7 +134,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
                 after = page[-1].id
 
     def first(self, signal: Signal[P]) -> P | None:
-        """The oldest awaited payload of a signal; None when it did not come (the deadline fired)."""
+        """The oldest awaited payload of a signal; None if the deadline passed before one arrived."""
         for received in self.awaited:
             if received.name == signal.name:
                 return signal.codec.decode(received.payload)
@@ -200,14 +146,14 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
     def results(self, step: Startable[S, R]) -> list[R]:
         """The results of this round's children that are done, of the machine or job of `step`; in start order."""
-        from gen_durable.starts import step_of  # here, not above: outcomes' types speak of Context
+        from gen_durable.starts import step_of  # not at the top: the types of outcomes refer to Context
 
         spec = step_of(step, "ctx.results")
         codec = spec.result_codec
         return [cast(R, codec.decode(raw)) for child in self.children if (raw := _result(child, spec)) is not None]
 
     async def stream_results(self, step: Startable[S, R]) -> AsyncIterator[R]:
-        """As `results`, read page by page, so that any number will do."""
+        """Like `results`, but read page by page; there is no maximum."""
         from gen_durable.starts import step_of
 
         spec = step_of(step, "ctx.stream_results")
@@ -218,44 +164,45 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     def limit(self, name: str, partition: str | None = None, *, weight: int = 1) -> LimitContext:
         """Run a part of the step under a limit: `async with ctx.limit("stripe", tenant):` (`with` in a `def` step).
 
-        Waits for a slot or a token, which are the same as those of whole steps. The step goes on holding its own slot
-        in its queue meanwhile, so put what waits long under `@step(limit=)` instead.
+        Waits for a slot or a token; steps with `@step(limit=)` share them. While it waits, the step occupies its slot
+        in the queue: for long waits use `@step(limit=)`.
         """
         if self._limits is None:
-            raise InputError("ctx.limit needs a worker: this context was made by hand")
+            raise InputError("ctx.limit needs a worker: this context was built without one")
         return self._limits.lease(self.id, self.claim, self._slot, Limit(name, partition, weight))
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every execution of this visit of the step, also after a crash or a `Retry`; no other has it."""
+        """A key for external calls, the same in every execution of this visit, also after a crash or a `Retry`."""
         return f"{self._writer.installation}-{self.id}-{self.visit}"
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether a checkpoint was written in this visit of the step: None is a value like others."""
+        """Whether this visit of the step has a checkpoint; needed where the value None is a valid checkpoint."""
         return self._step_journal.checkpoint is not None
 
     @property
     def last_checkpoint(self) -> Any:
-        """The newest checkpoint of this visit as plain JSON values; None when there is none."""
+        """The newest checkpoint of this visit as plain JSON values; None if there is none."""
         raw = self._step_journal.checkpoint
         return None if raw is None else decode_payload(raw)
 
     def checkpoint_as(self, type_: type[T]) -> T | None:
-        """The newest checkpoint of this visit, typed; None when there is none."""
+        """The newest checkpoint of this visit, typed; None if there is none."""
         raw = self._step_journal.checkpoint
         return None if raw is None else cast(T, codec_for(type_, "a checkpoint").decode(raw))
 
     async def checkpoint(self, value: object) -> None:
-        """Keep a value for the next execution of this step, should this one not come to its end.
+        """Store a value for the next execution of this step, in case this one does not finish.
 
-        It is forgotten when the step is left. Raises `LeaseLost` when another worker has the claim: let it pass. In
-        a transactional step it comes before the first use of `ctx.connection`, whose writes it would outlive.
+        The outcome of the step deletes it. Raises `LeaseLost` if another worker has taken the claim over: do not catch
+        it. In a transactional step, write checkpoints before the first use of `ctx.connection`: a rollback does not
+        undo them.
         """
         await self._write("ctx.checkpoint", self._step_journal.save(value))
 
     async def clear_checkpoint(self) -> None:
-        """Forget the checkpoint."""
+        """Delete the checkpoint."""
         await self._write("ctx.clear_checkpoint", self._step_journal.clear())
 
     @overload
@@ -299,10 +246,10 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     def progress(
         self, fraction: float | None = None, message: str | None = None, *, detail: object = None, branch: str = ""
     ) -> None:
-        """Say how far this step has come, for `app.progress(id)`. The last word counts; nothing waits for it or fails.
+        """Report the progress of this step, for `app.progress(id)`. The latest report replaces earlier ones.
 
-        `branch` tells several lines of work within the step apart. A transactional step's report is no part of its
-        transaction: it is seen before the commit, and stays after a rollback.
+        The call never waits and never fails. `branch` names one of several parallel parts of the step. The report of a
+        transactional step is not part of its transaction: it is visible before the commit and stays after a rollback.
         """
         if self._journal is not None:
             self._journal.report(
@@ -311,15 +258,15 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
     @property
     def sync(self) -> SyncContext:
-        """Checkpoints and activities for `def` steps, which do not await."""
-        if self._lent is not None:
+        """Checkpoints and activities for `def` steps."""
+        if self._transaction is not None:
             raise InputError("ctx.sync is for `def` steps: a transactional one awaits ctx.run and ctx.checkpoint")
         return SyncContext(self._writer, self._step_journal)
 
     @property
     def _writer(self) -> JournalService:
         if self._journal is None:
-            raise InputError("the journal needs a worker: this context was made by hand")
+            raise InputError("the journal needs a worker: this context was built without one")
         return self._journal
 
     @property
@@ -327,8 +274,8 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         return self._writer.step_journal(self._claim, self.seq)
 
     async def _write(self, what: str, actions: Generator[Any, Any, Any]) -> Any:
-        """Write to the journal, outside of any transaction."""
-        with nullcontext() if self._lent is None else self._lent.not_yet(what):
+        """Write to the journal, outside of the step's transaction."""
+        with nullcontext() if self._transaction is None else self._transaction.journal_write(what):
             return await self._writer.perform(actions)
 
     def __repr__(self) -> str:
@@ -337,7 +284,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class SyncContext:
-    """`ctx.sync`: the same as in `Context`, in the thread of a `def` step."""
+    """`ctx.sync`: the journal methods of `Context`, for the thread of a `def` step."""
 
     _journal: JournalService
     _step_journal: StepJournalService
@@ -389,5 +336,5 @@ class RetryingActivities:
 
 
 def _result(child: Child, spec: StepSpec) -> bytes | None:
-    """The result of a child that is done and of the machine that is asked for."""
+    """The result of a child, if it is done and belongs to the machine of `spec`."""
     return child.raw_result if child.ok and child.machine == spec.machine.name else None

@@ -20,7 +20,7 @@ from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
 from gen_durable.pg.sqlstate import to_error
-from gen_durable.store.journal import JournalCalls
+from gen_durable.store.journal import JournalStatements
 from gen_durable.store.schema import Schema
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Database:
                 await migrate(connection, self.schema, roles=self._roles)
             else:
                 await check(connection, self.schema)
-            self.installation = await connection.run(JournalCalls(self.schema).installation())
+            self.installation = await connection.run(JournalStatements(self.schema).installation())
         finally:
             await connection.close()
         if connection.target.pooled and self._pooler is None:
@@ -161,7 +161,7 @@ class Database:
 
     async def _check_caller_pool(self, caller_pool: CallerPool) -> None:
         await check(caller_pool, self.schema)
-        installation = await caller_pool.run(JournalCalls(self.schema).installation())
+        installation = await caller_pool.run(JournalStatements(self.schema).installation())
         if self._target is None:
             self.pool = caller_pool
             self.installation = installation

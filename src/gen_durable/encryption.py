@@ -1,11 +1,9 @@
-"""Sealing: payloads pass through the user's codec on their way into the database and back.
+"""Encrypt payloads with the user's `PayloadCodec` before they are stored, and decrypt them after they are read.
 
-In: JSON or text of one field of one instance, and a `PayloadCodec`. Out: an envelope, `sealed:1:` and base64, which is
-a JSON string in a jsonb column and plain text in a text column; and what was in it.
-
-This module owns the invariants that an envelope is read only as the field of the instance that it was made for (the
-codec is told both, and an authenticated one refuses all others), and that JSON which is not sealed is refused, unless
-that was asked for. Texts that are not sealed are the engine's own words, written in SQL: a crash loop, a cancellation.
+An encrypted payload is an envelope, `encrypted:1:` and base64: a JSON string in a jsonb column, plain text in a text
+column. The codec gets the instance and the field of each payload, so an authenticated codec rejects an envelope that
+was moved. Clear JSON is rejected unless `read_unencrypted` is set; clear text is an error message written by SQL, such
+as a crash loop or a cancellation.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
-from gen_durable.codec import SEALED, Unread, is_sealed
+from gen_durable.codec import ENCRYPTED_PREFIX, UnreadablePayload, is_encrypted
 from gen_durable.context import Child
 from gen_durable.errors import ConfigError, DecodeError, EncodeError
 from gen_durable.instances import Instance
@@ -31,7 +29,7 @@ ERROR: Final = "error"
 
 @dataclass(frozen=True, slots=True)
 class PayloadContext:
-    """Where a payload lies: the schema, the instance, and the field.
+    """The place of a payload: the schema, the instance, and the field.
 
     Fields are `state`, `result`, `error`, `signal/NAME`, `checkpoint`, `activity/VISIT/NAME/parameters` (or
     `result`, `error`) and `progress/message` (or `detail`).
@@ -42,20 +40,20 @@ class PayloadContext:
     field: str
 
     def as_bytes(self) -> bytes:
-        """All of it, as associated data for authenticated encryption: no two places have the same bytes."""
+        """Associated data for authenticated encryption: no two places have the same bytes."""
         return f"{self.schema}/{self.instance}/{self.field}".encode()
 
 
 @runtime_checkable
 class PayloadCodec(Protocol):
-    """What `Durable(codec=...)` takes. Called from any thread; what one encodes all others must be able to decode."""
+    """The protocol of `Durable(codec=...)`. Called from any thread. All clients and workers need codecs that agree."""
 
     def encode(self, data: bytes, context: PayloadContext) -> bytes:
-        """A payload as it is to be stored."""
+        """Encrypt a payload."""
         ...
 
     def decode(self, data: bytes, context: PayloadContext) -> bytes:
-        """The payload again. Raises when it was made for another place, or cannot be read."""
+        """Decrypt a payload. Raises if it was encrypted for another place, or cannot be read."""
         ...
 
 
@@ -64,39 +62,39 @@ class PayloadEncryption:
 
     __slots__ = ("_clear", "_codec", "_schema")
 
-    def __init__(self, codec: PayloadCodec, schema: str, *, read_unsealed: bool) -> None:
+    def __init__(self, codec: PayloadCodec, schema: str, *, read_unencrypted: bool) -> None:
         if not isinstance(codec, PayloadCodec):
             raise ConfigError(f"codec must have encode and decode, got {type(codec).__name__}")
         self._codec = codec
         self._schema = schema
-        self._clear = read_unsealed
+        self._clear = read_unencrypted
 
     def encrypt(self, json: str, instance: int, field: str) -> str:
-        """JSON as the JSON of an envelope."""
+        """JSON as an envelope, which is JSON too."""
         return f'"{self._encode(json.encode(), PayloadContext(self._schema, instance, field))}"'
 
     def encrypt_text(self, text: str, instance: int, field: str) -> str:
-        """Text as an envelope. What the codec cannot encode is lost rather than stored in clear."""
+        """Text as an envelope. If the codec fails, the text is dropped: it is never stored in clear."""
         try:
             return self._encode(text.encode(), PayloadContext(self._schema, instance, field))
         except EncodeError as error:
             return f"EncodeError: {error}"
 
     def decrypt(self, json: str | bytes, instance: int, field: str) -> str:
-        """Decrypt JSON. Raises `DecodeError`, also for clear text unless `read_unsealed` allows it."""
+        """Decrypt JSON. Raises `DecodeError`, also for clear text unless `read_unencrypted` allows it."""
         text = json if isinstance(json, str) else json.decode()
-        if is_sealed(text):
+        if is_encrypted(text):
             return self._decode(text[1:-1], PayloadContext(self._schema, instance, field))
         if self._clear:
             return text
         raise DecodeError(
-            f"instance {instance}: its {field} is stored in clear, and with a codec that is refused: "
-            "open the Durable with read_unsealed=True while rows from before the codec are left"
+            f"instance {instance}: its {field} is stored in clear, which is rejected because this client has a codec. "
+            "While rows from before the codec are left, pass Durable(read_unencrypted=True)"
         )
 
     def decrypt_text(self, text: str, instance: int, field: str) -> str:
-        """The text in an envelope; one that is not sealed is the engine's own."""
-        if not text.startswith(SEALED):
+        """Decrypt a text. Clear text is a message of the engine and is returned unchanged."""
+        if not text.startswith(ENCRYPTED_PREFIX):
             return text
         return self._decode(text, PayloadContext(self._schema, instance, field))
 
@@ -105,12 +103,12 @@ class PayloadEncryption:
         try:
             return self.decrypt(raw, instance, field).encode()
         except DecodeError as error:
-            unread = Unread(raw)
-            unread.why = str(error)
-            return unread
+            unreadable = UnreadablePayload(raw)
+            unreadable.reason = str(error)
+            return unreadable
 
     def readable_text(self, text: str | None, instance: int, field: str) -> str | None:
-        """Decrypted text for a reader of instances, or a note why it cannot be decrypted."""
+        """Decrypted text for a reader of instances, or the reason why it cannot be decrypted."""
         if text is None:
             return None
         try:
@@ -168,7 +166,7 @@ class PayloadEncryption:
         )
 
     def inbox(self, several: Iterable[Received], instance: int) -> tuple[Received, ...]:
-        """Signals for a step. Raises `DecodeError`. One without a payload carries nothing that could be sealed."""
+        """Signals for a step. Raises `DecodeError`. A signal without a payload is not encrypted."""
         return tuple(
             dataclasses.replace(one, payload=self.decrypt(one.payload, instance, of_signal(one.name)).encode())
             if one.payload != b"null"
@@ -178,15 +176,17 @@ class PayloadEncryption:
 
     def _encode(self, data: bytes, context: PayloadContext) -> str:
         try:
-            return SEALED + base64.b64encode(self._codec.encode(data, context)).decode()
+            return ENCRYPTED_PREFIX + base64.b64encode(self._codec.encode(data, context)).decode()
         except Exception as error:
-            # Its kind alone: its words may quote the payload.
+            # Only the type of the error: its message may quote the payload.
             raise EncodeError(f"the codec could not encode {context.field} ({type(error).__name__})") from None
 
     def _decode(self, envelope: str, context: PayloadContext) -> str:
         where = f"instance {context.instance}: its {context.field} cannot be decoded"
         try:
-            return self._codec.decode(base64.b64decode(envelope[len(SEALED) :], validate=True), context).decode()
+            return self._codec.decode(
+                base64.b64decode(envelope[len(ENCRYPTED_PREFIX) :], validate=True), context
+            ).decode()
         except DecodeError as error:
             raise DecodeError(f"{where}: {error}") from None
         except (binascii.Error, UnicodeDecodeError):

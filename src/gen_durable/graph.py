@@ -1,8 +1,7 @@
-"""The graph of a machine, read from its code: which step can lead where.
+"""The graph of a machine, read from its code: its steps, and the edges between them.
 
-In: a machine. Out: its steps and the edges between them, as text, as a Mermaid diagram, or as a list of doubts. Nothing
-is run: the source of each step is parsed, and the outcomes written in it are the edges. What cannot be seen that way (a
-target out of a dict, source that is not there) becomes an edge of kind "unknown", never an error.
+Nothing is run: the source of each step is parsed, and each outcome in it is an edge. A target that the source does not
+show (a lookup in a dict, missing source) becomes an edge of kind "unknown", never an error.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from gen_durable.starts import Start
 Kind: TypeAlias = Literal["next", "retry", "await", "children", "done", "fail", "error", "unknown"]
 
 EVERY: Final = "*"
-"""As a source: every step. As a target of such an edge: the step that it was."""
+"""As a source: every step. As a target: the step that raised."""
 UNKNOWN: Final = "?"
-"""A target that the code does not show."""
+"""A target that the source does not show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One way out of a step. `target` is None where the instance ends."""
+    """One outcome of a step. `target` is None if the instance ends."""
 
     source: str
     target: str | None
@@ -43,13 +42,13 @@ class Edge:
 
     @property
     def words(self) -> str:
-        """What happens on this edge."""
+        """The kind and the label."""
         return f"{self.kind} {self.label}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The steps of a machine in the order they are written, and every edge that its code shows."""
+    """The steps of a machine in source order, and the edges between them."""
 
     name: str
     version: int
@@ -84,22 +83,22 @@ class Graph:
         return "\n".join(lines)
 
     def problems(self) -> list[str]:
-        """What looks wrong, in sentences. Doubts, not errors: any step may be where `insert` begins."""
+        """Possible mistakes, one sentence each. Not errors: `insert` may start at any step."""
         found: list[str] = []
         for edge in self.edges:
             source = "on_error" if edge.source == EVERY else f"step {edge.source!r}"
             if edge.kind == "unknown":
                 found.append(f"{source}: {edge.label}, so not all of its edges are known")
             elif edge.target == UNKNOWN:
-                found.append(f"{source} goes on to a step that its code does not show ({edge.words})")
+                found.append(f"{source} leads to a step that its source does not show ({edge.words})")
             elif edge.target not in (None, EVERY, *self.nodes):
-                found.append(f"{source} leads to {edge.target!r}, which is no step of {self.name}")
+                found.append(f"{source} leads to {edge.target!r}, which is not a step of {self.name}")
         for node in self.nodes:
             out = [edge for edge in self.edges if edge.source == node]
             if not out:
-                found.append(f"step {node!r} has no way out: it returns no outcome")
+                found.append(f"step {node!r} has no outcome that can be found")
             elif all(edge.target == node for edge in out):
-                found.append(f"step {node!r} has no way out: it can only run again")
+                found.append(f"step {node!r} never ends: it can only run again")
         unseen = [node for node in self.nodes if node not in self._reached()]
         doubt = "" if all(edge.target != UNKNOWN for edge in self.edges) else ", or if an unknown edge leads there"
         found += [
@@ -167,7 +166,7 @@ class _Reader:
                 yield from self._returned(node.value, scope)
 
     def _call(self, call: ast.Call, scope: _Scope) -> Iterator[Edge]:
-        """The edges of a call that makes an outcome, or that asks a method of the machine for one."""
+        """The edges of a call that creates an outcome, or that calls a method of the machine."""
         made = scope.outcome(call.func)
         if made is not None:
             yield from self._outcome(made, call, scope)
@@ -197,22 +196,22 @@ class _Reader:
                 yield Edge(self._source, target, "children", label)
 
     def _returned(self, value: ast.expr, scope: _Scope) -> Iterator[Edge]:
-        """An unknown edge for what is returned and is neither an outcome in sight nor the answer of a known method."""
+        """An unknown edge for each returned value that is neither an outcome nor the result of a known method."""
         for part in scope.choices(value):
             bare = part.value if isinstance(part, ast.Await) else part
             if isinstance(bare, ast.Call) and (scope.outcome(bare.func) or self._method(bare.func, scope)):
                 continue
-            yield self._unknown(f"what {_short(bare)} gives is not in sight")
+            yield self._unknown(f"the outcome of {_short(bare)} cannot be found")
 
     def _targets(self, expression: ast.expr | None, scope: _Scope) -> list[str]:
-        """The steps that an expression can mean: `self.x`, a choice between such, or a variable that holds one."""
+        """The steps that an expression can refer to: `self.x`, a conditional of these, or a variable."""
         if expression is None:
             return [UNKNOWN]
         names = [self._durable(c.attr) if scope.is_own(c) else UNKNOWN for c in scope.choices(expression)]
         return list(dict.fromkeys(names))
 
     def _durable(self, attribute: str) -> str:
-        """The durable name of the step that a method is; the method's own name if it is none."""
+        """The stored name of a method's step; the name of the method if it is not a step."""
         if self._cls is not None:
             mine = getattr(inspect.getattr_static(self._cls, attribute, None), "__gen_durable_step__", None)
             return mine.name if isinstance(mine, StepSpec) else attribute
@@ -235,7 +234,7 @@ class _Reader:
 
 
 class _Scope:
-    """One function: its parsed code, and what names mean in it."""
+    """One function: its parsed code, and the values of names in it."""
 
     def __init__(self, function: types.FunctionType, code: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.function = function
@@ -259,7 +258,7 @@ class _Scope:
         return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self._self
 
     def choices(self, node: ast.expr, *, through: frozenset[str] = frozenset()) -> Iterator[Any]:
-        """The expressions that a value can come from: both arms of a choice, every assignment of a variable."""
+        """The expressions that a value can come from: both arms of a conditional, every assignment of a variable."""
         if isinstance(node, ast.IfExp):
             yield from self.choices(node.body, through=through)
             yield from self.choices(node.orelse, through=through)
@@ -272,12 +271,12 @@ class _Scope:
             yield node
 
     def meaning(self, node: ast.expr) -> object:
-        """What a name or a dotted name stands for at module level or in the enclosing function; None if unknown."""
+        """The value of a name or dotted name at module level or in the enclosing function; None if unknown."""
         if isinstance(node, ast.Name):
             free = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=False))
             try:
                 return free[node.id].cell_contents if node.id in free else self.function.__globals__.get(node.id)
-            except ValueError:  # the cell is empty: the class is defined before what it speaks of
+            except ValueError:  # the cell is empty: the class is defined before the name
                 return None
         if isinstance(node, ast.Attribute):
             owner = self.meaning(node.value)
@@ -286,7 +285,7 @@ class _Scope:
         return None
 
     def outcome(self, called: ast.expr) -> type | None:
-        """The outcome that a call makes, under whatever name it was imported."""
+        """The type of outcome that a call creates, under whatever name it was imported."""
         if isinstance(called, ast.Subscript):
             called = called.value
         meant = self.meaning(called)
@@ -308,7 +307,7 @@ def _is_job(step: StepSpec) -> bool:
 
 
 def _class_of(spec: MachineSpec) -> type[Machine] | None:
-    """The class of a spec, if it can be found where its steps say they are."""
+    """The class of a spec, found by the qualified names of its steps; None if it is not there."""
     for step in spec.steps.values():
         found: object = sys.modules.get(step.fn.__module__)
         for part in step.fn.__qualname__.split(".")[:-1]:
@@ -319,7 +318,7 @@ def _class_of(spec: MachineSpec) -> type[Machine] | None:
 
 
 def _inherited(cls: type, attribute: str, function: types.FunctionType) -> object:
-    """What `super().attribute` means in a function: the next one that has other code."""
+    """The method that `super().attribute` calls in a function: the next one in the MRO with other code."""
     codes = [base.__dict__[attribute] for base in cls.__mro__ if attribute in base.__dict__]
     later = [f for f in codes if getattr(f, "__code__", None) is not function.__code__]
     return later[0] if later else None
@@ -335,7 +334,7 @@ def _parse(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionD
 
 
 def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All nodes in the order of the code, without the insides of nested functions and classes."""
+    """All nodes in source order, except those inside nested functions and classes."""
     for node in nodes:
         yield node
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
@@ -365,7 +364,7 @@ def _await_label(call: ast.Call, scope: _Scope) -> str:
 
 
 def _children_label(children: ast.expr | None, scope: _Scope) -> str:
-    """What is started: looked for in the argument, behind its variable, and in the end in the whole function."""
+    """The started steps, found in the argument, in the values of its variable, or in the whole function."""
     near = list(scope.choices(children)) if children is not None else []
     for nodes in (near, scope.body):
         calls = [node for node in _walk(nodes) if isinstance(node, ast.Call) and _makes_start(node, scope)]
@@ -393,5 +392,5 @@ def _short(node: ast.AST) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text inside a Mermaid diagram: what could be syntax becomes an entity."""
+    """Text for a Mermaid diagram: characters that could be syntax become entities."""
     return "".join(c if c.isalnum() or c in " _.,-" else f"#{ord(c)};" for c in text)

@@ -1,4 +1,4 @@
-"""What can be seen of an instance from outside: its status, its row, and how waiting for it ended."""
+"""An instance as clients see it: its status, its row, and the result of waiting for it or cancelling it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Status(StrEnum):
-    """Where an instance is in its life; the same words as in the database."""
+    """The status of an instance; the database uses the same words."""
 
     RUNNABLE = "runnable"
     EXECUTING = "executing"
@@ -32,7 +32,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One row, as it is now."""
+    """One row, as it was when it was read."""
 
     id: int
     machine: str
@@ -65,7 +65,7 @@ class Instance:
 
     @property
     def state(self) -> Any:
-        """The state as plain JSON values. Listed without payloads it has none."""
+        """The state as plain JSON values. Raises `InputError` if the instance was listed without payloads."""
         if self.raw_state is None:
             raise InputError(f"instance {self.id} was listed without its state: list(payloads=True), or get({self.id})")
         return decode_payload(self.raw_state)
@@ -77,7 +77,7 @@ class Instance:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What was said about it when it was inserted."""
+        """The metadata that was passed on insert."""
         return {} if self.raw_metadata is None else decode_plain(self.raw_metadata)
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Finished(Generic[R_co]):
-    """The instance is done; here is its result."""
+    """The instance is done, with this result."""
 
     id: int
     result: R_co
@@ -94,7 +94,7 @@ class Finished(Generic[R_co]):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The instance has failed for good; here is why."""
+    """The instance has failed, with this error."""
 
     id: int
     error: str
@@ -110,10 +110,10 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """What a cancel has done. It is true when it has done something.
+    """The result of a cancel; true if it cancelled anything.
 
-    `was` is the status that the instance had. `ended` counts the instances, it and its descendants, that were waiting
-    for something and are cancelled now; `requested` counts those that are executing: their workers stop them.
+    `was` is the status before the cancel. `ended` counts the instances (the target and its descendants) that were not
+    executing and are cancelled now; `requested` counts those that are executing: their workers stop them.
     """
 
     id: int
@@ -127,10 +127,10 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The time to wait is over and the instance has not ended; it goes on."""
+    """The timeout of the wait has passed and the instance has not ended."""
 
     id: int
 
 
 Ending: TypeAlias = "Finished[R_co] | Failed | Cancelled | Pending"
-"""How `Handle.wait` can end."""
+"""The results of `Handle.wait`."""

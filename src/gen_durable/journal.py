@@ -1,4 +1,4 @@
-"""The words of the journal: what happened to an instance, and what its steps did on the way."""
+"""The journal of an instance as clients read it: transitions, activities, the checkpoint and progress."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gen_durable.codec import decode_payload
 from gen_durable.errors import DefinitionError, InputError
 
 History: TypeAlias = Literal["off", "transitions", "states"]
-"""What is kept of a machine's committed outcomes: nothing, a light row for each, or the state with it."""
+"""The history that a machine keeps: nothing, a small row per committed outcome, or such a row with the state."""
 
 
 def check_history(history: History, what: str) -> History:
-    """The `history` of a machine or job."""
+    """Check the `history` of a machine or job."""
     if history not in get_args(History):
         raise DefinitionError(f"the history of {what} must be 'off', 'transitions' or 'states', got {history!r}")
     return history
 
 
 def check_last(last: int | None) -> int | None:
-    """How many of the last ones are to be read."""
+    """Check `last`, the number of newest entries to read."""
     if last is not None and (not isinstance(last, int) or isinstance(last, bool) or not 0 <= last < 2**31):
         raise InputError(f"last must be a whole number from 0 on, got {last!r}")
     return last
@@ -29,10 +29,10 @@ def check_last(last: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One committed outcome: which step ran, what it decided, where that led.
+    """One committed outcome of a step.
 
-    `seq` counts outcomes from 1. `next_step` is None at the end. `raw_state` is there with history="states": the state
-    after the outcome.
+    `seq` counts outcomes from 1. `next_step` is None at the end. `raw_state` is the state after the outcome, if the
+    machine has `history="states"`.
     """
 
     seq: int
@@ -54,10 +54,10 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One call of an activity that has ended: well, with a result, or with an error.
+    """One finished call of an activity, with its result or its error.
 
-    `visit` numbers the visit of a step that it belongs to: the `seq` of the outcome that led there. `attempt` counts
-    the calls of the same name before it, in that visit.
+    `visit` is the visit of the step that ran it: the `seq` of the outcome that led to the step. `attempt` counts
+    earlier calls of the same name in that visit.
     """
 
     visit: int
@@ -71,7 +71,7 @@ class Activity:
 
     @property
     def ok(self) -> bool:
-        """Whether it is finished: within its visit it is not called again."""
+        """Whether the call succeeded: later executions of the visit return its result."""
         return self.error is None
 
     @property
@@ -81,13 +81,13 @@ class Activity:
 
     @property
     def result(self) -> Any:
-        """What it returned, as plain JSON values."""
+        """The return value as plain JSON values; None if the call raised."""
         return None if self.raw_result is None else decode_payload(self.raw_result)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a step has put by for its next execution; `version` counts those that it has written in this visit."""
+    """The value that a step stored for its next execution; `version` counts the checkpoints of this visit."""
 
     version: int
     updated_at: datetime
@@ -101,7 +101,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a step has come, by its own last word."""
+    """The latest progress report of a step, or of one of its branches."""
 
     step: str
     branch: str

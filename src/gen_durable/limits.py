@@ -1,7 +1,7 @@
-"""Limits: how many steps may run at a time, or in a time, whichever worker runs them.
+"""Limits on concurrency and rate, across all workers: the policies, and the references of steps to them.
 
-In: what user code declares and names. Out: checked policies, and names of limits as rows ask for them.
-A policy has a name and lives in the database, so every worker agrees; a step names the limits that it runs under.
+A policy has a name and is stored in the database; a step names the limits that it runs under. Everything here only
+checks arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_REFILL: Final = timedelta(days=36_500)
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """At most so many steps under this limit run at a time, on all workers together."""
+    """At most `slots` steps under this limit run at a time, on all workers together."""
 
     slots: int
 
@@ -31,7 +31,7 @@ class Concurrency:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most `amount` steps under this limit begin `per` time, evenly; after a rest, up to `burst` of them at once."""
+    """A token bucket: `amount` steps under this limit may begin every `per`, evenly spaced; up to `burst` at once."""
 
     amount: int
     per: Duration
@@ -44,7 +44,7 @@ class Rate:
         per = timedelta(seconds=check_positive(self.per, "Rate(per=)", ConfigError))
         object.__setattr__(self, "per", per)
         if self.period * self.burst > MAX_REFILL.total_seconds():
-            raise ConfigError(f"{self} would take more than {MAX_REFILL.days} days to get its burst back")
+            raise ConfigError(f"{self} would take more than {MAX_REFILL.days} days to refill its burst")
 
     @property
     def period(self) -> float:
@@ -57,7 +57,7 @@ Policy: TypeAlias = Concurrency | Rate
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit that a step runs under: its name, which of its partitions, and how many tokens of a rate it takes."""
+    """A reference to a limit: its name, the partition, and how many tokens of a rate a step takes."""
 
     name: str
     partition: str | None = None
@@ -72,15 +72,15 @@ class Limit:
 
     @property
     def key(self) -> str:
-        """The limit as rows keep it."""
+        """The limit as it is stored in rows."""
         return self.name if self.partition is None else f"{self.name}/{self.partition}"
 
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """A limit as it stands, or one of its partitions (`key` is "name/partition").
+    """The state of a limit, or of one of its partitions (`key` is "name/partition").
 
-    `taken`: slots taken, or tokens gone from the bucket. `next_token`: seconds until there is a token; 0: now.
+    `taken`: slots in use, or tokens missing from the bucket. `next_token`: seconds until a token is available.
     """
 
     name: str
@@ -97,13 +97,13 @@ class LimitState:
 LimitName: TypeAlias = str | tuple[str, str] | Limit
 """`"stripe"`, `("stripe", tenant)`, or `Limit("stripe", tenant, weight=3)`."""
 LimitNames: TypeAlias = LimitName | list[LimitName]
-"""One limit, or a list: one of concurrency and one of rate."""
+"""One limit, or a list of a concurrency limit and a rate limit."""
 StepLimit: TypeAlias = LimitNames | Callable[[Any], LimitNames]
-"""The limits of a step, or a function that tells them from its state."""
+"""The limits of a step, or a function that computes them from its state."""
 
 
 def limits_of(names: LimitNames, where: str, error: type[GenDurableError] = InputError) -> tuple[Limit, ...]:
-    """What was written as `limit=`, as `Limit`s."""
+    """The argument `limit=` as `Limit` values. Raises `error` if it is malformed."""
     several = names if isinstance(names, list) else [names]
     return tuple(_limit(name, where, error) for name in several)
 
@@ -127,7 +127,7 @@ def _limit(name: object, where: str, error: type[GenDurableError]) -> Limit:
 
 
 def check_policies(limits: Mapping[str, Policy]) -> dict[str, Policy]:
-    """What a worker declares as `limits=`."""
+    """Check the argument `limits=` of a worker."""
     if not isinstance(limits, Mapping):
         raise ConfigError(f"limits must map names to Concurrency or Rate, got {type(limits).__name__}")
     return {
@@ -137,7 +137,7 @@ def check_policies(limits: Mapping[str, Policy]) -> dict[str, Policy]:
 
 
 def check_policy(name: str, policy: object) -> Policy:
-    """One policy."""
+    """Check one policy."""
     if not isinstance(policy, Concurrency | Rate):
         raise ConfigError(f"limit {name!r} must be Concurrency(...) or Rate(...), got {type(policy).__name__}")
     return policy

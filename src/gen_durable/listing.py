@@ -1,7 +1,7 @@
-"""Listing: what to look for among instances, and what is found: a page at a time, or counted.
+"""Filters, pages and counts of instances, for `list`, `list_all` and `count`.
 
-In: filters as a user writes them. Out: the JSON that `filter_sql.sql` takes, or an error that names the filter. A page
-goes on where its cursor says, in the order of ids, newest first: rows that change meanwhile are never seen twice.
+Filters are checked here and encoded as the JSON that `filter_sql.sql` reads. Pages are ordered by id, newest first, and
+a cursor is an id: a row that changes between two pages is not listed twice.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _CURSOR = re.compile(r"i([0-9a-f]{1,16})")
 
 
 class Filters(TypedDict, total=False):
-    """What `list`, `list_all` and `count` look for; all that are given must fit.
+    """The filters of `list`, `list_all` and `count`; an instance must match all of them.
 
-    `unique_key` finds who holds the key now. `..._after` is from that moment on, `..._before` up to but without it.
-    `metadata` must be contained: `{"tenant": "acme"}` finds all that say so, whatever else they say.
+    `unique_key` finds the instance that holds the key now. `..._after` includes its moment, `..._before` excludes it.
+    `metadata` matches instances whose metadata contains it: `{"tenant": "acme"}`, whatever other keys they have.
     """
 
     status: Status | Scope | Iterable[Status | Scope]
@@ -52,9 +52,9 @@ class Filters(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some instances, newest first, and where to go on: `app.list(..., after=page.cursor)`; None at the end.
+    """Some instances, newest first. `app.list(..., after=page.cursor)` lists the next page; at the end it is None.
 
-    A page may be short, even empty, and still have a cursor: one call looks at so many rows and no more.
+    A page may be short, even empty, and still have a cursor: one call reads a bounded number of rows.
     """
 
     instances: tuple[Instance, ...]
@@ -69,18 +69,18 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many instances there are; an estimate where counting them would take long."""
+    """The number of instances, or an estimate if counting them would take long."""
 
     value: int
     exact: bool
 
 
 def wanted(filters: Mapping[str, object]) -> str:
-    """Filters as `filter_sql.sql` takes them. One that is None is as good as not given."""
+    """Filters as the JSON that `filter_sql.sql` reads. Raises `InputError`. A filter that is None is ignored."""
     found: dict[str, object] = {}
     for name, value in filters.items():
         if name not in Filters.__annotations__:
-            raise InputError(f"there is no filter {name!r}: use some of {', '.join(Filters.__annotations__)}")
+            raise InputError(f"unknown filter {name!r}: use some of {', '.join(Filters.__annotations__)}")
         if value is not None:
             found[name] = _checked(name, cast(Any, value))
     return encode(found, "the filters").decode()
@@ -117,23 +117,23 @@ def _statuses(value: object) -> list[str]:
         raise InputError(f"status: {error}: use some of {', '.join(Status)}") from None
 
 
-def check_limit(limit: int) -> int:
-    """How many instances a page may have."""
+def check_page_size(limit: int) -> int:
+    """The size of a page. Raises `InputError` if it is out of bounds."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_PAGE:
         raise InputError(f"limit must be an int from 1 to {MAX_PAGE}, got {limit!r}")
     return limit
 
 
 def cursor_of(below: int | None) -> str | None:
-    """A place between two instances, as it is handed out."""
+    """The cursor of the page that begins below an id."""
     return None if below is None else f"i{below:x}"
 
 
 def place_of(cursor: str | None) -> int | None:
-    """The id below which a page begins."""
+    """The id below which the page of a cursor begins."""
     if cursor is None:
         return None
     found = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
     if found is None or (below := int(found[1], 16)) >= 2**63:
-        raise InputError("after must be the cursor of a page, as it was handed out")
+        raise InputError("after must be the cursor of a page, unchanged")
     return below

@@ -1,8 +1,8 @@
-"""Machines and their steps, as written by users.
+"""`Machine` and `@step`: state machines as users write them, and their specs.
 
-In: a class with `@step` methods. Out: a `MachineSpec`, which the client reads to write a row and the worker to run it.
-The decorator returns the function it was given, with a mark on it; making the class turns marks into `StepSpec`s.
-A subclass gets copies of the steps it inherits, so that `Child.start` and `Base.start` name different machines.
+`@step` marks a method and returns it unchanged; creating the class turns the marks into a `MachineSpec`, which clients
+read to insert a row and workers to run it. A subclass gets copies of the steps it inherits, so that `Child.start` and
+`Base.start` name different machines.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, ScheduleChild
 from gen_durable.validation import check_delay, check_name
 
 F = TypeVar("F", bound=Callable[[Any, Any, Context], Awaitable[Outcome[Any]] | Outcome[Any]])
-"""The function of a step, whose type `@step` keeps as it is."""
+"""The function of a step; `@step` preserves its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What `@step` was told, until the class is made."""
+    """The arguments of `@step`, until the class is created."""
 
     name: str
     aliases: tuple[str, ...]
@@ -40,7 +40,7 @@ class _Mark:
 
 @dataclass(frozen=True)
 class StepSpec:
-    """One step of one machine: its durable name, its function, and the types of what it takes and gives."""
+    """One step of one machine: its stored name, its function, and the types of its state and result."""
 
     machine: MachineSpec
     name: str
@@ -52,7 +52,7 @@ class StepSpec:
     transactional: bool = False
 
     def limits_for(self, state: object) -> tuple[Limit, ...]:
-        """What the step runs under, with this state."""
+        """The limits that the step runs under with this state."""
         if self.limit is None:
             return ()
         names = self.limit(state) if callable(self.limit) else self.limit
@@ -60,17 +60,17 @@ class StepSpec:
 
     @cached_property
     def label(self) -> str:
-        """How the step is called in messages."""
+        """The name of the step in messages."""
         return f"{self.machine.name}.{self.name}"
 
     @cached_property
     def state_codec(self) -> Codec[Any]:
-        """How the step's state is stored, from the annotation of its state argument."""
+        """The codec of the state, from the annotation of the state argument."""
         return codec_for(self._hints[0], f"the state of {self.label}")
 
     @cached_property
     def result_codec(self) -> Codec[Any]:
-        """How the machine's result is stored, from the step's return annotation."""
+        """The codec of the machine's result, from the step's return annotation."""
         return codec_for(self._hints[1], f"the result of {self.label}")
 
     @cached_property
@@ -80,7 +80,7 @@ class StepSpec:
 
 @dataclass(frozen=True, eq=False)
 class MachineSpec:
-    """A machine's durable name and version, its queue, and its steps by name."""
+    """A machine's stored name and version, its queue, and its steps by name."""
 
     name: str
     version: int
@@ -90,7 +90,7 @@ class MachineSpec:
     history: History = "transitions"
 
     def find(self, step: str) -> StepSpec | None:
-        """A step by its name or by one of its old names."""
+        """Find a step by its name or one of its aliases."""
         found = self.steps.get(step)
         if found is not None:
             return found
@@ -120,14 +120,14 @@ def step(
 ) -> F | Callable[[F], F]:
     """Mark a method as a step of its machine.
 
-    `name` is what rows call it (default: the method's name); `aliases` are names that live rows may still have from
-    before a renaming; `timeout` bounds one execution and reaches `on_error` as a `StepTimeout`; `limit` names what it
-    runs under: `"stripe"`, `("stripe", "eu")`, a list of two, or a function of the state that gives one of these;
-    `transactional` gives it `ctx.connection`, whose writes commit together with its outcome or not at all.
+    `name` is the name stored in rows (default: the method's name); `aliases` are former names that stored rows may
+    still have; `timeout` bounds one execution and raises `StepTimeout` into `on_error`; `limit` names the limits of
+    the step: `"stripe"`, `("stripe", "eu")`, a list of two, or a function of the state that returns one of these;
+    `transactional` provides `ctx.connection`, whose writes commit together with the outcome or not at all.
     """
 
     def mark(function: F) -> F:
-        plain: object = function  # narrowed in its place: the type of `function` is the user's and is kept
+        plain: object = function  # narrowed instead of `function`, whose type must stay the user's
         if not inspect.isfunction(plain):
             raise DefinitionError(f"@step goes on a method, got {type(plain).__name__}: put @step outermost")
         durable = check_name(plain.__name__ if name is None else name, "a step's name", DefinitionError)
@@ -146,9 +146,9 @@ def step(
 class Machine:
     """A durable state machine: subclass it, and write its steps as methods marked with `@step`.
 
-    `self` holds services (an HTTP client, settings), never state: state is what steps take and return.
+    `self` holds services (an HTTP client, settings), never state: steps receive and return their state.
     Class arguments: `name` (default: the class's name), `version` (default 1), `queue` (default "default"), `history`:
-    "off", "transitions" (default: a light row for each outcome) or "states" (with the state).
+    "off", "transitions" (default: a small row for each outcome) or "states" (with the state).
     """
 
     __gen_durable__: ClassVar[MachineSpec]
@@ -158,7 +158,7 @@ class Machine:
     ) -> None:
         super().__init_subclass__()
         earlier = cls.__dict__.get("__gen_durable__")
-        if earlier is not None:  # made again, as @dataclass(slots=True) does without repeating the class arguments
+        if earlier is not None:  # @dataclass(slots=True) creates the class again, without the class arguments
             name, version, queue, history = earlier.name, earlier.version, earlier.queue, earlier.history
         label = check_name(cls.__name__ if name is None else name, "a machine's name", DefinitionError)
         check_name(queue, f"the queue of machine {label!r}", DefinitionError)
@@ -173,23 +173,23 @@ class Machine:
             one = StepSpec(spec, mark.name, mark.aliases, mark.timeout, own, is_async, mark.limit, mark.transactional)
             for taken in (mark.name, *mark.aliases):
                 if spec.find(taken) is not None:
-                    raise DefinitionError(f"machine {label!r} has two steps that answer to the name {taken!r}")
+                    raise DefinitionError(f"machine {label!r} has two steps with the name or alias {taken!r}")
             steps[mark.name] = one
             cast(Any, own).__gen_durable_step__ = one
         cls.__gen_durable__ = spec
 
     async def on_error(self, state: Any, ctx: Context, error: Exception) -> Outcome[Any]:
-        """Called when a step raised, timed out, or returned something unusable. Default: the instance fails.
+        """Called after a step raised, timed out, or returned an invalid outcome. By default the instance fails.
 
-        Return any outcome: `Retry(state, delay=backoff(ctx.attempt))` to try again, `Fail(error)` to give up.
+        Return any outcome, such as `Retry(state, delay=backoff(ctx.attempt))` or `Fail(error)`.
         """
         return Fail(error)
 
     async def on_cancel(self, state: Any, ctx: Context, reason: str) -> None:
         """Called when the instance is cancelled while one of its steps runs, after that step was stopped.
 
-        For cleaning up: it has `cancel_timeout` of its worker for that, and what it raises is only logged. One that
-        waits for something is cancelled without a worker, and without this.
+        Use it to clean up, within the worker's `cancel_timeout`; an exception is only logged. It is not called for an
+        instance that is not executing: such an instance is cancelled without a worker.
         """
 
 
@@ -244,13 +244,13 @@ def _check_signature(function: Callable[..., object], label: str) -> None:
 
 
 def check_limit(limit: StepLimit | None, what: str) -> None:
-    """The limit of a step or job, as far as it is known when it is written."""
+    """Check the limit of a step or job, unless it is a function."""
     if limit is not None and not callable(limit):
         limits_of(limit, what, DefinitionError)
 
 
 def check_transactional(function: Callable[..., Any], what: str) -> None:
-    """A transaction is the worker's own asyncpg connection, which has to be awaited."""
+    """Raise `DefinitionError` unless the function is `async def`: its transaction is an asyncpg connection."""
     if not inspect.iscoroutinefunction(function):
         raise DefinitionError(
             f"{what} is transactional, so it must be `async def`: its transaction is an asyncpg connection of the "
@@ -259,7 +259,7 @@ def check_transactional(function: Callable[..., Any], what: str) -> None:
 
 
 def check_version(version: int, what: str) -> int:
-    """Versions of machines and jobs fit the database's int."""
+    """Check the version of a machine or job: it is stored as an int4."""
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= 2_147_483_647:
         raise DefinitionError(f"the version of {what} must be an int from 1 on, got {version!r}")
     return version
@@ -283,7 +283,7 @@ def _read_step_hints(function: Callable[..., Any], label: str) -> tuple[object, 
 
 
 def _result_type(annotation: object) -> object:
-    """R of `Outcome[R]`; of a union of outcomes, the first R that says something."""
+    """R of `Outcome[R]`; for a union of outcomes, the first R that is not Any."""
     origin = get_origin(annotation)
     if origin in (Outcome, Done, Next, Await, ScheduleChildren):
         return get_args(annotation)[0]

@@ -48,7 +48,7 @@ UNCHANGED: Final = Unchanged()
 
 
 class Outcome(Generic[R_co]):
-    """What a step returns. One of `Next`, `Retry`, `Await`, `ScheduleChildren`, `Done`, `Fail`."""
+    """The return type of a step: one of `Next`, `Retry`, `Await`, `ScheduleChildren`, `Done`, `Fail`."""
 
     __slots__ = ()
 
@@ -60,8 +60,8 @@ class Outcome(Generic[R_co]):
 class Next(Outcome[R_co]):
     """Go to another step. Its state is committed first; the attempt counter starts again at 0.
 
-    `limit` is what the step runs under; by default what its `@step(limit=)` says, and `[]` for nothing. `spawn` are
-    instances that are started with this commit and not waited for; one whose unique key is taken is left out.
+    `limit` overrides the step's `@step(limit=)`; `[]` means no limit. `spawn` lists instances to start with this
+    commit, without waiting for them; one whose unique key is taken is skipped.
     """
 
     __slots__ = ("delay", "limits", "partition_key", "priority", "queue", "run_ahead", "spawn", "state", "step")
@@ -109,7 +109,7 @@ class Retry(Outcome[Never]):
 class Await(Outcome[R_co]):
     """Wait for a signal, or any of several, without holding a worker; then run `then` (or this same step again).
 
-    With a `timeout` the step also runs when nothing came in time: `ctx.first(signal)` is None then.
+    With a `timeout` the step also runs if no signal arrives in time; `ctx.first(signal)` is then None.
     """
 
     __slots__ = ("names", "state", "then", "timeout")
@@ -150,13 +150,13 @@ class Await(Outcome[R_co]):
 class ScheduleChildren(Outcome[R_co]):
     """Start a batch of children and wait until every one has ended; then run `then` with `ctx.children`.
 
-    A large batch is best given as a generator: it is drawn after the step has returned, a part at a time.
+    Pass a large batch as a generator: it is consumed in parts after the step has returned.
 
-    `join` says when to go on: "all" when every child has ended, however; "any" or a number when so many are done, or
-    when too few are left for that. With a `timeout` it goes on then in any case. `on_child_failure`: "wait" takes a
-    child that failed or was cancelled as one that has ended, "wake" goes on at the first, "cancel_rest" also cancels
-    the others. `cancel_rest=True` cancels the others whenever it goes on before all have ended; else they go on by
-    themselves, and `ctx.children` shows them as they are at that time.
+    `join` decides when `then` runs: "all" when every child has ended in any way; "any" or a number when that many are
+    done, or when too few are left to reach it. After `timeout` it runs in any case. `on_child_failure`: "wait" treats
+    a failed or cancelled child as ended, "wake" runs `then` at the first one, "cancel_rest" also cancels the others.
+    `cancel_rest=True` cancels the remaining children whenever `then` runs before all have ended; otherwise they
+    continue, and `ctx.children` shows their status at that time.
     """
 
     __slots__ = ("cancel_rest", "children", "needed", "on_child_failure", "state", "then", "timeout")
@@ -179,7 +179,7 @@ class ScheduleChildren(Outcome[R_co]):
                 "write [Start(Pack.pack, state)]"
             )
         self.children: Iterable[Start[Any]] = children
-        if isinstance(children, Sized):  # not a generator: what is wrong with it can be told where it is made
+        if isinstance(children, Sized):  # not a generator: raise where the outcome is created
             self.children = tuple(children)
             check_child_count(len(self.children))
             for child in self.children:
@@ -201,7 +201,7 @@ class ScheduleChildren(Outcome[R_co]):
 
 
 def _needed(join: object) -> int | None:
-    """How many children must be done; None: all must have ended."""
+    """How many children must be done, or None if all must have ended."""
     if join == "all":
         return None
     if join == "any":
@@ -212,7 +212,7 @@ def _needed(join: object) -> int | None:
 
 
 def check_child(child: object) -> None:
-    """One of the children of `ScheduleChildren`."""
+    """Check one child of `ScheduleChildren`."""
     if not isinstance(child, Start):
         raise InvalidOutcome(
             f"ScheduleChildren takes Start(...) values, got {type(child).__name__}: write Start(Pack.pack, state)"
@@ -220,7 +220,7 @@ def check_child(child: object) -> None:
 
 
 def check_child_count(count: int) -> None:
-    """How many children one outcome may start."""
+    """Check the number of children of one outcome."""
     if count > MAX_CHILDREN:
         raise InvalidOutcome(
             f"ScheduleChildren got {count:,} children, at most {MAX_CHILDREN:,} are allowed at once: "
@@ -230,9 +230,9 @@ def check_child_count(count: int) -> None:
 
 @final
 class Done(Outcome[R_co]):
-    """The instance has ended well, with a result.
+    """End the instance as done, with a result.
 
-    `spawn` are instances that are started with this commit; one whose unique key is taken is left out.
+    `spawn` lists instances to start with this commit; one whose unique key is taken is skipped.
     """
 
     __slots__ = ("result", "spawn")
@@ -249,7 +249,7 @@ class Done(Outcome[R_co]):
 
 @final
 class Fail(Outcome[Never]):
-    """The instance has failed for good; the reason is kept in the row."""
+    """End the instance as failed; the reason is stored in `last_error`."""
 
     __slots__ = ("reason",)
     __match_args__ = ("reason",)
@@ -265,16 +265,16 @@ OUTCOMES: Final = (Next, Retry, Await, ScheduleChildren, Done, Fail)
 
 
 def is_outcome(value: object) -> TypeIs[AnyOutcome]:
-    """Whether a step returned one of the six."""
+    """Whether a value is an outcome."""
     return isinstance(value, OUTCOMES)
 
 
 def describe(error: BaseException) -> str:
-    """An exception as it is kept in `last_error`: its type and its words."""
+    """An exception as it is stored in `last_error`: its type and its message."""
     try:
         words = str(error)
     except Exception:
-        words = "(its text cannot be made)"
+        words = "(its str() raised)"
     return clean_error(f"{type(error).__name__}: {words}" if words else type(error).__name__)
 
 
@@ -291,7 +291,7 @@ def _outbox(starts: Iterable[Start[Any]], where: str) -> tuple[Start[Any], ...]:
 
 
 def _signal_names(signals: Signal[Any] | Iterable[Signal[Any]]) -> tuple[str, ...]:
-    from gen_durable.signals import Signal  # here, not above: signals and outcomes are peers
+    from gen_durable.signals import Signal  # not at the top: an import cycle through context
 
     several = tuple(signals) if isinstance(signals, Iterable) else (signals,)
     for signal in several:

@@ -1,6 +1,6 @@
 """Signals: named, typed messages to an instance.
 
-In: a name and a payload type, declared once at module level. Out: typed payloads in the step that awaited them.
+Declare each signal once, at module level; clients send it and steps await it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ P = TypeVar("P")
 class Signal(Generic[P]):
     """A signal's name and the type of its payload.
 
-    `payment = Signal("payment", Paid)`; a signal that carries nothing is `Signal("go")`.
+    `payment = Signal("payment", Paid)`; `Signal("go")` has no payload.
     """
 
     __slots__ = ("_codec", "name", "payload_type")
@@ -36,7 +36,7 @@ class Signal(Generic[P]):
 
     @property
     def codec(self) -> Codec[P]:
-        """How payloads are stored; made at first use, so that forward references are resolved by then."""
+        """The codec of payloads, built at first use: forward references are resolved by then."""
         if self._codec is None:
             self._codec = codec_for(self.payload_type, f"signal {self.name!r}")
         return self._codec
@@ -47,7 +47,7 @@ class Signal(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One signal in an instance's inbox, as it lies in the database: `Context.first` and `all_of` decode it."""
+    """One signal in an instance's inbox, not decoded: use `Context.first` and `Context.all_of`."""
 
     id: int
     name: str

@@ -61,7 +61,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         roles: str | None = None,
         embedded_directory: str | Path | None = None,
         codec: PayloadCodec | None = None,
-        read_unsealed: bool = False,
+        read_unencrypted: bool = False,
     ) -> None:
         self._app = Durable(
             dsn,
@@ -73,7 +73,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
             roles=roles,
             embedded_directory=embedded_directory,
             codec=codec,
-            read_unsealed=read_unsealed,
+            read_unencrypted=read_unencrypted,
         )
         self._in_transaction = TransactionCalls(services_of(self._app))
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -171,10 +171,10 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
     ) -> SyncHandle[R] | None:
         """Start an instance at a step, or a job; see `Durable.insert`.
 
-        With `connection`, one of yours (psycopg, SQLAlchemy, Django), it is a part of your transaction. `using` is the
-        alias of a Django database, for its connection of this thread.
+        With `connection` (psycopg, SQLAlchemy, Django) the insert is part of your transaction. `using` is the alias of
+        a Django database and selects its connection of this thread.
         """
-        (handle,) = self._insert([Start(step, state, **options)], on_conflict, _guest(connection, using))
+        (handle,) = self._insert([Start(step, state, **options)], on_conflict, _caller_connection(connection, using))
         return handle
 
     @overload
@@ -204,8 +204,8 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         using: str | None = None,
     ) -> list[SyncHandle[R]] | list[SyncHandle[R] | None]:
         """Start many instances in one transaction; see `Durable.insert_many`, and `insert` for `connection`."""
-        handles = self._insert(list(starts), on_conflict, _guest(connection, using))
-        return cast("list[SyncHandle[R]]", handles)  # only "skip" leaves holes, which the overloads say
+        handles = self._insert(list(starts), on_conflict, _caller_connection(connection, using))
+        return cast("list[SyncHandle[R]]", handles)  # only "skip" returns None, as the overloads say
 
     def _insert(
         self, starts: list[Start[R]], on_conflict: OnConflict, connection: object
@@ -249,10 +249,12 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         using: str | None = None,
     ) -> bool:
         """Send a signal; see `Durable.signal`, and `insert` for `connection`."""
-        guest = _guest(connection, using)
-        if guest is not None:
+        caller_connection = _caller_connection(connection, using)
+        if caller_connection is not None:
             outgoing = outgoing_signal(_target(target), signal, payload, dedup_key)
-            return is_delivered(self._in_transaction.signal_blocking(guest, outgoing), _target(target), signal)
+            return is_delivered(
+                self._in_transaction.signal_blocking(caller_connection, outgoing), _target(target), signal
+            )
         return self._wait(
             self._app.signal(_target(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
         )
@@ -267,15 +269,17 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         using: str | None = None,
     ) -> Cancellation:
         """Cancel an instance, and with `cascade` all its descendants; see `Durable.cancel`, and `insert`."""
-        guest = _guest(connection, using)
-        if guest is not None:
+        caller_connection = _caller_connection(connection, using)
+        if caller_connection is not None:
             instance, key = address(_target(target))
-            found = self._in_transaction.cancel_blocking(guest, instance, key, checked_reason(reason), cascade=cascade)
+            found = self._in_transaction.cancel_blocking(
+                caller_connection, instance, key, checked_reason(reason), cascade=cascade
+            )
             return to_cancellation(found, _target(target))
         return self._wait(self._app.cancel(_target(target), reason=reason, cascade=cascade))
 
     def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:
-        """An instance as it is now; see `Durable.get`."""
+        """Read an instance; see `Durable.get`."""
         return self._wait(self._app.get(_target(target)))
 
     def history(self, target: int | str | bytes | SyncHandle[Any], *, last: int | None = None) -> list[Transition]:
@@ -287,11 +291,11 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         return self._wait(self._app.activities(_target(target), last=last))
 
     def checkpoint(self, target: int | str | bytes | SyncHandle[Any]) -> Checkpoint | None:
-        """What the step of an instance has put by last; see `Durable.checkpoint`."""
+        """The latest checkpoint of the current step; see `Durable.checkpoint`."""
         return self._wait(self._app.checkpoint(_target(target)))
 
     def progress(self, target: int | str | bytes | SyncHandle[Any]) -> list[Progress]:
-        """How far an instance has come; see `Durable.progress`."""
+        """The progress reports of an instance; see `Durable.progress`."""
         return self._wait(self._app.progress(_target(target)))
 
     def handle(self, instance: int, step: Startable[Any, R]) -> SyncHandle[R]:
@@ -299,7 +303,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         return SyncHandle(self, self._app.handle(instance, step))
 
     def set_limit(self, name: str, policy: Policy) -> bool:
-        """Make or change a limit; see `Durable.set_limit`."""
+        """Create or change a limit; see `Durable.set_limit`."""
         return self._wait(self._app.set_limit(name, policy))
 
     def remove_limit(self, name: str) -> bool:
@@ -307,7 +311,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         return self._wait(self._app.remove_limit(name))
 
     def limits(self) -> list[LimitState]:
-        """Every limit as it stands; see `Durable.limits`."""
+        """The state of every limit; see `Durable.limits`."""
         return self._wait(self._app.limits())
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -342,8 +346,8 @@ def _target(target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
     return target.id if isinstance(target, SyncHandle) else target
 
 
-def _guest(connection: object, using: str | None) -> object:
-    """The caller's connection that a call runs on; None: ours."""
+def _caller_connection(connection: object, using: str | None) -> object:
+    """The caller's connection for a call, or None if the client uses its own."""
     if using is None:
         return connection
     if connection is not None:

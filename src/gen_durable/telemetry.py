@@ -1,8 +1,7 @@
-"""Events: what the engine tells whoever listens.
+"""Telemetry: events that the engine emits to subscribers.
 
-In: one frozen value per event. Out: a call to each subscriber, which can never break the engine: an exception in a
-subscriber is logged once and dropped. With no subscriber an event is not even made (`if events.active`).
-Events carry ids and names, never payloads.
+An exception in a subscriber is logged once and never reaches the engine. Without subscribers no event is created
+(`if events.active`). Events carry ids and names, never payloads.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ log = logging.getLogger("gen_durable.telemetry")
 
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
-    """A step ran and its outcome is committed."""
+    """A step was executed and its outcome committed."""
 
     id: int
     machine: str
@@ -30,7 +29,7 @@ class StepCommitted:
 
 @dataclass(frozen=True, slots=True)
 class RowsPicked:
-    """A pick was made for a queue: how many rows came of how many asked for."""
+    """The picker claimed `count` rows of a queue; it had room for `demand`."""
 
     queue: str
     count: int
@@ -40,7 +39,7 @@ class RowsPicked:
 
 @dataclass(frozen=True, slots=True)
 class QueueSaturation:
-    """How full a queue is on this worker, told at each pick."""
+    """The load of a queue on this worker, emitted at each pick."""
 
     queue: str
     in_flight: int
@@ -51,7 +50,7 @@ class QueueSaturation:
 
 @dataclass(frozen=True, slots=True)
 class QueueDrained:
-    """A queue was shut down: rows given back unstarted, and steps still under way at the end of the drain."""
+    """A queue was drained: rows released before they started, and steps still running after the timeout."""
 
     queue: str
     released: int
@@ -60,7 +59,7 @@ class QueueDrained:
 
 @dataclass(frozen=True, slots=True)
 class PartitionContended:
-    """Due rows were passed over because their partition key was busy."""
+    """The picker skipped due rows because another row of their partition key was executing."""
 
     queue: str
     count: int
@@ -68,7 +67,7 @@ class PartitionContended:
 
 @dataclass(frozen=True, slots=True)
 class RowsBlocked:
-    """Due rows wait for a slot of a concurrency limit from now on. `limit` is "name" or "name/partition"."""
+    """The picker blocked due rows: a concurrency limit has no free slot. `limit` is "name" or "name/partition"."""
 
     limit: str
     count: int
@@ -76,7 +75,7 @@ class RowsBlocked:
 
 @dataclass(frozen=True, slots=True)
 class RowsThrottled:
-    """Due rows wait for a token of a rate limit from now on. `limit` is "name" or "name/partition"."""
+    """The picker blocked due rows: a rate limit has no token. `limit` is "name" or "name/partition"."""
 
     limit: str
     count: int
@@ -84,28 +83,28 @@ class RowsThrottled:
 
 @dataclass(frozen=True, slots=True)
 class RowsUnblocked:
-    """Rows that have waited for a partition key or a limit came back into a queue, found by a pick or a sweep."""
+    """Rows that were blocked by a partition key or a limit are runnable again, unblocked by a pick or the reaper."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimsReaped:
-    """Claims whose lease had run out were taken back."""
+    """The reaper took back claims whose lease had expired."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class InstancesCollected:
-    """Ended instances past their retention were deleted."""
+    """The garbage collector deleted ended instances that were past their retention."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class StaleOutcome:
-    """An outcome came too late: the claim had been taken over. It changed nothing."""
+    """An outcome was rejected: another worker had taken the claim over."""
 
     id: int
     machine: str
@@ -114,7 +113,7 @@ class StaleOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
-    """A heartbeat found a claim taken over; its task is cancelled."""
+    """A heartbeat found that another worker had taken a claim over; the task of the step is cancelled."""
 
     id: int
     machine: str
@@ -123,7 +122,7 @@ class ClaimLost:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDeadLettered:
-    """A row that kept killing its workers was failed for good."""
+    """The reaper failed an instance after `max_crashes` crashes of its workers."""
 
     id: int
     machine: str
@@ -133,7 +132,7 @@ class InstanceDeadLettered:
 
 @dataclass(frozen=True, slots=True)
 class UnknownStepsFound:
-    """Due rows wait in our queues for a machine, version or step that this worker was not given."""
+    """Due rows in the worker's queues belong to a machine, version or step that it does not have."""
 
     machine: str
     version: int
@@ -144,7 +143,7 @@ class UnknownStepsFound:
 
 @dataclass(frozen=True, slots=True)
 class StateUndecodable:
-    """A row's stored state does not fit the code; the row was put back, to be tried again later."""
+    """The stored state of a row could not be decoded; the row was released, to be retried later."""
 
     id: int
     machine: str
@@ -154,7 +153,7 @@ class StateUndecodable:
 
 @dataclass(frozen=True, slots=True)
 class EventLoopBlocked:
-    """The event loop was blocked for this many seconds, most likely by a step that does not await."""
+    """The event loop was blocked for `seconds`, most likely by a step that does not await."""
 
     seconds: float
 
@@ -181,7 +180,7 @@ Subscriber: TypeAlias = Callable[[Event], None]
 
 
 class _Subscription:
-    """One call of `subscribe`, and whether its subscriber has raised before."""
+    """One call of `subscribe`. `broken`: its subscriber has raised before."""
 
     __slots__ = ("broken", "call")
 
@@ -212,7 +211,7 @@ class Events:
         return unsubscribe
 
     def emit(self, event: Event) -> None:
-        """Tell every subscriber."""
+        """Call every subscriber."""
         for subscription in self._subscriptions:
             try:
                 subscription.call(event)

@@ -146,4 +146,4 @@ async def test_a_second_signal_leaves_at_once(work: Any, dsn: str, schema: str) 
         await running.heard("stopping")
         running.send(signal.SIGTERM)
         assert running.end() == 128 + signal.SIGTERM
-    await running.heard("left without draining")
+    await running.heard("exit without draining")

@@ -105,7 +105,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"after": "x"}, "after must be the cursor of a page"),
     ({"after": "iffffffffffffffff"}, "after must be the cursor of a page"),
     ({"after": 7}, "after must be the cursor of a page"),
-    ({"colour": "red"}, "there is no filter 'colour': use some of status"),
+    ({"colour": "red"}, "unknown filter 'colour': use some of status"),
     ({"status": "gone"}, "status: 'gone' is not a valid Status: use some of runnable"),
     ({"status": 7}, "status takes a status or several"),
     ({"machine": "a b"}, "machine must be 1 to 200 characters"),

@@ -18,9 +18,9 @@ from gen_durable.embedded.account import Account
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.embedded import House
+    from tests.support.embedded import EmbeddedDirectory
 
-    Build = Callable[[Path], House]
+    Build = Callable[[Path], EmbeddedDirectory]
 
 
 def runner(pid: int) -> int:
@@ -31,17 +31,17 @@ def runner(pid: int) -> int:
 @pytest.mark.parametrize("name", ["x" * 150, "a, b & ä"])
 def test_paths_that_no_socket_or_url_takes(build: Build, tmp_path: Path, name: str) -> None:
     """Too long for a socket, or with characters that a DSN reads as its own: reached through a short link."""
-    house = build(tmp_path / name / ".gen_durable")
-    with embedded.start(house.directory) as server:
-        assert house.query(server.dsn, "select 1") == [(1,)]
+    data_directory = build(tmp_path / name / ".gen_durable")
+    with embedded.start(data_directory.directory) as server:
+        assert data_directory.query(server.dsn, "select 1") == [(1,)]
         host = Path(server.dsn.partition("host=")[2].partition("&")[0])
-        assert host.resolve() == house.layout.data
+        assert host.resolve() == data_directory.layout.data
         assert host.parent.stat().st_mode & 0o077 == 0
-        other = house.user()
+        other = data_directory.user()
         assert other.line() == server.dsn
         other.leave()
         host.unlink()
-        house.until(host.is_symlink, "the guard puts back what a sweep of the temp directory took")
+        data_directory.until(host.is_symlink, "the guard puts back what a sweep of the temp directory took")
     host.unlink()
 
 
@@ -52,42 +52,42 @@ def test_runs_as_a_user_that_is_not_root(
     wheel = binaries.runnable_by(nobody, binaries.find(), [open_air]).root.parent
     (open_air / "work").mkdir()
     os.chown(open_air / "work", nobody.uid, nobody.gid)
-    house = build(open_air / "work" / ".gen_durable")
+    data_directory = build(open_air / "work" / ".gen_durable")
 
     def user() -> str:
         path = f"{bare}:{wheel.parent}"
         options = {"user": nobody.uid, "group": nobody.gid, "extra_groups": [], "cwd": "/"}
-        return house.user(python=nobodys_python, path=path, **options).line()
+        return data_directory.user(python=nobodys_python, path=path, **options).line()
 
     dsn = user()
-    house.write_rows(dsn)
-    assert runner(house.postmaster()) == nobody.uid
-    house.kill_postgres()
-    house.rows_are_back(dsn)
-    with embedded.start(house.directory) as server:
+    data_directory.write_rows(dsn)
+    assert runner(data_directory.postmaster()) == nobody.uid
+    data_directory.kill_postgres()
+    data_directory.rows_are_back(dsn)
+    with embedded.start(data_directory.directory) as server:
         assert server.dsn == dsn
-        house.close()
-    house.until_quiet()
-    with embedded.start(house.directory):
-        assert runner(house.postmaster()) == nobody.uid, "root runs the data as its owner"
-    house.until_quiet()
-    assert house.query(user(), house.rows) == [(1000,)]
+        data_directory.close()
+    data_directory.until_quiet()
+    with embedded.start(data_directory.directory):
+        assert runner(data_directory.postmaster()) == nobody.uid, "root runs the data as its owner"
+    data_directory.until_quiet()
+    assert data_directory.query(user(), data_directory.rows) == [(1000,)]
 
 
 def test_other_users_cannot_reach_the_server(
     build: Build, open_air: Path, bare: str, nobody: Account, nobodys_python: str
 ) -> None:
     """Even below a directory that is open to all, the server is closed to others, and they are told what to do."""
-    house = build(open_air / ".gen_durable")
+    data_directory = build(open_air / ".gen_durable")
     knock = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
     prepare = (
         "import sys; from pathlib import Path; from gen_durable.embedded import layout;"
         "layout.prepare(Path(sys.argv[1]))"
     )
-    with embedded.start(house.directory):
+    with embedded.start(data_directory.directory):
         for program, argument, complaint in (
-            (knock, house.layout.data / ".s.PGSQL.5432", "PermissionError"),
-            (prepare, house.directory, "Run as the user that owns it"),
+            (knock, data_directory.layout.data / ".s.PGSQL.5432", "PermissionError"),
+            (prepare, data_directory.directory, "Run as the user that owns it"),
         ):
             tried = subprocess.run(
                 [nobodys_python, "-c", program, argument],
@@ -109,13 +109,13 @@ def test_root_below_a_closed_directory(build: Build, tmp_path: Path) -> None:
     """As root Postgres runs as somebody else, who needs no way into the directory above the data."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    house = build(closed / ".gen_durable")
-    with embedded.start(house.directory) as server:
-        house.write_rows(server.dsn)
-        assert runner(house.postmaster()) != 0
+    data_directory = build(closed / ".gen_durable")
+    with embedded.start(data_directory.directory) as server:
+        data_directory.write_rows(server.dsn)
+        assert runner(data_directory.postmaster()) != 0
         assert closed.stat().st_mode & 0o777 == 0o700
-        house.kill_postgres()
-        house.rows_are_back(server.dsn)
+        data_directory.kill_postgres()
+        data_directory.rows_are_back(server.dsn)
 
 
 def test_a_wheel_in_a_closed_directory_is_copied(tmp_path: Path, open_air: Path, nobody: Account) -> None:
@@ -136,10 +136,10 @@ def test_a_wheel_in_a_closed_directory_is_copied(tmp_path: Path, open_air: Path,
     assert closed.stat().st_mode & 0o777 == 0o700
 
 
-def test_missing_wheel_says_what_to_do(house: House, bare: str) -> None:
+def test_missing_wheel_says_what_to_do(data_directory: EmbeddedDirectory, bare: str) -> None:
     """Without the extra: our own error, the two ways out, and nothing created."""
     tried = subprocess.run(
-        [sys.executable, "-S", "-c", house.program, house.directory],
+        [sys.executable, "-S", "-c", data_directory.program, data_directory.directory],
         check=False,
         capture_output=True,
         text=True,
@@ -149,4 +149,4 @@ def test_missing_wheel_says_what_to_do(house: House, bare: str) -> None:
     assert "EmbeddedUnavailable" in tried.stderr
     assert "pip install 'gen-durable[embedded]'" in tried.stderr
     assert "DATABASE_URL" in tried.stderr
-    assert not house.directory.exists()
+    assert not data_directory.directory.exists()

@@ -19,7 +19,7 @@ from gen_durable import (
 )
 from gen_durable.core.services import services_of
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.store.journal import Report
+from gen_durable.store.journal import ProgressReport
 from gen_durable.store.statements import Statement
 
 
@@ -81,7 +81,7 @@ async def test_progress_does_not_fail_without_a_database(open_app: Opening) -> N
     class Broken(Counting):
         __slots__ = ()
 
-        def report(self, reports: Sequence[Report]) -> Statement[set[int]]:
+        def report(self, reports: Sequence[ProgressReport]) -> Statement[set[int]]:
             self.sent.append(reports)
             return Statement("select 1 / 0", (), lambda _: set())
 

@@ -30,7 +30,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.errors import InputError
-from gen_durable.services import StepConnection
+from gen_durable.step_services import StepConnection
 
 SOON = timedelta(seconds=20)
 go = Signal("go", None)
@@ -61,7 +61,7 @@ async def test_the_journal_comes_first(dsn: str, schema: str, what: str) -> None
             handle = await app.insert(writes, 1)
             ending = await handle.wait(SOON)
         assert isinstance(ending, Failed)
-        assert f"{what} comes too late" in ending.error
+        assert f"{what} comes after the first use of ctx.connection" in ending.error
         assert await app.activities(handle.id) == []
 
 
@@ -80,7 +80,7 @@ async def test_an_activity_has_no_share_in_the_transaction(dsn: str, schema: str
             handle = await app.insert(mixes, 1)
             ending = await handle.wait(SOON)
         assert isinstance(ending, Failed)
-        assert "ctx.connection is not for an activity" in ending.error
+        assert "ctx.connection cannot be used inside or during an activity" in ending.error
         assert [(a.name, a.ok) for a in await app.activities(handle.id)] == [("write", False)]
 
 
@@ -99,7 +99,7 @@ async def test_nothing_is_written_beside_a_note(dsn: str, schema: str) -> None:
             handle = await app.insert(hurries, 1)
             ending = await handle.wait(SOON)
         assert isinstance(ending, Failed)
-        assert "ctx.connection is not for an activity" in ending.error
+        assert "ctx.connection cannot be used inside or during an activity" in ending.error
 
 
 async def test_ctx_sync_is_for_def_steps(dsn: str, schema: str) -> None:

@@ -8,7 +8,7 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import ended, executing, seconds
 
-from gen_durable.store.journal import Fence, JournalCalls, Report
+from gen_durable.store.journal import Fence, JournalStatements, ProgressReport
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Commit
 
@@ -17,8 +17,8 @@ FENCE = Fence(1, 1, 0)
 
 
 @pytest.fixture
-def journal(calls: Statements) -> JournalCalls:
-    return JournalCalls(calls.schema)
+def journal(calls: Statements) -> JournalStatements:
+    return JournalStatements(calls.schema)
 
 
 def accepted_is_seen(end: End) -> None:
@@ -31,7 +31,7 @@ def accepted_is_seen(end: End) -> None:
     assert accepted or reaped.claims
 
 
-async def test_reap_checkpoint(exploring: Exploring, calls: Statements, journal: JournalCalls) -> None:
+async def test_reap_checkpoint(exploring: Exploring, calls: Statements, journal: JournalStatements) -> None:
     """A lease runs out as a checkpoint is written: the next claim sees it, or its writer has lost the claim."""
     left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
     async with exploring() as explorer:
@@ -41,7 +41,7 @@ async def test_reap_checkpoint(exploring: Exploring, calls: Statements, journal:
 
 
 async def test_a_fence_without_a_lock_loses_a_checkpoint(
-    exploring: Exploring, calls: Statements, journal: JournalCalls
+    exploring: Exploring, calls: Statements, journal: JournalStatements
 ) -> None:
     """Merely looked at, the claim may be gone before the write is committed: it is accepted and nobody sees it."""
     left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
@@ -52,7 +52,7 @@ async def test_a_fence_without_a_lock_loses_a_checkpoint(
     assert len(report.faults) == 1
 
 
-async def test_progress_flush(exploring: Exploring, calls: Statements, journal: JournalCalls) -> None:
+async def test_progress_flush(exploring: Exploring, calls: Statements, journal: JournalStatements) -> None:
     """Reports of two rows while their outcomes commit: nobody waits for the other in a circle, the outcomes stand."""
 
     def stands(end: End) -> None:
@@ -61,7 +61,7 @@ async def test_progress_flush(exploring: Exploring, calls: Statements, journal: 
         locked = end.left[0]
         assert {row["instance_id"] for row in end.progress} == {1, 2} - locked
 
-    both = [Report(i, 1, "s", "", 0.5, None, None) for i in (1, 2)]
+    both = [ProgressReport(i, 1, "s", "", 0.5, None, None) for i in (1, 2)]
     done = [Commit(i, 1, 0, "done", value="1") for i in (1, 2)]
     async with exploring() as explorer:
         report = await explorer.explore(
@@ -70,7 +70,7 @@ async def test_progress_flush(exploring: Exploring, calls: Statements, journal: 
     assert report.faults == []
 
 
-async def test_progress_gc(exploring: Exploring, calls: Statements, journal: JournalCalls) -> None:
+async def test_progress_gc(exploring: Exploring, calls: Statements, journal: JournalStatements) -> None:
     """A last report meets retention: no report is left of an instance that is gone (the doctor looks)."""
 
     def whole(end: End) -> None:
@@ -79,7 +79,7 @@ async def test_progress_gc(exploring: Exploring, calls: Statements, journal: Jou
     async with exploring() as explorer:
         report = await explorer.explore(
             ended(1),
-            [journal.report([Report(1, 1, "s", "", 1.0, None, None)])],
+            [journal.report([ProgressReport(1, 1, "s", "", 1.0, None, None)])],
             [calls.gc(60, 60, 60, 10)],
             whole,
             begin=True,

@@ -236,7 +236,7 @@ INSIDE = slots(1) + executing(1) + executing(2) + waiting(3, 3)
 
 
 def insiders(end: End) -> list[LimitAnswer]:
-    return [a for a in (*end.left, *end.right) if isinstance(a, LimitAnswer) and a.may]
+    return [a for a in (*end.left, *end.right) if isinstance(a, LimitAnswer) and a.is_granted]
 
 
 def one_inside(end: End) -> None:

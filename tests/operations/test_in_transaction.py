@@ -11,7 +11,7 @@ import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
-from tests.support.drivers import DOORS, SIX
+from tests.support.drivers import CONNECTIONS, SIX
 
 from gen_durable import (
     Await,
@@ -39,7 +39,7 @@ from gen_durable.errors import (
     UnknownLimit,
 )
 
-every_kind = pytest.mark.parametrize("kind", DOORS)
+every_kind = pytest.mark.parametrize("kind", CONNECTIONS)
 note = Signal("note", str)
 
 
@@ -85,12 +85,12 @@ async def test_a_thousand_rolled_back_leave_nothing_and_a_thousand_committed_are
 ) -> None:
     """Ten to a transaction, one by one and by the half dozen."""
     ids: set[int] = set()
-    async with DOORS[kind](dsn, schema) as door:
+    async with CONNECTIONS[kind](dsn, schema) as caller:
         for commit in (False, True):
             for _ in range(100):
-                async with door.transaction(commit=commit):
-                    handles = [await door.insert(echo, NASTY) for _ in range(4)]
-                    handles += await door.insert_many([Start(echo, NASTY)] * 6)
+                async with caller.transaction(commit=commit):
+                    handles = [await caller.insert(echo, NASTY) for _ in range(4)]
+                    handles += await caller.insert_many([Start(echo, NASTY)] * 6)
                 if commit:
                     ids |= {handle.id for handle in handles}
             assert await count(dsn, schema) == (1000 if commit else 0)
@@ -109,21 +109,21 @@ async def test_a_worker_takes_up_what_was_committed_at_once(dsn: str, schema: st
     async with (
         Durable(dsn, schema=schema) as app,
         Worker(app, jobs=[echo], machines=[Waiting()], poll_interval=hour, max_poll_interval=hour),
-        DOORS[kind](dsn, schema) as door,
+        CONNECTIONS[kind](dsn, schema) as caller,
     ):
         assert services_of(app).notifier.listener is not None
         await services_of(app).notifier.listener.listening.wait()
-        async with door.transaction(commit=True):
-            one = await door.insert(echo, Text("one"))
+        async with caller.transaction(commit=True):
+            one = await caller.insert(echo, Text("one"))
         assert await app.handle(one.id, echo).wait(timedelta(seconds=3)) == Finished(one.id, "one")
         waiting = await app.insert(Waiting.wait, None)
         while (await waiting.get()).status.value != "awaiting_signal":
             pass
-        async with door.transaction(commit=False):
-            assert await door.signal(waiting.id, note, "rolled back")
-        async with door.transaction(commit=True):
-            assert await door.signal(waiting.id, note, NASTY.text, dedup_key="once")
-            assert not await door.signal(waiting.id, note, "again", dedup_key="once")
+        async with caller.transaction(commit=False):
+            assert await caller.signal(waiting.id, note, "rolled back")
+        async with caller.transaction(commit=True):
+            assert await caller.signal(waiting.id, note, NASTY.text, dedup_key="once")
+            assert not await caller.signal(waiting.id, note, "again", dedup_key="once")
         assert await waiting.wait(timedelta(seconds=3)) == Finished(waiting.id, NASTY.text)
 
 
@@ -133,7 +133,7 @@ async def test_every_column_arrives(dsn: str, schema: str, kind: str) -> None:
     moment = datetime(2030, 1, 2, 3, 4, 5, 678900, tzinfo=UTC)
     async with Durable(dsn, schema=schema) as app:
         await app.set_limit("api", Concurrency(3))
-        async with DOORS[kind](dsn, schema) as door, door.transaction(commit=True):
+        async with CONNECTIONS[kind](dsn, schema) as caller, caller.transaction(commit=True):
             full = Start(
                 echo,
                 NASTY,
@@ -146,7 +146,7 @@ async def test_every_column_arrives(dsn: str, schema: str, kind: str) -> None:
                 group=("tenant", "acme"),
             )
             late = Start(echo, Text("late"), delay=timedelta(minutes=5))
-            first, second = await door.insert_many([full, late])
+            first, second = await caller.insert_many([full, late])
         row = await app.get(first.id)
         assert (row.queue, row.priority, row.partition_key, row.unique_key) == ("other", -7, 'p"a{r', b"\x00\xff\\")
         assert row.eligible_at == moment
@@ -165,29 +165,29 @@ async def test_every_column_arrives(dsn: str, schema: str, kind: str) -> None:
 @every_kind
 async def test_taken_keys(dsn: str, schema: str, kind: str) -> None:
     """'existing' and 'skip' leave the transaction alone; `Duplicate` aborts it, unless a savepoint is around it."""
-    async with Durable(dsn, schema=schema) as app, DOORS[kind](dsn, schema) as door:
+    async with Durable(dsn, schema=schema) as app, CONNECTIONS[kind](dsn, schema) as caller:
         holder = await app.insert(echo, Text("holder"), unique_key="key")
-        async with door.transaction(commit=True):
-            assert (await door.insert(echo, NASTY, unique_key="key", on_conflict="existing")).id == holder.id
-            assert await door.insert(echo, NASTY, unique_key="key", on_conflict="skip") is None
+        async with caller.transaction(commit=True):
+            assert (await caller.insert(echo, NASTY, unique_key="key", on_conflict="existing")).id == holder.id
+            assert await caller.insert(echo, NASTY, unique_key="key", on_conflict="skip") is None
             with pytest.raises(Duplicate, match="'key' is taken") as raised:
-                async with door.transaction(commit=True):
-                    await door.insert(echo, NASTY, unique_key="key")
+                async with caller.transaction(commit=True):
+                    await caller.insert(echo, NASTY, unique_key="key")
             assert raised.value.existing_id == holder.id
-            await door.insert(echo, Text("after the savepoint"))
+            await caller.insert(echo, Text("after the savepoint"))
         assert await count(dsn, schema) == 2
-        async with door.transaction(commit=False):
+        async with caller.transaction(commit=False):
             with pytest.raises(Duplicate):
-                await door.insert(echo, NASTY, unique_key="key")
+                await caller.insert(echo, NASTY, unique_key="key")
             with pytest.raises((DatabaseRefused, DatabaseUnavailable)):  # Django itself does not even ask
-                await door.insert(echo, Text("in an aborted transaction"))
+                await caller.insert(echo, Text("in an aborted transaction"))
         assert await count(dsn, schema) == 2
         with pytest.raises(NoTarget):
-            async with door.transaction(commit=True):
-                await door.signal(10**12, note, "nobody")
+            async with caller.transaction(commit=True):
+                await caller.signal(10**12, note, "nobody")
         with pytest.raises(UnknownLimit, match="set_limit"):
-            async with door.transaction(commit=True):
-                await door.insert(echo, NASTY, limit="nothing")
+            async with caller.transaction(commit=True):
+                await caller.insert(echo, NASTY, limit="nothing")
 
 
 async def test_an_aborted_transaction_is_told(dsn: str, schema: str) -> None:

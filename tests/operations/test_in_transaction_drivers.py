@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.support.drivers import DOORS, Door
+from tests.support.drivers import CONNECTIONS, CallerConnection
 
 from gen_durable import (
     Await,
@@ -35,7 +35,7 @@ from gen_durable.core.services import services_of
 from gen_durable.errors import NotFound
 from gen_durable.instances import Cancellation
 
-every_kind = pytest.mark.parametrize("kind", DOORS)
+every_kind = pytest.mark.parametrize("kind", CONNECTIONS)
 SOON = timedelta(seconds=10)
 HOUR = timedelta(hours=1)
 go = Signal("go", str)
@@ -83,15 +83,15 @@ async def looking(dsn: str, schema: str) -> AsyncIterator[Callable[..., Awaitabl
     await connection.close()
 
 
-async def do(door: Door, call: str, target: int) -> None:
+async def do(caller: CallerConnection, call: str, target: int) -> None:
     """One call of the caller's."""
     match call:
         case "insert":
-            await door.insert(echo, "in", unique_key=f"key {target}")
+            await caller.insert(echo, "in", unique_key=f"key {target}")
         case "signal":
-            assert await door.signal(target, go, "in")
+            assert await caller.signal(target, go, "in")
         case _:
-            assert await door.cancel(target, reason="enough") == Cancellation(target, Status.RUNNABLE, 1, 0)
+            assert await caller.cancel(target, reason="enough") == Cancellation(target, Status.RUNNABLE, 1, 0)
 
 
 SEEN = {
@@ -107,22 +107,22 @@ async def test_every_call_commits_and_rolls_back_with_the_caller(dsn: str, schem
     async with (
         Durable(dsn, schema=schema) as app,
         looking(dsn, schema) as look,
-        DOORS[kind](road, schema) as door,
+        CONNECTIONS[kind](road, schema) as caller,
     ):
         for call, seen in SEEN.items():
             target = (await app.insert(echo, "target")).id
-            async with door.transaction(commit=False):
-                await do(door, call, target)
+            async with caller.transaction(commit=False):
+                await do(caller, call, target)
             assert await look(seen, target) == 0
-            async with door.transaction(commit=False), door.transaction(commit=True):
-                await do(door, call, target)
+            async with caller.transaction(commit=False), caller.transaction(commit=True):
+                await do(caller, call, target)
             assert await look(seen, target) == 0
-            async with door.transaction(commit=True), door.transaction(commit=False):
-                await do(door, call, target)
+            async with caller.transaction(commit=True), caller.transaction(commit=False):
+                await do(caller, call, target)
             assert await look(seen, target) == 0
-            async with door.transaction(commit=True):
-                async with door.transaction(commit=True):
-                    await do(door, call, target)
+            async with caller.transaction(commit=True):
+                async with caller.transaction(commit=True):
+                    await do(caller, call, target)
                 assert await look(seen, target) == 0  # not before the commit
             assert await look(seen, target) == 1
 
@@ -135,7 +135,7 @@ async def test_a_tree_is_cancelled_by_the_commit_and_not_by_a_rollback(dsn: str,
         Durable(dsn, schema=schema) as app,
         Worker(app, machines=[Tree()], heartbeat_interval=timedelta(seconds=5), **rest),  # type: ignore[arg-type]
         looking(dsn, schema) as look,
-        DOORS[kind](dsn, schema) as door,
+        CONNECTIONS[kind](dsn, schema) as caller,
     ):
         assert services_of(app).notifier.listener is not None
         await services_of(app).notifier.listener.listening.wait()
@@ -144,16 +144,16 @@ async def test_a_tree_is_cancelled_by_the_commit_and_not_by_a_rollback(dsn: str,
         grown = "awaiting_children awaiting_signal executing"
         while await look(told, root.id) != grown:
             pass
-        async with door.transaction(commit=False):
-            assert await door.cancel("root", reason="enough") == Cancellation(root.id, Status.AWAITING_CHILDREN, 1, 0)
+        async with caller.transaction(commit=False):
+            assert await caller.cancel("root", reason="enough") == Cancellation(root.id, Status.AWAITING_CHILDREN, 1, 0)
         assert await look(told, root.id) == grown
         assert await look("select count(*) from @.cascades") == 0
         (running,) = [i async for i in app.list_all(status=Status.EXECUTING)]
-        async with door.transaction(commit=False):
-            assert await door.cancel(running.id) == Cancellation(running.id, Status.EXECUTING, 0, 1)
-        async with door.transaction(commit=True):
-            assert await door.cancel("root", reason="enough")
-            assert not await door.cancel(root.id)  # it has ended, for this transaction
+        async with caller.transaction(commit=False):
+            assert await caller.cancel(running.id) == Cancellation(running.id, Status.EXECUTING, 0, 1)
+        async with caller.transaction(commit=True):
+            assert await caller.cancel("root", reason="enough")
+            assert not await caller.cancel(root.id)  # it has ended, for this transaction
             assert await look(told, root.id) == grown
         for instance in range(root.id, root.id + 4):
             assert await app.handle(instance, Tree.wait).wait(SOON) == Cancelled(instance, "enough")
@@ -161,13 +161,13 @@ async def test_a_tree_is_cancelled_by_the_commit_and_not_by_a_rollback(dsn: str,
 
 @every_kind
 async def test_who_is_not_there_is_told_and_aborts_nothing(dsn: str, schema: str, kind: str) -> None:
-    async with DOORS[kind](dsn, schema) as door, looking(dsn, schema) as look:
-        async with door.transaction(commit=True):
+    async with CONNECTIONS[kind](dsn, schema) as caller, looking(dsn, schema) as look:
+        async with caller.transaction(commit=True):
             with pytest.raises(NotFound, match="instance 999 is unknown"):
-                await door.cancel(999)
+                await caller.cancel(999)
             with pytest.raises(NotFound, match="'nobody' is unknown or has ended"):
-                await door.cancel("nobody")
-            await door.insert(echo, "in")
+                await caller.cancel("nobody")
+            await caller.insert(echo, "in")
         assert await look("select count(*) from @.instances") == 1
 
 
@@ -175,16 +175,16 @@ async def test_handles_pass_the_connection_on(dsn: str, schema: str) -> None:
     """Of both clients."""
     async with Durable(dsn, schema=schema) as app, looking(dsn, schema) as look:
         first, second = await app.insert(echo, "a"), await app.insert(echo, "b")
-        async with DOORS["asyncpg_connection"](dsn, schema) as door, door.transaction(commit=False):
-            assert await first.signal(go, "x", connection=door.connection)
-            assert await first.cancel(connection=door.connection)
-        async with DOORS["django_alias"](dsn, schema) as door:
-            assert isinstance(door.app, SyncDurable)
-            handle = door.app.handle(second.id, echo)
-            async with door.transaction(commit=False):
+        async with CONNECTIONS["asyncpg_connection"](dsn, schema) as caller, caller.transaction(commit=False):
+            assert await first.signal(go, "x", connection=caller.connection)
+            assert await first.cancel(connection=caller.connection)
+        async with CONNECTIONS["django_alias"](dsn, schema) as caller:
+            assert isinstance(caller.app, SyncDurable)
+            handle = caller.app.handle(second.id, echo)
+            async with caller.transaction(commit=False):
                 assert handle.signal(go, "x", using="default")
                 assert handle.cancel(using="default")
-                assert not handle.cancel(connection=door.connection)
+                assert not handle.cancel(connection=caller.connection)
         assert await look("select count(*) from @.signals") == 0
         assert await look("select count(*) from @.instances where status = 'runnable'") == 2
 
@@ -194,12 +194,12 @@ async def test_an_open_transaction_that_cancels_holds_up_nobody_else(dsn: str, s
     async with (
         Durable(dsn, schema=schema) as app,
         Worker(app, jobs=[echo], limits={"api": Concurrency(1)}, queues={"default": 1}),
-        DOORS["asyncpg_connection"](dsn, schema) as door,
+        CONNECTIONS["asyncpg_connection"](dsn, schema) as caller,
     ):
         shared: dict[str, Any] = {"limit": "api", "partition_key": "k"}
         waits = await app.insert(echo, "waits", delay=HOUR, **shared)
-        async with door.transaction(commit=True):
-            assert await door.cancel(waits.id)
+        async with caller.transaction(commit=True):
+            assert await caller.cancel(waits.id)
             for n in range(3):
                 handle = await app.insert(echo, str(n), **shared)
                 assert await handle.wait(SOON) == Finished(handle.id, str(n))

@@ -8,30 +8,30 @@ from datetime import timedelta
 import asyncpg
 import pytest
 from tests.operations.test_in_transaction import Text, count, echo
-from tests.support.drivers import DOORS
+from tests.support.drivers import CONNECTIONS
 
 from gen_durable import Context, Durable, Finished, Start, Worker, job
 from gen_durable.core.services import services_of
 
 
-@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.parametrize("kind", CONNECTIONS)
 async def test_transactions_through_a_pooler(dsn: str, schema: str, pooled: str, kind: str) -> None:
     """Commits, rollbacks and savepoints hold, and a worker with a direct `listen_dsn` hears of the commit."""
     hour = timedelta(hours=1)
     async with (
         Durable(pooled, schema=schema, pooler="transaction", listen_dsn=dsn) as app,
         Worker(app, jobs=[echo], poll_interval=hour, max_poll_interval=hour),
-        DOORS[kind](pooled, schema) as door,
+        CONNECTIONS[kind](pooled, schema) as caller,
     ):
         assert services_of(app).notifier.listener is not None
         await services_of(app).notifier.listener.listening.wait()
         for n in range(5):
-            async with door.transaction(commit=False):
-                await door.insert(echo, Text("gone"))
-            async with door.transaction(commit=True):
-                handle = await door.insert(echo, Text(str(n)))
-                async with door.transaction(commit=False):
-                    await door.insert(echo, Text("gone"))
+            async with caller.transaction(commit=False):
+                await caller.insert(echo, Text("gone"))
+            async with caller.transaction(commit=True):
+                handle = await caller.insert(echo, Text(str(n)))
+                async with caller.transaction(commit=False):
+                    await caller.insert(echo, Text("gone"))
             ending = await app.handle(handle.id, echo).wait(timedelta(seconds=3))
             assert ending == Finished(handle.id, str(n))
         assert await count(dsn, schema) == 5
@@ -41,11 +41,11 @@ async def test_many_callers_share_few_server_connections(dsn: str, schema: str, 
     """Eight callers on three server connections: each transaction keeps to itself."""
 
     async def caller(commit: bool) -> None:
-        async with DOORS["asyncpg_connection"](pooled, schema) as door:
+        async with CONNECTIONS["asyncpg_connection"](pooled, schema) as caller:
             for _ in range(10):
-                async with door.transaction(commit=commit):
-                    await door.insert(echo, Text("one"))
-                    await door.insert(echo, Text("two"))
+                async with caller.transaction(commit=commit):
+                    await caller.insert(echo, Text("one"))
+                    await caller.insert(echo, Text("two"))
 
     await asyncio.gather(*(caller(n % 2 == 0) for n in range(8)))
     assert await count(dsn, schema) == 80

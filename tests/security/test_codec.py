@@ -79,7 +79,7 @@ async def test_a_whole_life_leaves_no_payload_in_clear(engine: Opening) -> None:
         assert ending.reason == f"enough (and then on_cancel raised RuntimeError: stuck with {CANARY})"
         await e.app.insert(Vault.start, Secret(CANARY), delay=seconds(3600))
         text = await dump(e.rows)
-        assert "sealed:1:" in text
+        assert "encrypted:1:" in text
         assert [line for line in text.splitlines() if CANARY in line] == []
 
         # And who has the codec reads all of it.
@@ -131,11 +131,11 @@ class Plain(Machine):
 
 
 @pytest.mark.parametrize("step_", [Plain.any, Plain.text, Plain.mapping])
-async def test_a_worker_without_the_codec_runs_nothing_sealed(engine: Opening, step_: Any) -> None:
+async def test_a_worker_without_the_codec_runs_nothing_encrypted(engine: Opening, step_: Any) -> None:
     """An envelope is never handed to a step, whatever type its state has; the row is put back."""
-    async with engine(codec=aes()) as sealing:
+    async with engine(codec=aes()) as encrypting:
         state = {} if step_ is Plain.mapping else "text"
-        handle = await sealing.app.insert(step_, state)
+        handle = await encrypting.app.insert(step_, state)
     async with engine() as e:
         async with e.worker(Plain()):
             await e.seen.until(StateUndecodable)
@@ -251,7 +251,7 @@ async def test_keys_change_under_load(engine: Opening) -> None:
                     assert await c.end(c.app.handle(handle.id, Long.walk)) == Finished(handle.id, Secret(str(n), 6))
         keys = await c.rows.fetch(
             "select distinct convert_from(substr(s.raw, 3, get_byte(s.raw, 1)), 'UTF8') from "
-            "(select decode(substr(state #>> '{}', 10), 'base64') as raw from @.instances) as s"
+            "(select decode(substr(state #>> '{}', 13), 'base64') as raw from @.instances) as s"
         )
         assert {row[0] for row in keys} >= {"k2"}
 
@@ -261,13 +261,13 @@ async def reached(e: Engine, what: str) -> bool:
 
 
 async def test_rows_from_before_the_codec(engine: Opening) -> None:
-    """They are refused, unless that was asked for; their next states are sealed."""
+    """They are refused, unless that was asked for; their next states are encrypted."""
     async with engine() as e:
         handle = await e.app.insert(Vault.start, Secret(CANARY))
     async with engine(codec=aes()) as e:
-        with pytest.raises(DecodeError, match="read_unsealed=True"):
+        with pytest.raises(DecodeError, match="read_unencrypted=True"):
             _ = (await e.app.get(handle.id)).state
-    async with engine(codec=aes(), read_unsealed=True) as e, e.worker(Vault(), echo, burn):
+    async with engine(codec=aes(), read_unencrypted=True) as e, e.worker(Vault(), echo, burn):
         assert (await e.app.get(handle.id)).state == {"text": CANARY, "count": 0}
         await e.rows.until(handle, status="awaiting_signal")
         assert CANARY not in await dump(e.rows)
@@ -276,7 +276,7 @@ async def test_rows_from_before_the_codec(engine: Opening) -> None:
 
 
 async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
-    """The holder that was found has ended when the signal comes: the next one gets it, sealed anew."""
+    """The holder that was found has ended when the signal comes: the next one gets it, encrypted again."""
     async with engine(codec=aes()) as e, e.worker(Waiter()):
         first = await e.app.insert(Waiter.wait, Secret("1"), unique_key="k")
         await e.rows.until(first, status="awaiting_signal")
@@ -305,7 +305,7 @@ async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
 
 
 async def test_callers_connections(engine: Opening, dsn: str) -> None:
-    """Inserts and signals in the transactions of others are sealed too."""
+    """Inserts and signals in the transactions of others are encrypted too."""
     async with engine(codec=aes()) as e:
         connection = await asyncpg.connect(dsn)
         async with connection.transaction():
@@ -376,7 +376,7 @@ class Ledgers(Machine):
 
 
 async def test_transactions_threads_and_dead_letters(engine: Opening) -> None:
-    """They are sealed like all others, and the hook is handed what it can read."""
+    """They are encrypted like all others, and the hook is handed what it can read."""
     letters: list[Any] = []
 
     async def hook(one: Instance) -> None:
@@ -467,8 +467,8 @@ def test_what_is_stored_shows_nothing_of_the_key() -> None:
             codec.decode(garbage, context)
 
 
-def test_a_payload_that_looks_sealed_is_refused() -> None:
+def test_a_payload_with_the_prefix_is_rejected() -> None:
     """No text of a user's can pass for an envelope."""
     for type_ in (str, Any, str | int):
-        with pytest.raises(EncodeError, match="marks what is encrypted"):
-            Signal[Any]("s", type_).codec.encode("sealed:1:AAAA")  # type: ignore[arg-type]
+        with pytest.raises(EncodeError, match="marks encrypted payloads"):
+            Signal[Any]("s", type_).codec.encode("encrypted:1:AAAA")  # type: ignore[arg-type]

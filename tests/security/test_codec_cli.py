@@ -56,7 +56,7 @@ async def test_show_ls_history_and_signal(engine: Opening, run: Run) -> None:
             assert CANARY in read.output
             assert "encrypted" not in read.output
         told_json = json.loads(in_thread(run, "show", str(failed.id), "--state", "--json").stdout)
-        assert told_json["state"].startswith("sealed:1:")
+        assert told_json["state"].startswith("encrypted:1:")
 
         waiting = await e.app.insert(Waiter.wait, Secret("s"), unique_key="w")
         await e.rows.until(waiting, status="awaiting_signal")

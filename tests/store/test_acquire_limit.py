@@ -29,7 +29,7 @@ def ticket(number: int, instance: int, claim: int) -> str:
 def test_who_has_lost_its_claim_is_told(store: Store, row: str) -> None:
     """Its row was claimed again, or it has committed an outcome and does not execute any more."""
     store.given(SLOT + row)
-    assert enter(store, 8, 80, claim=2).lost
+    assert enter(store, 8, 80, claim=2).is_lost
     assert store.sql("select from @schema.step_slots") == []
 
 
@@ -39,7 +39,7 @@ def test_the_ticket_of_a_dead_claim_counts_nowhere(store: Store, row: str) -> No
     store.given(SLOT + row + executing(1) + ticket(80, 8, 2))
     (limit,) = store.run(store.calls.limits())
     assert limit.taken == 0
-    assert enter(store, 1, 10).may
+    assert enter(store, 1, 10).is_granted
     store.run(store.calls.unblock_missed(None, 10))
     assert [r["ticket"] for r in store.sql("select * from @schema.step_slots")] == [10]
 
@@ -48,17 +48,21 @@ def test_the_ticket_of_a_dead_claim_counts_nowhere(store: Store, row: str) -> No
 def test_a_dead_ticket_behind_makes_no_room(store: Store, row: str) -> None:
     """The slot is taken by a row; a dead ticket that was drawn later is not one that could step back."""
     store.given(SLOT + row + executing(1) + executing(2, slot_key="l") + ticket(10, 1, 1) + ticket(80, 8, 2))
-    assert not enter(store, 1, 10).may
+    assert not enter(store, 1, 10).is_granted
 
 
 def test_places_are_taken_in_the_order_of_asking(store: Store) -> None:
     """Who asks again has the place that it had."""
     store.given(SLOT + executing(1) + executing(2))
-    assert [enter(store, 1, 10).may, enter(store, 2, 20).may, enter(store, 1, 10).may] == [True, False, True]
+    assert [enter(store, 1, 10).is_granted, enter(store, 2, 20).is_granted, enter(store, 1, 10).is_granted] == [
+        True,
+        False,
+        True,
+    ]
     store.run(store.calls.release_limit(10))
-    assert enter(store, 2, 20).may
+    assert enter(store, 2, 20).is_granted
 
 
 def test_tokens_asked_for_from_inside_are_gone(store: Store) -> None:
     store.given(RATE + executing(1))
-    assert [enter(store, 1, n, "r").may for n in (1, 2, 3, 4)] == [True, True, False, False]
+    assert [enter(store, 1, n, "r").is_granted for n in (1, 2, 3, 4)] == [True, True, False, False]

@@ -11,19 +11,19 @@ from tests.support.machine import child, fan_out, park
 from tests.support.rows import ended, executing, parent, signal
 from tests.support.store import Store
 
-from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalCalls, Noted, Report
+from gen_durable.store.journal import CHECKPOINT_FORMAT, ActivityRecord, Fence, JournalStatements, ProgressReport
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
 
 FENCE = Fence(2, 1, 0)
-NOTED = Noted(1, "charge", '{"amount": 7}', '"ok"', None, 0.5, 0.25, 0)
-REPORT = Report(2, 1, "s", "", 0.4, "so far", '{"n": 4}')
+RECORD = ActivityRecord(1, "charge", '{"amount": 7}', '"ok"', None, 0.5, 0.25, 0)
+REPORT = ProgressReport(2, 1, "s", "", 0.4, "so far", '{"n": 4}')
 TABLES = ("transitions", "checkpoints", "activities", "progress")
-WRITES: dict[str, Callable[[JournalCalls, Fence], Statement[Any]]] = {
+WRITES: dict[str, Callable[[JournalStatements, Fence], Statement[Any]]] = {
     "checkpoint": lambda calls, fence: calls.checkpoint(fence, "1"),
     "clear": lambda calls, fence: calls.clear(fence),
-    "activity": lambda calls, fence: calls.activity(fence, NOTED),
-    "progress": lambda calls, fence: calls.report([Report(fence.id, fence.epoch, "s", "", 1.0, None, None)]),
+    "activity": lambda calls, fence: calls.activity(fence, RECORD),
+    "progress": lambda calls, fence: calls.report([ProgressReport(fence.id, fence.epoch, "s", "", 1.0, None, None)]),
 }
 KINDS: dict[str, tuple[Callable[[], Commit], str, str | None]] = {
     "continue": (lambda: Commit(2, 1, 0, "continue", step="t", value="1"), "Next", "t"),
@@ -38,8 +38,8 @@ FAMILY = parent(1, pending=1) + executing(2, parent_id=1, parent_round=1, attemp
 
 
 @pytest.fixture
-def journal(store: Store) -> JournalCalls:
-    return JournalCalls(store.schema)
+def journal(store: Store) -> JournalStatements:
+    return JournalStatements(store.schema)
 
 
 def told(commit: Commit, *, keep: bool = False) -> Commit:
@@ -55,7 +55,7 @@ def everything(store: Store) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_outcome_leaves_one_row(store: Store, journal: JournalCalls, kind: str) -> None:
+def test_an_outcome_leaves_one_row(store: Store, journal: JournalStatements, kind: str) -> None:
     """Each kind of outcome is written down by its public name, with where it led; sent twice it is written once."""
     make, outcome, following = KINDS[kind]
     store.given(FAMILY)
@@ -69,14 +69,14 @@ def test_an_outcome_leaves_one_row(store: Store, journal: JournalCalls, kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stale_outcome_leaves_none(store: Store, journal: JournalCalls, kind: str) -> None:
+def test_a_stale_outcome_leaves_none(store: Store, journal: JournalStatements, kind: str) -> None:
     """An outcome of a claim that was taken over is not part of the history."""
     store.given(FAMILY.replace("'executing', 1", "'executing', 2"))
     assert store.run(store.calls.flush([told(KINDS[kind][0]())], "w", 10.0)).stale == {2}
     assert store.run(journal.history(2, None)) == []
 
 
-def test_of_a_batch_only_what_was_committed_is_told(store: Store, journal: JournalCalls) -> None:
+def test_of_a_batch_only_what_was_committed_is_told(store: Store, journal: JournalStatements) -> None:
     """A stale outcome, one that was committed before, and a new one in one call: the new one leaves a row."""
     store.given(executing(2) + executing(3, claims=4) + executing(4))
     store.flush(Commit(4, 1, 0, "done", value="1"))
@@ -87,7 +87,7 @@ def test_of_a_batch_only_what_was_committed_is_told(store: Store, journal: Journ
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_are_kept_where_they_are_asked_for(store: Store, journal: JournalCalls, kind: str) -> None:
+def test_states_are_kept_where_they_are_asked_for(store: Store, journal: JournalStatements, kind: str) -> None:
     """With keep, the row has the state after the outcome; an end changes none."""
     make, _, _ = KINDS[kind]
     store.given(FAMILY)
@@ -109,11 +109,11 @@ def test_history_off_writes_nothing_and_sends_nothing(store: Store) -> None:
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("how", ["reaped", "claimed again", "released", "gone"])
-def test_a_lost_claim_writes_nothing(store: Store, journal: JournalCalls, write: str, how: str) -> None:
+def test_a_lost_claim_writes_nothing(store: Store, journal: JournalStatements, write: str, how: str) -> None:
     """What comes for a claim that was taken over changes no row, and the writer is told."""
     store.given(executing(2))
     store.run(journal.checkpoint(FENCE, '"mine"'))
-    store.run(journal.activity(FENCE, NOTED))
+    store.run(journal.activity(FENCE, RECORD))
     store.run(journal.report([REPORT]))
     if how == "gone":
         store.sql("delete from @schema.instances")
@@ -132,7 +132,7 @@ def test_a_lost_claim_writes_nothing(store: Store, journal: JournalCalls, write:
 
 @pytest.mark.parametrize("write", ["checkpoint", "clear", "activity"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_was_left_writes_nothing(store: Store, journal: JournalCalls, write: str, kind: str) -> None:
+def test_a_step_that_was_left_writes_nothing(store: Store, journal: JournalStatements, write: str, kind: str) -> None:
     """After its own outcome, also a held one, the step's fence does not hold any more."""
     store.given(FAMILY)
     store.run(journal.checkpoint(FENCE, '"mine"'))
@@ -142,13 +142,13 @@ def test_a_step_that_was_left_writes_nothing(store: Store, journal: JournalCalls
     assert everything(store) == before
 
 
-def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalCalls) -> None:
+def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalStatements) -> None:
     """After a crash the next claim has the checkpoint and the finished activities; the one after a Next has none."""
     store.given(executing(2))
     for value in ('{"a": 1}', '{"a": 2}'):
         assert store.run(journal.checkpoint(FENCE, value))
-    store.run(journal.activity(FENCE, Noted(1, "pay", "[]", None, "ValueError: no", 0.1, 0.1, 0)))
-    store.run(journal.activity(FENCE, Noted(2, "pay", "[]", "null", None, 0.1, 0.1, 1)))
+    store.run(journal.activity(FENCE, ActivityRecord(1, "pay", "[]", None, "ValueError: no", 0.1, 0.1, 0)))
+    store.run(journal.activity(FENCE, ActivityRecord(2, "pay", "[]", "null", None, 0.1, 0.1, 1)))
     store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 2")
     store.run(store.calls.reap(10, None))
     (claim,) = store.pick().claims
@@ -176,7 +176,9 @@ def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalC
     ],
     ids=["retry", "await at the same step", "await for another", "next to itself", "children"],
 )
-def test_which_outcomes_stay_in_the_visit(store: Store, journal: JournalCalls, commit: Commit, stays: bool) -> None:
+def test_which_outcomes_stay_in_the_visit(
+    store: Store, journal: JournalStatements, commit: Commit, stays: bool
+) -> None:
     """A visit lasts while the step is tried again or waits at itself. Next to the same step is a new one."""
     store.given(executing(2))
     store.run(journal.checkpoint(FENCE, "1"))
@@ -187,16 +189,16 @@ def test_which_outcomes_stay_in_the_visit(store: Store, journal: JournalCalls, c
     assert (claim.journal is not None) == stays
 
 
-def test_the_same_activity_sent_twice_is_written_once(store: Store, journal: JournalCalls) -> None:
+def test_the_same_activity_sent_twice_is_written_once(store: Store, journal: JournalStatements) -> None:
     """A write whose answer was lost is sent again: it has the same number."""
     store.given(executing(2))
-    assert [store.run(journal.activity(FENCE, NOTED)) for _ in range(2)] == [True, True]
+    assert [store.run(journal.activity(FENCE, RECORD)) for _ in range(2)] == [True, True]
     (row,) = store.run(journal.activities(2, None))
     assert (row.visit, row.name, row.attempt, row.duration, row.error) == (0, "charge", 0, 0.25, None)
     assert (row.parameters, row.result, row.ok) == ({"amount": 7}, "ok", True)
 
 
-def test_a_cleared_checkpoint_is_gone(store: Store, journal: JournalCalls) -> None:
+def test_a_cleared_checkpoint_is_gone(store: Store, journal: JournalStatements) -> None:
     """Clearing takes the row away, and only that of its own instance."""
     store.given(executing(2) + executing(3))
     for instance in (2, 3):
@@ -205,12 +207,12 @@ def test_a_cleared_checkpoint_is_gone(store: Store, journal: JournalCalls) -> No
     assert [row["instance_id"] for row in store.sql("select * from @schema.checkpoints")] == [3]
 
 
-def test_the_last_word_counts(store: Store, journal: JournalCalls) -> None:
+def test_the_last_word_counts(store: Store, journal: JournalStatements) -> None:
     """Reports overwrite each other by step and branch, in one batch too; each instance has its own fence."""
     store.given(executing(2) + executing(3, claims=4))
-    later = Report(2, 1, "s", "", 0.9, "nearly", None)
-    side = Report(2, 1, "s", "left", None, None, None)
-    assert store.run(journal.report([REPORT, later, side, Report(3, 3, "s", "", 1.0, None, None)])) == set()
+    later = ProgressReport(2, 1, "s", "", 0.9, "nearly", None)
+    side = ProgressReport(2, 1, "s", "left", None, None, None)
+    assert store.run(journal.report([REPORT, later, side, ProgressReport(3, 3, "s", "", 1.0, None, None)])) == set()
     rows = store.run(journal.progress(2, None))
     assert {(r.step, r.branch, r.fraction, r.message, r.detail) for r in rows} == {
         ("s", "", 0.9, "nearly", None),
@@ -219,14 +221,14 @@ def test_the_last_word_counts(store: Store, journal: JournalCalls) -> None:
     assert store.run(journal.progress(3, None)) == []
 
 
-def test_a_report_does_not_wait_for_a_locked_row(store: Store, journal: JournalCalls, dsn: str) -> None:
+def test_a_report_does_not_wait_for_a_locked_row(store: Store, journal: JournalStatements, dsn: str) -> None:
     """A row that somebody has locked is passed over and told; its batch mates are written."""
     store.given(executing(2) + executing(3))
     other = Store(dsn, store.schema.name)
     try:
         other.given("begin")
         other.sql("select from @schema.instances where id = 2 for update")
-        both = [REPORT, Report(3, 1, "s", "", 1.0, None, None)]
+        both = [REPORT, ProgressReport(3, 1, "s", "", 1.0, None, None)]
         assert store.run(journal.report(both)) == {2}
         other.given("rollback")
     finally:
@@ -234,7 +236,7 @@ def test_a_report_does_not_wait_for_a_locked_row(store: Store, journal: JournalC
     assert (len(store.run(journal.progress(2, None))), len(store.run(journal.progress(3, None)))) == (0, 1)
 
 
-def test_a_last_report_may_come_after_the_outcome(store: Store, journal: JournalCalls) -> None:
+def test_a_last_report_may_come_after_the_outcome(store: Store, journal: JournalStatements) -> None:
     """Nobody waits for a report, so the word said just before the end arrives after it, and counts."""
     store.given(executing(2))
     store.flush(Commit(2, 1, 0, "done", value="1"))
@@ -242,24 +244,24 @@ def test_a_last_report_may_come_after_the_outcome(store: Store, journal: Journal
     assert [r.fraction for r in store.run(journal.progress(2, None))] == [0.4]
 
 
-def test_the_journal_goes_with_its_instance(store: Store, journal: JournalCalls) -> None:
+def test_the_journal_goes_with_its_instance(store: Store, journal: JournalStatements) -> None:
     """Retention leaves nothing behind, and nothing of others is touched."""
     store.given(executing(2) + executing(3) + signal(7, 2) + ended(4, ago=999))
     for instance in (2, 3):
         fence = Fence(instance, 1, 0)
         store.run(journal.checkpoint(fence, "1"))
-        store.run(journal.activity(fence, NOTED))
-        store.run(journal.report([Report(instance, 1, "s", "", 1.0, None, None)]))
+        store.run(journal.activity(fence, RECORD))
+        store.run(journal.report([ProgressReport(instance, 1, "s", "", 1.0, None, None)]))
         store.flush(told(Commit(instance, 1, 0, "done", value="1")))
     store.sql("update @schema.instances set finished_at = now() - interval '1 hour' where id = 2")
     assert store.run(store.calls.gc(60, 60, 60, 100)) == 2
     assert [{row[0] for row in table} for table in everything(store)] == [{3}] * 4
 
 
-def test_reads_by_unique_key(store: Store, journal: JournalCalls) -> None:
+def test_reads_by_unique_key(store: Store, journal: JournalStatements) -> None:
     """The holder of a key is found as by `get`."""
     store.given(executing(2, unique_key=b"k", unique_scope="{executing}"))
-    store.run(journal.activity(FENCE, NOTED))
+    store.run(journal.activity(FENCE, RECORD))
     store.run(journal.report([REPORT]))
     store.run(store.calls.flush([told(Commit(2, 1, 0, "continue"))], "w", 10.0))
     assert [len(store.run(read(None, b"k"))) for read in (journal.history, journal.activities, journal.progress)] == [

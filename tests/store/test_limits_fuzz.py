@@ -236,14 +236,14 @@ class World:
             return
         if limit.name not in self.policies:
             return
-        told = self.store.run(self.store.calls.acquire_limit(id, self.held[id].epoch, limit, ticket))
-        self.log.append(f"enter {id} {limit} {told}")
-        assert not told.lost
-        if told.held:
-            self.tickets[ticket] = (id, limit, told.may)
-            if told.may:
+        answer = self.store.run(self.store.calls.acquire_limit(id, self.held[id].epoch, limit, ticket))
+        self.log.append(f"enter {id} {limit} {answer}")
+        assert not answer.is_lost
+        if answer.has_ticket:
+            self.tickets[ticket] = (id, limit, answer.is_granted)
+            if answer.is_granted:
                 self.within(limit.key)
-        elif told.may:
+        elif answer.is_granted:
             self.take(limit.key, limit.weight)
 
     def leave(self) -> None:

@@ -13,7 +13,7 @@ from gen_durable.errors import ConfigError, SchemaMissing, SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import check, installed_version, library_version, migrate, script
 from gen_durable.starts import Start
-from gen_durable.store.journal import JournalCalls
+from gen_durable.store.journal import JournalStatements
 from gen_durable.store.schema import Schema, migrations
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Commit
@@ -102,7 +102,7 @@ async def test_a_database_of_version_1_is_brought_along(dsn: str, bare_schema: s
         assert (claim.seq, claim.visit, claim.journal) == (0, 0, None)
         flushed = await link.run(Statements(schema).flush([Commit(claim.id, claim.epoch, 0, "done", origin="s")]))
         assert flushed.stale == set()
-        assert len(await link.run(JournalCalls(schema).history(claim.id, None))) == 1
+        assert len(await link.run(JournalStatements(schema).history(claim.id, None))) == 1
     finally:
         await link.close()
 

@@ -19,7 +19,7 @@ from tests.support.rows import ended, executing, instance, parent, parked, secon
 from tests.support.store import Store
 
 from gen_durable.starts import Start
-from gen_durable.store.journal import JournalCalls, Report
+from gen_durable.store.journal import JournalStatements, ProgressReport
 from gen_durable.store.types import Commit
 
 ROW = "select from @schema.instances where id = {} for update"
@@ -189,7 +189,9 @@ CASES = {
     "report": Case(
         executing(1, has_journal=True) + executing(2, has_journal=True),
         ROW.format(1),
-        lambda s: s.run(JournalCalls(s.schema).report([Report(i, 1, "s", "", 0.5, None, None) for i in (1, 2)])),
+        lambda s: s.run(
+            JournalStatements(s.schema).report([ProgressReport(i, 1, "s", "", 0.5, None, None) for i in (1, 2)])
+        ),
         {1},
     ),
     "unlocked": Case(

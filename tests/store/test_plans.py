@@ -24,7 +24,7 @@ from tests.support.store import Store
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.starts import Start
-from gen_durable.store.journal import Fence, JournalCalls, Noted, Report
+from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, Report
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
@@ -115,8 +115,8 @@ def commits(kind: str, ids: list[int] = HELD, **more: object) -> Callable[[Store
     return lambda s: s.calls.flush([Commit(i, 1, 0, kind, **more) for i in ids])  # type: ignore[arg-type]
 
 
-def journal(store: Store) -> JournalCalls:
-    return JournalCalls(store.schema)
+def journal(store: Store) -> JournalStatements:
+    return JournalStatements(store.schema)
 
 
 def parked_ids(store: Store) -> list[int]:
@@ -216,7 +216,7 @@ WORKS = {
     "checkpoint": Work(lambda s: journal(s).checkpoint(FENCE, "1"), frozenset({PKEY, CHECKPOINTS}), 0),
     "clear checkpoint": Work(lambda s: journal(s).clear(FENCE), frozenset({PKEY, CHECKPOINTS}), 0),
     "activity": Work(
-        lambda s: journal(s).activity(FENCE, Noted(1, "a", "[]", "1", None, 0, 0, 0)),
+        lambda s: journal(s).activity(FENCE, ActivityRecord(1, "a", "[]", "1", None, 0, 0, 0)),
         frozenset({PKEY, ACTIVITIES}),
         0,
     ),

@@ -28,7 +28,7 @@ from gen_durable import Durable, SyncDurable
 
 
 @dataclass
-class Door:
+class CallerConnection:
     """A caller's connection: `transaction(commit=...)` is its own transaction, and inside another a savepoint."""
 
     app: Durable | SyncDurable
@@ -74,36 +74,36 @@ class RolledBack(Exception):
 
 
 @asynccontextmanager
-async def asyncpg_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
+async def asyncpg_connection(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     connection = await asyncpg.connect(dsn, statement_cache_size=0)
     # As many do; ours must not be encoded by it once more.
     await connection.set_type_codec("jsonb", encoder=repr, decoder=repr, schema="pg_catalog")
-    yield Door(Durable(dsn, schema=schema), connection, connection.transaction)
+    yield CallerConnection(Durable(dsn, schema=schema), connection, connection.transaction)
     await connection.close()
 
 
 @asynccontextmanager
-async def asyncpg_pooled(dsn: str, schema: str) -> AsyncIterator[Door]:
+async def asyncpg_pooled(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     pool = asyncpg.create_pool(dsn, min_size=1, max_size=1, statement_cache_size=0)
     async with pool, pool.acquire() as connection:
-        yield Door(Durable(dsn, schema=schema), connection, connection.transaction)
+        yield CallerConnection(Durable(dsn, schema=schema), connection, connection.transaction)
 
 
 @asynccontextmanager
-async def psycopg_sync(dsn: str, schema: str) -> AsyncIterator[Door]:
+async def psycopg_sync(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     with psycopg.connect(
         dsn, autocommit=True, row_factory=dict_row, cursor_factory=psycopg.ClientCursor, prepare_threshold=None
     ) as connection:
-        yield Door(SyncDurable(dsn, schema=schema), connection, connection.transaction)
+        yield CallerConnection(SyncDurable(dsn, schema=schema), connection, connection.transaction)
 
 
 @asynccontextmanager
-async def psycopg_async(dsn: str, schema: str) -> AsyncIterator[Door]:
+async def psycopg_async(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     connection = await psycopg.AsyncConnection.connect(
         dsn, autocommit=True, row_factory=dict_row, prepare_threshold=None
     )
     async with connection:
-        yield Door(Durable(dsn, schema=schema), connection, connection.transaction)
+        yield CallerConnection(Durable(dsn, schema=schema), connection, connection.transaction)
 
 
 def _begin_sync(connection: Any) -> Callable[[], Any]:
@@ -120,19 +120,19 @@ def _engine(dsn: str) -> Iterator[sqlalchemy.Engine]:
 
 
 @asynccontextmanager
-async def sqlalchemy_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
+async def sqlalchemy_connection(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     with _engine(dsn) as engine, engine.connect() as connection:
-        yield Door(SyncDurable(dsn, schema=schema), connection, _begin_sync(connection))
+        yield CallerConnection(SyncDurable(dsn, schema=schema), connection, _begin_sync(connection))
 
 
 @asynccontextmanager
-async def sqlalchemy_session(dsn: str, schema: str) -> AsyncIterator[Door]:
+async def sqlalchemy_session(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     with _engine(dsn) as engine, Session(engine) as session:
-        yield Door(SyncDurable(dsn, schema=schema), session, _begin_sync(session))
+        yield CallerConnection(SyncDurable(dsn, schema=schema), session, _begin_sync(session))
 
 
 @asynccontextmanager
-async def sqlalchemy_async_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
+async def sqlalchemy_async_connection(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     # SQLAlchemy prepares by itself, and needs names that no other client of the same server connection has.
     engine = create_async_engine(
         "postgresql+asyncpg://",
@@ -144,31 +144,31 @@ async def sqlalchemy_async_connection(dsn: str, schema: str) -> AsyncIterator[Do
         },
     )
     async with engine.connect() as connection:
-        yield Door(Durable(dsn, schema=schema), connection, _begin_sync(connection))
+        yield CallerConnection(Durable(dsn, schema=schema), connection, _begin_sync(connection))
     await engine.dispose()
 
 
 @asynccontextmanager
-async def sqlalchemy_async_session(dsn: str, schema: str) -> AsyncIterator[Door]:
+async def sqlalchemy_async_session(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     engine = create_async_engine(
         "postgresql+psycopg://",
         async_creator=lambda: psycopg.AsyncConnection.connect(dsn, prepare_threshold=None),
     )
     async with AsyncSession(engine) as session:
-        yield Door(Durable(dsn, schema=schema), session, _begin_sync(session))
+        yield CallerConnection(Durable(dsn, schema=schema), session, _begin_sync(session))
     await engine.dispose()
 
 
 @asynccontextmanager
-async def django_connection(dsn: str, schema: str) -> AsyncIterator[Door]:
+async def django_connection(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     with _in_django(dsn) as (connection, atomic):
-        yield Door(SyncDurable(dsn, schema=schema), connection, atomic)
+        yield CallerConnection(SyncDurable(dsn, schema=schema), connection, atomic)
 
 
 @asynccontextmanager
-async def django_alias(dsn: str, schema: str) -> AsyncIterator[Door]:
+async def django_alias(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     with _in_django(dsn) as (connection, atomic):
-        yield Door(SyncDurable(dsn, schema=schema), connection, atomic, using="default")
+        yield CallerConnection(SyncDurable(dsn, schema=schema), connection, atomic, using="default")
 
 
 @contextmanager
@@ -194,9 +194,9 @@ def _in_django(dsn: str) -> Iterator[tuple[Any, Callable[[], AbstractContextMana
 SIX = ["asyncpg_connection", "psycopg_sync", "psycopg_async", "sqlalchemy_connection", "sqlalchemy_async_session"]
 SIX += ["django_alias"]
 """One of each kind, where more would be the same again."""
-DOORS = {
-    door.__name__: door
-    for door in (
+CONNECTIONS = {
+    caller.__name__: caller
+    for caller in (
         asyncpg_connection,
         asyncpg_pooled,
         psycopg_sync,

@@ -1,4 +1,4 @@
-"""What the tests of the embedded server share: a `House` is one directory and everything started for it."""
+"""What the tests of the embedded server share: a `EmbeddedDirectory` is one directory and everything started for it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class User:
         self.leave()
 
 
-class House:
+class EmbeddedDirectory:
     """One directory, its users, and what can be seen of its server from outside."""
 
     program = PROGRAM
@@ -184,14 +184,14 @@ class House:
 
 
 @pytest.fixture
-def build() -> Iterator[Callable[[Path], House]]:
-    """A house anywhere, left quiet."""
+def build() -> Iterator[Callable[[Path], EmbeddedDirectory]]:
+    """Makes an `EmbeddedDirectory` at a path, and stops what was started for it."""
     with contextlib.ExitStack() as stack:
-        yield lambda directory: stack.enter_context(contextlib.closing(House(directory)))
+        yield lambda directory: stack.enter_context(contextlib.closing(EmbeddedDirectory(directory)))
 
 
 @pytest.fixture
-def house(build: Callable[[Path], House], tmp_path: Path) -> House:
+def data_directory(build: Callable[[Path], EmbeddedDirectory], tmp_path: Path) -> EmbeddedDirectory:
     return build(tmp_path / ".gen_durable")
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from gen_durable import Context, Done, Durable, Fail, Machine, Outcome, Signal, Worker, step
 from gen_durable.core.services import services_of
-from gen_durable.store.journal import JournalCalls, Report
+from gen_durable.store.journal import JournalStatements, ProgressReport
 from gen_durable.store.statements import Statement
 
 SOON = timedelta(seconds=10)
@@ -90,17 +90,17 @@ async def run(app: Durable, machine: Machine, **options: Any) -> Any:
         return handle, await handle.wait(SOON)
 
 
-class Counting(JournalCalls):
+class Counting(JournalStatements):
     """Counts reports as they are sent."""
 
     __slots__ = ("sent", "twice")
 
     def __init__(self, app: Durable) -> None:
         super().__init__(services_of(app).statements.schema)
-        self.sent: list[Sequence[Report]] = []
+        self.sent: list[Sequence[ProgressReport]] = []
         self.twice = asyncio.Event()
 
-    def report(self, reports: Sequence[Report]) -> Statement[set[int]]:
+    def report(self, reports: Sequence[ProgressReport]) -> Statement[set[int]]:
         self.sent.append(reports)
         if len(self.sent) > 1:
             self.twice.set()

@@ -95,7 +95,7 @@ def test_results_are_those_of_the_done_children_of_a_machine() -> None:
     """Typed by the step or job; failed and cancelled children have none."""
     ctx = replace(
         CTX,
-        _brought=(
+        _children=(
             child(1, "Pack", Status.DONE, '{"amount": 1}'),
             child(2, "Pack", Status.FAILED, None),
             child(3, "weigh", Status.DONE, "0.5"),

@@ -264,11 +264,11 @@ class Doubtful(Machine):
 def test_problems_are_told_in_sentences() -> None:
     """Unreachable steps softly, steps without a way out, targets that are no steps, and what is not known."""
     assert graph(Doubtful).problems() == [
-        "step 'start' goes on to a step that its code does not show (next)",
-        "step 'outside': what elsewhere(order) gives is not in sight, so not all of its edges are known",
-        "step 'helper' leads to 'on_error', which is no step of Doubtful",
-        "step 'loop' has no way out: it can only run again",
-        "step 'never' has no way out: it returns no outcome",
+        "step 'start' leads to a step that its source does not show (next)",
+        "step 'outside': the outcome of elsewhere(order) cannot be found, so not all of its edges are known",
+        "step 'helper' leads to 'on_error', which is not a step of Doubtful",
+        "step 'loop' never ends: it can only run again",
+        "step 'never' has no outcome that can be found",
         *(
             f"step '{name}' is not reached from 'start': fine if instances are inserted there, "
             "or if an unknown edge leads there"

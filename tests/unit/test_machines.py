@@ -231,7 +231,7 @@ def test_two_steps_of_one_name_are_refused() -> None:
         (step(name="y", aliases=["x"]), step(name="x")),
         (step(name="y", aliases=["x"]), step(name="z", aliases=["x"])),
     ):
-        with pytest.raises(DefinitionError, match="machine 'Made' has two steps that answer to the name 'x'"):
+        with pytest.raises(DefinitionError, match="machine 'Made' has two steps with the name or alias 'x'"):
             make(one=first(another()), two=second(another()))
 
 

@@ -1,4 +1,4 @@
-"""How commands print: results on stdout, notes and errors on stderr, one line per error.
+"""How commands print: results on stdout, messages and errors on stderr, one line per error.
 
 Exit codes of all commands: 0 success; 1 the command ran and found or met a problem; 2 the command could not run.
 """
@@ -18,14 +18,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def print_note(line: str) -> None:
+def print_message(line: str) -> None:
     """Print a line to stderr, apart from the command's result."""
     typer.echo(line, err=True)
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """End the command with one line and an exit code."""
-    print_note(f"gen-durable: {message}")
+    print_message(f"gen-durable: {message}")
     raise typer.Exit(code)
 
 

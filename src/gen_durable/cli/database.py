@@ -39,7 +39,7 @@ SCHEMA = DEFAULT_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class ConnectedDatabase:
     """A database and an open connection to it. `location` names it in messages, without the password."""
 
     dsn: str
@@ -48,11 +48,11 @@ class Database:
     connection: PersistentConnection
 
     def __repr__(self) -> str:
-        return f"Database({self.location})"  # a DSN holds a password
+        return f"ConnectedDatabase({self.location})"  # a DSN holds a password
 
 
 @asynccontextmanager
-async def open_database(dsn: str | None, *, directory: Path | None = None) -> AsyncGenerator[Database]:
+async def open_database(dsn: str | None, *, directory: Path | None = None) -> AsyncGenerator[ConnectedDatabase]:
     """Connect to the database of a DSN, or start the embedded server and connect to it."""
     if dsn is not None:
         async with _connect(check_dsn(dsn), describe_dsn(dsn), None) as database:
@@ -69,7 +69,7 @@ async def open_database(dsn: str | None, *, directory: Path | None = None) -> As
 
 
 @asynccontextmanager
-async def _connect(dsn: str, location: str, directory: Path | None) -> AsyncGenerator[Database]:
+async def _connect(dsn: str, location: str, directory: Path | None) -> AsyncGenerator[ConnectedDatabase]:
     connection = PersistentConnection(Target(dsn))
     try:
         try:
@@ -77,7 +77,7 @@ async def _connect(dsn: str, location: str, directory: Path | None) -> AsyncGene
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"cannot connect to {location}: {_describe_cause(error.cause)}") from error
         try:
-            yield Database(dsn, location, directory, connection)
+            yield ConnectedDatabase(dsn, location, directory, connection)
         except ConnectionLost as error:
             raise DatabaseUnavailable(
                 f"the connection to {location} was lost: {_describe_cause(error.cause)}"

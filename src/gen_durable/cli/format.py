@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 
-from gen_durable.codec import SEALED, decode_payload
+from gen_durable.codec import ENCRYPTED_PREFIX, decode_payload
 from gen_durable.errors import DecodeError
 from gen_durable.instances import Instance
 
@@ -26,7 +26,7 @@ def escape_control(text: str) -> str:
 
 def readable_text(text: str | None) -> str:
     """The text, or a hint if it is encrypted."""
-    return "(encrypted: --codec reads it)" if text is not None and text.startswith(SEALED) else text or ""
+    return "(encrypted: --codec reads it)" if text is not None and text.startswith(ENCRYPTED_PREFIX) else text or ""
 
 
 def format_payload(raw: bytes) -> str:
@@ -47,8 +47,8 @@ def format_key(key: bytes | None) -> str | None:
     return None if key is None else key.decode(errors="backslashreplace")
 
 
-def instance_note(instance: Instance) -> str:
-    """What an instance waits for, where it runs, or why it ended, in a few words."""
+def instance_summary(instance: Instance) -> str:
+    """A few words: the gate or signals an instance waits for, the worker that runs it, or its last error."""
     if instance.blocked_on is not None:
         return f"blocked on {instance.blocked_on}"
     match instance.status:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gen_durable.cli.console import print_note, report_errors
+from gen_durable.cli.console import print_message, report_errors
 from gen_durable.cli.load import load
 from gen_durable.errors import ConfigError
 from gen_durable.graph import graph as read_graph
@@ -27,7 +27,7 @@ def graph(
     found = read_graph(_find_machine(load(target), target))
     typer.echo(found.mermaid() if mermaid else found.text())
     for problem in found.problems():
-        print_note(f"warning: {problem}")
+        print_message(f"warning: {problem}")
 
 
 def _find_machine(found: object, target: str) -> type[Machine] | Machine | MachineSpec:

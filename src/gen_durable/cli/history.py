@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gen_durable.cli.console import print_note, report_errors
+from gen_durable.cli.console import print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.format import raw_payload, readable_text
 from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
@@ -49,7 +49,7 @@ def history(
         console = Console()
         console.print(_table(transitions, workers=console.width >= WIDE))
     else:
-        print_note("no history: the instance has not run yet, or its machine has history='off'")
+        print_message("no history: the instance has not run yet, or its machine has history='off'")
 
 
 async def _read(app: Durable, which: int | str, last: int | None) -> list[Transition]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from gen_durable.cli.console import fail, print_note, report_errors
+from gen_durable.cli.console import fail, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
 from gen_durable.signals import Signal
@@ -52,7 +52,7 @@ def signal(
     delivered = asyncio.run(
         run_with_client(dsn, schema, lambda app: app.signal(which, sent, payload, dedup_key=dedup_key), codec=codec)
     )
-    print_note(f"signal {arguments[0]}: {'delivered' if delivered else 'already delivered with this dedup key'}")
+    print_message(f"signal {arguments[0]}: {'delivered' if delivered else 'already delivered with this dedup key'}")
 
 
 @report_errors
@@ -79,7 +79,7 @@ def cancel(
     cancelled = asyncio.run(run_with_client(dsn, schema, lambda app: app.cancel(which, reason=reason, cascade=cascade)))
     if not cancelled:
         fail(f"instance {cancelled.id} is already {cancelled.was.value}. There is nothing to cancel.", 1)
-    print_note(f"instance {cancelled.id}: {cancelled.ended} cancelled, {cancelled.requested} executing and stopping")
+    print_message(f"instance {cancelled.id}: {cancelled.ended} cancelled, {cancelled.requested} executing and stopping")
 
 
 @report_errors
@@ -95,7 +95,7 @@ def retry(
     """
     which = id_or_key(instance, key)
     asyncio.run(run_with_client(dsn, schema, lambda app: app.retry(which)))
-    print_note(f"{_describe(which)}: runnable again")
+    print_message(f"{_describe(which)}: runnable again")
 
 
 @report_errors
@@ -110,7 +110,7 @@ def rm(
     """
     which = id_or_key(instance, key)
     asyncio.run(run_with_client(dsn, schema, lambda app: app.delete(which)))
-    print_note(f"{_describe(which)}: deleted")
+    print_message(f"{_describe(which)}: deleted")
 
 
 def _parse_payload(text: str) -> object:

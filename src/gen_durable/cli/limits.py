@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import fail, print_note, report_errors
+from gen_durable.cli.console import fail, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.options import run_with_client
 from gen_durable.durations import parse_duration
@@ -40,7 +40,7 @@ def show(
     if as_json:
         typer.echo(json.dumps([asdict(state) for state in states], indent=2))
     elif not states:
-        print_note("there are no limits. Declare them with Worker(limits={...}) or `gen-durable limits set`.")
+        print_message("there are no limits. Declare them with Worker(limits={...}) or `gen-durable limits set`.")
     else:
         Console().print(_table(states))
 
@@ -70,7 +70,7 @@ def set_limit(
         fail("Give either --concurrency or --rate.")
     policy: Policy = Concurrency(concurrency) if concurrency is not None else _parse_rate(rate or "", burst)
     changed = asyncio.run(run_with_client(dsn, schema, lambda app: app.set_limit(name, policy)))
-    print_note(f"limit {name}: {'set' if changed else 'unchanged'}")
+    print_message(f"limit {name}: {'set' if changed else 'unchanged'}")
 
 
 @limits.command("rm")
@@ -82,7 +82,7 @@ def remove(name: NameArgument, *, dsn: DsnOption = None, schema: SchemaOption = 
     """
     if not asyncio.run(run_with_client(dsn, schema, lambda app: app.remove_limit(name))):
         fail(f"There is no limit {name!r}. `gen-durable limits` lists them.", 1)
-    print_note(f"limit {name}: removed")
+    print_message(f"limit {name}: removed")
 
 
 def _parse_rate(text: str, burst: int) -> Rate:

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import print_note, report_errors
+from gen_durable.cli.console import print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.filters import FilterOptions, takes_filters
-from gen_durable.cli.format import escape_control, format_age, instance_fields, instance_note
+from gen_durable.cli.format import escape_control, format_age, instance_fields, instance_summary
 from gen_durable.cli.options import CodecOption, run_with_client
 from gen_durable.client import Durable
 from gen_durable.instances import Instance, Status
@@ -56,9 +56,9 @@ def ls(
     if page.instances:
         Console().print(_table(page.instances))
     else:
-        print_note("no instance matches")
+        print_message("no instance matches")
     if page.cursor is not None:
-        print_note(f"there may be more: --after {page.cursor}")
+        print_message(f"there may be more: --after {page.cursor}")
 
 
 @report_errors
@@ -111,6 +111,6 @@ def _table(instances: tuple[Instance, ...]) -> Table:
             Text(instance.queue),
             format_age(instance.inserted_at, now),
             format_age(instance.updated_at, now),
-            Text(escape_control(" ".join(instance_note(instance).split())), no_wrap=True, overflow="ellipsis"),
+            Text(escape_control(" ".join(instance_summary(instance).split())), no_wrap=True, overflow="ellipsis"),
         )
     return table

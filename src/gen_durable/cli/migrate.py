@@ -6,8 +6,8 @@ import asyncio
 
 import typer
 
-from gen_durable.cli.console import print_note, report_errors
-from gen_durable.cli.database import SCHEMA, Database, DsnOption, SchemaOption, open_database
+from gen_durable.cli.console import print_message, report_errors
+from gen_durable.cli.database import SCHEMA, ConnectedDatabase, DsnOption, SchemaOption, open_database
 from gen_durable.errors import DatabaseUnavailable, SchemaTooNew
 from gen_durable.pg.migrate import SETTINGS, installed_version, library_version, script
 from gen_durable.pg.migrate import migrate as apply
@@ -21,19 +21,19 @@ def migrate(
     schema: SchemaOption = SCHEMA,
     sql: bool = typer.Option(False, "--sql", help="Print the SQL and change nothing."),
     roles: bool = typer.Option(
-        False, "--roles", help="Also make roles with few rights each: owner, worker, client, viewer, admin."
+        False, "--roles", help="Also create roles with few rights each: owner, worker, client, viewer, admin."
     ),
     role_prefix: str | None = typer.Option(
         None, "--role-prefix", metavar="NAME", help="They are called NAME_worker and so on.", show_default="the schema"
     ),
     metadata_index: bool = typer.Option(
-        False, "--metadata-index", help="Also make the index of metadata, while others go on writing."
+        False, "--metadata-index", help="Also create the index of metadata, without blocking writes."
     ),
 ) -> None:
-    """Make or update the schema. Applies only what is missing; safe to run from many places at once.
+    """Create or update the schema. Applies only missing migrations; several processes may run it at once.
 
-    With --sql it prints what it would run, for whoever may change your database: what is missing if the database can be
-    reached, else everything. --roles is done once: later migrations see to the roles by themselves.
+    With --sql it prints the statements instead, for an administrator to run: the missing ones if the database can be
+    reached, else all. Pass --roles once: later migrations update the roles too.
     """
     make = Schema(schema)
     prefix = (role_prefix or schema) if roles or role_prefix is not None else None
@@ -65,7 +65,7 @@ async def _print(dsn: str | None, schema: Schema, *, index: bool, roles: str | N
     newest = library_version(schema)
     text = script(schema, found)
     if not text:
-        print_note(f"schema {schema.name} is at version {found}: there is nothing to run")
+        print_message(f"schema {schema.name} is at version {found}: there is nothing to run")
     else:
         typer.echo(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
         typer.echo(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
@@ -78,17 +78,17 @@ async def _print(dsn: str | None, schema: Schema, *, index: bool, roles: str | N
 async def _found(dsn: str | None, schema: Schema) -> int:
     """The version to start from. Nothing is started to find it out: without a DSN it is 0."""
     if dsn is None:
-        print_note("no DSN: printing all of it, for an empty database")
+        print_message("no DSN: printing all of it, for an empty database")
         return 0
     try:
         async with open_database(dsn) as database:
             return await _version(database, schema)
     except DatabaseUnavailable as error:
-        print_note(f"{error}; printing all of it, for an empty database")
+        print_message(f"{error}; printing all of it, for an empty database")
         return 0
 
 
-async def _version(database: Database, schema: Schema) -> int:
+async def _version(database: ConnectedDatabase, schema: Schema) -> int:
     found, newest = await installed_version(database.connection, schema), library_version(schema)
     if found > newest:
         raise SchemaTooNew(

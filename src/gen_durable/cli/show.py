@@ -20,7 +20,7 @@ from gen_durable.cli.format import (
     format_key,
     format_payload,
     instance_fields,
-    instance_note,
+    instance_summary,
     raw_payload,
     readable_text,
 )
@@ -156,8 +156,8 @@ def _facts_table(details: Details, now: datetime, *, state: bool) -> Table:
 
 def _facts(details: Details, now: datetime) -> list[tuple[str, str]]:
     instance, children = details.instance, details.children
-    note = instance_note(instance)
-    waits = "" if instance.status.terminal or note == readable_text(instance.last_error) else note
+    summary = instance_summary(instance)
+    waits = "" if instance.status.terminal or summary == readable_text(instance.last_error) else summary
     numbers = {"attempt": instance.attempt, "crashes": instance.crashes}
     return [
         ("id", str(instance.id)),

@@ -44,14 +44,14 @@ class _Supervisor:
             loop.add_signal_handler(number, self._on_signal, number)
         log.info("starting %d processes", processes)
         try:
-            await asyncio.gather(*(self._keep_running(slot + 1) for slot in range(processes)))
+            await asyncio.gather(*(self._run_slot(slot + 1) for slot in range(processes)))
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
         log.info("all processes have ended")
         return self._code
 
-    async def _keep_running(self, slot: int) -> None:
+    async def _run_slot(self, slot: int) -> None:
         """Run one process after the other, until a stop."""
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():
@@ -61,7 +61,7 @@ class _Supervisor:
             code = await process.wait()
             self._running.discard(process)
             if self._stopping.is_set():
-                self._note_exit(slot, code)
+                self._record_exit(slot, code)
             elif code == CANNOT_START:
                 self._code = CANNOT_START
                 self._stop(signal.SIGTERM)
@@ -88,7 +88,7 @@ class _Supervisor:
             process.send_signal(signal.SIGTERM)
         return process
 
-    def _note_exit(self, slot: int, code: int) -> None:
+    def _record_exit(self, slot: int, code: int) -> None:
         if code not in _DRAINED:
             log.warning("process %d %s", slot, _describe_exit(code))
             self._code = self._code or 1

@@ -41,12 +41,12 @@ class ClaimEncryption:
 
     def decrypt(self, claim: Claim) -> None:
         """Decrypt the state, signals and children of a claim, once. Raises `DecodeError`. The journal is separate."""
-        if claim.opened:
+        if claim.is_decrypted:
             return
         encryption = self.encryption
         state, inbox = encryption.decrypt(claim.state, claim.id, STATE), encryption.inbox(claim.inbox, claim.id)
         children = encryption.children(claim.children) if claim.children else claim.children
-        claim.state, claim.inbox, claim.children, claim.opened = state, inbox, children, True
+        claim.state, claim.inbox, claim.children, claim.is_decrypted = state, inbox, children, True
 
     def encrypt_error(self, commit: Commit) -> None:
         """Encrypt the error of an outcome that has no payload."""

@@ -17,7 +17,7 @@ from gen_durable.errors import ConfigError
 from gen_durable.pg.connection import Target
 from gen_durable.pg.pool import Pool
 from gen_durable.store.admin import AdminStatements
-from gen_durable.store.journal import JournalCalls
+from gen_durable.store.journal import JournalStatements
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statements
 from gen_durable.telemetry import Events
@@ -50,7 +50,7 @@ class Services:
         self._database = database
         self.schema: Schema = database.schema
         self.statements = Statements(self.schema)
-        self.journal_statements = JournalCalls(self.schema)
+        self.journal_statements = JournalStatements(self.schema)
         self.admin_statements = AdminStatements(self.schema)
         self.events = Events()
         self.encryption = encryption

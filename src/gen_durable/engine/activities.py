@@ -26,7 +26,7 @@ from gen_durable.encryption import PayloadEncryption, of_activity
 from gen_durable.errors import GenDurableError, InputError, LeaseLost
 from gen_durable.jobs import Abort
 from gen_durable.outcomes import describe
-from gen_durable.store.journal import Fence, JournalCalls, Noted, check_format
+from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, check_format
 from gen_durable.store.statements import Statement
 from gen_durable.validation import check_delay, check_name, clean_error
 
@@ -81,7 +81,7 @@ class StepJournal:
 
     def __init__(
         self,
-        statements: JournalCalls,
+        statements: JournalStatements,
         fence: Fence,
         stored: str | None = None,
         *,
@@ -195,10 +195,10 @@ class StepJournal:
                 failure = error
             took = time.perf_counter() - began
             error_text = None if failure is None else clean_error(describe(failure))
-            noted = Noted(number, name, parameters, result, error_text, took, took, attempt)
+            record = ActivityRecord(number, name, parameters, result, error_text, took, took, attempt)
             if self._encryption is not None:
-                noted = self._encrypt(noted, self._encryption)
-            yield self._statements.activity(self._fence, noted)
+                record = self._encrypt(record, self._encryption)
+            yield self._statements.activity(self._fence, record)
             if failure is None:
                 self._finished[name] = (result or "null").encode()
                 return value
@@ -207,14 +207,14 @@ class StepJournal:
             yield Pause(check_delay(backoff(retries - left), f"the backoff of activity {name!r}"))
         raise AssertionError("unreachable")
 
-    def _encrypt(self, noted: Noted, encryption: PayloadEncryption) -> Noted:
+    def _encrypt(self, record: ActivityRecord, encryption: PayloadEncryption) -> ActivityRecord:
         def field(part: str) -> str:
-            return of_activity(self._visit, noted.name, part)
+            return of_activity(self._visit, record.name, part)
 
-        instance, result, error = self._fence.id, noted.result, noted.error
+        instance, result, error = self._fence.id, record.result, record.error
         return dataclasses.replace(
-            noted,
-            parameters=encryption.encrypt(noted.parameters, instance, field("parameters")),
+            record,
+            parameters=encryption.encrypt(record.parameters, instance, field("parameters")),
             result=None if result is None else encryption.encrypt(result, instance, field("result")),
             error=None if error is None else encryption.encrypt_text(error, instance, field("error")),
         )

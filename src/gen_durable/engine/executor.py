@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sized
 from itertools import islice
 from typing import Any, cast
 
-from gen_durable.context import Context, Lent
+from gen_durable.context import Context
 from gen_durable.core.payloads import ClaimEncryption
 from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.outcome_encoder import SAME_STATE, EncodedOutcome, encode_cancel, encode_outcome
@@ -27,8 +27,8 @@ from gen_durable.jobs import Abort, Job
 from gen_durable.machines import Machine, StepSpec
 from gen_durable.outcomes import Done, Fail, Outcome, Retry, ScheduleChildren, describe
 from gen_durable.registry import Entry
-from gen_durable.services import JournalService, LimitService
 from gen_durable.signals import Received
+from gen_durable.step_services import JournalService, LimitService, StepTransaction
 from gen_durable.store.types import Claim
 from gen_durable.validation import MAX_CHILDREN, clean_error
 
@@ -80,15 +80,15 @@ class Executor:
         may_continue: bool,
         previous: EncodedOutcome | None = None,
         task: asyncio.Task[Any] | None = None,
-        lent: Lent | None = None,
+        transaction: StepTransaction | None = None,
     ) -> EncodedOutcome:
         """Execute a step and encode its outcome. Raises only `UndecodableState`, `LeaseLost` and cancellation.
 
         `previous` is the committed outcome of the same claim that led here; it holds the decoded state. `task` is the
-        current task, if the caller knows it. With a `lent` connection the step's error is raised as `StepRaised`.
+        current task, if the caller knows it. With a `transaction` the step's error is raised as `StepRaised`.
         """
         state = previous.state if previous is not None else self._decode(claim, entry)
-        ctx = self._context(claim, entry.spec, lent)
+        ctx = self._context(claim, entry.spec, transaction)
         try:
             if entry.plain:
                 returned = await (entry.call(state, ctx) if entry.wants_context else entry.call(state))
@@ -113,7 +113,7 @@ class Executor:
             error = raised
         except BaseException as raised:
             error = StepCancelled(f"step {entry.spec.label} raised {describe(raised)}, which does not end a worker")
-        if lent is not None:
+        if transaction is not None:
             raise StepRaised(error) from error
         return await self.run_on_error(claim, entry, ctx, error, may_continue=may_continue)
 
@@ -205,7 +205,7 @@ class Executor:
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(raised).__name__)
         return clean_error(f"{reason} (and then on_cancel raised {describe(raised)})")
 
-    def _context(self, claim: Claim, spec: StepSpec, lent: Lent | None = None) -> Context:
+    def _context(self, claim: Claim, spec: StepSpec, transaction: StepTransaction | None = None) -> Context:
         # Positional, because keyword arguments cost half a microsecond per step.
         return Context(
             claim.id,
@@ -230,7 +230,7 @@ class Executor:
             claim.visit,
             self._journal,
             claim,
-            lent,
+            transaction,
         )
 
     async def _encode_rest(self, encoded: EncodedOutcome, spec: StepSpec) -> None:

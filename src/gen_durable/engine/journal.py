@@ -26,7 +26,7 @@ from gen_durable.errors import InputError, LeaseLost
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate import to_error
-from gen_durable.store.journal import Fence, JournalCalls
+from gen_durable.store.journal import Fence, JournalStatements
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim
 
@@ -58,7 +58,7 @@ class JournalWriter:
         self,
         pool: Pool,
         schema: str,
-        statements: JournalCalls,
+        statements: JournalStatements,
         threads: ThreadPool,
         installation: str,
         *,
@@ -80,10 +80,10 @@ class JournalWriter:
         """The journal of the claim's current step. Raises `LeaseLost` if the step that began with `seq` has ended."""
         if claim.seq != seq:
             raise LeaseLost(f"instance {claim.id}: the step that writes this has been left")
-        journal = claim.notes
+        journal = claim.step_journal
         if not isinstance(journal, StepJournal):
             fence = Fence(claim.id, claim.epoch, seq)
-            claim.notes = journal = StepJournal(
+            claim.step_journal = journal = StepJournal(
                 self._statements, fence, claim.journal, visit=claim.visit, encryption=self._encryption
             )
         return journal

@@ -316,7 +316,7 @@ def advance(claim: Claim, encoded: EncodedOutcome) -> None:
     claim.attempt = 0
     claim.seq += 1
     claim.visit = claim.seq
-    claim.journal = claim.notes = None
+    claim.journal = claim.step_journal = None
     claim.awaits = None
     claim.children = ()
     if encoded.consumed:

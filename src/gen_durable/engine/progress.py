@@ -13,7 +13,7 @@ from typing import Final
 from gen_durable.codec import encode
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.pg.pool import Pool
-from gen_durable.store.journal import JournalCalls, Report
+from gen_durable.store.journal import JournalStatements, ProgressReport
 from gen_durable.validation import clean_error
 
 log = logging.getLogger("gen_durable.worker")
@@ -27,13 +27,13 @@ class ProgressWriter:
 
     __slots__ = ("_encryption", "_loop", "_pool", "_reports", "_statements", "_task", "_thread")
 
-    def __init__(self, pool: Pool, statements: JournalCalls, encryption: PayloadEncryption | None) -> None:
+    def __init__(self, pool: Pool, statements: JournalStatements, encryption: PayloadEncryption | None) -> None:
         self._pool = pool
         self._statements = statements
         self._encryption = encryption
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._reports: dict[tuple[int, int, str, str], Report] = {}
+        self._reports: dict[tuple[int, int, str, str], ProgressReport] = {}
         self._task: asyncio.Task[None] | None = None
 
     def report(
@@ -55,7 +55,7 @@ class ProgressWriter:
             if self._encryption is not None:
                 raw = None if raw is None else self._encryption.encrypt(raw, instance, "progress/detail")
                 text = None if text is None else self._encryption.encrypt_text(text, instance, "progress/message")
-            self._reports[instance, epoch, step, str(branch)] = Report(
+            self._reports[instance, epoch, step, str(branch)] = ProgressReport(
                 instance, epoch, step, clean_error(str(branch)), share, text, raw
             )
             if threading.get_ident() == self._thread:

@@ -45,9 +45,9 @@ class StepLimits:
     async def acquire(self, instance: int, epoch: int, limit: Limit) -> int | None:
         """Wait for a slot or a token. Returns the ticket to release, or None if there is none."""
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
-        ticket = random.getrandbits(63)  # made here: after a lost answer the database knows the place in line by it
+        ticket = random.getrandbits(63)  # made here: after a lost answer the database recognises the ticket
         request: asyncio.Task[LimitAnswer] | None = None
-        is_in_line: bool | None = None  # as last answered
+        has_ticket: bool | None = None  # as last answered
         try:
             while True:
                 # Marked safe to repeat: a token taken twice after a lost answer is merely lost.
@@ -56,16 +56,16 @@ class StepLimits:
                 try:
                     answer = await asyncio.shield(request)
                 except UnknownLimit:
-                    if is_in_line is None:
+                    if has_ticket is None:
                         raise
-                    return ticket if is_in_line else None  # the limit was removed meanwhile
-                is_in_line = answer.held
-                if answer.lost:
+                    return ticket if has_ticket else None  # the limit was removed meanwhile
+                has_ticket = answer.has_ticket
+                if answer.is_lost:
                     raise LeaseLost(f"instance {instance}: the claim was taken over while it waited for {limit.name!r}")
-                if answer.may:
+                if answer.is_granted:
                     if answer.seconds:
                         await asyncio.sleep(answer.seconds)
-                    return ticket if answer.held else None
+                    return ticket if answer.has_ticket else None
                 pause = pauses.next()
                 await asyncio.sleep(answer.seconds or pause)
         except BaseException:
@@ -77,7 +77,7 @@ class StepLimits:
         """Release a ticket after an interrupted wait, once the request that may have granted it is answered."""
         await asyncio.wait([request])
         if request.exception() is None:
-            if request.result().held:
+            if request.result().has_ticket:
                 await self.release(ticket)
         else:
             with suppress(GenDurableError):  # the error of the request is the one that is raised

@@ -15,7 +15,6 @@ import time
 from typing import Final
 
 from gen_durable.backoff import Pauses
-from gen_durable.context import Lent
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.activities import StepJournal
@@ -28,6 +27,7 @@ from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sqlstate
 from gen_durable.pg.transaction import Transaction
 from gen_durable.registry import Entry
+from gen_durable.step_services import StepTransaction
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Claim, Commit, Flushed
 
@@ -94,8 +94,8 @@ class TransactionalExecutor:
                         if committed is not None:
                             return committed
                         log.warning("instance %d: its transaction did not commit, its step runs again", claim.id)
-                    if isinstance(claim.notes, StepJournal):
-                        claim.notes.restart()
+                    if isinstance(claim.step_journal, StepJournal):
+                        claim.step_journal.restart()
                     await asyncio.sleep(pauses.next())
             finally:
                 self._free.append(connection)
@@ -106,11 +106,11 @@ class TransactionalExecutor:
             connection = self._free.pop()
             try:
                 transaction = await Transaction.begin(connection)
-                lent = Lent(transaction.driver_connection)
+                step_transaction = StepTransaction(transaction.driver_connection)
                 try:
-                    await self._executor.execute(claim, entry, may_continue=False, lent=lent)
+                    await self._executor.execute(claim, entry, may_continue=False, transaction=step_transaction)
                 finally:
-                    lent.end()
+                    step_transaction.end()
                     transaction.drop()
             finally:
                 self._free.append(connection)
@@ -146,16 +146,16 @@ class TransactionalExecutor:
         return encoded, STALE if flushed.stale else CANCEL_REQUESTED if flushed.cancel_requested else COMMITTED
 
     async def _execute_in(self, transaction: Transaction, active: ActiveClaim) -> EncodedOutcome:
-        lent = Lent(transaction.driver_connection)
+        step_transaction = StepTransaction(transaction.driver_connection)
         try:
             started = time.perf_counter()
             active.in_step = True
             try:
                 encoded = await self._executor.execute(
-                    active.claim, active.entry, may_continue=False, task=active.task, lent=lent
+                    active.claim, active.entry, may_continue=False, task=active.task, transaction=step_transaction
                 )
             finally:
-                lent.end()
+                step_transaction.end()
             active.in_step = False
             encoded.commit.began, encoded.commit.took = started, time.perf_counter() - started
             if not transaction.is_open:
@@ -163,7 +163,7 @@ class TransactionalExecutor:
         except Exception as error:
             active.in_step = False
             # A step that has not used the connection did not raise because of it.
-            if not await transaction.rollback() and isinstance(error, StepRaised) and lent.taken:
+            if not await transaction.rollback() and isinstance(error, StepRaised) and step_transaction.is_used:
                 raise _ConnectionBroken(error) from error
             raise
         except BaseException:

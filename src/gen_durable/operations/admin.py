@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from gen_durable.errors import NotFound, WrongStatus
 from gen_durable.handles import Handle, address, called
-from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page, check_limit, place_of, wanted
+from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page, check_page_size, place_of, wanted
 
 if TYPE_CHECKING:
     from gen_durable.client import Durable
@@ -39,7 +39,7 @@ class AdminOperations:
         """
         services = self._services
         statement = services.admin_statements.list(
-            wanted(filters), place_of(after), check_limit(limit), payloads=payloads
+            wanted(filters), place_of(after), check_page_size(limit), payloads=payloads
         )
         page = await services.requests.run(statement, "list", safe=True)
         if services.encryption is None:

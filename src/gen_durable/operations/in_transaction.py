@@ -1,7 +1,7 @@
 """Calls on the caller's own connection, as a part of the caller's transaction.
 
-What they write commits or rolls back with the caller, and that commit notifies the workers. Nothing is retried here:
-the transaction is the caller's, and may hold other work.
+Their writes commit or roll back with the caller, and the commit notifies the workers. No statement is retried: the
+transaction may contain other work of the caller.
 """
 
 from __future__ import annotations

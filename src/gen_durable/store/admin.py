@@ -1,4 +1,4 @@
-"""The calls of people who look after instances: a page of them, how many there are, delete one, let one go on again."""
+"""Statements for listing, counting, deleting and retrying instances."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gen_durable.store.types import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
-    """An instance that was to be deleted: its status, whether that was done, and the live parent that forbids it."""
+class DeletedInstance:
+    """The result of a delete: the status, whether the instance was deleted, and the waiting parent that prevents it."""
 
     id: int
     was: Status
@@ -24,8 +24,8 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
-class Retried:
-    """An instance that was to go on again: the status it had, and its queue if it does."""
+class RetriedInstance:
+    """The result of a retry: the status before, and the queue of the instance if it runs again."""
 
     id: int
     was: Status
@@ -33,9 +33,9 @@ class Retried:
 
 
 class AdminStatements:
-    """All of them, for one schema."""
+    """The statements, for one schema."""
 
-    __slots__ = ("_count", "_list", "_remove", "_retry")
+    __slots__ = ("_count", "_delete", "_list", "_retry")
 
     def __init__(self, schema: Schema) -> None:
         s = f'"{schema.name}"'
@@ -44,25 +44,25 @@ class AdminStatements:
             f"left join lateral {s}.instances_of(l.ids,$4) as i on true order by i.id desc"
         )
         self._count = f"select value, exact from {s}.count($1::text::jsonb,$2)"  # noqa: S608
-        self._remove = f"select id, was, deleted, waiting from {s}.delete_instance($1,$2)"  # noqa: S608
+        self._delete = f"select id, was, deleted, waiting from {s}.delete_instance($1,$2)"  # noqa: S608
         self._retry = f"select id, was, woken from {s}.retry($1,$2)"  # noqa: S608
 
     def list(self, wanted: str, below: int | None, limit: int, *, payloads: bool) -> Statement[Page]:
-        """`wanted` as `gen_durable.listing.wanted` makes it."""
+        """`wanted` is the result of `gen_durable.listing.wanted`."""
         return Statement(self._list, (wanted, below, limit, payloads), _read_page)
 
     def count(self, wanted: str) -> Statement[Count]:
         return Statement(self._count, (wanted, MAX_COUNT), lambda rows: Count(*rows[0]))
 
-    def delete_instance(self, instance: int | None, key: bytes | None) -> Statement[Removed | None]:
-        def read(rows: Sequence[Row]) -> Removed | None:
-            return Removed(rows[0][0], Status(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
+    def delete_instance(self, instance: int | None, key: bytes | None) -> Statement[DeletedInstance | None]:
+        def read(rows: Sequence[Row]) -> DeletedInstance | None:
+            return DeletedInstance(rows[0][0], Status(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
 
-        return Statement(self._remove, (instance, key), read)
+        return Statement(self._delete, (instance, key), read)
 
-    def retry(self, instance: int | None, key: bytes | None) -> Statement[Retried | None]:
-        def read(rows: Sequence[Row]) -> Retried | None:
-            return Retried(rows[0][0], Status(rows[0][1]), rows[0][2]) if rows else None
+    def retry(self, instance: int | None, key: bytes | None) -> Statement[RetriedInstance | None]:
+        def read(rows: Sequence[Row]) -> RetriedInstance | None:
+            return RetriedInstance(rows[0][0], Status(rows[0][1]), rows[0][2]) if rows else None
 
         return Statement(self._retry, (instance, key), read)
 

@@ -1,6 +1,6 @@
-"""The answers of the engine's calls: rows as the database sends them, read into what `store/types.py` describes.
+"""Decode the rows that statements return into the types of `store/types.py`.
 
-In: rows, in the order of columns that the function in `sql/functions` names. Out: typed values.
+The order of columns is that of the functions in `sql/functions`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ INSTANCE: Final = (
     "i.await_deadline, i.inserted_at, i.updated_at, i.finished_at, i.state::text, i.result::text, i.metadata::text, "
     "i.blocked_on, i.due_at"
 )
-"""The columns of instances_of.sql, as `read_instance` takes them."""
+"""The columns of instances_of.sql, in the order that `read_instance` expects."""
 CLAIM: Final = (
     "id, fsm, fsm_version, step, state, attempt, claims, seq, queue, priority, partition_key, unique_key, parent_id, "
     "awaits, limited, inbox, children, visit, journal, report"
 )
-"""The columns of pick.sql, as `read_claim` takes them: up to `limited` in the order of the fields of `Claim`."""
+"""The columns of pick.sql, in the order that `read_claim` expects; up to `limited` the fields of `Claim`."""
 
 
 class QueueReport(msgspec.Struct, frozen=True):
-    """What `pick.sql` reports about one queue; a field that was not sent has its default."""
+    """The report of `pick.sql` about one queue; a field that was not sent has its default."""
 
     unmet: bool = False
     next_due: float | None = None
@@ -68,7 +68,7 @@ _decode_reclaimed = msgspec.json.Decoder(list[Reclaimed]).decode
 
 
 def read_picked(rows: Sequence[Row]) -> Picked:
-    """The claims, and the report, which comes in a row without an id."""
+    """The claims, and the report, which is in a row without an id."""
     claims: list[Claim] = []
     report: PickReport | None = None
     for row in rows:
@@ -103,7 +103,7 @@ def read_claim(row: Row) -> Claim:
 
 
 def read_inbox(text: str) -> tuple[Received, ...]:
-    """The signals that are given to a step."""
+    """The signals of a step."""
     return tuple(
         Received(s["id"], s["name"], (s["payload"] or "null").encode(), datetime.fromtimestamp(s["at"], UTC))
         for s in decode_plain(text)
@@ -111,7 +111,7 @@ def read_inbox(text: str) -> tuple[Received, ...]:
 
 
 def read_children(text: str) -> tuple[Child, ...]:
-    """The children that are given to a step."""
+    """The children of a step."""
     return tuple(
         Child(
             id=c["id"],
@@ -128,20 +128,20 @@ def read_children(text: str) -> tuple[Child, ...]:
 
 
 def read_reaping(rows: Sequence[Row]) -> Reaping:
-    """The answer of `reap.sql`."""
+    """The result of `reap.sql`."""
     reclaimed, woken, cancel_children, cascade_due = rows[0]
     parents: list[int | None] = [*(cancel_children or ()), *([None] if cascade_due else ())]
     return Reaping(_decode_reclaimed(reclaimed) if reclaimed else [], read_wakeups(woken, parents))
 
 
 def read_released(rows: Sequence[Row]) -> Released:
-    """The answer of `release.sql`."""
+    """The result of `release.sql`."""
     released, woken = rows[0]
     return Released(released or [], woken or [])
 
 
 def read_flushed(rows: Sequence[Row]) -> Flushed:
-    """The answer of `flush.sql`."""
+    """The result of `flush.sql`."""
     stale, already, woken, cancel_children, cancel_requested = rows[0]
     return Flushed(
         frozenset(stale or ()),
@@ -152,13 +152,13 @@ def read_flushed(rows: Sequence[Row]) -> Flushed:
 
 
 def read_cascaded(rows: Sequence[Row]) -> Cascaded:
-    """The answer of `cascade.sql`."""
+    """The result of `cascade.sql`."""
     ended, requested, woken, cancel_children, check_cancels, more = rows[0]
     return Cascaded(ended, requested, read_wakeups(woken, cancel_children, check_cancels), more)
 
 
 def read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelTarget], Wakeups]:
-    """The answer of `cancel.sql`; its first row also holds what became ready."""
+    """The result of `cancel.sql`; its first row also holds the wake-ups."""
     targets = [CancelTarget(row[1], None if row[2] is None else Status(row[2]), row[3]) for row in rows]
     return targets, read_wakeups(*rows[0][4:7])
 
@@ -168,7 +168,7 @@ def read_wakeups(
     cancel_children: Sequence[int | None] | None,
     check_cancels: Sequence[str] | None = None,
 ) -> Wakeups:
-    """What a call made ready, from the columns `woken`, `cancel_children` and `check_cancels`."""
+    """Wake-ups, from the columns `woken`, `cancel_children` and `check_cancels`."""
     if not (woken or cancel_children or check_cancels):
         return NO_WAKEUPS
     return Wakeups(frozenset(woken or ()), frozenset(cancel_children or ()), frozenset(check_cancels or ()))

@@ -1,6 +1,6 @@
-"""The calls of the journal: what a step writes before its outcome, and what can be read of it all.
+"""Statements of the journal: steps write checkpoints, activities and progress; clients read these and the history.
 
-In: the fence (id, epoch, seq) and typed values. Out: a `Statement`, as in `store.calls`.
+Every write carries the fence (id, epoch, seq) of its claim.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gen_durable.store.statements import Statement
 from gen_durable.store.types import Row
 
 CHECKPOINT_FORMAT: Final = 1
-"""The format of a checkpoint's row that this library writes, and the newest that it reads."""
+"""The format of checkpoints that this version writes, and the newest that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The row as a step was given it. What it writes counts as long as that is so."""
+    """The row as a step received it. A write whose fence no longer matches the row is rejected."""
 
     id: int
     epoch: int
@@ -29,8 +29,8 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
-    """A call of an activity that has ended, as it is written down; `ago`: so many seconds ago it began."""
+class ActivityRecord:
+    """A finished call of an activity; it began `ago` seconds ago."""
 
     number: int
     name: str
@@ -43,8 +43,8 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """How far a step has come; id and epoch are the fence."""
+class ProgressReport:
+    """A progress report of a step; id and epoch are its fence."""
 
     id: int
     epoch: int
@@ -55,8 +55,8 @@ class Report:
     detail: str | None
 
 
-class JournalCalls:
-    """All calls of the journal, for one schema. Those that write tell whether the claim is still the writer's."""
+class JournalStatements:
+    """The statements of the journal, for one schema. Writes return whether the fence matched."""
 
     __slots__ = (
         "_activities",
@@ -98,27 +98,27 @@ class JournalCalls:
     def clear(self, fence: Fence) -> Statement[bool]:
         return Statement(self._clear, (fence.id, fence.epoch, fence.seq), _read_truth)
 
-    def activity(self, fence: Fence, noted: Noted) -> Statement[bool]:
+    def activity(self, fence: Fence, record: ActivityRecord) -> Statement[bool]:
         return Statement(
             self._activity,
             (
                 fence.id,
                 fence.epoch,
                 fence.seq,
-                noted.number,
-                noted.name,
-                noted.parameters,
-                noted.result,
-                noted.error,
-                noted.ago,
-                noted.duration,
-                noted.attempt,
+                record.number,
+                record.name,
+                record.parameters,
+                record.result,
+                record.error,
+                record.ago,
+                record.duration,
+                record.attempt,
             ),
             _read_truth,
         )
 
-    def report(self, reports: Sequence[Report]) -> Statement[set[int]]:
-        """`reports` in the order of ids. Tells whose rows were locked by somebody, so that they were passed over."""
+    def report(self, reports: Sequence[ProgressReport]) -> Statement[set[int]]:
+        """`reports` in the order of ids. Returns the ids whose rows were locked and therefore skipped."""
         return Statement(
             self._report,
             (
@@ -148,12 +148,12 @@ class JournalCalls:
         return Statement(self._progress, (instance, key), lambda rows: [Progress(*_raw(row, 5)) for row in rows])
 
     def installation(self) -> Statement[str]:
-        """The token that tells this installation from others."""
+        """The token of this installation, part of idempotency keys."""
         return Statement(self._installation, (), lambda rows: str(rows[0][0]))
 
 
 def check_format(written: int) -> None:
-    """Refuse a checkpoint that a newer library has written: what it means is not known here."""
+    """Raise `DecodeError` if a newer version of the library wrote the checkpoint."""
     if written > CHECKPOINT_FORMAT:
         raise DecodeError(
             f"a checkpoint was written by a newer gen_durable (format {written}, this one reads up to "
@@ -173,5 +173,5 @@ def _read_truth(rows: Sequence[Row]) -> bool:
 
 
 def _raw(row: Row, first: int) -> list[Any]:
-    """A row whose columns from `first` on are JSON: kept as bytes."""
+    """A row with the columns from `first` on, which are JSON, as bytes."""
     return [*row[:first], *(None if text is None else text.encode() for text in row[first:])]

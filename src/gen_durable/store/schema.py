@@ -1,7 +1,6 @@
-"""The Postgres schema that everything lives in, and the SQL files with its name filled in.
+"""The Postgres schema of the library, and its SQL files with the name of the schema filled in.
 
-In: a schema name from the configuration. Out: SQL text in which every object is qualified. The name is checked against
-a narrow pattern and quoted once; nothing else is ever put into SQL text.
+The name is checked against a narrow pattern and quoted; no other value is ever inserted into SQL text.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _SQL = files("gen_durable.sql")
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema's name, checked."""
+    """The checked name of a schema."""
 
     name: str = DEFAULT_SCHEMA
 
@@ -34,16 +33,16 @@ class Schema:
 
     @property
     def channel(self) -> str:
-        """The NOTIFY channel on which queues are told of new work."""
+        """The NOTIFY channel of wake-ups."""
         return f"{self.name}_wake"
 
     @property
     def metadata_index(self) -> str:
-        """The statement that makes the index of metadata; to be run outside a transaction."""
+        """The statement that creates the index of metadata; run it outside a transaction."""
         return self.render(_SQL.joinpath("metadata_index.sql").read_text("utf-8"))
 
     def roles(self, prefix: str) -> str:
-        """The statement that makes PREFIX_owner, _worker, _client, _viewer and _admin, and grants them their rights."""
+        """The statement that creates PREFIX_owner, _worker, _client, _viewer and _admin, and grants their rights."""
         if _NAME.fullmatch(prefix) is None or prefix.startswith("pg_"):
             raise ConfigError(
                 f"the prefix of roles must be 1 to 48 characters out of a-z 0-9 _, not begin with a digit or pg_, "

@@ -1,6 +1,6 @@
-"""The calls of the engine: each builds one statement with its parameters and knows how to read its answer.
+"""Statements of clients and workers as values: text, parameters, and how to decode the rows. `pg` runs them.
 
-In: typed values. Out: a `Statement`, which `pg` runs. Every write takes arrays; a single is a batch of one.
+Every write takes arrays; a single row is a batch of one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Statement(Generic[T]):
 
 
 class Statements:
-    """All calls, for one schema."""
+    """The statements of clients and workers, for one schema."""
 
     __slots__ = (
         "_acquire_limit",
@@ -67,9 +67,9 @@ class Statements:
         "_cancel_requests",
         "_cascade",
         "_children",
+        "_delete_full_buckets",
         "_finished_of",
         "_flush",
-        "_forget_buckets",
         "_gc",
         "_get",
         "_heartbeat",
@@ -86,8 +86,8 @@ class Statements:
         "_set_limit",
         "_signal",
         "_spawn",
-        "_strangers",
         "_unblock_missed",
+        "_unknown_steps",
         "_unlocked",
         "schema",
     )
@@ -129,18 +129,21 @@ class Statements:
         self._gc = f"select {s}.gc($1,$2,$3,$4)"
         self._finished_of = f"select id, status, result::text, last_error from {s}.finished_of($1)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
-        self._strangers = f"select fsm, fsm_version, step, queue, waiting from {s}.unknown_steps($1,$2)"  # noqa: S608
+        self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.unknown_steps($1,$2)"  # noqa: S608
         self._unlocked = f"select id from {s}.unlocked($1)"  # noqa: S608
+        self._prepare_limits(s)
+        self._notify = (
+            "select pg_catalog.pg_notify($1, payload) from pg_catalog.unnest($2::pg_catalog.text[]) as payload, "
+            "pg_catalog.set_config('synchronous_commit', 'off', true)"
+        )
+
+    def _prepare_limits(self, s: str) -> None:
         self._set_limit = f"select changed, woken from {s}.set_limit($1,$2,$3,$4,$5,$6::text::jsonb)"  # noqa: S608
         self._remove_limit = f"select removed, woken from {s}.remove_limit($1)"  # noqa: S608
         self._limits = f"select * from {s}.limit_states()"  # noqa: S608
         self._acquire_limit = f"select may, seconds, held, lost from {s}.acquire_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608
         self._release_limit = f"select {s}.release_limit($1)"
-        self._forget_buckets = f"select {s}.delete_full_buckets()"
-        self._notify = (
-            "select pg_catalog.pg_notify($1, payload) from pg_catalog.unnest($2::pg_catalog.text[]) as payload, "
-            "pg_catalog.set_config('synchronous_commit', 'off', true)"
-        )
+        self._delete_full_buckets = f"select {s}.delete_full_buckets()"
 
     def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Statement[list[Inserted]]:
         return Statement(
@@ -166,17 +169,18 @@ class Statements:
         )
 
     def insert_as(
-        self, call: Statement[list[Inserted]], ids: list[int], states: list[str]
+        self, statement: Statement[list[Inserted]], ids: list[int], states: list[str]
     ) -> Statement[list[Inserted]]:
-        """An `insert` whose ids were drawn before, with the states that were sealed for them."""
-        return Statement(self._insert_as, (*call.args[:3], states, *call.args[4:], ids), call.read)
+        """An `insert` with allocated ids, and the states that were encrypted for them."""
+        args = (*statement.args[:3], states, *statement.args[4:], ids)
+        return Statement(self._insert_as, args, statement.read)
 
     def allocate_ids(self, count: int) -> Statement[list[int]]:
-        """Ids for instances that are to be inserted."""
+        """Allocate ids for new instances."""
         return Statement(self._allocate_ids, (count,), lambda rows: list(rows[0][0]))
 
     def id_of_key(self, key: bytes) -> Statement[int | None]:
-        """The instance that holds a unique key."""
+        """The id of the instance that holds a unique key."""
         return Statement(self._id_of_key, (key,), lambda rows: rows[0][0])
 
     def pick(
@@ -194,9 +198,9 @@ class Statements:
         return Statement(self._pick, args, read_picked)
 
     def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Statement[Flushed]:
-        """`commits` in the order of their ids: rows are locked in that order. `now`: by the clock of `Commit.began`."""
+        """`commits` in the order of ids: rows are locked in that order. `now` is the clock of `Commit.began`."""
         origins = _joined([c.origin for c in commits])
-        told = commits if origins else ()
+        recorded = commits if origins else ()
         return Statement(
             self._flush,
             (
@@ -212,24 +216,24 @@ class Statements:
                 _sparse([c.extra for c in commits]),
                 worker,
                 origins,
-                [now - c.began for c in told],
-                [c.took for c in told],
+                [now - c.began for c in recorded],
+                [c.took for c in recorded],
             ),
             read_flushed,
         )
 
     def begin_fanout(self, commit: Commit, count: int) -> Statement[list[int] | None]:
-        """Lock the row of a commit, and get ids for its children; None: the claim is not ours any more."""
+        """Lock the row of a commit and allocate ids for its children. Returns None if the claim was taken over."""
         return Statement(self._begin_fanout, (commit.id, commit.epoch, commit.seq, count), lambda rows: rows[0][0])
 
     def spawn(self, commit: Commit, children: str) -> Statement[list[str]]:
-        """Start children, a JSON array of them, of a row that `reserve` has locked."""
+        """Insert children, a JSON array, of a row that `begin_fanout` has locked."""
         extra = f'{{"children":{children}}}'
         args = ([commit.id], [commit.epoch], [commit.seq], [extra])
         return Statement(self._spawn, args, lambda rows: rows[0][0] or [])
 
     def children(self, parent: int, after: int, limit: int) -> Statement[list[Child]]:
-        """Some children of a parent's present round, in the order of their ids, from the one after `after` on."""
+        """The next `limit` children of a parent's current round, in the order of ids, after the id `after`."""
         return Statement(self._children, (parent, after, limit), lambda rows: list(read_children(rows[0][0] or "[]")))
 
     def signal(self, deliveries: Sequence[OutgoingSignal]) -> Statement[list[tuple[int | None, str, str | None]]]:
@@ -253,16 +257,16 @@ class Statements:
         return Statement(self._cancel, args, read_cancelled)
 
     def cascade(self, batch: int, origin: int | None) -> Statement[Cascaded]:
-        """Cancel some children of what was cancelled before; `origin`: of one cancelled tree only."""
+        """Cancel up to `batch` descendants of cancelled instances; with `origin`, only of this one."""
         return Statement(self._cascade, (batch, origin), read_cascaded)
 
     def cancel_requests(self, claims: Sequence[tuple[int, int]]) -> Statement[dict[int, str]]:
-        """Which claims, (id, claim), are to be cancelled, and why."""
+        """The reasons of pending cancel requests, by id. `claims` are (id, epoch)."""
         args = ([c[0] for c in claims], [c[1] for c in claims])
         return Statement(self._cancel_requests, args, lambda rows: {row[0]: row[1] for row in rows})
 
     def heartbeat(self, claims: Sequence[tuple[int, int]], lease: float) -> Statement[list[int]]:
-        """`claims` are (id, claim), in the order of ids."""
+        """`claims` are (id, epoch), in the order of ids. Returns the ids of claims that were lost."""
         return Statement(
             self._heartbeat,
             ([c[0] for c in claims], [c[1] for c in claims], lease),
@@ -270,27 +274,30 @@ class Statements:
         )
 
     def reap(self, batch: int, max_crashes: int | None, silent: Sequence[str] = ()) -> Statement[Reaping]:
-        """`silent`: machines that keep no history."""
+        """`silent`: names of machines without a history."""
         return Statement(self._reap, (batch, max_crashes, list(silent)), read_reaping)
 
     def unblock_missed(self, after: str | None, batch: int) -> Statement[tuple[str | None, list[str]]]:
-        """Hand over keys that are free although rows wait for them, a batch at a time: where it ended, and queues."""
+        """Unblock rows whose gate is free, a batch of gates at a time. Returns the last gate and the woken queues."""
         return Statement(self._unblock_missed, (after, batch), lambda rows: (rows[0][0], rows[0][1] or []))
 
     def release(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[Released]:
-        """`claims` are (id, claim, delay, reason), in the order of ids."""
+        """`claims` are (id, epoch, delay, reason), in the order of ids."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
         return Statement(self._release, tuple(columns), read_released)
 
     def set_limit(self, name: str, policy: Policy, *, declared: bool) -> Statement[tuple[bool, list[str]]]:
-        """Make or change a policy. `declared`: by code, which does not undo what was changed since it said the same."""
+        """Create or change a policy.
+
+        `declared`: by `Worker(limits=)`. An unchanged declaration does not undo a change made since with `set_limit`.
+        """
         kind, slots, period, burst = (
             ("concurrency", policy.slots, None, None)
             if isinstance(policy, Concurrency)
             else ("rate", None, policy.period, policy.burst)
         )
-        told = encode([kind, slots, period, burst], "a policy").decode() if declared else None
-        args = (name, kind, slots, period, burst, told)
+        declaration = encode([kind, slots, period, burst], "a policy").decode() if declared else None
+        args = (name, kind, slots, period, burst, declaration)
         return Statement(self._set_limit, args, lambda rows: (rows[0][0], rows[0][1] or []))
 
     def remove_limit(self, name: str) -> Statement[tuple[bool, list[str]]]:
@@ -299,16 +306,16 @@ class Statements:
     def limits(self) -> Statement[list[LimitState]]:
         return Statement(self._limits, (), lambda rows: [LimitState(*row) for row in rows])
 
-    def acquire_limit(self, instance: int, claim: int, limit: Limit, ticket: int) -> Statement[LimitAnswer]:
-        """Ask for a limit from inside a step. `ticket`: drawn by the asker, the same when it asks again."""
-        args = (instance, claim, limit.name, limit.partition, limit.weight, ticket)
+    def acquire_limit(self, instance: int, epoch: int, limit: Limit, ticket: int) -> Statement[LimitAnswer]:
+        """Acquire a limit inside a step. `ticket` is a random number of the caller, the same in repeated attempts."""
+        args = (instance, epoch, limit.name, limit.partition, limit.weight, ticket)
         return Statement(self._acquire_limit, args, lambda rows: LimitAnswer(*rows[0]))
 
     def release_limit(self, ticket: int) -> Statement[list[str]]:
         return Statement(self._release_limit, (ticket,), lambda rows: rows[0][0] or [])
 
     def delete_full_buckets(self) -> Statement[int]:
-        return Statement(self._forget_buckets, (), lambda rows: int(rows[0][0]))
+        return Statement(self._delete_full_buckets, (), lambda rows: int(rows[0][0]))
 
     def gc(self, done: float | None, failed: float | None, cancelled: float | None, batch: int) -> Statement[int]:
         return Statement(self._gc, (done, failed, cancelled, batch), lambda rows: int(rows[0][0]))
@@ -324,7 +331,7 @@ class Statements:
         return Statement(self._get, (instance, key), lambda rows: read_instance(rows[0]) if rows else None)
 
     def unknown_steps(self, queues: list[str], known: list[str]) -> Statement[list[UnknownStep]]:
-        return Statement(self._strangers, (queues, known), lambda rows: [UnknownStep(*row) for row in rows])
+        return Statement(self._unknown_steps, (queues, known), lambda rows: [UnknownStep(*row) for row in rows])
 
     def unlocked(self, ids: Sequence[int]) -> Statement[set[int]]:
         return Statement(self._unlocked, (list(ids),), lambda rows: {row[0] for row in rows})
@@ -335,20 +342,20 @@ class Statements:
 
 
 def encode_limits(limits: Sequence[Limit]) -> str:
-    """Limits as `limit_keys.sql` takes them."""
+    """Limits as the JSON that `limit_keys.sql` reads."""
     return encode([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
 
 
 def _sparse(column: list[T | None]) -> list[T | None]:
-    """A column, or nothing for one that is all null: the driver looks at every element, and SQL fills up with nulls."""
+    """A column, or an empty list if it has no values: this saves the driver the encoding, and SQL fills in nulls."""
     return column if column.count(None) < len(column) else []
 
 
 def _words(n: int) -> str:
-    """A parameter of names as an array: names hold no space, and the driver takes one text faster than many."""
+    """A parameter of names as an array: names contain no space, and one text is encoded faster than many."""
     return f"pg_catalog.string_to_array(${n}, ' ', '')"
 
 
 def _joined(names: list[str | None]) -> str:
-    """Names for `_words`; nothing if all are null."""
+    """Names for `_words`; an empty text if all are None."""
     return " ".join([name or "" for name in names]) if names.count(None) < len(names) else ""

@@ -41,7 +41,7 @@ class TextStatements:
         types = (*INSERT, IDS)[: len(statement.args)]
         columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
         schema = self._schema
-        # One notification per queue: listeners look at the queue, not at the row.
+        # One notification per queue: a listener wakes the picker of the queue, not of a row.
         text = (
             "select m.ord, m.id, m.inserted, "  # noqa: S608
             f"case when m.inserted and m.first then pg_catalog.pg_notify(${len(types) + 1}, "

@@ -1,6 +1,6 @@
-"""What goes into the calls and what comes out of them.
+"""The parameters and results of the statements in `store/statements.py`.
 
-What is made at every step is kept from the garbage collector (`gc=False`): nothing in it can lead back to it.
+Types that are created at every step opt out of cyclic garbage collection (`gc=False`): they hold no reference cycles.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gen_durable.instances import Status
 from gen_durable.signals import Received
 
 Row = Sequence[Any]
-"""A row as the database sends it."""
+"""A row as the driver returns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wakeups:
-    """What a transaction made ready: `Notifier.publish` turns it into messages.
+    """The wake-ups that a transaction caused; `Notifier.publish` turns them into messages.
 
     `cancel_children`: parents whose children must be cancelled; None stands for any parent. `check_cancels`: workers
     that run an instance with a cancel request.
@@ -39,9 +39,9 @@ NO_WAKEUPS: Final = Wakeups()
 
 
 class Claim(msgspec.Struct, eq=False, gc=False):
-    """A row that this worker may run: the fence (id, epoch, seq) and all that the step is told.
+    """A row that this worker may run: its fence (id, epoch, seq) and the input of its step.
 
-    It changes as its steps go on (`rooms.run.advance`); `abandoned` is set before its task is cancelled.
+    `outcome_encoder.advance` updates it after each committed outcome. `abandoned` is set before its task is cancelled.
     """
 
     id: int
@@ -58,27 +58,28 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     unique_key: bytes | None
     parent_id: int | None
     awaits: list[str] | None
-    limited: str | None = None  # the slot it takes; "": it has taken a token, but no slot
+    limited: str | None = None  # the key of the slot it occupies; "" if it took a token and no slot
     inbox: tuple[Received, ...] = ()
-    children: tuple[Child, ...] | None = ()  # None: too many to come along, they are read page by page
+    children: tuple[Child, ...] | None = ()  # None if there are too many: they are read page by page
     abandoned: bool = False
     visit: int = 0
-    journal: str | None = None  # what former executions of this visit have left, as JSON
-    notes: object = None  # of this execution, once it has written any (rooms.scribe)
-    opened: bool = False  # by the codec, if there is one (rooms.sealer)
+    journal: str | None = None  # JSON, written by earlier executions of this visit
+    step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal.py)
+    is_decrypted: bool = False  # by core/payloads.py, if there is a codec
 
 
 @dataclass(frozen=True, slots=True)
 class LimitAnswer:
-    """What a step is told that asked for a limit: go on (after `seconds`), or ask again (then).
+    """The result of an attempt to acquire a limit inside a step.
 
-    `held`: the ticket is in the line, and is to be given back.
+    If `is_granted`, the step continues after `seconds`; otherwise it tries again after `seconds`. `has_ticket`: the
+    database has stored the ticket, and the step must release it. `is_lost`: another worker has taken the claim over.
     """
 
-    may: bool
+    is_granted: bool
     seconds: float | None
-    held: bool
-    lost: bool
+    has_ticket: bool
+    is_lost: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class UnmetDemand:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """The answer of a pick.
+    """The result of a pick.
 
     `floors`: by queue, where its live rows begin, as JSON, if the search for them was slow. `last_groups`: by fair
     queue, the group served last. `woken`: queues in which blocked rows became due. `blocked`: how many rows the pick
@@ -114,7 +115,7 @@ class Picked:
 class ManyChildren:
     """The children of an outcome that starts too many for one statement: each encoded, and the unique keys of all.
 
-    `ids` are those that were drawn before, for states that are sealed to them.
+    `ids` are allocated in advance if states are encrypted: a payload is encrypted for its instance.
     """
 
     encoded: list[bytes]
@@ -132,9 +133,9 @@ class ManyChildren:
         self.size += len(encoded)
 
     def parts(self, ids: Sequence[int], size: int) -> Iterator[str]:
-        """JSON arrays of so many children with the ids they get, in listed order; by key where there are keys.
+        """JSON arrays of at most `size` children with their ids, ordered by unique key where there are keys.
 
-        Whoever starts instances takes their keys in the same order, so that two never wait for each other.
+        Every insert takes unique keys in this order, so that two inserts cannot deadlock.
         """
         order: Sequence[int] = range(len(self.encoded))
         if any(key is not None for key in self.keys):
@@ -158,7 +159,7 @@ class Commit(msgspec.Struct, eq=False, gc=False):
     parent: int | None = None
     extra: str | None = None
     many_children: ManyChildren | None = None
-    # For the history: the step that ran (None: nothing is kept), and when, by a clock that only tells durations.
+    # For the history: the step that ran, or None if the machine has no history; times are of a monotonic clock.
     origin: str | None = None
     began: float = 0.0
     took: float = 0.0
@@ -166,10 +167,10 @@ class Commit(msgspec.Struct, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The answer of a flush.
+    """The result of a flush, by instance id.
 
-    `stale`: outcomes that came too late. `already`: outcomes that an earlier try had committed. `cancel_requested`:
-    rows with a cancel request, whose outcomes were not committed.
+    `stale`: rejected by the fence. `already`: committed by an earlier try. `cancel_requested`: not committed, because
+    the row has a cancel request.
     """
 
     stale: frozenset[int] = frozenset()
@@ -180,7 +181,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """One instance asked for: its id (None: skipped), and whether it is new."""
+    """The result for one start: the id, or None if it was skipped, and whether the instance is new."""
 
     id: int | None
     new: bool
@@ -188,7 +189,7 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingSignal:
-    """One signal to be delivered, to an id or to the holder of a key."""
+    """One signal to send, to an id or to the holder of a unique key."""
 
     target: int | None
     key: bytes | None
@@ -199,7 +200,7 @@ class OutgoingSignal:
 
 @dataclass(frozen=True, slots=True)
 class CancelTarget:
-    """What became of one target of a cancel: its id (None: there is none), its status before, and a verdict."""
+    """The result for one target of a cancel: its id, or None if it does not exist, its status before, and a verdict."""
 
     id: int | None
     was: Status | None
@@ -208,7 +209,7 @@ class CancelTarget:
 
 @dataclass(frozen=True, slots=True)
 class Cascaded:
-    """What one batch of a cascade did: instances ended, cancels requested, and whether children are left."""
+    """The result of one batch of a cascade: instances ended, cancels requested, and whether children are left."""
 
     ended: int
     requested: int
@@ -218,7 +219,7 @@ class Cascaded:
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """A claim taken back by the reaper; dead: failed for good."""
+    """A claim taken back by the reaper; `dead` if the instance was failed after too many crashes."""
 
     id: int
     machine: str
@@ -231,7 +232,7 @@ class Reclaimed:
 
 @dataclass(frozen=True, slots=True)
 class Reaping:
-    """The answer of a reap: the claims taken back, and what became ready because of it."""
+    """The result of a reap: the claims taken back, and the wake-ups that this caused."""
 
     claims: list[Reclaimed]
     wakeups: Wakeups
@@ -239,7 +240,7 @@ class Reaping:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The answer of a release: the rows given back, and the queues of rows that were next in their partition keys."""
+    """The result of a release: the released rows, and the queues of rows that were unblocked."""
 
     ids: list[int]
     woken: list[str]
@@ -247,7 +248,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class FinishedInstance:
-    """How an instance that is waited for has ended; status None: there is no such instance."""
+    """The end of an instance that a client waits for; `status` is None if the instance does not exist."""
 
     id: int
     status: Status | None
@@ -257,7 +258,7 @@ class FinishedInstance:
 
 @dataclass(frozen=True, slots=True)
 class UnknownStep:
-    """Due rows of a name that the worker does not know."""
+    """Due rows of a machine, version and step that the worker does not know."""
 
     machine: str
     version: int

@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar, cast, overload
 
 from gen_durable.codec import JSON_NULL
-from gen_durable.context import Child, Context, Lent
+from gen_durable.context import Child, Context
 from gen_durable.instances import Status
-from gen_durable.services import StepConnection
 from gen_durable.signals import Received, Signal
 from gen_durable.starts import Startable, step_of
+from gen_durable.step_services import StepConnection, StepTransaction
 from gen_durable.testing.memory_journal import NOTHING, MemoryJournal
 from gen_durable.validation import check_key
 
@@ -71,8 +71,8 @@ def make_context(
         seq=0,
         inbox=tuple(came),
         awaited=tuple(came[: len(waited_for)]),
-        _brought=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
-        _lent=None if connection is None else Lent(connection),
+        _children=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
+        _transaction=None if connection is None else StepTransaction(connection),
         _journal=MemoryJournal(checkpoint, finished or {}),
     )
 

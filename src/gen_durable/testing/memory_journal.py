@@ -14,7 +14,7 @@ import msgspec
 
 from gen_durable.codec import encode
 from gen_durable.engine.activities import Action, Actions, Invoke, StepJournal, StoredJournal
-from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalCalls
+from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalStatements
 from gen_durable.store.schema import Schema
 
 
@@ -36,7 +36,9 @@ class MemoryJournal:
             None if checkpoint is NOTHING else (CHECKPOINT_FORMAT, 1, _raw(checkpoint, "a checkpoint")),
             [(n, name, True, _raw(result, name)) for n, (name, result) in enumerate(finished.items(), start=1)],
         )
-        self._step_journal = StepJournal(JournalCalls(Schema()), Fence(1, 1, 0), msgspec.json.encode(stored).decode())
+        self._step_journal = StepJournal(
+            JournalStatements(Schema()), Fence(1, 1, 0), msgspec.json.encode(stored).decode()
+        )
 
     def step_journal(self, claim: object, seq: int) -> StepJournal:
         """The journal, whichever claim asks for it."""

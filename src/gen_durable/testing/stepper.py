@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from gen_durable.client import Durable
 from gen_durable.config import WorkerOptions
-from gen_durable.context import Context, Lent
+from gen_durable.context import Context
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.payloads import ClaimEncryption
 from gen_durable.core.services import Services, services_of
@@ -38,6 +38,7 @@ from gen_durable.engine.transactional import TransactionalExecutor
 from gen_durable.errors import LeaseLost
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
+from gen_durable.step_services import StepTransaction
 from gen_durable.store.types import Claim, Wakeups
 from gen_durable.telemetry import Event, Events, StateUndecodable, StepCommitted
 from gen_durable.testing.statements import HarnessStatements
@@ -316,11 +317,11 @@ class RecordingExecutor(Executor):
         may_continue: bool,
         previous: EncodedOutcome | None = None,
         task: asyncio.Task[Any] | None = None,
-        lent: Lent | None = None,
+        transaction: StepTransaction | None = None,
     ) -> EncodedOutcome:
         try:
             return await super().execute(
-                claim, entry, may_continue=may_continue, previous=previous, task=task, lent=lent
+                claim, entry, may_continue=may_continue, previous=previous, task=task, transaction=transaction
             )
         except (UndecodableState, LeaseLost) as error:
             self.errors[claim.id] = error

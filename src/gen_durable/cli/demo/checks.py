@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from gen_durable import Failed, Finished
-from gen_durable.cli.database import Database
+from gen_durable.cli.database import ConnectedDatabase
 from gen_durable.cli.demo.machines import Receipt
 from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.script import Observations, Placed
@@ -55,7 +55,7 @@ class MachineTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     """The result of the demo."""
 
     totals: tuple[MachineTotals, ...]
@@ -78,7 +78,7 @@ class Row:
     parent: int | None
 
 
-async def check_run(database: Database, seen: Observations) -> Report:
+async def check_run(database: ConnectedDatabase, seen: Observations) -> DemoReport:
     """Compare the observations with the database."""
     async with Durable(database.dsn, schema=SCHEMA) as app:
         endings = await asyncio.gather(
@@ -100,7 +100,7 @@ async def check_run(database: Database, seen: Observations) -> Report:
             f"doctor: {f'{broken} found violations' if broken else f'all {len(findings)} checks are clean'}",
         ),
     ]
-    return Report(_totals(seen, rows), tuple(checks))
+    return DemoReport(_totals(seen, rows), tuple(checks))
 
 
 def _check_orders(placed: list[Placed], seconds: float, endings: list[Ending[Receipt]]) -> list[Check]:

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.live import Live
 
 from gen_durable.cli.console import report_errors
-from gen_durable.cli.database import Database, open_database
-from gen_durable.cli.demo.checks import Report, check_run
+from gen_durable.cli.database import ConnectedDatabase, open_database
+from gen_durable.cli.demo.checks import DemoReport, check_run
 from gen_durable.cli.demo.processes import WorkerProcesses
 from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.script import DemoFailed, Script
@@ -58,7 +58,7 @@ def demo(
         raise typer.Exit(1)
 
 
-async def _run(dsn: str | None, console: Console, seconds: float, *, is_live: bool) -> Report:
+async def _run(dsn: str | None, console: Console, seconds: float, *, is_live: bool) -> DemoReport:
     console.print("Starting Postgres ..." if dsn is None else "Connecting ...", style="dim")
     async with open_database(dsn) as database:
         await _lock_database(database)
@@ -86,7 +86,7 @@ def _open_view(console: Console, *, is_live: bool) -> Generator[View]:
         yield LiveView(live)
 
 
-async def _lock_database(database: Database) -> None:
+async def _lock_database(database: ConnectedDatabase) -> None:
     """Take a lock for this connection: two demos in one database would drop each other's schema."""
     statement = Statement(
         "select pg_try_advisory_lock(hashtextextended($1, 0))", (SCHEMA,), lambda rows: bool(rows[0][0])
@@ -95,7 +95,7 @@ async def _lock_database(database: Database) -> None:
         raise DemoFailed("Another demo is running in this database. Wait until it has ended.")
 
 
-def _files(database: Database) -> tuple[Path, Path]:
+def _files(database: ConnectedDatabase) -> tuple[Path, Path]:
     """The event log and the workers' log, both empty."""
     directory = database.directory or Path(tempfile.mkdtemp(prefix="gen_durable_demo_"))
     event_log, log = directory / "demo.events", directory / "demo.log"
@@ -105,7 +105,7 @@ def _files(database: Database) -> tuple[Path, Path]:
     return event_log, log
 
 
-def _print_next_steps(console: Console, database: Database, event_log: Path, log: Path) -> None:
+def _print_next_steps(console: Console, database: ConnectedDatabase, event_log: Path, log: Path) -> None:
     machines = Path(__file__).with_name("machines.py")
     dsn_option = " --dsn ..." if database.directory is None else ""
     console.print()

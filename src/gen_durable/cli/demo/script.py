@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from gen_durable import Durable, Handle, Start
-from gen_durable.cli.database import Database
+from gen_durable.cli.database import ConnectedDatabase
 from gen_durable.cli.demo.event_log import EventLogReader, LogEntry
 from gen_durable.cli.demo.machines import Checkout, Order, Paid, Receipt, payment, stocktake
 from gen_durable.cli.demo.processes import State, WorkerProcess, WorkerProcesses
 from gen_durable.cli.demo.program import SCHEMA
-from gen_durable.cli.demo.view import Event, Level, Snapshot, View
+from gen_durable.cli.demo.view import DemoState, Event, Level, View
 from gen_durable.doctor import count_by_step
 from gen_durable.errors import GenDurableError
 from gen_durable.pg.migrate import migrate
@@ -69,14 +69,16 @@ class DemoFailed(GenDurableError):
 class Script:
     """Runs the demo once."""
 
-    def __init__(self, database: Database, workers: WorkerProcesses, event_log: Path, view: View, pace: float) -> None:
+    def __init__(
+        self, database: ConnectedDatabase, workers: WorkerProcesses, event_log: Path, view: View, pace: float
+    ) -> None:
         self._database = database
         self._workers = workers
         self._reader = EventLogReader(event_log)
         self._view = view
         self._pace = pace
         self._opened = time.monotonic()
-        self._snapshot = Snapshot(database.location, workers=workers.workers)
+        self._state = DemoState(database.location, workers=workers.workers)
         self._subjects: dict[int, str] = {}
         self._charges = 0
         self._expired = 0
@@ -122,7 +124,7 @@ class Script:
         try:
             async with asyncio.timeout(EXTRA_TIME + 20 * self._pace):
                 while not (customers.done() and killing.done() and self._all_ended()):
-                    self._snapshot.counts = await count_by_step(self._database.connection, Schema(SCHEMA))
+                    self._state.counts = await count_by_step(self._database.connection, Schema(SCHEMA))
                     self._show()
                     await asyncio.sleep(0.15)
             await asyncio.gather(customers, killing)
@@ -228,17 +230,17 @@ class Script:
                 self._report(f"{subject} was not paid in time and failed; more will follow")
 
     def _all_ended(self) -> bool:
-        return bool(self._snapshot.counts) and all(count.status.terminal for count in self._snapshot.counts)
+        return bool(self._state.counts) and all(count.status.terminal for count in self._state.counts)
 
     def _report(self, text: str, level: Level = Level.PLAIN) -> None:
         at = time.monotonic() - self._opened if self.seen.placed else 0.0
         event = Event(at, text, level)
-        self._snapshot.events.append(event)
+        self._state.events.append(event)
         self._view.event(event)
 
     def _show(self) -> None:
-        self._snapshot.at = time.monotonic() - self._opened
-        self._view.show(self._snapshot)
+        self._state.at = time.monotonic() - self._opened
+        self._view.show(self._state)
 
 
 def _orders(pace: float) -> list[tuple[Order, int | None]]:

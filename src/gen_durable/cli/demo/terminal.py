@@ -10,10 +10,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.demo.checks import Report
+from gen_durable.cli.demo.checks import DemoReport
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
 from gen_durable.cli.demo.processes import State
-from gen_durable.cli.demo.view import Event, Level, Snapshot
+from gen_durable.cli.demo.view import DemoState, Event, Level
 from gen_durable.doctor import StepCount
 from gen_durable.instances import Status
 from gen_durable.machines import StepSpec
@@ -49,10 +49,10 @@ class LineView:
     def event(self, event: Event) -> None:
         print(f"{event.at:5.1f} s  {event.text}", flush=True)
 
-    def show(self, snapshot: Snapshot) -> None:
-        if snapshot.at - self._shown >= 1:
-            self._shown = snapshot.at
-            print(f"{snapshot.at:5.1f} s  {_summary_line(snapshot.counts)}", flush=True)
+    def show(self, state: DemoState) -> None:
+        if state.at - self._shown >= 1:
+            self._shown = state.at
+            print(f"{state.at:5.1f} s  {_summary_line(state.counts)}", flush=True)
 
 
 class LiveView:
@@ -65,14 +65,14 @@ class LiveView:
         self._events = max(3, min(MAX_EVENTS, console.height - BESIDE_EVENTS))
 
     def event(self, event: Event) -> None:
-        """Does nothing: the snapshot holds the events."""
+        """Does nothing: the state holds the events."""
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, state: DemoState) -> None:
         picture = Group(
-            _panel("instances", _instances(snapshot.counts, self._bar)),
-            _panel("worker processes", _workers(snapshot)),
-            _panel("events", _events(snapshot, self._events)),
-            Text(f" {snapshot.at:4.1f} s   {snapshot.location}", "dim", no_wrap=True, overflow="ellipsis"),
+            _panel("instances", _instances(state.counts, self._bar)),
+            _panel("worker processes", _workers(state)),
+            _panel("events", _events(state, self._events)),
+            Text(f" {state.at:4.1f} s   {state.location}", "dim", no_wrap=True, overflow="ellipsis"),
         )
         self._live.update(picture, refresh=True)
 
@@ -133,31 +133,31 @@ def _counts(counts: list[StepCount]) -> Text:
     return text
 
 
-def _workers(snapshot: Snapshot) -> Table:
+def _workers(state: DemoState) -> Table:
     table = Table.grid(padding=(0, 2))
-    for worker in snapshot.workers:
-        state = "killed (SIGKILL)" if worker.state is State.KILLED else worker.state.value
+    for worker in state.workers:
+        label = "killed (SIGKILL)" if worker.state is State.KILLED else worker.state.value
         steps = ", ".join(list(worker.running_steps.values())[:3])
         more = f" +{len(worker.running_steps) - 3}" if len(worker.running_steps) > 3 else ""
         table.add_row(
             Text(str(worker), "bold"),
             Text(f"pid {worker.pid}", "dim"),
-            Text(state, _STATE_STYLES[worker.state]),
+            Text(label, _STATE_STYLES[worker.state]),
             Text(f"{worker.steps:3} steps"),
             Text(steps + more, "cyan", no_wrap=True, overflow="ellipsis"),
         )
     return table
 
 
-def _events(snapshot: Snapshot, most: int) -> Group:
+def _events(state: DemoState, most: int) -> Group:
     lines: list[Text] = []
-    for event in snapshot.events[-most:]:
+    for event in state.events[-most:]:
         line = Text(f"{event.at:5.1f} s  ", "dim", no_wrap=True, overflow="ellipsis")
         lines.append(line.append(event.text, _LEVEL_STYLES[event.level]))
     return Group(*lines, *[Text("") for _ in range(most - len(lines))])
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: DemoReport, console: Console) -> None:
     """Print the report as plain text, the same for both views."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     table.add_column("machine")

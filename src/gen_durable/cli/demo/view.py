@@ -28,7 +28,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Snapshot:
+class DemoState:
     """The state of the demo at one time; `at` counts seconds since the shop opened."""
 
     location: str
@@ -45,6 +45,6 @@ class View(Protocol):
         """Show an event."""
         ...
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, state: DemoState) -> None:
         """Show the current state; called several times a second."""
         ...
