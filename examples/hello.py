@@ -10,6 +10,6 @@ async def greet(name: str, ctx: Context) -> str:
 async def main() -> None:
     async with Durable() as app, Worker(app, jobs=[greet]):
         handle = await app.insert(greet, "world")
-        print(await handle.wait())
+        print(await handle.result())
 
 asyncio.run(main())

@@ -17,7 +17,7 @@ from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Wakeups
 
-log = logging.getLogger("gen_durable.cancel")
+log = logging.getLogger("gen_durable.cascade")
 BATCH: Final = 1000
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.5

@@ -25,7 +25,7 @@ from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sql
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Commit, Flushed
 
-log = logging.getLogger("gen_durable.flush")
+log = logging.getLogger("gen_durable.committer")
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 QUIET_FAILURES: Final = 3  # so many failures of one batch are not logged

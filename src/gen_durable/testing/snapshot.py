@@ -104,7 +104,7 @@ class Snapshot:
 
 
 def read_snapshot(row: Sequence[Any]) -> Snapshot:
-    """Read a row of `sql/look.sql`."""
+    """Read a row of `sql/snapshots.sql`."""
     return Snapshot(
         id=row[0],
         machine=row[1],

@@ -18,7 +18,7 @@ class HarnessStatements:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._snapshots = _text(schema, "look")
+        self._snapshots = _text(schema, "snapshots")
         self._due_queues = _text(schema, "due_queues")
         self._shifts = _text(schema, "shifts")
         self._fire_timeouts = _text(schema, "fire_timeouts")

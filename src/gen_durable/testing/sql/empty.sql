@@ -1,4 +1,4 @@
--- empty: forget every instance, so that the next one is the first. Limits stay. Several statements.
+-- empty: delete every instance and reset the ids. Limits stay. Several statements.
 --
 -- Signals and the journal go by triggers. Locks: the rows.
 delete from @schema.instances;

@@ -1,8 +1,8 @@
--- look: instances as a test wants to see them, oldest first.
+-- snapshots: instances as a test sees them, oldest first.
 --
--- In: an id, a unique key, a machine's name (each null: any); whether ended instances are left out. A key finds its
--- instances also after they have let go of it. Out: one row per instance; due_in is in seconds, null when nothing but an
--- event can make the row run.
+-- Parameters: an id, a unique key, a machine's name (null matches all); whether ended instances are left out. A key also
+-- finds instances that no longer hold it. Returns one row per instance; due_in is in seconds, null if only an event can
+-- make the row runnable.
 -- Index: none is needed, throw-away schemas are small. Locks: none.
 select
   i.id, i.fsm, i.fsm_version, i.step, i.status::text, i.queue, i.partition_key, i.unique_key, i.awaits, i.attempt,
