@@ -174,10 +174,10 @@ async def test_block_release_by_delay(exploring: Exploring, calls: Statements) -
         pytest.param(
             Cure(
                 "unblock",
-                """perform pg_advisory_xact_lock(k.number)
+                """perform pg_advisory_xact_lock(ordered.lock_id)
     from (
-      select distinct @schema.gate_lock_id(k.gate) as number from unnest(gates) as k (gate) order by 1
-    ) as k;""",
+      select distinct @schema.gate_lock_id(freed.gate) as lock_id from unnest(gates) as freed (gate) order by 1
+    ) as ordered;""",
                 "null;",
             ),
             id="no-lock-of-the-key",

@@ -75,10 +75,10 @@ async def test_release_and_block_of_a_slot(exploring: Exploring, calls: Statemen
     assert report.faults == []
 
 
-WAIT = """perform pg_advisory_xact_lock(k.number)
+WAIT = """perform pg_advisory_xact_lock(ordered.lock_id)
     from (
-      select distinct @schema.gate_lock_id(k.gate) as number from unnest(gates) as k (gate) order by 1
-    ) as k;"""
+      select distinct @schema.gate_lock_id(freed.gate) as lock_id from unnest(gates) as freed (gate) order by 1
+    ) as ordered;"""
 GATE = "and pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate));"
 POLICY = (
     "where pg_try_advisory_xact_lock_shared("
@@ -224,7 +224,10 @@ async def test_policy_sweep(exploring: Exploring, calls: Statements) -> None:
 async def test_without_the_lock_of_the_policy_the_sweep_tells_by_the_old_one(
     exploring: Exploring, calls: Statements
 ) -> None:
-    lock = "or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(k.gate)))"
+    lock = (
+        "or pg_try_advisory_xact_lock_shared("
+        "hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(freed.gate)))"
+    )
     async with exploring(Cure("unblock", lock, "or true"), quiet=["unblock_slots", "reapply_limit"]) as explorer:
         report = await explorer.explore(
             TOLD, [faster(calls)], [calls.unblock_missed(None, 10)], told_anew, first_fault=True

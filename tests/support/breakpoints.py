@@ -26,7 +26,7 @@ _STEERING = re.compile(
     r"|\binto (ids|head|crowded_keys|found_rows, denied|gate|gates|old|policy)\b"
     r"|\binto (wanted|live, states|asked, check_cancels|marked)\b|^(above|hidden|listed) := array"
     r"|^cascade_due :="
-    r"|^(gates := array|lost :=|woken := woken \|\| \S+unblock_slots)|^perform \S+limit_keys"
+    r"|^(gates := array|lost :=|woken := woken\s+\|\| \S+unblock_slots)|^perform \S+limit_keys"
 )
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}
 

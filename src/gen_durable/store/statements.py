@@ -124,7 +124,7 @@ class Statements:
         self._cancel_requests = f"select id, reason from {s}.cancel_requests($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
         self._reap = f"select reclaimed, woken, cancel_children, cascade_due from {s}.reap($1,$2,$3)"  # noqa: S608
-        self._unblock_missed = f"select last, woken from {s}.unblock_missed($1,$2)"  # noqa: S608
+        self._unblock_missed = f"select last_gate, woken from {s}.unblock_missed($1,$2)"  # noqa: S608
         self._release = f"select released, woken from {s}.release($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select {s}.gc($1,$2,$3,$4)"
         self._finished_of = f"select id, status, result::text, last_error from {s}.finished_of($1)"  # noqa: S608

@@ -1,16 +1,20 @@
--- unblock: gates may have become free; let the next rows of each back into the pick index.
+-- unblock: return the next rows of gates that may have become free to the pick index.
 --
--- In: gates; whether to wait for each (else those that another session is dealing with are left out, and limits whose
--- policy is being changed: set_limit tells their rows itself, by the new policy); whether to be
--- cautious (sweep: unblock_slots.sql); places of rows that the asker is about
--- to claim. Out: the queues of the rows let back.
--- Whoever takes a row out of executing calls this in the same transaction, as its last locks: nobody who holds a gate's
--- lock waits for a row, so waiting here cannot deadlock. Therefore a head that a delivery has locked just now is left to
--- sweep. A row that a pick blocked in between is seen, for the pick had the lock, and this asks after it
--- (tests/interleavings: block_release).
--- Locks: gates in the order of their numbers.
+-- Parameters:
+--   gates         what may be free (gate.sql)
+--   should_wait   wait for the lock of each gate; if false, skip gates that another session has locked, and limits whose
+--                 policy is being changed: set_limit unblocks their rows itself, by the new policy
+--   is_cautious   as in unblock_slots.sql
+--   claimed_rows  rows that the caller is about to claim, as in unblock_rate.sql
+-- Returns the queues of the unblocked rows.
+-- Every transaction that moves a row out of executing calls this with its last locks. A session that holds the lock of a
+-- gate never waits for a row, so waiting here cannot deadlock. For the same reason a row that a delivery has locked is
+-- skipped, and left to unblock_missed. A row that a pick blocks at the same time is not missed: the pick holds the lock
+-- of the gate until it commits, and this function reads the rows after it has the lock.
+-- Locks: gates in the order of their lock ids.
+-- Guarded by tests/interleavings/test_claim_claim.py (test_block_release), test_lock_order.py, test_policy.py.
 create or replace function @schema.unblock(
-  gates text[], wait boolean, cautious boolean default false, claimed tid[] default '{}'
+  gates text[], should_wait boolean, is_cautious boolean default false, claimed_rows tid[] default '{}'
 )
 returns text[]
 language plpgsql
@@ -22,38 +26,40 @@ set enable_mergejoin = off
 set enable_bitmapscan = off
 as $$
 declare
-  locked text[] := gates;
-  keys text[];
-  limits text[];
+  locked_gates text[] := gates;
+  partition_keys text[];
+  limit_gates text[];
   woken text[];
 begin
-  if wait then
-    perform pg_advisory_xact_lock(k.number)
+  if should_wait then
+    perform pg_advisory_xact_lock(ordered.lock_id)
     from (
-      select distinct @schema.gate_lock_id(k.gate) as number from unnest(gates) as k (gate) order by 1
-    ) as k;
+      select distinct @schema.gate_lock_id(freed.gate) as lock_id from unnest(gates) as freed (gate) order by 1
+    ) as ordered;
   else
-    locked := array(
-      select k.gate from unnest(gates) as k (gate)
+    locked_gates := array(
+      select freed.gate from unnest(gates) as freed (gate)
       where (
-          starts_with(k.gate, 'partition/')
-          or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(k.gate)))
+          starts_with(freed.gate, 'partition/')
+          or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(freed.gate)))
         )
-        and pg_try_advisory_xact_lock(@schema.gate_lock_id(k.gate))
+        and pg_try_advisory_xact_lock(@schema.gate_lock_id(freed.gate))
     );
   end if;
 
   select
-    array_agg(@schema.gate_key(k.gate)) filter (where starts_with(k.gate, 'partition/')),
-    array_agg(k.gate) filter (where not starts_with(k.gate, 'partition/'))
-  into keys, limits
-  from unnest(locked) as k (gate);
+    array_agg(@schema.gate_key(locked.gate)) filter (where starts_with(locked.gate, 'partition/')),
+    array_agg(locked.gate) filter (where not starts_with(locked.gate, 'partition/'))
+  into partition_keys, limit_gates
+  from unnest(locked_gates) as locked (gate);
 
-  if keys is not null then
-    woken := @schema.unblock_partitions(keys);
+  if partition_keys is not null then
+    woken := @schema.unblock_partitions(partition_keys);
   end if;
-  if limits is not null then
-    woken := woken || @schema.unblock_slots(limits, cautious) || @schema.unblock_rate(limits, claimed);
+  if limit_gates is not null then
+    woken := woken
+      || @schema.unblock_slots(limit_gates, is_cautious)
+      || @schema.unblock_rate(limit_gates, claimed_rows);
   end if;
   return woken;
 end

@@ -1,10 +1,13 @@
--- unblock_missed: the backstop of unblock. Goes through the gates that rows are blocked on, and hands over those that are free.
+-- unblock_missed: the backstop of unblock: visit the gates that rows are blocked on, and unblock rows of free ones.
 --
--- In: the gate after which to go on (null: from the first); how many at most. Out: the last gate looked at (null: all
--- were), and the queues of rows let back. It writes only where something is amiss.
--- Slots that a dead claim has asked for from inside its step do not count, and go here.
--- Index: instances_blocked, stepping from gate to gate.
-create or replace function @schema.unblock_missed(after text, batch int, out last text, out woken text[])
+-- Parameters: the gate after which to continue, or null to start with the first; how many gates to visit.
+-- Returns the last gate visited, or null if no gate is left; the queues of the unblocked rows.
+-- Writes only if a row was missed, for example because a delivery had locked it when its gate became free. A call that
+-- starts with the first gate also deletes the tickets of dead claims (acquire_limit.sql), which do not count as slots.
+-- Index: instances_blocked, stepping from gate to gate; step_slots_instance.
+-- Locks: tickets with SKIP LOCKED, then as unblock without waiting.
+-- Guarded by tests/store/test_partition.py (test_the_sweep_finds_what_was_stranded), test_acquire_limit.py.
+create or replace function @schema.unblock_missed(after text, batch int, out last_gate text, out woken text[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -16,21 +19,21 @@ declare
   gates text[] := '{}';
 begin
   if after is null then
-    delete from @schema.step_slots s where s.ticket = any (array(
-      select s.ticket from @schema.step_slots s
+    delete from @schema.step_slots slot where slot.ticket = any (array(
+      select slot.ticket from @schema.step_slots slot
       where not exists (
         select from @schema.instances i
-        where i.id = s.instance_id and i.claims = s.claim and i.lease_expires_at is not null
+        where i.id = slot.instance_id and i.claims = slot.claim and i.lease_expires_at is not null
       )
       for update skip locked
     ));
   end if;
-  for i in 1..batch loop
+  for visited in 1..batch loop
     select i.blocked_on into gate from @schema.instances i where i.blocked_on > gate order by i.blocked_on limit 1;
     exit when not found;
     gates := gates || gate;
   end loop;
-  last := gate;  -- null when the last was reached
+  last_gate := gate;  -- null if no gate was left
   if cardinality(gates) > 0 then
     woken := @schema.unblock(gates, false, true);
   end if;

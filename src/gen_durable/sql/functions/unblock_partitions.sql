@@ -1,6 +1,11 @@
--- unblock_partitions: the part of unblock for partition keys whose gates are locked: of each that nobody runs, the first.
+-- unblock_partitions: the part of unblock for partition keys: unblock the first row of each key that no row executes.
 --
--- Index: instances_blocked, instances_partition, instances_partition_order, instances_partition_admitted.
+-- Parameter: keys whose gates this transaction has locked. Returns the queues of the unblocked rows.
+-- A blocked row stays blocked while another row of its key executes, is due before it, or waits for a limit: such a row
+-- was admitted by the key, and later rows must not pass it.
+-- Index: instances_blocked (first blocked row), instances_partition (executing), instances_partition_order (due before),
+-- instances_partition_admitted. Locks: the rows with SKIP LOCKED.
+-- Guarded by tests/store/test_partition.py, test_no_waiting.py.
 create or replace function @schema.unblock_partitions(keys text[])
 returns text[]
 language plpgsql
@@ -14,31 +19,31 @@ as $$
 declare
   woken text[];
 begin
-  with heads as materialized (
-    select b.id
-    from unnest(keys) as k (key)
+  with next_row as materialized (
+    select first_blocked.id
+    from unnest(keys) as freed (key)
     cross join lateral (
-      select b.id, b.priority, b.eligible_at from @schema.instances b
-      where b.blocked_on = @schema.gate('partition', k.key) order by b.priority, b.eligible_at, b.id limit 1
-    ) as b
-    where not exists (select from @schema.instances e where e.status = 'executing' and e.partition_key = k.key)
+      select i.id, i.priority, i.eligible_at from @schema.instances i
+      where i.blocked_on = @schema.gate('partition', freed.key) order by i.priority, i.eligible_at, i.id limit 1
+    ) as first_blocked
+    where not exists (select from @schema.instances i where i.status = 'executing' and i.partition_key = freed.key)
       and not exists (
-        select from @schema.instances h
-        where h.partition_key = k.key and h.due_at <= now()
-          and (h.priority, h.due_at, h.id) < (b.priority, b.eligible_at, b.id)
+        select from @schema.instances i
+        where i.partition_key = freed.key and i.due_at <= now()
+          and (i.priority, i.due_at, i.id) < (first_blocked.priority, first_blocked.eligible_at, first_blocked.id)
       )
       and not exists (
-        select from @schema.instances a
-        where a.partition_key = k.key and (a.token_at is not null or not starts_with(a.blocked_on, 'partition/'))
+        select from @schema.instances i
+        where i.partition_key = freed.key and (i.token_at is not null or not starts_with(i.blocked_on, 'partition/'))
       )
   ),
-  free as materialized (
-    select i.ctid as place from heads h join @schema.instances i on i.id = h.id for no key update of i skip locked
+  locked_row as materialized (
+    select i.ctid as tid from next_row join @schema.instances i on i.id = next_row.id for no key update of i skip locked
   ),
-  u as (
-    update @schema.instances i set blocked_on = null from free where i.ctid = free.place returning i.queue
+  unblocked as (
+    update @schema.instances i set blocked_on = null from locked_row where i.ctid = locked_row.tid returning i.queue
   )
-  select array_agg(distinct u.queue) into woken from u;
+  select array_agg(distinct unblocked.queue) into woken from unblocked;
   return woken;
 end
 $$;

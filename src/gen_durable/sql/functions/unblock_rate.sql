@@ -1,12 +1,21 @@
--- unblock_rate: the part of unblock for rate limits whose gates are locked: the first rows that wait are told when
--- their tokens will be there, and come back into the pick index for that moment.
+-- unblock_rate: the part of unblock for rate limits: give the first blocked rows a token_at, the time at which their
+-- tokens arrive, and return them to the pick index for that time.
 --
--- Told are those whose moment is within the horizon, and one at least. They have nothing in their hands but the moment: a
--- token is taken by the claim, so more urgent work that comes first takes it first, and who comes too late asks again. A
--- row that nobody has picked 5 s after its moment keeps nobody else from being told.
--- Each queue by itself, as in unblock_slots. A gate without a policy holds nobody.
--- Index: instances_limited, instances_token_due; primary keys of limits and buckets.
-create or replace function @schema.unblock_rate(gates text[], claimed tid[])
+-- Parameters: gates that this transaction has locked (gates of other kinds are ignored); rows that the caller is about to
+-- claim, whose token_at no longer counts. Returns the queues of the unblocked rows.
+-- Every row whose tokens arrive within `horizon` seconds gets a token_at, unless the rows that have one already cover half
+-- of the horizon; if no row of the queue has one, the first row gets one however late it is. A token_at is a hint, not a
+-- reservation: the claim takes the token, so more urgent rows that arrive first take it first, and a row that is picked
+-- too late is blocked again. A row with a token_at counts as a user of tokens until 5 s after it: a row that no worker
+-- picks must not keep others blocked.
+-- drained_until is the time at which the bucket is full again, so the bucket lacks (drained_until - now) / period tokens.
+-- A row waits until that deficit, plus the tokens for the rows before it and for itself, is at most `burst`; `period` is
+-- the number of seconds per token.
+-- Each queue by itself, as in unblock_slots.sql. A limit that was removed blocks no row.
+-- Index: instances_limited (blocked rows), instances_token_due; primary keys of limits and rate_buckets.
+-- Locks: the rows with SKIP LOCKED.
+-- Guarded by tests/store/test_limits.py (test_tokens), test_guards.py, test_no_waiting.py.
+create or replace function @schema.unblock_rate(gates text[], claimed_rows tid[])
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -22,45 +31,61 @@ declare
   moment constant timestamptz := clock_timestamp();
   woken text[];
 begin
-  with line as materialized (
-    select w.gate, w.queue, l.period, l.burst, t.weight as told,
-      greatest(extract(epoch from b.drained_until - moment), 0)::float8 as drained
-    from @schema.waiting_queues(gates) as w
-    left join @schema.limits l on l.name = split_part(@schema.gate_key(w.gate), '/', 1) and l.kind = 'rate'
-    left join @schema.rate_buckets b on b.key = @schema.gate_key(w.gate)
+  with bucket_state as materialized (
+    select waiting.gate, waiting.queue, policy.period, policy.burst, promised.weight as promised,
+      greatest(extract(epoch from bucket.drained_until - moment), 0)::float8 as drained_seconds
+    from @schema.waiting_queues(gates) as waiting
+    left join @schema.limits policy
+      on policy.name = split_part(@schema.gate_key(waiting.gate), '/', 1) and policy.kind = 'rate'
+    left join @schema.rate_buckets bucket on bucket.key = @schema.gate_key(waiting.gate)
     cross join lateral (
-      select coalesce(sum(least(coalesce(i.weight, 1), l.burst)), 0) as weight from @schema.instances i
-      where i.rate_key = @schema.gate_key(w.gate) and i.queue = w.queue and i.token_at > moment - interval '5 seconds'
-        and i.ctid <> all (claimed)
-    ) as t
-    where starts_with(w.gate, 'rate/')
+      select coalesce(sum(least(coalesce(i.weight, 1), policy.burst)), 0) as weight from @schema.instances i
+      where i.rate_key = @schema.gate_key(waiting.gate) and i.queue = waiting.queue
+        and i.token_at > moment - interval '5 seconds' and i.ctid <> all (claimed_rows)
+    ) as promised
+    where starts_with(waiting.gate, 'rate/')
   ),
-  first as materialized (
-    select n.place, l.period, l.told, n.n, l.drained
-      + (l.told + sum(n.weight) over (partition by l.gate, l.queue order by n.n) - l.burst) * l.period as seconds
-    from line l
+  locked_row as materialized (
+    select numbered.tid, bucket_state.period, bucket_state.promised, numbered.place, bucket_state.drained_seconds + (
+      bucket_state.promised
+      + sum(numbered.weight) over (partition by bucket_state.gate, bucket_state.queue order by numbered.place)
+      - bucket_state.burst
+    ) * bucket_state.period as wait_seconds
+    from bucket_state
     cross join lateral (
-      select b.place, b.weight, row_number() over (order by b.priority, b.eligible_at, b.id) as n
+      select first_blocked.tid, first_blocked.weight,
+        row_number() over (order by first_blocked.priority, first_blocked.eligible_at, first_blocked.id) as place
       from (
-        select b.ctid as place, b.priority, b.eligible_at, b.id, least(coalesce(b.weight, 1), l.burst) as weight
-        from @schema.instances b
-        where b.blocked_on = l.gate and not starts_with(b.blocked_on, 'partition/') and b.queue = l.queue
-        order by b.priority, b.eligible_at, b.id
-        limit case when l.period is null then bulk else least(bulk, 1 + l.burst + ceil(horizon / l.period)) end
+        select i.ctid as tid, i.priority, i.eligible_at, i.id,
+          least(coalesce(i.weight, 1), bucket_state.burst) as weight
+        from @schema.instances i
+        where i.blocked_on = bucket_state.gate and not starts_with(i.blocked_on, 'partition/')
+          and i.queue = bucket_state.queue
+        order by i.priority, i.eligible_at, i.id
+        limit case
+          when bucket_state.period is null then bulk
+          else least(bulk, 1 + bucket_state.burst + ceil(horizon / bucket_state.period))
+        end
         for no key update skip locked
-      ) as b
-    ) as n
-    where l.period is null or l.told = 0 or l.told * l.period < horizon / 2
+      ) as first_blocked
+    ) as numbered
+    where bucket_state.period is null or bucket_state.promised = 0
+      or bucket_state.promised * bucket_state.period < horizon / 2
   ),
-  u as (
+  unblocked as (
     update @schema.instances i set
       blocked_on = null,
-      token_at = case when f.period is not null then moment + make_interval(secs => greatest(f.seconds, 0)) end
-    from first f
-    where i.ctid = f.place and (f.period is null or f.seconds <= horizon or (f.told = 0 and f.n = 1))
+      token_at = case
+        when locked_row.period is not null then moment + make_interval(secs => greatest(locked_row.wait_seconds, 0))
+      end
+    from locked_row
+    where i.ctid = locked_row.tid and (
+      locked_row.period is null or locked_row.wait_seconds <= horizon
+      or (locked_row.promised = 0 and locked_row.place = 1)
+    )
     returning i.queue
   )
-  select array_agg(distinct u.queue) into woken from u;
+  select array_agg(distinct unblocked.queue) into woken from unblocked;
   return woken;
 end
 $$;

@@ -1,12 +1,17 @@
--- unblock_slots: the part of unblock for concurrency limits whose gates are locked: as many rows as there are slots.
+-- unblock_slots: the part of unblock for concurrency limits: unblock as many rows as the limit has free slots.
 --
--- Each queue by itself: rows that are let back into a queue that no worker serves must not keep the slots from others. What
--- is let back too much is blocked again by the pick that finds it. Rows that could be picked already come first, but one
--- that nobody has picked in 5 s keeps nobody else from being let back: perhaps no worker knows its machine. The sweep
--- is cautious there, for perhaps no worker serves the queue: it lets one back, and the flush of that one the others.
--- A gate without a policy holds nobody.
--- Index: instances_limited, instances_slot, instances_slot_due.
-create or replace function @schema.unblock_slots(gates text[], cautious boolean)
+-- Parameters: gates that this transaction has locked (gates of other kinds are ignored); `is_cautious`: see below.
+-- Returns the queues of the unblocked rows.
+-- Each queue is offered all free slots: rows of a queue that no worker serves must not keep the slots from other queues.
+-- The pick that finds more rows than slots blocks the surplus again.
+-- Rows of the queue that are due already count as users of the free slots, for 5 s after their last change: a row that
+-- stays due for longer may belong to a machine that no worker knows, and must not keep others blocked. If such rows
+-- exist, a cautious call (unblock_missed) unblocks one row only, since perhaps no worker serves the queue; the commit of
+-- that row unblocks the others.
+-- A limit that was removed blocks no row: up to 1,000 rows of its gate are unblocked.
+-- Index: instances_limited (blocked rows), instances_slot, instances_slot_due. Locks: the rows with SKIP LOCKED.
+-- Guarded by tests/store/test_limits.py, test_limits_corners.py, test_no_waiting.py.
+create or replace function @schema.unblock_slots(gates text[], is_cautious boolean)
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -20,40 +25,44 @@ declare
   bulk constant int := 1000;
   woken text[];
 begin
-  with room as materialized (
-    select w.gate, w.queue, l.slots is not null as held, case
-      when l.slots is null then bulk
-      else least(l.slots - @schema.slots_taken(@schema.gate_key(w.gate), l.slots), bulk)
-    end as slots
-    from @schema.waiting_queues(gates) as w
-    left join @schema.limits l
-      on l.name = split_part(@schema.gate_key(w.gate), '/', 1) and l.kind = 'concurrency'
-    where starts_with(w.gate, 'slot/')
+  with offer as materialized (
+    select waiting.gate, waiting.queue, policy.slots is not null as has_policy, case
+      when policy.slots is null then bulk
+      else least(policy.slots - @schema.slots_taken(@schema.gate_key(waiting.gate), policy.slots), bulk)
+    end as free_slots
+    from @schema.waiting_queues(gates) as waiting
+    left join @schema.limits policy
+      on policy.name = split_part(@schema.gate_key(waiting.gate), '/', 1) and policy.kind = 'concurrency'
+    where starts_with(waiting.gate, 'slot/')
   ),
-  free as materialized (
-    select b.place
-    from room r
+  locked_row as materialized (
+    select first_blocked.tid
+    from offer
     cross join lateral (
-      select count(*) as rows, count(*) filter (where d.updated_at > now() - interval '5 seconds') as fresh from (
-        select d.updated_at from @schema.instances d
-        where r.held and d.slot_key = @schema.gate_key(r.gate) and d.queue = r.queue
-          and coalesce(d.due_at, 'infinity') <= now() and coalesce(d.due_at, 'infinity') < 'infinity'
-        limit greatest(r.slots, 0)
-      ) as d
+      select count(*) as total, count(*) filter (where due_row.updated_at > now() - interval '5 seconds') as fresh
+      from (
+        select i.updated_at from @schema.instances i
+        where offer.has_policy and i.slot_key = @schema.gate_key(offer.gate) and i.queue = offer.queue
+          and coalesce(i.due_at, 'infinity') <= now() and coalesce(i.due_at, 'infinity') < 'infinity'
+        limit greatest(offer.free_slots, 0)
+      ) as due_row
     ) as due
     cross join lateral (
-      select b.ctid as place from @schema.instances b
-      where b.blocked_on = r.gate and not starts_with(b.blocked_on, 'partition/') and b.queue = r.queue
-      order by b.priority, b.eligible_at, b.id
-      limit greatest(least(r.slots - due.fresh, case when cautious and due.rows > 0 then 1 else bulk end), 0)
+      select i.ctid as tid from @schema.instances i
+      where i.blocked_on = offer.gate and not starts_with(i.blocked_on, 'partition/') and i.queue = offer.queue
+      order by i.priority, i.eligible_at, i.id
+      limit greatest(
+        least(offer.free_slots - due.fresh, case when is_cautious and due.total > 0 then 1 else bulk end), 0
+      )
       for no key update skip locked
-    ) as b
+    ) as first_blocked
   ),
-  u as (
-    update @schema.instances i set blocked_on = null, updated_at = now() from free where i.ctid = free.place
+  unblocked as (
+    update @schema.instances i set blocked_on = null, updated_at = now()
+    from locked_row where i.ctid = locked_row.tid
     returning i.queue
   )
-  select array_agg(distinct u.queue) into woken from u;
+  select array_agg(distinct unblocked.queue) into woken from unblocked;
   return woken;
 end
 $$;
