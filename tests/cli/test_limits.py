@@ -123,7 +123,7 @@ async def test_the_other_kind_is_refused(limits: Limits, dsn: str, schema: str) 
     limits("set", "l", "--concurrency", "1")
     done = limits("set", "l", "--rate", "1/s")
     assert done.returncode == 2
-    assert "remove it before making it one of rate" in done.stderr
+    assert "remove it before making it a rate limit" in done.stderr
     assert [state.kind for state in await states(dsn, schema)] == ["concurrency"]
 
 

@@ -38,7 +38,7 @@ MANY = 3000  # more children than one statement takes
 WRONG: dict[int, tuple[Any, str]] = {
     3: ("nope", "nope"),
     17: (Limit("r", weight=4), "a weight of 4 is above the burst of limit r"),
-    21: (Limit("l", weight=2), "limit l is one of concurrency"),
+    21: (Limit("l", weight=2), "limit l is a concurrency limit"),
     30: (["l", "m"], "one limit of the kind concurrency, not two"),
 }
 

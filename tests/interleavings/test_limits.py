@@ -225,8 +225,7 @@ async def test_without_the_lock_of_the_policy_the_sweep_tells_by_the_old_one(
     exploring: Exploring, calls: Statements
 ) -> None:
     lock = (
-        "or pg_try_advisory_xact_lock_shared("
-        "hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(freed.gate)))"
+        "or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(freed.gate)))"
     )
     async with exploring(Cure("unblock", lock, "or true"), quiet=["unblock_slots", "reapply_limit"]) as explorer:
         report = await explorer.explore(

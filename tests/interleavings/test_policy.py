@@ -17,7 +17,7 @@ async def test_policy_enter(exploring: Exploring, calls: Statements) -> None:
     """A step that asks from inside after a change to fewer slots is told by the new policy."""
 
     def new_policy(end: End) -> None:
-        assert end.commits == "BA" or not end.right[0].may, "it was let in by the policy before"
+        assert end.commits == "BA" or not end.right[0].is_granted, "it was let in by the policy before"
 
     given = slots(2) + executing(1) + executing(2, slot_key="l")
     async with exploring(quiet=[*NOT_HERE, "reapply_limit"]) as explorer:

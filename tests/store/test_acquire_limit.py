@@ -54,11 +54,8 @@ def test_a_dead_ticket_behind_makes_no_room(store: Store, row: str) -> None:
 def test_places_are_taken_in_the_order_of_asking(store: Store) -> None:
     """Who asks again has the place that it had."""
     store.given(SLOT + executing(1) + executing(2))
-    assert [enter(store, 1, 10).is_granted, enter(store, 2, 20).is_granted, enter(store, 1, 10).is_granted] == [
-        True,
-        False,
-        True,
-    ]
+    answers = [enter(store, instance, ticket) for instance, ticket in ((1, 10), (2, 20), (1, 10))]
+    assert [answer.is_granted for answer in answers] == [True, False, True]
     store.run(store.calls.release_limit(10))
     assert enter(store, 2, 20).is_granted
 

@@ -23,10 +23,10 @@ _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re
 # schedules and show nothing new.
 _STEERING = re.compile(
     r"\binto (level_priority|next_due_at|priority|due_at)\b"
-    r"|\binto (ids|head|crowded_keys|found_rows, denied|gate|gates|old|policy)\b"
+    r"|\binto (ids|head_due_at|crowded_keys|found_rows, denied|gate|gates|locked_gates|old|policy)\b"
     r"|\binto (wanted|live, states|asked, check_cancels|marked)\b|^(above|hidden|listed) := array"
     r"|^cascade_due :="
-    r"|^(gates := array|lost :=|woken := woken\s+\|\| \S+unblock_slots)|^perform \S+limit_keys"
+    r"|^(gates_to_unblock := array|is_lost :=|woken := woken\s+\|\| \S+unblock_slots)|^perform \S+limit_keys"
 )
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}
 

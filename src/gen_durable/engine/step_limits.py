@@ -63,11 +63,11 @@ class StepLimits:
                 if answer.is_lost:
                     raise LeaseLost(f"instance {instance}: the claim was taken over while it waited for {limit.name!r}")
                 if answer.is_granted:
-                    if answer.seconds:
-                        await asyncio.sleep(answer.seconds)
+                    if answer.wait_seconds:
+                        await asyncio.sleep(answer.wait_seconds)
                     return ticket if answer.has_ticket else None
                 pause = pauses.next()
-                await asyncio.sleep(answer.seconds or pause)
+                await asyncio.sleep(answer.wait_seconds or pause)
         except BaseException:
             if request is not None:
                 await asyncio.shield(self._loop.create_task(self._release_after(request, ticket)))

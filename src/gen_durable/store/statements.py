@@ -141,7 +141,9 @@ class Statements:
         self._set_limit = f"select changed, woken from {s}.set_limit($1,$2,$3,$4,$5,$6::text::jsonb)"  # noqa: S608
         self._remove_limit = f"select removed, woken from {s}.remove_limit($1)"  # noqa: S608
         self._limits = f"select * from {s}.limit_states()"  # noqa: S608
-        self._acquire_limit = f"select may, seconds, held, lost from {s}.acquire_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608
+        self._acquire_limit = (
+            f"select is_granted, wait_seconds, has_ticket, is_lost from {s}.acquire_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608
+        )
         self._release_limit = f"select {s}.release_limit($1)"
         self._delete_full_buckets = f"select {s}.delete_full_buckets()"
 

@@ -72,12 +72,12 @@ class Claim(msgspec.Struct, eq=False, gc=False):
 class LimitAnswer:
     """The result of an attempt to acquire a limit inside a step.
 
-    If `is_granted`, the step continues after `seconds`; otherwise it tries again after `seconds`. `has_ticket`: the
+    If `is_granted`, the step continues after `wait_seconds`; otherwise it tries again then. `has_ticket`: the
     database has stored the ticket, and the step must release it. `is_lost`: another worker has taken the claim over.
     """
 
     is_granted: bool
-    seconds: float | None
+    wait_seconds: float | None
     has_ticket: bool
     is_lost: bool
 

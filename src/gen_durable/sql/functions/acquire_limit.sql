@@ -1,16 +1,21 @@
--- acquire_limit: a step asks for a limit from inside.
+-- acquire_limit: request a limit from inside a step (`ctx.limit`).
 --
--- In: the claim that asks; the limit's name and partition, and how many tokens; a ticket that it has drawn, the same when it
--- asks again. Out: whether it may go on, after how many seconds (0: now), or else after how many seconds to ask again;
--- whether the ticket is to be given back (leave); `lost`: the claim is not the asker's any more.
--- Concurrency: a ticket is a place in the line. It has a slot when those before it and the executing rows leave one. Rows
--- that wait come after those who hold tickets: their steps run already.
--- Rate: a token that comes within a second is reserved, and the asker sleeps until then.
--- Refused: GD002 and GD003, as in limit_keys.sql.
+-- Parameters: the claim (instance and epoch); the limit's name and partition, and how many tokens to take; `ticket`: a
+-- random number that identifies the request, the same each time it is repeated.
+-- Returns:
+--   is_granted    the step may continue, after `wait_seconds`
+--   wait_seconds  if granted: until the token arrives; else: until the request should be repeated, null if unknown
+--   has_ticket    the ticket is stored, so the step must release it (release_limit.sql)
+--   is_lost       the claim is no longer the caller's
+-- Raises GD002 and GD003, as limit_keys.sql.
+-- Concurrency: a ticket is a place in line. It has a slot if the executing rows and the tickets before it leave one.
+-- Blocked rows come after all tickets, since the steps that hold tickets run already.
+-- Rate: a token that arrives within a second is taken at once, and the step sleeps until then.
 -- Locks: the policy (shared), then the gate.
+-- Guarded by tests/store/test_acquire_limit.py, tests/interleavings/test_limits.py (test_enter_enter, test_enter_pick).
 create or replace function @schema.acquire_limit(
-  instance bigint, claim int, name text, part text, weight int, ticket bigint,
-  out may boolean, out seconds float8, out held boolean, out lost boolean
+  instance bigint, epoch int, name text, part text, weight int, ticket bigint,
+  out is_granted boolean, out wait_seconds float8, out has_ticket boolean, out is_lost boolean
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -21,21 +26,22 @@ as $$
 declare
   key constant text := name || coalesce('/' || part, '');
   policy record;
-  place bigint;  -- in the line
+  place bigint;  -- in line
   moment timestamptz;
-  short float8;  -- seconds until there are enough tokens
+  deficit_seconds float8;  -- until the bucket holds enough tokens; negative if it holds more
 begin
   perform @schema.limit_keys(array[jsonb_build_array(jsonb_build_array(name, part, weight))]);
   perform pg_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(name));
-  select l.kind, l.slots, l.period, l.burst into policy from @schema.limits l where l.name = name;
-  lost := not exists (
+  select stored.kind, stored.slots, stored.period, stored.burst into policy
+  from @schema.limits stored where stored.name = name;
+  is_lost := not exists (
     select from @schema.instances i
-    where i.id = instance and i.claims = claim and i.lease_expires_at is not null
+    where i.id = instance and i.claims = epoch and i.lease_expires_at is not null
   );
-  may := false;
-  held := false;
-  if lost or policy.kind is null then
-    may := not lost;  -- the limit was removed just now
+  is_granted := false;
+  has_ticket := false;
+  if is_lost or policy.kind is null then
+    is_granted := not is_lost;  -- the limit was removed after limit_keys had read it
     return;
   end if;
   perform pg_advisory_xact_lock(
@@ -43,47 +49,33 @@ begin
   );
 
   if policy.kind = 'concurrency' then
-    held := true;
-    select s.id into place from @schema.step_slots s where s.ticket = ticket;
+    has_ticket := true;
+    select slot.id into place from @schema.step_slots slot where slot.ticket = ticket;
     if place is null then
-      insert into @schema.step_slots (ticket, slot_key, instance_id, claim) values (ticket, key, instance, claim)
+      insert into @schema.step_slots (ticket, slot_key, instance_id, claim) values (ticket, key, instance, epoch)
       returning id into place;
     end if;
-    may := policy.slots >= @schema.slots_taken(key, policy.slots) - (
-      select count(*) from @schema.step_slots s
-      join @schema.instances i on i.id = s.instance_id and i.claims = s.claim and i.lease_expires_at is not null
-      where s.slot_key = key and s.id > place
+    is_granted := policy.slots >= @schema.slots_taken(key, policy.slots) - (
+      select count(*) from @schema.step_slots slot
+      join @schema.instances i on i.id = slot.instance_id and i.claims = slot.claim and i.lease_expires_at is not null
+      where slot.slot_key = key and slot.id > place
     );
     return;
   end if;
 
   moment := clock_timestamp();
-  select greatest(extract(epoch from b.drained_until - moment)::float8, 0) into short
-  from @schema.rate_buckets b where b.key = key;
-  short := coalesce(short, 0) + (weight - policy.burst) * policy.period;
-  seconds := greatest(short, 0);
-  may := seconds <= 1;
-  if may then
-    insert into @schema.rate_buckets as b (key, drained_until)
+  select greatest(extract(epoch from bucket.drained_until - moment)::float8, 0) into deficit_seconds
+  from @schema.rate_buckets bucket where bucket.key = key;
+  deficit_seconds := coalesce(deficit_seconds, 0) + (weight - policy.burst) * policy.period;
+  wait_seconds := greatest(deficit_seconds, 0);
+  is_granted := wait_seconds <= 1;
+  if is_granted then
+    insert into @schema.rate_buckets as bucket (key, drained_until)
     values (key, moment + make_interval(secs => weight * policy.period))
     on conflict on constraint rate_buckets_pkey do update set
-      drained_until = greatest(b.drained_until, moment) + (excluded.drained_until - moment);
+      drained_until = greatest(bucket.drained_until, moment) + (excluded.drained_until - moment);
   else
-    seconds := least(seconds - 0.5, 30);
+    wait_seconds := least(wait_seconds - 0.5, 30);
   end if;
-end
-$$;
-
--- leave: give back a ticket of enter. Returns the queues of rows let back.
-create or replace function @schema.release_limit(ticket bigint)
-returns text[]
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  key text;
-begin
-  delete from @schema.step_slots s where s.ticket = release_limit.ticket returning s.slot_key into key;
-  return case when key is not null then @schema.unblock(array[@schema.gate('slot', key)], true) end;
 end
 $$;

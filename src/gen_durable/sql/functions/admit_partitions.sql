@@ -13,7 +13,8 @@
 -- instances_partition_admitted (heads).
 -- Locks: the gates of the keys, then those of the slots, by try-lock. The lock on a key keeps "no row executes, and this
 -- row is the head" true until commit. The statements after it have a later snapshot, so they see what the previous
--- holder of the lock has written (tests/interleavings: claim_claim, block_release).
+-- holder of the lock has written.
+-- Guarded by tests/interleavings/test_claim_claim.py, tests/store/test_partition.py, test_gates.py.
 create or replace function @schema.admit_partitions(
   found_rows tid[], claimed_keys text[], claimed_ids bigint[], many int,
   out allowed tid[], out keys text[], out ids bigint[], out denied int, out contended int, out woken text[]
@@ -45,12 +46,12 @@ begin
   where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate('partition', wanted.key)));
 
   with candidate as materialized (
-    select i.ctid as place, i.id, i.partition_key as key from @schema.instances i where i.ctid = any (found_rows)
+    select i.ctid as tid, i.id, i.partition_key as key from @schema.instances i where i.ctid = any (found_rows)
   ),
   key_state as materialized (
     select locked.key, coalesce(admitted.id, head.id) as head, admitted.id is null and head.is_blocked as is_blocked,
       locked.key = any (claimed_keys) as is_claimed, locked.key = any (claimed_keys) or exists (
-        select from @schema.instances e where e.status = 'executing' and e.partition_key = locked.key
+        select from @schema.instances i where i.status = 'executing' and i.partition_key = locked.key
       ) as is_busy
     from unnest(locked_keys) as locked (key)
     left join lateral (
@@ -71,23 +72,24 @@ begin
     ) as head
   ),
   decision as (
-    select candidate.place, candidate.id, candidate.key, key_state.key is not null as is_locked,
+    select candidate.tid, candidate.id, candidate.key, key_state.key is not null as is_locked,
       candidate.key is null or (not key_state.is_busy and candidate.id = key_state.head) as may_run
     from candidate left join key_state on key_state.key = candidate.key
   )
   select
-    array_agg(d.place) filter (where d.may_run),
-    array_agg(d.key) filter (where d.may_run and d.key is not null),
-    array_agg(d.id) filter (where d.may_run and d.key is not null),
-    array_agg(d.place) filter (where d.is_locked and not d.may_run),
-    count(*) filter (where not d.is_locked and d.key is not null),
-    (select array_agg(k.head) from key_state k where k.is_blocked and not k.is_busy),
-    (select array_agg(k.key order by k.key) from key_state k),
+    array_agg(decision.tid) filter (where decision.may_run),
+    array_agg(decision.key) filter (where decision.may_run and decision.key is not null),
+    array_agg(decision.id) filter (where decision.may_run and decision.key is not null),
+    array_agg(decision.tid) filter (where decision.is_locked and not decision.may_run),
+    count(*) filter (where not decision.is_locked and decision.key is not null),
+    (select array_agg(key_state.head) from key_state where key_state.is_blocked and not key_state.is_busy),
+    (select array_agg(key_state.key order by key_state.key) from key_state),
     (select array_agg(case
-       when k.is_claimed then claimed_ids[array_position(claimed_keys, k.key)] when not k.is_busy then k.head
-     end order by k.key) from key_state k)
+       when key_state.is_claimed then claimed_ids[array_position(claimed_keys, key_state.key)]
+       when not key_state.is_busy then key_state.head
+     end order by key_state.key) from key_state)
   into allowed, keys, ids, blocked, contended, heads_to_unblock, decided_keys, decided_heads
-  from decision d;
+  from decision;
 
   if exists (select from @schema.instances i where i.ctid = any (blocked) and i.slot_key is not null) then
     slot_gates := array(
@@ -115,10 +117,10 @@ begin
 
   if crowded_keys is not null then
     blocked := blocked || array(
-      select behind.place
+      select behind.tid
       from unnest(crowded_keys, crowded_heads) as crowd (key, head)
       cross join lateral (
-        select i.ctid as place from @schema.instances i
+        select i.ctid as tid from @schema.instances i
         where i.partition_key = crowd.key and i.due_at <= now() and i.id <> coalesce(crowd.head, 0)
           and (i.slot_key is null or @schema.gate('slot', i.slot_key) = any (slot_gates))
         order by i.priority, i.due_at, i.id
@@ -140,7 +142,7 @@ begin
     with unblocked as (
       update @schema.instances i set blocked_on = null
       where i.ctid = any (array(
-        select h.ctid from @schema.instances h where h.id = any (heads_to_unblock) for no key update skip locked
+        select i.ctid from @schema.instances i where i.id = any (heads_to_unblock) for no key update skip locked
       ))
       returning i.queue
     )

@@ -1,7 +1,7 @@
--- gate_lock_id: the advisory lock of a gate ('partition/KEY', 'slot/KEY', 'rate/KEY').
+-- gate_lock_id: the id of the advisory lock of a gate ('partition/KEY', 'slot/KEY', 'rate/KEY').
 --
--- One of 2048 for each schema: a transaction may deal with hundreds of gates, and the server has room for some thousand
--- locks altogether. Two gates that share a number now and then wait for each other, no more.
+-- There are 2,048 ids per schema: a transaction may lock hundreds of gates, and the server has space for a few thousand
+-- locks in total. Two gates with the same id sometimes wait for each other, without further effect.
 create or replace function @schema.gate_lock_id(gate text)
 returns bigint
 language sql

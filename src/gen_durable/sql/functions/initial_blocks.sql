@@ -1,33 +1,47 @@
--- initial_blocks: of rows about to be inserted together, the gates that those wait for which surely cannot run at once.
+-- initial_blocks: the gates of those rows of one insert that cannot start at once.
 --
--- In: the columns of insert. Out: per row a gate, or null. Of a partition key the first may run; of a limit as many as it
--- lets run when nobody else does, in each queue and of each step: perhaps nobody knows the others. A row with a partition key is not held against its limits here: it meets
--- them when it is the head of its key.
+-- Parameters: columns of insert, in parallel. Returns per row a gate to insert it blocked on, or null.
+-- Of a partition key, the first due row may start. Of a limit, as many rows as it admits when it is unused (at most 100)
+-- may start, for each queue and step: a worker may know only one of them. A row with a partition key is not counted
+-- against its limits: admit_limits does that when the row is the head of its key.
+-- The blocks save picks from finding and blocking the rows one by one; they need not be exact.
+-- Index: the primary key of limits. Locks: none.
+-- Guarded by tests/store/test_partition.py (test_of_one_insert_only_the_first_of_a_key_is_to_be_picked).
 create or replace function @schema.initial_blocks(
-  fsms text[], versions int[], steps text[], queues text[], priorities smallint[], partition_keys text[], slot_keys text[], rate_keys text[], delays float8[],
-  schedule_ats timestamptz[]
+  fsms text[], versions int[], steps text[], queues text[], priorities smallint[], partition_keys text[],
+  slot_keys text[], rate_keys text[], delays float8[], schedule_ats timestamptz[]
 )
 returns text[]
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
-  select array_agg(case when r.place > r.free then r.gate end order by r.n)
+  select array_agg(case when ranked.place > ranked.admitted then ranked.gate end order by ranked.position)
   from (
-    select o.n, o.gate,
-      case when o.gate is not null and o.at <= now() then
-        row_number() over (partition by o.gate, o.line, o.at <= now() order by o.priority, o.at, o.n)
+    select gated.position, gated.gate,
+      case when gated.gate is not null and gated.eligible_at <= now() then
+        row_number() over (
+          partition by gated.gate, gated.queue_step, gated.eligible_at <= now()
+          order by gated.priority, gated.eligible_at, gated.position
+        )
       end as place,
-      case when o.line is null then 1 else least(coalesce(l.slots, l.burst), 100) end as free
+      case when gated.queue_step is null then 1 else least(coalesce(policy.slots, policy.burst), 100) end as admitted
     from (
-      select o.n, coalesce(o.priority, 0) as priority,
-        coalesce(o.at, now() + make_interval(secs => coalesce(o.delay, 0))) as at,
+      select new_row.position, coalesce(new_row.priority, 0) as priority,
+        coalesce(new_row.schedule_at, now() + make_interval(secs => coalesce(new_row.delay, 0))) as eligible_at,
         coalesce(
-          @schema.gate('partition', o.partition_key), @schema.gate('slot', o.slot_key), @schema.gate('rate', o.rate_key)
+          @schema.gate('partition', new_row.partition_key),
+          @schema.gate('slot', new_row.slot_key),
+          @schema.gate('rate', new_row.rate_key)
         ) as gate,
-        case when o.partition_key is null then concat_ws('/', o.queue, o.fsm, o.version, o.step) end as line
+        case
+          when new_row.partition_key is null then concat_ws('/', new_row.queue, new_row.fsm, new_row.version, new_row.step)
+        end as queue_step  -- null for a row that waits for its partition key
       from unnest(fsms, versions, steps, queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats)
-        with ordinality as o (fsm, version, step, queue, priority, partition_key, slot_key, rate_key, delay, at, n)
-    ) as o
-    left join @schema.limits l on o.line is not null and l.name = split_part(@schema.gate_key(o.gate), '/', 1)
-  ) as r
+        with ordinality as new_row (
+          fsm, version, step, queue, priority, partition_key, slot_key, rate_key, delay, schedule_at, position
+        )
+    ) as gated
+    left join @schema.limits policy
+      on gated.queue_step is not null and policy.name = split_part(@schema.gate_key(gated.gate), '/', 1)
+  ) as ranked
 $$;

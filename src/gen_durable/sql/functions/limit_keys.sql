@@ -1,10 +1,14 @@
--- limit_keys: the limits that rows ask for by name, as the keys that the rows keep.
+-- limit_keys: translate the limits that rows name into the keys that are stored with the rows.
 --
--- In: per row null, or [[name, partition or null, weight], ...]. Out: arrays of the same length.
--- Refused: GD002 a name that no limit has; GD003 more weight than a limit can ever give; GD004 two limits of one kind.
--- Index: the primary key of limits.
+-- Parameter: per row null, or [[name, partition or null, weight], ...].
+-- Returns arrays of the same length: the key of the concurrency limit, the key of the rate limit, and the weight if it is
+-- not 1.
+-- Raises GD002 for an undeclared limit, GD003 for a weight that the limit can never grant, GD004 for two limits of one
+-- kind.
+-- Index: the primary key of limits. Locks: none.
+-- Guarded by tests/flows/test_limit_errors.py.
 create or replace function @schema.limit_keys(
-  wants jsonb[], out slot_keys text[], out rate_keys text[], out weights int[]
+  limits_of_rows jsonb[], out slot_keys text[], out rate_keys text[], out weights int[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -14,53 +18,59 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-  unknown text;
-  twice text;
-  heavy record;
+  unknown_names text;
+  repeated_kind text;
+  too_heavy record;
 begin
-  select string_agg(distinct w.name, ', '), max(w.twice) into unknown, twice
+  select string_agg(distinct checked.unknown_name, ', '), max(checked.repeated_kind)
+  into unknown_names, repeated_kind
   from (
-    select case when l.name is null then e.want ->> 0 end as name,
-           case when count(*) over (partition by o.n, l.kind) > 1 then l.kind end as twice
-    from unnest(wants) with ordinality as o (wants, n)
-    cross join lateral jsonb_array_elements(o.wants) as e (want)
-    left join @schema.limits l on l.name = e.want ->> 0
-  ) as w;
-  if unknown is not null then
-    raise exception 'no limit is called %', unknown using errcode = 'GD002';
+    select case when policy.name is null then named.item ->> 0 end as unknown_name,
+      case when count(*) over (partition by row_limits.position, policy.kind) > 1 then policy.kind end as repeated_kind
+    from unnest(limits_of_rows) with ordinality as row_limits (items, position)
+    cross join lateral jsonb_array_elements(row_limits.items) as named (item)
+    left join @schema.limits policy on policy.name = named.item ->> 0
+  ) as checked;
+  if unknown_names is not null then
+    raise exception 'no limit is called %', unknown_names using errcode = 'GD002';
   end if;
-  if twice is not null then
-    raise exception 'a step can have one limit of the kind %, not two', twice using errcode = 'GD004';
+  if repeated_kind is not null then
+    raise exception 'a step can have one limit of the kind %, not two', repeated_kind using errcode = 'GD004';
   end if;
 
-  select l.name, l.kind, l.burst, (e.want ->> 2)::int as weight into heavy
-  from unnest(wants) as o (wants)
-  cross join lateral jsonb_array_elements(o.wants) as e (want)
-  join @schema.limits l on l.name = e.want ->> 0
-  where (e.want ->> 2)::int > coalesce(l.burst, 1)
+  select policy.name, policy.kind, policy.burst, (named.item ->> 2)::int as weight into too_heavy
+  from unnest(limits_of_rows) as row_limits (items)
+  cross join lateral jsonb_array_elements(row_limits.items) as named (item)
+  join @schema.limits policy on policy.name = named.item ->> 0
+  where (named.item ->> 2)::int > coalesce(policy.burst, 1)
   limit 1;
   if found then
-    raise exception using errcode = 'GD003', message = case heavy.kind
-      when 'rate' then format('a weight of %s is above the burst of limit %s, which is %s', heavy.weight, heavy.name, heavy.burst)
-      else format('limit %s is one of concurrency and knows no weight', heavy.name)
+    raise exception using errcode = 'GD003', message = case too_heavy.kind
+      when 'rate' then format(
+        'a weight of %s is above the burst of limit %s, which is %s', too_heavy.weight, too_heavy.name, too_heavy.burst
+      )
+      else format('limit %s is a concurrency limit, which takes no weight', too_heavy.name)
     end;
   end if;
 
   select
-    array_agg(k.slot_key order by k.n), array_agg(k.rate_key order by k.n), array_agg(k.weight order by k.n)
+    array_agg(keys.slot_key order by keys.position),
+    array_agg(keys.rate_key order by keys.position),
+    array_agg(keys.weight order by keys.position)
   into slot_keys, rate_keys, weights
   from (
-    select o.n,
-      max(w.key) filter (where w.kind = 'concurrency') as slot_key,
-      max(w.key) filter (where w.kind = 'rate') as rate_key,
-      max(w.weight) filter (where w.kind = 'rate' and w.weight > 1) as weight
-    from unnest(wants) with ordinality as o (wants, n)
+    select row_limits.position,
+      max(found_limit.key) filter (where found_limit.kind = 'concurrency') as slot_key,
+      max(found_limit.key) filter (where found_limit.kind = 'rate') as rate_key,
+      max(found_limit.weight) filter (where found_limit.kind = 'rate' and found_limit.weight > 1) as weight
+    from unnest(limits_of_rows) with ordinality as row_limits (items, position)
     left join lateral (
-      select l.kind, (e.want ->> 0) || coalesce('/' || (e.want ->> 1), '') as key, (e.want ->> 2)::int as weight
-      from jsonb_array_elements(o.wants) as e (want)
-      join @schema.limits l on l.name = e.want ->> 0
-    ) as w on true
-    group by o.n
-  ) as k;
+      select policy.kind, (named.item ->> 0) || coalesce('/' || (named.item ->> 1), '') as key,
+        (named.item ->> 2)::int as weight
+      from jsonb_array_elements(row_limits.items) as named (item)
+      join @schema.limits policy on policy.name = named.item ->> 0
+    ) as found_limit on true
+    group by row_limits.position
+  ) as keys;
 end
 $$;

@@ -9,20 +9,21 @@
 -- Returns one row per claim, the most urgent first. `limited` is the slot that the row takes, '' for a row with a rate
 -- limit only. If there is anything to report, one more row has a null id and only `report`:
 --   queues    {queue: {unmet, next_due, contended, floors, last_group}}: `unmet` if fewer rows than demanded were found;
---             then next_due is the number of seconds until the next row (null: none waits), and contended the number of
---             due rows that were passed over because their gate is busy. floors and last_group are for the next pick.
+--             then next_due is the number of seconds until the next row is due (null if no row waits), and contended
+--             the number of due rows that were skipped because their gate is busy. floors and last_group are for the
+--             next pick.
 --   woken     queues in which other rows became due
 --   blocked   {gate: how many rows were blocked on it}
 -- Floors: rows that were picked earlier leave dead entries at the head of the index. The next scan removes them, unless
--- a long transaction holds them all back; then every pick walks over more of them. A pick that has walked for more than
--- 5 ms reports where the live rows begin, for each priority, and the next picks start there. Rows that come in below a
--- floor are found when the caller omits the floors again (engine/scan_floors.py).
+-- a long transaction prevents that; then every pick walks over more of them. A pick that has walked for more than
+-- 5 ms reports where the live rows begin, for each priority, and the next picks start there. Rows that are inserted
+-- below a floor are found when the caller omits the floors again (engine/scan_floors.py).
 -- Gates: admit_partitions.sql and admit_limits.sql decide which rows may run, and block the others, so that each row is
--- passed over once. Fair queues: pick_fair.sql finds the rows.
+-- skipped once. Fair queues: pick_fair.sql finds the rows.
 -- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority (next_head.sql), the search
 -- never reads rows that are due in the future, however urgent.
 -- Locks: FOR NO KEY UPDATE SKIP LOCKED, so pickers wait neither for each other nor for a delivery in progress.
--- Above 150 lines: the loop shares its counters with every branch; to pass them on would be longer than the body.
+-- Long because: the loop shares its counters with every branch; passing them on would take more lines than it saves.
 -- Guarded by tests/store/test_pick.py, test_guards.py, tests/interleavings/test_claim_claim.py.
 create or replace function @schema.pick(
   worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
@@ -43,35 +44,35 @@ set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
-  enough constant int := 2000;  -- rows to block at most before the claims found so far are handed out
+  max_skipped constant int := 2000;  -- after so many skipped rows, return the claims found so far
   -- Of one queue:
   queue_name text;
-  demand int;                   -- rows still to be found
+  demand int;                   -- rows still to find
   is_fair boolean;
   last_group text;
   is_cut_short boolean;         -- pick_fair stopped before it had seen every group
   level int;                    -- index into the queue's floors
   level_floor jsonb;
   level_priority int;
-  head timestamptz;             -- the first row of the priority: its due_at,
+  head_due_at timestamptz;      -- the first row of the priority: its due_at,
   head_id bigint;               -- and its id
   search_began timestamptz;
   search_time interval;
   found_floors jsonb;
   next_at timestamptz;
   next_due_at timestamptz;
-  passed int;                   -- rows blocked or left behind a busy gate
+  skipped_count int;            -- rows blocked or left behind a busy gate
   queue_report jsonb;
   -- Of one batch of found rows:
   found_rows tid[];
   has_gates boolean;
-  denied int;
+  denied int;                   -- rows blocked
   denied_by_limits int;
-  busy int;
+  contended_count int;          -- rows left as they are: another session has locked their gate
   admitted_keys text[];
   admitted_ids bigint[];
   admitted_slots text[];
-  refused jsonb;
+  refused_counts jsonb;
   -- Of the whole call:
   claimed_rows tid[] := '{}';
   claimed_keys text[] := '{}';
@@ -85,7 +86,7 @@ begin
     queue_name := queues[queue_number];
     demand := demands[queue_number];
     next_at := null;
-    passed := 0;
+    skipped_count := 0;
     is_fair := coalesce(fair ? queue_name, false);
     last_group := fair -> queue_name ->> 1;
     level_priority := -32769;  -- below the lowest
@@ -96,34 +97,34 @@ begin
       level := level + 1;
       level_floor := floors -> queue_name -> level;
       search_began := clock_timestamp();
-      select h.priority, h.due_at, h.id into level_priority, head, head_id
-      from @schema.next_head(queue_name, level_priority, level_floor) as h;
+      select next_head.priority, next_head.due_at, next_head.id into level_priority, head_due_at, head_id
+      from @schema.next_head(queue_name, level_priority, level_floor);
       search_time := search_time + (clock_timestamp() - search_began);
       exit when level_priority is null;
-      if head is null then
+      if head_due_at is null then
         found_floors := found_floors || jsonb_build_array(level_floor);
         continue;
       end if;
       found_floors := found_floors || jsonb_build_array(
         case
           -- Rows that fall due now come in by transactions that began a little earlier.
-          when head < now() - interval '1 second' then jsonb_build_array(level_priority, head, head_id)
+          when head_due_at < now() - interval '1 second' then jsonb_build_array(level_priority, head_due_at, head_id)
           else jsonb_build_array(level_priority, now() - interval '1 second', 0)
         end
       );
-      if head > now() then
-        next_at := least(next_at, head);
+      if head_due_at > now() then
+        next_at := least(next_at, head_due_at);
         continue;
       end if;
 
       -- Rows whose gates are busy are blocked, and the search goes on behind them.
       while demand > 0 loop
         if is_fair then
-          select f.found_rows, f.has_gates, f.last_group, f.is_cut_short
+          select fair_rows.found_rows, fair_rows.has_gates, fair_rows.last_group, fair_rows.is_cut_short
           into found_rows, has_gates, last_group, is_cut_short
           from @schema.pick_fair(
             queue_name, level_priority, known, demand, fair -> queue_name ->> 0, last_group, claimed_rows
-          ) as f;
+          ) as fair_rows;
           if is_cut_short then
             next_at := least(next_at, now() + interval '20 milliseconds');
           end if;
@@ -134,7 +135,7 @@ begin
             select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as has_gates
             from @schema.instances i
             where i.queue = queue_name and i.priority = level_priority and i.due_at <= now()
-              and (i.due_at, i.id) >= (head, head_id)
+              and (i.due_at, i.id) >= (head_due_at, head_id)
               and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)
             order by i.due_at, i.id
             limit demand
@@ -143,44 +144,46 @@ begin
           exit when found_rows is null;
         end if;
         denied := 0;
-        busy := 0;
+        contended_count := 0;
         if has_gates then
           if not is_fair then
-            select i.due_at, i.id + 1 into head, head_id from @schema.instances i
+            select i.due_at, i.id + 1 into head_due_at, head_id from @schema.instances i
             where i.ctid = found_rows[cardinality(found_rows)];
           end if;
-          select a.allowed, a.denied, a.contended, woken_queues || a.woken, a.keys, a.ids
-          into found_rows, denied, busy, woken_queues, admitted_keys, admitted_ids
+          select admission.allowed, admission.denied, admission.contended, woken_queues || admission.woken,
+            admission.keys, admission.ids
+          into found_rows, denied, contended_count, woken_queues, admitted_keys, admitted_ids
           from @schema.admit_partitions(
-            found_rows, claimed_keys, claimed_ids, case when passed < 10 then 10 else 1 end
-          ) as a;
+            found_rows, claimed_keys, claimed_ids, case when skipped_count < 10 then 10 else 1 end
+          ) as admission;
           claimed_keys := claimed_keys || admitted_keys;
           claimed_ids := claimed_ids || admitted_ids;
           if exists (
             select from @schema.instances i
             where i.ctid = any (found_rows) and coalesce(i.slot_key, i.rate_key) is not null
           ) then
-            select a.allowed, a.denied, busy + a.contended, woken_queues || a.woken, a.slots, a.blocked_counts
-            into found_rows, denied_by_limits, busy, woken_queues, admitted_slots, refused
+            select admission.allowed, admission.denied, contended_count + admission.contended,
+              woken_queues || admission.woken, admission.slots, admission.blocked_counts
+            into found_rows, denied_by_limits, contended_count, woken_queues, admitted_slots, refused_counts
             from @schema.admit_limits(
-              found_rows, claimed_rows, claimed_slots, case when passed < 10 then 10 else 1 end
-            ) as a;
+              found_rows, claimed_rows, claimed_slots, case when skipped_count < 10 then 10 else 1 end
+            ) as admission;
             claimed_slots := claimed_slots || admitted_slots;
             denied := denied + denied_by_limits;
-            if refused is not null then
-              blocked_counts := @schema.merge_counts(blocked_counts, refused);
+            if refused_counts is not null then
+              blocked_counts := @schema.merge_counts(blocked_counts, refused_counts);
             end if;
           end if;
-          passed := passed + denied + busy;
-          if busy > 0 then
+          skipped_count := skipped_count + denied + contended_count;
+          if contended_count > 0 then
             next_at := least(next_at, now() + interval '10 milliseconds');  -- the gate may be free then
           end if;
         end if;
         claimed_rows := claimed_rows || found_rows;
         demand := demand - coalesce(cardinality(found_rows), 0);
-        exit when not has_gates or passed > enough or (is_fair and denied = 0);
+        exit when not has_gates or skipped_count > max_skipped or (is_fair and denied = 0);
       end loop;
-      if passed > enough then
+      if skipped_count > max_skipped then
         next_at := now();
         exit;
       end if;
@@ -194,7 +197,7 @@ begin
     queue_report := null;
     if demand > 0 then
       queue_report := jsonb_build_object(
-        'unmet', true, 'contended', passed, 'next_due', extract(epoch from next_at - clock_timestamp())::float8
+        'unmet', true, 'contended', skipped_count, 'next_due', extract(epoch from next_at - clock_timestamp())::float8
       );
     end if;
     if is_fair then

@@ -1,7 +1,13 @@
--- reapply_limit: let back or tell anew the rows that wait for a limit, of all its partitions. Returns their queues.
+-- reapply_limit: apply a changed or removed limit to the rows that wait for it, in all its partitions.
 --
--- A row whose moment has come is left as it is: it can be picked, and asks by the new policy.
--- The asker holds the lock of the policy. Index: instances_token_due, instances_blocked.
+-- Parameter: the name of the limit. Returns the queues of the unblocked rows.
+-- Rows with a token_at in the future are blocked again, so that unblock computes it anew by the new policy. A row whose
+-- token_at has passed is left alone: it can be picked, and admit_limits decides by the new policy.
+-- Keys of a limit are its name, or 'NAME/PARTITION'; '0' is the character after '/', so NAME/ .. NAME0 is the range of
+-- the latter.
+-- Index: instances_token_due, instances_blocked, stepping from gate to gate.
+-- Locks: the caller holds the policy alone; rows in the order of ids, then gates as unblock does.
+-- Guarded by tests/interleavings/test_policy.py (test_policy_cancel), test_lock_order.py, tests/store/test_guards.py.
 create or replace function @schema.reapply_limit(name text)
 returns text[]
 language plpgsql
@@ -11,24 +17,24 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-  told bigint[];
+  scheduled_ids bigint[];  -- rows with a token_at in the future
   gates text[] := '{}';
   gate text;
 begin
-  told := array(
-    select t.id from (
+  scheduled_ids := array(
+    select scheduled.id from (
       select i.id from @schema.instances i where i.token_at > clock_timestamp() and i.rate_key = name
       union all
       select i.id from @schema.instances i
       where i.token_at > clock_timestamp() and i.rate_key > name || '/' and i.rate_key < name || '0'
-    ) as t
+    ) as scheduled
   );
   update @schema.instances i set blocked_on = @schema.gate('rate', i.rate_key), token_at = null
   where i.id = any (array(
-    select l.id from (
-      select i.id, i.token_at from @schema.instances i where i.id = any (told) order by i.id for no key update
-    ) as l
-    where l.token_at > clock_timestamp()
+    select locked.id from (
+      select i.id, i.token_at from @schema.instances i where i.id = any (scheduled_ids) order by i.id for no key update
+    ) as locked
+    where locked.token_at > clock_timestamp()
   ));
 
   foreach gate in array array[@schema.gate('rate', name), @schema.gate('slot', name)] loop

@@ -1,6 +1,8 @@
--- slots_taken: how many slots of a concurrency limit are taken: by executing rows, and from inside steps (acquire_limit.sql).
+-- slots_taken: the number of slots in use of a concurrency limit: executing rows, and tickets of steps (acquire_limit.sql).
 --
--- In: the key; how many to count at most. Index: instances_slot, step_slots_key.
+-- Parameters: the key of the limit; `most`: stop counting executing rows there. A ticket counts while its claim lives.
+-- Index: instances_slot, step_slots_key. Locks: none; callers hold the lock of the gate.
+-- Guarded by tests/store/test_limits.py (test_so_many_at_a_time), test_acquire_limit.py.
 create or replace function @schema.slots_taken(key text, most int)
 returns bigint
 language sql
@@ -9,10 +11,10 @@ as $$
   select (
     select count(*) from (
       select from @schema.instances i where i.status = 'executing' and i.slot_key = slots_taken.key limit most
-    ) as e
+    ) as executing
   ) + (
-    select count(*) from @schema.step_slots s
-    join @schema.instances i on i.id = s.instance_id and i.claims = s.claim and i.lease_expires_at is not null
-    where s.slot_key = slots_taken.key
+    select count(*) from @schema.step_slots slot
+    join @schema.instances i on i.id = slot.instance_id and i.claims = slot.claim and i.lease_expires_at is not null
+    where slot.slot_key = slots_taken.key
   )
 $$;

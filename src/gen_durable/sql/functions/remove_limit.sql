@@ -1,0 +1,20 @@
+-- remove_limit: delete a limit, with its buckets, and unblock the rows that wait for it.
+--
+-- Returns whether the limit existed; the queues of the unblocked rows. Rows that name a removed limit run without it.
+-- Locks: as set_limit. Guarded by tests/interleavings/test_policy.py (test_removal_pick).
+create or replace function @schema.remove_limit(name text, out removed boolean, out woken text[])
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+begin
+  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.policy_lock_id(name));
+  delete from @schema.limits stored where stored.name = name;
+  removed := found;
+  if removed then
+    delete from @schema.rate_buckets bucket
+    where bucket.key = name or (bucket.key > name || '/' and bucket.key < name || '0');
+    woken := @schema.reapply_limit(name);
+  end if;
+end
+$$;
