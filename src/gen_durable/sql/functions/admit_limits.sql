@@ -2,8 +2,9 @@
 --
 -- Parameters: due rows that this transaction has locked; the rows it has claimed already; the slot keys of those, once
 -- per row; `many`: if so many rows of a gate are blocked at once, up to 1,000 more of that gate are blocked too.
--- Returns the rows that may run, and their slot keys; how many were blocked, in all and by gate; how many wait for gates
--- that another session has locked, and were left as they are; queues in which other rows became due or got a token_at.
+-- Returns the rows that may run, and their slot keys; how many were blocked, in all and by gate; how many wait for
+-- gates that another session has locked, and were left as they are; queues in which other rows became due or got a
+-- token_at.
 -- Slots: an executing row is a slot in use, so there is no counter that could drift.
 -- Tokens: the claim takes them in its own transaction, so none is granted twice or kept by a worker that does not run.
 -- A bucket is stored as drained_until, the time at which it is full again. At `moment` it lacks
@@ -14,8 +15,8 @@
 -- A row whose weight exceeds a since-lowered burst takes the whole bucket. Rows that are refused a token go to unblock,
 -- which gives the first of them a token_at.
 -- Index: instances_slot; primary keys of limits and rate_buckets.
--- Locks: policies (shared) and gates, by try-lock, then rows as lock_crowd.sql. The lock on a gate keeps the counts true
--- until commit, the shared lock on the policy keeps the limit unchanged.
+-- Locks: policies (shared) and gates, by try-lock, then rows as lock_crowd.sql. The lock on a gate keeps the counts
+-- true until commit, the shared lock on the policy keeps the limit unchanged.
 -- Guarded by tests/store/test_limits.py, tests/interleavings/test_limits.py (test_pick_pick_of_one_slot,
 -- test_policy_pick_fewer_slots).
 create or replace function @schema.admit_limits(
@@ -74,7 +75,8 @@ begin
       - coalesce((claimed_per_slot ->> needed.key)::int, 0)
     ) as by_key
     from (
-      select distinct candidate.slot_key as key from candidate where candidate.has_locks and candidate.slot_key is not null
+      select distinct candidate.slot_key as key from candidate
+      where candidate.has_locks and candidate.slot_key is not null
     ) as needed
     join @schema.limits policy on policy.name = split_part(needed.key, '/', 1) and policy.kind = 'concurrency'
   ),

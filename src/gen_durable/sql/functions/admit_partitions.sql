@@ -11,8 +11,8 @@
 -- a row it unblocks the next of the slot, under the lock of the slot's gate; if that lock is taken, the row stays due.
 -- Index: instances_partition (executing rows), instances_partition_order, instances_blocked and
 -- instances_partition_admitted (heads).
--- Locks: the gates of the keys, then those of the slots, by try-lock. The lock on a key keeps "no row executes, and this
--- row is the head" true until commit. The statements after it have a later snapshot, so they see what the previous
+-- Locks: the gates of the keys, then those of the slots, by try-lock. The lock on a key keeps "no row executes, and
+-- this row is the head" true until commit. The statements after it have a later snapshot, so they see what the previous
 -- holder of the lock has written.
 -- Guarded by tests/interleavings/test_claim_claim.py, tests/store/test_partition.py, test_gates.py.
 create or replace function @schema.admit_partitions(

@@ -1,9 +1,9 @@
 -- initial_blocks: the gates of those rows of one insert that cannot start at once.
 --
 -- Parameters: columns of insert, in parallel. Returns per row a gate to insert it blocked on, or null.
--- Of a partition key, the first due row may start. Of a limit, as many rows as it admits when it is unused (at most 100)
--- may start, for each queue and step: a worker may know only one of them. A row with a partition key is not counted
--- against its limits: admit_limits does that when the row is the head of its key.
+-- Of a partition key, the first due row may start. Of a limit, as many rows as it admits when it is unused (at most
+-- 100) may start, for each queue and step: a worker may know only one of them. A row with a partition key is not
+-- counted against its limits: admit_limits does that when the row is the head of its key.
 -- The blocks save picks from finding and blocking the rows one by one; they need not be exact.
 -- Index: the primary key of limits. Locks: none.
 -- Guarded by tests/store/test_partition.py (test_of_one_insert_only_the_first_of_a_key_is_to_be_picked).
@@ -34,7 +34,8 @@ as $$
           @schema.gate('rate', new_row.rate_key)
         ) as gate,
         case
-          when new_row.partition_key is null then concat_ws('/', new_row.queue, new_row.fsm, new_row.version, new_row.step)
+          when new_row.partition_key is null
+          then concat_ws('/', new_row.queue, new_row.fsm, new_row.version, new_row.step)
         end as queue_step  -- null for a row that waits for its partition key
       from unnest(fsms, versions, steps, queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats)
         with ordinality as new_row (

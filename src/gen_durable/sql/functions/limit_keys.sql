@@ -1,8 +1,8 @@
 -- limit_keys: translate the limits that rows name into the keys that are stored with the rows.
 --
 -- Parameter: per row null, or [[name, partition or null, weight], ...].
--- Returns arrays of the same length: the key of the concurrency limit, the key of the rate limit, and the weight if it is
--- not 1.
+-- Returns arrays of the same length: the key of the concurrency limit, the key of the rate limit, and the weight if it
+-- is not 1.
 -- Raises GD002 for an undeclared limit, GD003 for a weight that the limit can never grant, GD004 for two limits of one
 -- kind.
 -- Index: the primary key of limits. Locks: none.

@@ -1,9 +1,9 @@
--- lock_crowd: find and lock more due rows of gates at which pick has just blocked many, so that they are blocked at once.
+-- lock_crowd: lock more due rows of gates at which pick has just blocked many, so that they are blocked together.
 --
--- Parameters: the crowded gates; all gates that this transaction has locked; rows to leave out: those that pick has found.
+-- Parameters: the crowded gates; all gates that this transaction has locked; the rows that pick has found, to leave out.
 -- Returns up to 1,000 rows per gate. admit_limits blocks them with the others.
--- Rows with a partition key are left out: only the head of a key may go on to a limit. So are rows of a crowded rate whose
--- slot is not locked here: they are expected to take the slot, so blocking one would have to unblock the next of it.
+-- Rows with a partition key are left out: only the head of a key may go on to a limit. So are rows of a crowded rate
+-- whose slot is not locked here: they are expected to take the slot, so blocking one would have to unblock another.
 -- Index: instances_slot_due, instances_rate_due, under the planner settings of pick; the coalesce follows their terms.
 -- Locks: the rows with SKIP LOCKED.
 -- Guarded by tests/store/test_limits.py, test_limits_corners.py, test_no_waiting.py.

@@ -1,4 +1,4 @@
--- merge_counts: add two objects of counts, {name: count}, key by key. pick adds up the rows that it has blocked, by gate.
+-- merge_counts: add two objects of counts, {name: count}, key by key. pick counts the rows that it blocks by gate.
 create or replace function @schema.merge_counts(counts jsonb, more jsonb)
 returns jsonb
 language sql immutable

@@ -8,10 +8,10 @@
 --   fair              {queue: [kind of its groups, the group served last or null]} for fair queues
 -- Returns one row per claim, the most urgent first. `limited` is the slot that the row takes, '' for a row with a rate
 -- limit only. If there is anything to report, one more row has a null id and only `report`:
---   queues    {queue: {unmet, next_due, contended, floors, last_group}}: `unmet` if fewer rows than demanded were found;
---             then next_due is the number of seconds until the next row is due (null if no row waits), and contended
---             the number of due rows that were skipped because their gate is busy. floors and last_group are for the
---             next pick.
+--   queues    {queue: {unmet, next_due, contended, floors, last_group}}: `unmet` if fewer rows than demanded were
+--             found; then next_due is the number of seconds until the next row is due (null if no row waits), and
+--             contended the number of due rows that were skipped because their gate is busy. floors and last_group are
+--             for the next pick.
 --   woken     queues in which other rows became due
 --   blocked   {gate: how many rows were blocked on it}
 -- Floors: rows that were picked earlier leave dead entries at the head of the index. The next scan removes them, unless
@@ -20,8 +20,8 @@
 -- below a floor are found when the caller omits the floors again (engine/scan_floors.py).
 -- Gates: admit_partitions.sql and admit_limits.sql decide which rows may run, and block the others, so that each row is
 -- skipped once. Fair queues: pick_fair.sql finds the rows.
--- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority (next_head.sql), the search
--- never reads rows that are due in the future, however urgent.
+-- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority (next_head.sql), the
+-- search never reads rows that are due in the future, however urgent.
 -- Locks: FOR NO KEY UPDATE SKIP LOCKED, so pickers wait neither for each other nor for a delivery in progress.
 -- Long because: the loop shares its counters with every branch; passing them on would take more lines than it saves.
 -- Guarded by tests/store/test_pick.py, test_guards.py, tests/interleavings/test_claim_claim.py.

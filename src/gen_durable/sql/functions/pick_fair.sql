@@ -1,9 +1,9 @@
 -- pick_fair: due rows of one queue and priority, shared equally among the groups that have some.
 --
--- Parameters: the queue and priority; `known` as in pick; how many rows; the kind of groups; the group served last; rows
--- that this pick has found already.
--- Returns the rows found, locked; whether one of them has a partition key or a limit; the group served last now; whether
--- the search was cut short, so that there may be more.
+-- Parameters: the queue and priority; `known` as in pick; how many rows; the kind of groups; the group served last;
+-- rows that this pick has found already.
+-- Returns the rows found, locked; whether one of them has a partition key or a limit; the group served last now;
+-- whether the search was cut short, so that there may be more.
 -- The search visits groups in the order of their names, from the one after the last, round to it, until enough of them
 -- have work or too many had none. Each then gets an equal share; the shares that some leave are for the others.
 -- Rows without a group of this kind share one turn. They are found among the thousand oldest only: every row of a fair

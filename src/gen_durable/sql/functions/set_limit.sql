@@ -5,8 +5,8 @@
 -- stored one changes nothing, so a later change by an operator stays.
 -- Returns whether the policy changed; the queues of the unblocked rows.
 -- Raises GD005 if the limit exists with the other kind.
--- After the commit no session admits rows by the old policy. Executing rows continue. Waiting rows are unblocked, or get
--- a new token_at, by the new policy (reapply_limit.sql).
+-- After the commit no session admits rows by the old policy. Executing rows continue. Waiting rows are unblocked, or
+-- get a new token_at, by the new policy (reapply_limit.sql).
 -- Locks: the policy alone, then as reapply_limit.
 -- Guarded by tests/interleavings/test_limits.py (test_policy_pick_fewer_slots, ...), tests/store/test_limits.py.
 create or replace function @schema.set_limit(

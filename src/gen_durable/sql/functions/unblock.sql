@@ -2,15 +2,15 @@
 --
 -- Parameters:
 --   gates         what may be free (gate.sql)
---   should_wait   wait for the lock of each gate; if false, skip gates that another session has locked, and limits whose
---                 policy is being changed: set_limit unblocks their rows itself, by the new policy
+--   should_wait   wait for the lock of each gate; if false, skip gates that another session has locked, and limits
+--                 whose policy is being changed: set_limit unblocks their rows itself, by the new policy
 --   is_cautious   as in unblock_slots.sql
 --   claimed_rows  rows that the caller is about to claim, as in unblock_rate.sql
 -- Returns the queues of the unblocked rows.
--- Every transaction that moves a row out of executing calls this with its last locks. A session that holds the lock of a
--- gate never waits for a row, so waiting here cannot deadlock. For the same reason a row that a delivery has locked is
--- skipped, and left to unblock_missed. A row that a pick blocks at the same time is not missed: the pick holds the lock
--- of the gate until it commits, and this function reads the rows after it has the lock.
+-- Every transaction that moves a row out of executing calls this with its last locks. A session that holds the lock of
+-- a gate never waits for a row, so waiting here cannot deadlock. For the same reason a row that a delivery has locked
+-- is skipped, and left to unblock_missed. A row that a pick blocks at the same time is not missed: the pick holds the
+-- lock of the gate until it commits, and this function reads the rows after it has the lock.
 -- Locks: gates in the order of their lock ids.
 -- Guarded by tests/interleavings/test_claim_claim.py (test_block_release), test_lock_order.py, test_policy.py.
 create or replace function @schema.unblock(

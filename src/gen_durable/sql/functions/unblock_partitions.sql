@@ -3,8 +3,8 @@
 -- Parameter: keys whose gates this transaction has locked. Returns the queues of the unblocked rows.
 -- A blocked row stays blocked while another row of its key executes, is due before it, or waits for a limit: such a row
 -- was admitted by the key, and later rows must not pass it.
--- Index: instances_blocked (first blocked row), instances_partition (executing), instances_partition_order (due before),
--- instances_partition_admitted. Locks: the rows with SKIP LOCKED.
+-- Index: instances_blocked (first blocked row), instances_partition (executing), instances_partition_order (due
+-- before), instances_partition_admitted. Locks: the rows with SKIP LOCKED.
 -- Guarded by tests/store/test_partition.py, test_no_waiting.py.
 create or replace function @schema.unblock_partitions(keys text[])
 returns text[]

@@ -1,16 +1,16 @@
 -- unblock_rate: the part of unblock for rate limits: give the first blocked rows a token_at, the time at which their
 -- tokens arrive, and return them to the pick index for that time.
 --
--- Parameters: gates that this transaction has locked (gates of other kinds are ignored); rows that the caller is about to
--- claim, whose token_at no longer counts. Returns the queues of the unblocked rows.
--- Every row whose tokens arrive within `horizon` seconds gets a token_at, unless the rows that have one already cover half
--- of the horizon; if no row of the queue has one, the first row gets one however late it is. A token_at is a hint, not a
--- reservation: the claim takes the token, so more urgent rows that arrive first take it first, and a row that is picked
--- too late is blocked again. A row with a token_at counts as a user of tokens until 5 s after it: a row that no worker
--- picks must not keep others blocked.
--- drained_until is the time at which the bucket is full again, so the bucket lacks (drained_until - now) / period tokens.
--- A row waits until that deficit, plus the tokens for the rows before it and for itself, is at most `burst`; `period` is
--- the number of seconds per token.
+-- Parameters: gates that this transaction has locked (gates of other kinds are ignored); rows that the caller is about
+-- to claim, whose token_at no longer counts. Returns the queues of the unblocked rows.
+-- Every row whose tokens arrive within `horizon` seconds gets a token_at, unless the rows that have one already cover
+-- half of the horizon; if no row of the queue has one, the first row gets one however late it is. A token_at is a hint,
+-- not a reservation: the claim takes the token, so more urgent rows that arrive first take it first, and a row that is
+-- picked too late is blocked again. A row with a token_at counts as a user of tokens until 5 s after it: a row that no
+-- worker picks must not keep others blocked.
+-- drained_until is the time at which the bucket is full again, so the bucket lacks (drained_until - now) / period
+-- tokens, with `period` the seconds per token. A row waits until that deficit, plus the tokens for the rows before it
+-- and for itself, is at most `burst`.
 -- Each queue by itself, as in unblock_slots.sql. A limit that was removed blocks no row.
 -- Index: instances_limited (blocked rows), instances_token_due; primary keys of limits and rate_buckets.
 -- Locks: the rows with SKIP LOCKED.
