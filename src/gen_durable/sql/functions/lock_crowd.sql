@@ -1,6 +1,6 @@
 -- lock_crowd: lock more due rows of gates at which pick has just blocked many, so that they are blocked together.
 --
--- Parameters: the crowded gates; all gates that this transaction has locked; the rows that pick has found, to leave out.
+-- Parameters: the crowded gates; all gates that this transaction has locked; rows that pick has found, to leave out.
 -- Returns up to 1,000 rows per gate. admit_limits blocks them with the others.
 -- Rows with a partition key are left out: only the head of a key may go on to a limit. So are rows of a crowded rate
 -- whose slot is not locked here: they are expected to take the slot, so blocking one would have to unblock another.
