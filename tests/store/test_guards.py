@@ -11,7 +11,7 @@ from tests.support.rows import ended, executing, instance, parent, parked, secon
 from tests.support.store import Store
 
 from gen_durable.limits import Concurrency
-from gen_durable.store.journal import JournalStatements, Report
+from gen_durable.store.journal import JournalStatements, ProgressReport
 from gen_durable.store.types import NO_WAKEUPS, Commit
 
 CASCADE = "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason) "
@@ -99,9 +99,9 @@ def test_a_report_of_a_lost_claim_changes_nothing(store: Store) -> None:
     """Alone, or in one batch with one of the claim that took over."""
     journal = JournalStatements(store.schema)
     store.given(executing(1, claims=2))
-    assert store.run(journal.report([Report(1, 1, "s", "", 0.1, None, None)])) == set()
+    assert store.run(journal.report([ProgressReport(1, 1, "s", "", 0.1, None, None)])) == set()
     assert not store.row(1)["has_journal"]
-    both = [Report(1, 2, "s", "", 0.2, None, None), Report(1, 1, "s", "", 0.1, None, None)]
+    both = [ProgressReport(1, 2, "s", "", 0.2, None, None), ProgressReport(1, 1, "s", "", 0.1, None, None)]
     assert store.run(journal.report(both)) == set()
     assert [r.fraction for r in store.run(journal.progress(1, None))] == [0.2]
 

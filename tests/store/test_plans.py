@@ -24,7 +24,7 @@ from tests.support.store import Store
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.starts import Start
-from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, Report
+from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, ProgressReport
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
@@ -221,7 +221,7 @@ WORKS = {
         0,
     ),
     "progress": Work(
-        lambda s: journal(s).report([Report(i, 1, "s", "", 0.5, None, None) for i in HELD]),
+        lambda s: journal(s).report([ProgressReport(i, 1, "s", "", 0.5, None, None) for i in HELD]),
         frozenset({PKEY, PROGRESS}),
         8,
     ),
