@@ -69,7 +69,7 @@ async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(
 
 async def test_without_its_condition_a_marked_row_starts_children(exploring: Exploring, calls: Statements) -> None:
     """spawn is asked before the row is written: without the mark it makes children of a round that never begins."""
-    cure = Cure("spawn", " and (p.cancel_reason is null or o.kind = 'done')")
+    cure = Cure("spawn", " and (parent.cancel_reason is null or outcome.kind = 'done')")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             executing(1), cancelling(calls, 1, cascade=False), [calls.flush([SPREAD])], lambda _: None, first_fault=True
@@ -192,7 +192,7 @@ async def test_cancel_join_of_both(exploring: Exploring, calls: Statements) -> N
 async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Exploring, calls: Statements) -> None:
     """It has the child when it comes to the parent, a delivery to both has the parent when it comes to the child."""
     both = [OutgoingSignal(1, None, "go", None, None), OutgoingSignal(3, None, "go", None, None)]
-    cure = Cure("cancel", "where i.id = any (wanted || above)", "where i.id = any (wanted)")
+    cure = Cure("cancel", "where i.id = any (target_ids || parent_ids)", "where i.id = any (target_ids)")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             FAMILY,

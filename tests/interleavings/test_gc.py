@@ -75,7 +75,9 @@ async def test_gc_claim_of_parent(exploring: Exploring, calls: Statements) -> No
 
 async def test_a_signal_without_its_lock_meets_the_collector(exploring: Exploring, calls: Statements) -> None:
     """Without the look at finished_at, a signal is delivered to a row that is being deleted."""
-    cure = Cure("signal", "where i.ctid = any (locked) and i.finished_at is null", "where i.ctid = any (locked)")
+    cure = Cure(
+        "signal", "where i.ctid = any (locked_places) and i.finished_at is null", "where i.ctid = any (locked_places)"
+    )
 
     def gone(end: End) -> None:
         assert end.right[0] == [(None, "no_target", None)]

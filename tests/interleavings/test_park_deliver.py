@@ -109,7 +109,7 @@ async def test_without_seen_a_pack_spins(exploring: Exploring, calls: Statements
     def asleep(end: End) -> None:
         assert end.rows[1]["status"] == "awaiting_signal"
 
-    cure = Cure("recheck_inbox", " and s.id <> all (i.seen)")
+    cure = Cure("recheck_inbox", "\n        and signal.id <> all (i.seen)")
     other = calls.signal([OutgoingSignal(1, None, "other", None, None)])
     given = executing(1) + signal(7, 1)
     async with exploring() as explorer:

@@ -71,7 +71,7 @@ async def test_reap_deliver_to_the_family(exploring: Exploring, calls: Statement
 
 async def test_a_reaper_that_waits_for_a_parent_deadlocks(exploring: Exploring, calls: Statements) -> None:
     """The reaper has the child when it comes to the parent, a flush has the parent when it comes to the child."""
-    skip = "where p.id = any (parents) order by p.id for no key update skip locked"
+    skip = "where parent.id = any (parents) order by parent.id for no key update skip locked"
     async with exploring(Cure("reap", skip, skip.removesuffix(" skip locked"))) as explorer:
         report = await explorer.explore(
             FAMILY, [calls.reap(10, 1)], [calls.flush([LAST_CHILD])], family_goes_on, first_fault=True
@@ -195,8 +195,8 @@ async def test_a_beat_without_its_fence_is_found(exploring: Exploring, calls: St
     """A beat that looks neither at the claim nor at the status gives a lease to a row that nobody holds."""
     cure = Cure(
         "heartbeat",
-        "on i.id = o.id and i.claims = o.claim\n    where i.lease_expires_at is not null",
-        "on i.id = o.id",
+        "on i.id = given.id and i.claims = given.epoch\n    where i.lease_expires_at is not null",
+        "on i.id = given.id",
     )
     async with exploring(cure) as explorer:
         report = await explorer.explore(

@@ -122,7 +122,11 @@ async def test_spawn_cascade(exploring: Exploring, calls: Statements) -> None:
 async def test_a_cascade_that_is_bound_to_no_round_cancels_the_next(exploring: Exploring, calls: Statements) -> None:
     """The children of the new round are cancelled for what was done to the old one."""
     given = executing(1, claims=3, seq=1, round=1) + LISTED
-    cure = Cure("cascade", "c.parent_round between l.first_round and l.last_round", "c.parent_round >= l.first_round")
+    cure = Cure(
+        "cascade",
+        "child.parent_round between entry.first_round and entry.last_round",
+        "child.parent_round >= entry.first_round",
+    )
     async with exploring(cure, quiet=QUIET) as explorer:
         report = await explorer.explore(
             given, [calls.flush([SPREAD])], [calls.cascade(9, None)], apart, first_fault=True

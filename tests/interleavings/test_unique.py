@@ -189,7 +189,7 @@ async def test_spawn_insert_of_the_parents_key(exploring: Exploring, calls: Stat
 async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: Statements) -> None:
     """Batches that take their keys as they come wait for each other in a circle."""
     async with exploring(
-        Cure("insert", "order by o.unique_key, o.n", "order by o.n"), also=ROW_BREAKPOINTS
+        Cure("insert", "order by given.unique_key, given.ord", "order by given.ord"), also=ROW_BREAKPOINTS
     ) as explorer:
         report = await explorer.explore(
             "", [insert(calls, "ab", "existing")], [insert(calls, "ba", "existing")], all_told, first_fault=True
@@ -199,7 +199,7 @@ async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: S
 
 async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: Statements) -> None:
     """The same for children."""
-    cure = Cure("spawn", "order by decode(s.unique_key, 'hex'), s.child_id", "order by s.id")
+    cure = Cure("spawn", "order by decode(start.unique_key, 'hex'), start.child_id", "order by start.id")
     async with exploring(cure, also=ROW_BREAKPOINTS) as explorer:
         report = await explorer.explore(
             PARENTS, [calls.flush([spawn(1, "ab")])], [calls.flush([spawn(2, "ba")])], counted, first_fault=True

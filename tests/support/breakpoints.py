@@ -24,7 +24,8 @@ _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re
 _STEERING = re.compile(
     r"\binto (level_priority|next_due_at|priority|due_at)\b"
     r"|\binto (ids|head_due_at|crowded_keys|found_rows, denied|gate|gates|locked_gates|old|policy)\b"
-    r"|\binto (wanted|live, states|asked, check_cancels|marked)\b|^(above|hidden|listed) := array"
+    r"|\binto (target_ids|live_ids, statuses|requested, check_cancels|marked)\b"
+    r"|^(parent_ids|hidden_queues|listed_ids) := array"
     r"|^cascade_due :="
     r"|^(gates_to_unblock := array|is_lost :=|woken := woken\s+\|\| \S+unblock_slots)|^perform \S+limit_keys"
 )

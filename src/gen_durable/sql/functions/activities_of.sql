@@ -12,15 +12,16 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-  select l.visit, l.name, l.attempt, l.started_at, l.duration,
-    case when s.sees then l.error when l.error is not null then '(not shown)' end,
-    case when s.sees then l.parameters else '{}' end, case when s.sees then l.result end
-  from (select @schema.may_read('state') offset 0) as s (sees)
+  select latest.visit, latest.name, latest.attempt, latest.started_at, latest.duration,
+    case when login.sees_payloads then latest.error when latest.error is not null then '(not shown)' end,
+    case when login.sees_payloads then latest.parameters else '{}' end,
+    case when login.sees_payloads then latest.result end
+  from (select @schema.may_read('state') offset 0) as login (sees_payloads)
   cross join (
-    select a.* from @schema.activities a
-    where a.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
-    order by a.visit desc, a.n desc
+    select activity.* from @schema.activities activity
+    where activity.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
+    order by activity.visit desc, activity.n desc
     limit last
-  ) as l
-  order by l.visit, l.n
+  ) as latest
+  order by latest.visit, latest.n
 $$;

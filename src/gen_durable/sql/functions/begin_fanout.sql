@@ -5,17 +5,17 @@
 -- that follows in the same transaction reports which.
 -- Index: primary key. Locks: the parent's row, until the end of the transaction.
 -- Guarded by tests/store/test_no_waiting.py (test_a_reserved_parent_stays_locked).
-create or replace function @schema.begin_fanout(parent bigint, claim int, seq int, count int)
+create or replace function @schema.begin_fanout(parent bigint, epoch int, seq int, count int)
 returns bigint[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
-set lock_timeout = '1s'  -- as flush
+set lock_timeout = '1s'  -- as in flush
 set enable_seqscan = off
 as $$
 #variable_conflict use_variable
 begin
   perform from @schema.instances i
-  where i.id = parent and i.claims = claim and i.seq = seq and i.cancel_reason is null
+  where i.id = parent and i.claims = epoch and i.seq = seq and i.cancel_reason is null
   for no key update;
   if not found then
     return null;

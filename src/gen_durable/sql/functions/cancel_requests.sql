@@ -11,7 +11,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
   select i.id, i.cancel_reason
-  from unnest(ids, claims) as o (id, claim)
-  join @schema.instances i on i.id = o.id and i.claims = o.claim
+  from unnest(ids, claims) as given (id, epoch)
+  join @schema.instances i on i.id = given.id and i.claims = given.epoch
   where i.cancel_reason is not null and i.lease_expires_at is not null
 $$;

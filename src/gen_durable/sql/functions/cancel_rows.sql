@@ -13,8 +13,8 @@
 -- Guarded by tests/interleavings/test_cancel.py.
 create or replace function @schema.cancel_rows(
   ids bigint[], reasons text[], cascades boolean[], origins bigint[],
-  out ended bigint[], out asked bigint[], out woken text[], out cancel_children bigint[], out check_cancels text[],
-  out freed text[]
+  out ended bigint[], out requested bigint[], out woken text[], out cancel_children bigint[],
+  out check_cancels text[], out freed text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -30,22 +30,22 @@ declare
   parents bigint[];  -- the rows that may have children
   marked bigint[];
 begin
-  select array_agg(i.id), array_agg(distinct i.locked_by) into asked, check_cancels
+  select array_agg(i.id), array_agg(distinct i.locked_by) into requested, check_cancels
   from @schema.instances i where i.id = any (ids) and i.lease_expires_at is not null;
 
-  with m as (
-    update @schema.instances i set cancel_reason = o.reason, updated_at = now()
-    from unnest(ids, reasons) as o (id, reason)
-    where i.id = o.id and i.lease_expires_at is not null and i.cancel_reason is null  -- the first reason stays
+  with marked_row as (
+    update @schema.instances i set cancel_reason = given.reason, updated_at = now()
+    from unnest(ids, reasons) as given (id, reason)
+    where i.id = given.id and i.lease_expires_at is not null and i.cancel_reason is null  -- the first reason stays
     returning i.id, i.round
   )
-  select array_agg(m.id) filter (where m.round > 0) into marked from m;
+  select array_agg(marked_row.id) filter (where marked_row.round > 0) into marked from marked_row;
 
-  with u as (
+  with ended_row as (
     update @schema.instances i set
       status = 'cancelled',
       claims = i.claims + 1,
-      last_error = o.reason,
+      last_error = given.reason,
       finished_at = now(),
       await_deadline = null,
       awaits = null,
@@ -55,27 +55,28 @@ begin
       children_pending = 0,
       unique_scope = @schema.scope_after(i.unique_scope, 'cancelled'),
       updated_at = now()
-    from unnest(ids, reasons) as o (id, reason)
-    where i.id = o.id and i.finished_at is null and i.lease_expires_at is null
+    from unnest(ids, reasons) as given (id, reason)
+    where i.id = given.id and i.finished_at is null and i.lease_expires_at is null
     returning i.id, i.has_signals, i.round, i.partition_key, i.slot_key, i.rate_key
   )
   select
-    array_agg(u.id),
-    array_agg(u.id) filter (where u.has_signals),
-    array_agg(u.id) filter (where u.round > 0),
-    array_agg(distinct @schema.gate('partition', u.partition_key)) filter (where u.partition_key is not null)
-      || array_agg(distinct @schema.gate('slot', u.slot_key)) filter (where u.slot_key is not null)
-      || array_agg(distinct @schema.gate('rate', u.rate_key)) filter (where u.rate_key is not null)
+    array_agg(ended_row.id),
+    array_agg(ended_row.id) filter (where ended_row.has_signals),
+    array_agg(ended_row.id) filter (where ended_row.round > 0),
+    array_agg(distinct @schema.gate('partition', ended_row.partition_key))
+        filter (where ended_row.partition_key is not null)
+      || array_agg(distinct @schema.gate('slot', ended_row.slot_key)) filter (where ended_row.slot_key is not null)
+      || array_agg(distinct @schema.gate('rate', ended_row.rate_key)) filter (where ended_row.rate_key is not null)
   into ended, emptied, parents, freed
-  from u;
+  from ended_row;
 
   parents := parents || marked;
   if parents is not null then
     insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)
-    select i.id, 0, i.round, o.origin, o.reason
-    from unnest(ids, reasons, cascades, origins) as o (id, reason, cascades, origin)
-    join @schema.instances i on i.id = o.id
-    where o.cascades and o.id = any (parents);
+    select i.id, 0, i.round, given.origin, given.reason
+    from unnest(ids, reasons, cascades, origins) as given (id, reason, cascades, origin)
+    join @schema.instances i on i.id = given.id
+    where given.cascades and given.id = any (parents);
   end if;
   if emptied is not null then
     delete from @schema.signals s where s.target_id = any (emptied);

@@ -10,8 +10,9 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-  select c.format, c.version, c.updated_at, case when (select @schema.may_read('state')) then c.value else 'null' end
+  select checkpoint.format, checkpoint.version, checkpoint.updated_at,
+    case when (select @schema.may_read('state')) then checkpoint.value else 'null' end
   from @schema.instances i
-  join @schema.checkpoints c on c.instance_id = i.id and c.visit = i.visit
-  where i.id = coalesce(instance, (select h.id from @schema.instances h where h.unique_guard = key))
+  join @schema.checkpoints checkpoint on checkpoint.instance_id = i.id and checkpoint.visit = i.visit
+  where i.id = coalesce(instance, (select holder.id from @schema.instances holder where holder.unique_guard = key))
 $$;

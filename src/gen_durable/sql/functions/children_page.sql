@@ -18,16 +18,16 @@ begin
   return (
     select jsonb_agg(
       jsonb_build_object(
-        'id', c.id, 'machine', c.fsm, 'version', c.fsm_version, 'step', c.step, 'status', c.status,
-        'last_error', c.last_error, 'result', c.result::text, 'state', c.state::text
+        'id', child.id, 'machine', child.fsm, 'version', child.fsm_version, 'step', child.step, 'status', child.status,
+        'last_error', child.last_error, 'result', child.result::text, 'state', child.state::text
       )
     )
     from (
-      select * from @schema.instances c
-      where c.parent_id = parent and c.parent_round = wanted and c.id > after
-      order by c.parent_id, c.parent_round, c.id
+      select * from @schema.instances child
+      where child.parent_id = parent and child.parent_round = wanted and child.id > after
+      order by child.parent_id, child.parent_round, child.id
       limit count
-    ) as c
+    ) as child
   );
 end
 $$;

@@ -2,7 +2,7 @@
 --
 -- Parameters: the fence (fence_journal.sql). Returns false if the claim is lost and nothing was changed.
 -- Index: primary keys. Locks: the instance.
-create or replace function @schema.clear_checkpoint(instance bigint, claim int, outcomes int)
+create or replace function @schema.clear_checkpoint(instance bigint, epoch int, seq int)
 returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -10,10 +10,10 @@ set jit = off
 set enable_seqscan = off
 as $$
 begin
-  if @schema.fence_journal(instance, claim, outcomes) is null then
+  if @schema.fence_journal(instance, epoch, seq) is null then
     return false;
   end if;
-  delete from @schema.checkpoints c where c.instance_id = instance;
+  delete from @schema.checkpoints checkpoint where checkpoint.instance_id = instance;
   return true;
 end
 $$;

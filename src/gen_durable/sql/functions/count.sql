@@ -8,7 +8,7 @@
 -- Index: filter_sql.sql; instances_metadata, as in list.sql. Locks: none.
 create or replace function @schema.count(wanted jsonb, most int, scan int default 20000, sample int default 500)
 returns table (value bigint, exact boolean)
-language plpgsql  -- not stable: explain is not allowed there
+language plpgsql  -- not stable: a stable function may not run EXPLAIN
 set search_path = pg_catalog, pg_temp
 set jit = off
 set enable_seqscan = off
@@ -19,19 +19,20 @@ declare
     (wanted ->> 'finished_before')::timestamptz
   );
   newest constant bigint := coalesce(@schema.id_before(before), 9223372036854775807);
-  how record;
-  looked int;
+  query record;
+  examined int;
   lowest bigint;
   plan json;
   seen bigint;
   percent float8;
 begin
-  select s.* into how from @schema.filter_sql(wanted, scan / 4) as s;
-  execute format('select count(*) from (select from (%s limit $3) as i where %s limit $4) as c', how.candidates, how.filters)
-    into seen using wanted, newest, scan, most + 1;
-  execute format('select min(c.id), count(*) from (select i.id from (%s limit $3) as i) as c', how.candidates)
-    into lowest, looked using wanted, newest, scan;
-  if seen <= most and (looked < scan or (
+  select filter.* into query from @schema.filter_sql(wanted, scan / 4) as filter;
+  execute format(
+    'select count(*) from (select from (%s limit $3) as i where %s limit $4) as page', query.candidates, query.filters
+  ) into seen using wanted, newest, scan, most + 1;
+  execute format('select min(page.id), count(*) from (select i.id from (%s limit $3) as i) as page', query.candidates)
+    into lowest, examined using wanted, newest, scan;
+  if seen <= most and (examined < scan or (
     select i.inserted_at + interval '1 hour' < (wanted ->> 'inserted_after')::timestamptz
     from @schema.instances i where i.id = lowest
   )) then
@@ -39,12 +40,12 @@ begin
     return;
   end if;
   if wanted ? 'metadata' and @schema.metadata_indexed() then
-    -- As in list.sql: what is rare altogether is told by its index.
+    -- As in list.sql: matches that are rare in the whole table are counted by their index.
     execute format(
       'select count(*) filter (where %s), count(*) from (select i.* from @schema.instances i '
-      'where i.metadata @> ($1 -> ''metadata'') and i.metadata is not null limit $2) as i', how.filters
-    ) into value, looked using wanted, scan / 20 + 1;
-    if looked <= scan / 20 then
+      'where i.metadata @> ($1 -> ''metadata'') and i.metadata is not null limit $2) as i', query.filters
+    ) into value, examined using wanted, scan / 20 + 1;
+    if examined <= scan / 20 then
       exact := true;
       return next;
       return;
@@ -53,15 +54,15 @@ begin
   percent := least(100, 100.0 * sample / greatest(
     1, pg_relation_size('@schema.instances'::regclass) / current_setting('block_size')::int
   ));
-  execute format('select count(*) from @schema.instances i tablesample system ($2) where %s', how.filters)
+  execute format('select count(*) from @schema.instances i tablesample system ($2) where %s', query.filters)
     into value using wanted, percent;
-  -- Few in the sample are a poor measure: rows of a kind lie together. Of a single column the planner knows better.
+  -- A small sample misleads, because similar rows lie together. For a single column the statistics are better.
   if value < 1000 and percent < 100
     and array(select jsonb_object_keys(wanted)) <@ '{status,machine,version,step,queue,partition_key}'
     and (select count(*) <= 1 from jsonb_object_keys(wanted))
-    and (select c.reltuples >= 0 from pg_class c where c.oid = '@schema.instances'::regclass)
+    and (select relation.reltuples >= 0 from pg_class relation where relation.oid = '@schema.instances'::regclass)
   then
-    execute format('explain (format json) select from @schema.instances i where %s', how.filters)
+    execute format('explain (format json) select from @schema.instances i where %s', query.filters)
       into plan using wanted, newest;
     return query select greatest(seen, (plan -> 0 -> 'Plan' ->> 'Plan Rows')::float8::bigint), false;
     return;

@@ -5,5 +5,7 @@ language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $$
-  select format('crash loop: step %s ended %s times without an outcome (its worker died or lost its lease)', step, crashes)
+  select format(
+    'crash loop: step %s ended %s times without an outcome (its worker died or lost its lease)', step, crashes
+  )
 $$;

@@ -18,14 +18,15 @@ declare
 begin
   select i.id, i.status::text as status, i.finished_at is not null as ended, i.parent_id into old
   from @schema.instances i
-  where i.id = coalesce(instance, (select h.id from @schema.instances h where h.unique_guard = key))
+  where i.id = coalesce(instance, (select holder.id from @schema.instances holder where holder.unique_guard = key))
   for update;
   if not found then
     return;
   end if;
   id := old.id;
   was := old.status;
-  select p.id into waiting from @schema.instances p where p.id = old.parent_id and p.finished_at is null;
+  select parent.id into waiting from @schema.instances parent
+  where parent.id = old.parent_id and parent.finished_at is null;
   deleted := old.ended and waiting is null;
   if deleted then
     delete from @schema.instances i where i.id = old.id;

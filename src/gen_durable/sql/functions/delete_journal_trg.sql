@@ -11,12 +11,12 @@ declare
   ids bigint[];
 begin
   ids := array(select i.id from gone i where i.seq > 0);
-  delete from @schema.transitions t where t.instance_id = any (ids);
+  delete from @schema.transitions transition where transition.instance_id = any (ids);
   ids := array(select i.id from gone i where i.has_journal);
   if cardinality(ids) > 0 then
-    delete from @schema.checkpoints c where c.instance_id = any (ids);
-    delete from @schema.activities a where a.instance_id = any (ids);
-    delete from @schema.progress p where p.instance_id = any (ids);
+    delete from @schema.checkpoints checkpoint where checkpoint.instance_id = any (ids);
+    delete from @schema.activities activity where activity.instance_id = any (ids);
+    delete from @schema.progress report where report.instance_id = any (ids);
   end if;
   return null;
 end

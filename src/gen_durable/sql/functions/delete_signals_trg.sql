@@ -10,7 +10,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 begin
-  delete from @schema.signals s where s.target_id = any (array(select i.id from gone i where i.has_signals));
+  delete from @schema.signals signal where signal.target_id = any (array(select i.id from gone i where i.has_signals));
   return null;
 end
 $$;

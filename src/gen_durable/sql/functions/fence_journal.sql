@@ -4,21 +4,22 @@
 -- Returns the visit, or null if the claim is lost or the step has been left. The row stays locked until the write
 -- commits, so the claim cannot be taken over in between (tests/interleavings: reap_checkpoint).
 -- Index: primary key. Locks: the row.
-create or replace function @schema.fence_journal(instance bigint, claim int, outcomes int)
+create or replace function @schema.fence_journal(instance bigint, epoch int, seq int)
 returns int
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
 set enable_seqscan = off
 as $$
+#variable_conflict use_variable
 declare
   found_visit int;
-  flagged boolean;
+  already_flagged boolean;
 begin
-  select i.visit, i.has_journal into found_visit, flagged from @schema.instances i
-  where i.id = instance and i.claims = claim and i.seq = outcomes
+  select i.visit, i.has_journal into found_visit, already_flagged from @schema.instances i
+  where i.id = instance and i.claims = epoch and i.seq = seq
   for no key update;
-  if not flagged then
+  if not already_flagged then
     update @schema.instances i set has_journal = true where i.id = instance;
   end if;
   return found_visit;

@@ -19,8 +19,8 @@ set enable_bitmapscan = off
 as $$
 declare
   statuses constant @schema.durable_status[] := array(select jsonb_array_elements_text(wanted -> 'status'));
-  ranged constant boolean := wanted ?| array['finished_after', 'finished_before'];
-  many int;
+  has_finished_range constant boolean := wanted ?| array['finished_after', 'finished_before'];
+  matches int;
   parts text[] := '{true}';
 begin
   if wanted ? 'unique_key' then
@@ -28,11 +28,11 @@ begin
       select i.* from @schema.instances i
       where i.unique_guard = decode($1 ->> 'unique_key', 'hex') and i.id < $2 order by i.id desc $text$;
   elsif wanted ? 'parent' then
-    -- Later rounds have higher ids, so this is the order of ids too.
+    -- Later rounds have higher ids, so this is also the order of ids.
     candidates := $text$
       select i.* from @schema.instances i
       where i.parent_id = ($1 ->> 'parent')::bigint and (i.parent_round, i.id) < (
-        coalesce((select c.parent_round from @schema.instances c where c.id = $2), 2147483647), $2
+        coalesce((select child.parent_round from @schema.instances child where child.id = $2), 2147483647), $2
       ) and i.id < $2
       order by i.parent_round desc, i.id desc $text$;
   elsif statuses <> '{}' and statuses <@ '{failed,cancelled}' then
@@ -40,27 +40,27 @@ begin
       select i.* from @schema.instances i
       where i.status in ('failed', 'cancelled') and i.id < $2 order by i.id desc $text$;
   elsif statuses = '{executing}' then
-    select count(*) into many from (
+    select count(*) into matches from (
       select from @schema.instances i where i.status = 'executing' limit few + 1
-    ) as e;
-    if many <= few then
+    ) as few_rows;
+    if matches <= few then
       candidates := $text$
-        select i.* from (select e.* from @schema.instances e where e.status = 'executing' offset 0) as i
+        select i.* from (select running.* from @schema.instances running where running.status = 'executing' offset 0) as i
         where i.id < $2 order by i.id desc $text$;
     end if;
-  elsif ranged then
-    select count(*) into many from (
+  elsif has_finished_range then
+    select count(*) into matches from (
       select from @schema.instances i
       where i.finished_at >= coalesce((wanted ->> 'finished_after')::timestamptz, '-infinity')
         and i.finished_at < coalesce((wanted ->> 'finished_before')::timestamptz, 'infinity')
       limit few + 1
-    ) as e;
-    if many <= few then
+    ) as few_rows;
+    if matches <= few then
       candidates := $text$
         select i.* from (
-          select e.* from @schema.instances e
-          where e.finished_at >= coalesce((select ($1 ->> 'finished_after')::timestamptz), '-infinity')
-            and e.finished_at < coalesce((select ($1 ->> 'finished_before')::timestamptz), 'infinity')
+          select ended.* from @schema.instances ended
+          where ended.finished_at >= coalesce((select ($1 ->> 'finished_after')::timestamptz), '-infinity')
+            and ended.finished_at < coalesce((select ($1 ->> 'finished_before')::timestamptz), 'infinity')
           offset 0
         ) as i
         where i.id < $2 order by i.id desc $text$;
@@ -70,7 +70,7 @@ begin
     select i.* from @schema.instances i where i.id < $2 order by i.id desc $text$);
 
   parts := parts || array(
-    select p.piece from (values
+    select part.condition from (values
       ('status', format('i.status = any (%L::@schema.durable_status[])', statuses)),
       ('machine', $text$i.fsm = $1 ->> 'machine'$text$),
       ('version', $text$i.fsm_version = ($1 ->> 'version')::int$text$),
@@ -86,8 +86,8 @@ begin
       ('finished_after', $text$i.finished_at >= (select ($1 ->> 'finished_after')::timestamptz)$text$),
       ('finished_before', $text$i.finished_at < (select ($1 ->> 'finished_before')::timestamptz)$text$),
       ('metadata', $text$i.metadata @> ($1 -> 'metadata')$text$)
-    ) as p (name, piece)
-    where wanted ? p.name
+    ) as part (name, condition)
+    where wanted ? part.name
   );
   filters := array_to_string(parts, ' and ');
   return next;

@@ -8,8 +8,9 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $$
-  select o.id, i.status::text, i.result, i.last_error
-  from unnest(ids) as o (id)
-  left join @schema.instances i on i.id = o.id and ((select @schema.may_read('state')) or i.inserted_by = session_user)
+  select given.id, i.status::text, i.result, i.last_error
+  from unnest(ids) as given (id)
+  left join @schema.instances i
+    on i.id = given.id and ((select @schema.may_read('state')) or i.inserted_by = session_user)
   where i.id is null or i.finished_at is not null
 $$;

@@ -87,7 +87,7 @@ begin
       given.kind in ('done', 'fail', 'cancel') as is_end,
       given.kind = 'continue' as keeps_claim,
       given.kind in ('next', 'retry') as is_runnable,
-      given.kind = 'retry' or (given.kind = 'await' and given.step is null) as keeps_visit  -- so does an end, see below
+      given.kind = 'retry' or (given.kind = 'await' and given.step is null) as keeps_visit
     from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
       as given (id, epoch, seq, kind, step, value, delay, error, extra)
   ),
@@ -149,8 +149,8 @@ begin
     where i.id = outcome.id and i.claims = outcome.epoch and i.seq = outcome.seq
       and (i.cancel_reason is null or outcome.is_end)
     returning
-      i.id, i.ctid as place, i.has_signals, i.parent_id, i.queue, i.partition_key, i.slot_key, outcome.kind, outcome.delay,
-      outcome.extra, outcome.is_end, outcome.keeps_claim, outcome.is_runnable
+      i.id, i.ctid as place, i.has_signals, i.parent_id, i.queue, i.partition_key, i.slot_key,
+      outcome.kind, outcome.delay, outcome.extra, outcome.is_end, outcome.keeps_claim, outcome.is_runnable
   )
   select
     array_agg(updated.id),
@@ -167,8 +167,8 @@ begin
     array_agg(updated.id) filter (where updated.extra ? 'limits'),
     array_agg(updated.extra -> 'limits') filter (where updated.extra ? 'limits')
   into
-    written, parked_places, fanout_ids, consuming_ids, ended_with_signals, ended_children, queues, freed_gates, limited_ids,
-    limit_specs
+    written, parked_places, fanout_ids, consuming_ids, ended_with_signals, ended_children, queues, freed_gates,
+    limited_ids, limit_specs
   from updated;
 
   if coalesce(cardinality(written), 0) < cardinality(ids) then

@@ -25,13 +25,13 @@ begin
         when 'done' then keep_done when 'failed' then keep_failed when 'cancelled' then keep_cancelled
       end)
       and not exists (
-        select from @schema.instances p where p.id = i.parent_id and p.finished_at is null
+        select from @schema.instances parent where parent.id = i.parent_id and parent.finished_at is null
       )
     order by i.finished_at
     limit batch
     for update skip locked
   )
-  delete from @schema.instances i using old where i.ctid = old.place;  -- which cannot change under the lock
+  delete from @schema.instances i using old where i.ctid = old.place;  -- a ctid cannot change under the lock
   get diagnostics deleted = row_count;
   return deleted;
 end

@@ -17,25 +17,25 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-  held tid[];
+  locked_places tid[];
 begin
-  select array_agg(h.ctid) into held
+  select array_agg(locked_row.ctid) into locked_places
   from (
     select i.ctid
-    from unnest(ids, claims) as o (id, claim)
-    join @schema.instances i on i.id = o.id and i.claims = o.claim
+    from unnest(ids, claims) as given (id, epoch)
+    join @schema.instances i on i.id = given.id and i.claims = given.epoch
     where i.lease_expires_at is not null
     order by i.id
     for no key update of i skip locked
-  ) as h;
+  ) as locked_row;
   update @schema.instances i
   set lease_expires_at = greatest(i.lease_expires_at, now() + make_interval(secs => lease))
-  where i.ctid = any (held);
+  where i.ctid = any (locked_places);
 
   return query
-    select o.id
-    from unnest(ids, claims) as o (id, claim)
-    left join @schema.instances i on i.id = o.id and i.claims = o.claim
+    select given.id
+    from unnest(ids, claims) as given (id, epoch)
+    left join @schema.instances i on i.id = given.id and i.claims = given.epoch
     where i.id is null;
 end
 $$;

@@ -13,14 +13,15 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-  select h.* from (
-    select t.seq, t.step, t.outcome, t.next_step, t.attempt, t.started_at, t.duration, t.worker,
-      case when (select @schema.may_read('state')) then t.error end as error,
-      case when (select @schema.may_read('state')) then t.state end as state
-    from @schema.transitions t
-    where t.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
-    order by t.seq desc
+  select latest.* from (
+    select transition.seq, transition.step, transition.outcome, transition.next_step, transition.attempt,
+      transition.started_at, transition.duration, transition.worker,
+      case when (select @schema.may_read('state')) then transition.error end as error,
+      case when (select @schema.may_read('state')) then transition.state end as state
+    from @schema.transitions transition
+    where transition.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
+    order by transition.seq desc
     limit last
-  ) as h
-  order by h.seq
+  ) as latest
+  order by latest.seq
 $$;

@@ -7,9 +7,10 @@ set search_path = pg_catalog, pg_temp
 as $$
   select jsonb_agg(
     jsonb_build_object(
-      'id', s.id, 'name', s.name, 'payload', s.payload::text, 'at', extract(epoch from s.inserted_at)
-    ) order by s.id
+      'id', signal.id, 'name', signal.name, 'payload', signal.payload::text,
+      'at', extract(epoch from signal.inserted_at)
+    ) order by signal.id
   )
-  from @schema.signals s
-  where s.target_id = target and not s.consumed
+  from @schema.signals signal
+  where signal.target_id = target and not signal.consumed
 $$;

@@ -35,28 +35,34 @@ as $$
 #variable_conflict use_column
 declare
   total constant int := cardinality(fsms);
-  ids bigint[];            -- the id each row has, if it goes in
-  holders bigint[];        -- the id each row ends up with
+  ids bigint[];            -- the id of each row, if it is inserted
+  holders bigint[];        -- the id of the holder of its key, its own if it was inserted
   blocked text[];          -- the gate that a row waits for
-  made bigint[] := '{}';
-  new bigint[];
+  inserted_ids bigint[] := '{}';
+  new_ids bigint[];
   slot_keys text[];
   rate_keys text[];
   weights int[];
-  -- Asked only where it can matter: with roles, who calls is not who runs this.
-  starter constant text := case when session_user <> current_user and not @schema.may_read('state') then session_user end;
+  -- Only with roles the session user and the user of this function differ.
+  starter constant text := case
+    when session_user <> current_user and not @schema.may_read('state') then session_user
+  end;
 begin
   if on_conflict is null or on_conflict not in ('raise', 'skip', 'existing') then
     raise exception 'on_conflict must be raise, skip or existing, not %', on_conflict using errcode = '22023';
   end if;
 
-  -- Ids in input order, so that equal priorities run in the order in which they were handed in.
+  -- Ids in input order, so that rows of equal priority run in the order of the input.
   if cardinality(drawn) = 0 then
     select array_agg(nextval('@schema.instances_id_seq'::regclass)) into ids from generate_series(1, total);
   else
-    -- An id that the sequence has not come to yet would be in the way of somebody else's row later on.
+    -- An id above the sequence would collide with a later row.
     if cardinality(drawn) <> total
-      or exists (select from unnest(drawn) as d (id) where d.id is null or d.id < 1 or d.id > (select last_value from @schema.instances_id_seq))
+      or exists (
+        select from unnest(drawn) as drawn_id (value)
+        where drawn_id.value is null or drawn_id.value < 1
+          or drawn_id.value > (select last_value from @schema.instances_id_seq)
+      )
     then
       raise exception 'drawn must hold an id of allocate_ids() for each row' using errcode = '22023';
     end if;
@@ -64,11 +70,12 @@ begin
   end if;
 
   if cardinality(limits) > 0 then
-    select k.slot_keys, k.rate_keys, k.weights into slot_keys, rate_keys, weights from @schema.limit_keys(limits) as k;
+    select keys.slot_keys, keys.rate_keys, keys.weights into slot_keys, rate_keys, weights
+    from @schema.limit_keys(limits) as keys;
   end if;
 
-  -- Of the rows of one gate only the first can run at once, so the others do not come into the pick index. With unique
-  -- keys it is not known which of them go in: then all come, and pick sorts them out.
+  -- Of the rows of one gate only the first can run at once, so the others stay out of the pick index. With unique keys
+  -- it is unknown which rows will be inserted: then none is blocked here, and pick blocks them.
   if cardinality(unique_keys) = 0 and (cardinality(partition_keys) > 0 or cardinality(limits) > 0) then
     blocked := @schema.initial_blocks(
       fsms, versions, steps, queues, priorities, partition_keys, slot_keys, rate_keys, delays, schedule_ats
@@ -81,56 +88,62 @@ begin
         (id, fsm, fsm_version, step, state, queue, priority, partition_key, blocked_on, eligible_at, unique_key,
          unique_scope, slot_key, rate_key, weight, group_key, metadata, inserted_by)
       overriding system value
-      select o.id, o.fsm, o.version, o.step, o.state, o.queue, coalesce(o.priority, 0::smallint), o.partition_key,
-             o.blocked_on, coalesce(o.schedule_at, case when o.delay > 0 then statement_timestamp() + make_interval(secs => o.delay) else now() end),
-             o.unique_key, coalesce(o.unique_scope, '{}')::@schema.durable_status[], o.slot_key, o.rate_key, o.weight,
-             o.group_key, o.metadata, starter
+      select given.id, given.fsm, given.version, given.step, given.state, given.queue,
+             coalesce(given.priority, 0::smallint), given.partition_key,
+             given.blocked_on,
+             coalesce(given.schedule_at, case
+               when given.delay > 0 then statement_timestamp() + make_interval(secs => given.delay) else now()
+             end),
+             given.unique_key, coalesce(given.unique_scope, '{}')::@schema.durable_status[], given.slot_key,
+             given.rate_key, given.weight,
+             given.group_key, given.metadata, starter
       from unnest(ids, fsms, versions, steps, states, queues, priorities, partition_keys, delays, schedule_ats,
                   unique_keys, unique_scopes, holders, blocked, slot_keys, rate_keys, weights, groups, metadatas)
-        with ordinality as o (id, fsm, version, step, state, queue, priority, partition_key, delay, schedule_at,
-                              unique_key, unique_scope, holder, blocked_on, slot_key, rate_key, weight, group_key, metadata, n)
-      where o.holder is null
-      order by o.unique_key, o.n
+        with ordinality as given (id, fsm, version, step, state, queue, priority, partition_key, delay, schedule_at,
+                                  unique_key, unique_scope, holder, blocked_on, slot_key, rate_key, weight, group_key,
+                                  metadata, ord)
+      where given.holder is null
+      order by given.unique_key, given.ord
       on conflict (unique_guard) where unique_guard is not null do nothing
       returning instances.id
     )
-    select array_agg(added.id) into new from added;
-    made := made || new;
+    select array_agg(added.id) into new_ids from added;
+    inserted_ids := inserted_ids || new_ids;
 
-    if cardinality(made) = total then
-      return query select o.n::int, o.id, true from unnest(ids) with ordinality as o (id, n) order by o.n;
+    if cardinality(inserted_ids) = total then
+      return query select given.ord::int, given.id, true from unnest(ids) with ordinality as given (id, ord) order by given.ord;
       return;
     end if;
 
-    -- Who holds the keys of the rest, by a fresh snapshot.
-    select array_agg(coalesce(m.id, h.id) order by o.n) into holders
-    from unnest(ids, unique_keys) with ordinality as o (id, unique_key, n)
-    left join unnest(made) as m (id) on m.id = o.id
+    -- The holders of the other keys, by a fresh snapshot.
+    select array_agg(coalesce(new_row.id, holder.id) order by given.ord) into holders
+    from unnest(ids, unique_keys) with ordinality as given (id, unique_key, ord)
+    left join unnest(inserted_ids) as new_row (id) on new_row.id = given.id
     left join lateral (
-      select i.id from @schema.instances i where m.id is null and i.unique_guard = o.unique_key
-    ) as h on true;
+      select i.id from @schema.instances i where new_row.id is null and i.unique_guard = given.unique_key
+    ) as holder on true;
 
     if on_conflict = 'raise' then
       declare
-        taken record;
+        conflict record;
       begin
-        select o.unique_key, o.holder into taken
-        from unnest(ids, unique_keys, holders) as o (id, unique_key, holder)
-        where o.holder <> o.id limit 1;
+        select given.unique_key, given.holder into conflict
+        from unnest(ids, unique_keys, holders) as given (id, unique_key, holder)
+        where given.holder <> given.id limit 1;
         if found then
-          raise exception 'the unique key is taken by instance %', taken.holder
-            using errcode = 'GD001', detail = encode(taken.unique_key, 'hex'),
-              hint = case when taken.holder = any (ids) then '' else taken.holder::text end;  -- '': twice in this call
+          raise exception 'the unique key is taken by instance %', conflict.holder
+            using errcode = 'GD001', detail = encode(conflict.unique_key, 'hex'),
+              hint = case when conflict.holder = any (ids) then '' else conflict.holder::text end;  -- '': twice in this call
         end if;
       end;
     end if;
 
     if on_conflict = 'skip' or array_position(holders, null) is null then
       return query
-        select o.n::int, case when on_conflict = 'existing' or o.id = o.holder then o.holder end,
-               coalesce(o.id = o.holder, false)  -- null: the holder ended in between
-        from unnest(ids, holders) with ordinality as o (id, holder, n)
-        order by o.n;
+        select given.ord::int, case when on_conflict = 'existing' or given.id = given.holder then given.holder end,
+               coalesce(given.id = given.holder, false)  -- null: the holder ended in between
+        from unnest(ids, holders) with ordinality as given (id, holder, ord)
+        order by given.ord;
       return;
     end if;
     -- A holder ended between the two statements, so its key is free: try the rest again.

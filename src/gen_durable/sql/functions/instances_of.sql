@@ -18,12 +18,16 @@ set enable_seqscan = off
 as $$
   select
     i.id, i.fsm, i.fsm_version, i.step, i.status::text, i.queue, i.priority, i.partition_key, i.unique_key, i.awaits,
-    i.attempt, i.crashes, i.claims, i.seq, case when p.seen then i.last_error end, i.locked_by, i.parent_id,
+    i.attempt, i.crashes, i.claims, i.seq, case when login.sees_payloads then i.last_error end, i.locked_by,
+    i.parent_id,
     i.children_pending, i.eligible_at, i.await_deadline, i.inserted_at, i.updated_at, i.finished_at,
-    case when payloads and p.seen then i.state end, case when payloads and p.seen then i.result end, i.metadata,
+    case when payloads and login.sees_payloads then i.state end,
+    case when payloads and login.sees_payloads then i.result end, i.metadata,
     i.blocked_on, i.due_at
   from @schema.instances i
-  cross join lateral (select (select @schema.may_read('state')) or coalesce(i.inserted_by = session_user, false)) as p (seen)
+  cross join lateral (
+    select (select @schema.may_read('state')) or coalesce(i.inserted_by = session_user, false)
+  ) as login (sees_payloads)
   where i.id = any (ids) and ((select @schema.may_read('id')) or i.inserted_by = session_user)
   order by i.id desc
 $$;

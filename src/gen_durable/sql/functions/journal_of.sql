@@ -11,16 +11,19 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-  select jsonb_build_object('checkpoint', c.one, 'activities', a.several)
+  select jsonb_build_object('checkpoint', checkpoint.one, 'activities', activity.several)
   from (
     select (
-      select jsonb_build_array(c.format, c.version, c.value) from @schema.checkpoints c
-      where c.instance_id = instance and c.visit = at_visit
+      select jsonb_build_array(checkpoint.format, checkpoint.version, checkpoint.value)
+      from @schema.checkpoints checkpoint
+      where checkpoint.instance_id = instance and checkpoint.visit = at_visit
     ) as one
-  ) as c
+  ) as checkpoint
   cross join (
-    select jsonb_agg(jsonb_build_array(a.n, a.name, a.error is null, a.result) order by a.n) as several
-    from @schema.activities a where a.instance_id = instance and a.visit = at_visit
-  ) as a
-  where c.one is not null or a.several is not null
+    select jsonb_agg(
+      jsonb_build_array(activity.n, activity.name, activity.error is null, activity.result) order by activity.n
+    ) as several
+    from @schema.activities activity where activity.instance_id = instance and activity.visit = at_visit
+  ) as activity
+  where checkpoint.one is not null or activity.several is not null
 $$;

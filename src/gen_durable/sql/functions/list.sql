@@ -15,23 +15,23 @@ set jit = off
 set enable_seqscan = off
 as $$
 declare
-  -- Whatever was changed or has ended before a moment was inserted before it too.
+  -- A row that was changed or ended before a moment was also inserted before it.
   before constant timestamptz := least(
     (wanted ->> 'inserted_before')::timestamptz, (wanted ->> 'updated_before')::timestamptz,
     (wanted ->> 'finished_before')::timestamptz
   );
   below constant bigint := least(coalesce(after, 9223372036854775807), @schema.id_before(before));
   few constant int := scan / 4;
-  rare constant int := scan / 20;  -- these are strewn over the table, a page for each
-  how record;
-  looked int;
+  rare constant int := scan / 20;  -- such rows are scattered over the table, one page each
+  query record;
+  examined int;
   lowest bigint;
   found bigint[];
 begin
-  select s.* into how from @schema.filter_sql(wanted, few) as s;
+  select filter.* into query from @schema.filter_sql(wanted, few) as filter;
   execute format(
-    'select array_agg(c.id order by c.id desc) from (select i.id from (%s limit $3) as i where %s limit $4) as c',
-    how.candidates, how.filters
+    'select array_agg(page.id order by page.id desc) from (select i.id from (%s limit $3) as i where %s limit $4) as page',
+    query.candidates, query.filters
   ) into ids using wanted, below, scan, page + 1;
   if cardinality(ids) > page then
     ids := ids[:page];
@@ -40,27 +40,28 @@ begin
     return;
   end if;
 
-  execute format('select min(c.id), count(*) from (select i.id from (%s limit $3) as i) as c', how.candidates)
-    into lowest, looked using wanted, below, scan;
-  if looked = scan then
+  execute format('select min(page.id), count(*) from (select i.id from (%s limit $3) as i) as page', query.candidates)
+    into lowest, examined using wanted, below, scan;
+  if examined = scan then
     rest := lowest;
     if wanted ? 'inserted_after' and (
-      -- As in id_before.sql: nothing below has been inserted since.
+      -- As in id_before.sql: all rows below were inserted before.
       select i.inserted_at + interval '1 hour' < (wanted ->> 'inserted_after')::timestamptz
       from @schema.instances i where i.id = lowest
     ) then
       rest := null;
     elsif wanted ? 'metadata' and @schema.metadata_indexed() then
-      -- What is rare among the newest may be rare altogether: then all of it is told at once.
+      -- Matches that are rare among the newest rows may be rare in the whole table: then read all of them by their index.
       select array_agg(i.id) into found from (
         select i.id from @schema.instances i
         where i.metadata @> (wanted -> 'metadata') and i.metadata is not null limit rare + 1
       ) as i;
       if coalesce(cardinality(found), 0) <= rare then
         execute format(
-          'select array_agg(c.id order by c.id desc) from ('
-          'select i.id from @schema.instances i where i.id = any ($3) and i.id < $2 and %s order by i.id desc limit $4) as c',
-          how.filters
+          'select array_agg(page.id order by page.id desc) from ('
+          'select i.id from @schema.instances i where i.id = any ($3) and i.id < $2 and %s '
+          'order by i.id desc limit $4) as page',
+          query.filters
         ) into ids using wanted, below, found, page + 1;
         rest := case when cardinality(ids) > page then ids[page] end;
         ids := ids[:page];

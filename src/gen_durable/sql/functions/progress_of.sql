@@ -10,12 +10,12 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-  select p.step, p.branch, p.fraction, p.message, p.updated_at, p.detail
-  from @schema.progress p
-  where p.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
+  select report.step, report.branch, report.fraction, report.message, report.updated_at, report.detail
+  from @schema.progress report
+  where report.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
     and (
       (select @schema.may_read('state'))
-      or (select i.inserted_by = session_user from @schema.instances i where i.id = p.instance_id)
+      or (select i.inserted_by = session_user from @schema.instances i where i.id = report.instance_id)
     )
-  order by p.updated_at, p.step, p.branch
+  order by report.updated_at, report.step, report.branch
 $$;

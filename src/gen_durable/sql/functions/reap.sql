@@ -32,7 +32,7 @@ declare
   freed_gates text[];
 begin
   cascade_due := exists (
-    select from (select c.inserted_at from @schema.cascades c order by c.id limit 1) as oldest
+    select from (select entry.inserted_at from @schema.cascades entry order by entry.id limit 1) as oldest
     where oldest.inserted_at < now() - interval '2 seconds'
   );
   candidates := array(
@@ -40,16 +40,17 @@ begin
     where i.status = 'executing' and i.lease_expires_at < now() order by i.lease_expires_at limit batch
   );
   -- Only executing rows have a lease. A condition on the status would let the planner read the index of all leases.
-  select array_agg(e.id),
-    array_agg(distinct @schema.gate('partition', e.partition_key)) filter (where e.partition_key is not null)
-      || array_agg(distinct @schema.gate('slot', e.slot_key)) filter (where e.slot_key is not null)
+  select array_agg(expired_row.id),
+    array_agg(distinct @schema.gate('partition', expired_row.partition_key))
+        filter (where expired_row.partition_key is not null)
+      || array_agg(distinct @schema.gate('slot', expired_row.slot_key)) filter (where expired_row.slot_key is not null)
   into expired, freed_gates
   from (
     select i.id, i.partition_key, i.slot_key from @schema.instances i
     where i.id = any (candidates) and i.lease_expires_at < now()
     order by i.id
     for no key update skip locked
-  ) as e;
+  ) as expired_row;
   if expired is null then
     return;
   end if;
@@ -57,18 +58,22 @@ begin
   select array_agg(i.id) into ending from @schema.instances i
   where i.id = any (expired) and (i.crashes + 1 >= max_crashes or i.cancel_reason is not null);
   if ending is not null then
-    parents := array(select distinct c.parent_id from @schema.instances c where c.id = any (ending));
-    select coalesce(array_agg(p.id), '{}') into locked_parents
+    parents := array(select distinct child.parent_id from @schema.instances child where child.id = any (ending));
+    select coalesce(array_agg(parent.id), '{}') into locked_parents
     from (
-      select p.id from @schema.instances p where p.id = any (parents) order by p.id for no key update skip locked
-    ) as p;
-    parents := array(select p.id from @schema.instances p where p.id = any (parents) and p.id <> all (locked_parents));
+      select parent.id from @schema.instances parent
+      where parent.id = any (parents) order by parent.id for no key update skip locked
+    ) as parent;
+    parents := array(
+      select parent.id from @schema.instances parent where parent.id = any (parents) and parent.id <> all (locked_parents)
+    );
     if cardinality(parents) > 0 then
       postponed := array(
-        select c.id from @schema.instances c where c.id = any (ending) and coalesce(c.parent_id, 0) = any (parents)
+        select child.id from @schema.instances child
+        where child.id = any (ending) and coalesce(child.parent_id, 0) = any (parents)
       );
-      expired := array(select e.id from unnest(expired) as e (id) where e.id <> all (postponed));
-      ending := array(select e.id from unnest(ending) as e (id) where e.id <> all (postponed));
+      expired := array(select claim.id from unnest(expired) as claim (id) where claim.id <> all (postponed));
+      ending := array(select claim.id from unnest(ending) as claim (id) where claim.id <> all (postponed));
     end if;
   end if;
 
@@ -111,8 +116,8 @@ begin
     returning i.id, i.fsm, i.fsm_version, i.step, i.queue, i.crashes, i.status
   )
   select jsonb_agg(jsonb_build_object(
-    'id', t.id, 'machine', t.fsm, 'version', t.fsm_version, 'step', t.step, 'queue', t.queue, 'crashes', t.crashes,
-    'dead', t.status = 'failed'
+    'id', taken_back.id, 'machine', taken_back.fsm, 'version', taken_back.fsm_version, 'step', taken_back.step,
+    'queue', taken_back.queue, 'crashes', taken_back.crashes, 'dead', taken_back.status = 'failed'
   )) into reclaimed
   from taken_back t;
 

@@ -19,19 +19,20 @@ as $$
 declare
   woken text[];
 begin
-  with u as (
+  with woken_row as (
     update @schema.instances i set
       status = 'runnable',
       eligible_at = now(),
       await_deadline = null,
       unique_scope = @schema.scope_after(i.unique_scope, 'runnable')
     where i.ctid = any (parked) and exists (
-      select from @schema.signals s
-      where s.target_id = i.id and not s.consumed and s.name = any (i.awaits) and s.id <> all (i.seen)
+      select from @schema.signals signal
+      where signal.target_id = i.id and not signal.consumed and signal.name = any (i.awaits)
+        and signal.id <> all (i.seen)
     )
     returning i.queue
   )
-  select array_agg(distinct u.queue) into woken from u;
+  select array_agg(distinct woken_row.queue) into woken from woken_row;
   return woken;
 end
 $$;

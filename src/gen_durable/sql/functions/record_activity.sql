@@ -7,8 +7,8 @@
 -- Index: primary keys. Locks: the instance.
 -- Guarded by tests/store/test_journal.py.
 create or replace function @schema.record_activity(
-  instance bigint, claim int, outcomes int, number int, name text, parameters jsonb, result jsonb, error text, ago float8,
-  duration float8, attempt int
+  instance bigint, epoch int, seq int, number int, name text, parameters jsonb, result jsonb, error text,
+  ago float8, duration float8, attempt int
 )
 returns boolean
 language plpgsql
@@ -20,7 +20,7 @@ as $$
 declare
   at_visit int;
 begin
-  at_visit := @schema.fence_journal(instance, claim, outcomes);
+  at_visit := @schema.fence_journal(instance, epoch, seq);
   if at_visit is null then
     return false;
   end if;

@@ -5,7 +5,7 @@
 -- written.
 -- Index: primary keys. Locks: the instance.
 -- Guarded by tests/store/test_journal.py.
-create or replace function @schema.record_checkpoint(instance bigint, claim int, outcomes int, value jsonb, format int)
+create or replace function @schema.record_checkpoint(instance bigint, epoch int, seq int, value jsonb, format int)
 returns int
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -17,19 +17,19 @@ declare
   at_visit int;
   written int;
 begin
-  at_visit := @schema.fence_journal(instance, claim, outcomes);
+  at_visit := @schema.fence_journal(instance, epoch, seq);
   if at_visit is null then
     return null;
   end if;
-  insert into @schema.checkpoints as c (instance_id, visit, version, format, value)
+  insert into @schema.checkpoints as stored (instance_id, visit, version, format, value)
   values (instance, at_visit, 1, format, value)
   on conflict (instance_id) do update set
-    version = case when c.visit = excluded.visit then c.version + 1 else 1 end,
+    version = case when stored.visit = excluded.visit then stored.version + 1 else 1 end,
     visit = excluded.visit,
     format = excluded.format,
     value = excluded.value,
     updated_at = now()
-  returning c.version into written;
+  returning stored.version into written;
   return written;
 end
 $$;

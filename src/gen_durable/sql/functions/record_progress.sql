@@ -18,24 +18,25 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-  held bigint[];
+  locked_ids bigint[];
 begin
-  select coalesce(array_agg(distinct h.id), '{}') into held
+  select coalesce(array_agg(distinct locked_row.id), '{}') into locked_ids
   from (
     select i.id
-    from unnest(ids, record_progress.claims) as o (id, claim)
-    join @schema.instances i on i.id = o.id and i.claims = o.claim
+    from unnest(ids, record_progress.claims) as given (id, epoch)
+    join @schema.instances i on i.id = given.id and i.claims = given.epoch
     order by i.id
     for no key update of i skip locked
-  ) as h;
-  update @schema.instances i set has_journal = true where i.id = any (held) and not i.has_journal;
-  insert into @schema.progress as p (instance_id, step, branch, fraction, message, detail)
-  select distinct on (o.id, o.step, o.branch) o.id, o.step, o.branch, o.fraction, o.message, o.detail
+  ) as locked_row;
+  update @schema.instances i set has_journal = true where i.id = any (locked_ids) and not i.has_journal;
+  insert into @schema.progress as report (instance_id, step, branch, fraction, message, detail)
+  select distinct on (given.id, given.step, given.branch)
+    given.id, given.step, given.branch, given.fraction, given.message, given.detail
   from unnest(ids, record_progress.claims, steps, branches, fractions, messages, details) with ordinality
-    as o (id, claim, step, branch, fraction, message, detail, n)
-  join @schema.instances i on i.id = o.id and i.claims = o.claim
-  where o.id = any (held)
-  order by o.id, o.step, o.branch, o.n desc
+    as given (id, epoch, step, branch, fraction, message, detail, ord)
+  join @schema.instances i on i.id = given.id and i.claims = given.epoch
+  where given.id = any (locked_ids)
+  order by given.id, given.step, given.branch, given.ord desc
   on conflict on constraint progress_pkey do update set
     fraction = excluded.fraction,
     message = excluded.message,
@@ -43,9 +44,9 @@ begin
     updated_at = now();
 
   return query
-    select distinct o.id
-    from unnest(ids, record_progress.claims) as o (id, claim)
-    join @schema.instances i on i.id = o.id and i.claims = o.claim
-    where o.id <> all (held);
+    select distinct given.id
+    from unnest(ids, record_progress.claims) as given (id, epoch)
+    join @schema.instances i on i.id = given.id and i.claims = given.epoch
+    where given.id <> all (locked_ids);
 end
 $$;

@@ -20,24 +20,29 @@ declare
   clock constant float8 := extract(epoch from statement_timestamp());
 begin
   if written is not null then
-    origins := array(select case when o.id = any (written) then o.origin end from unnest(ids, origins) as o (id, origin));
+    origins := array(
+      select case when outcome.id = any (written) then outcome.origin end
+      from unnest(ids, origins) as outcome (id, origin)
+    );
   end if;
   insert into @schema.transitions (
     instance_id, seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state
   )
   select
-    o.id, o.seq + 1, o.origin,
-    case o.kind
+    outcome.id, outcome.seq + 1, outcome.origin,
+    case outcome.kind
       when 'continue' then 'Next' when 'next' then 'Next' when 'retry' then 'Retry' when 'await' then 'Await'
       when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'fail' then 'Fail' when 'cancel' then 'Cancel'
     end,
-    coalesce(o.step, case when o.kind not in ('done', 'fail', 'cancel') then o.origin end),
-    coalesce((o.extra ->> 'attempt')::int, 0), to_timestamp(clock - o.ago), o.duration, worker, o.error,
-    case when o.extra ? 'keep' then (select i.state from @schema.instances i where i.id = o.id) end
+    coalesce(outcome.step, case when outcome.kind not in ('done', 'fail', 'cancel') then outcome.origin end),
+    coalesce((outcome.extra ->> 'attempt')::int, 0), to_timestamp(clock - outcome.ago),
+    outcome.duration, worker, outcome.error,
+    case when outcome.extra ? 'keep' then (select i.state from @schema.instances i where i.id = outcome.id) end
   from (
-    select unnest(ids) as id, unnest(seqs) as seq, unnest(kinds) as kind, unnest(steps) as step, unnest(errors) as error,
-      unnest(extras) as extra, unnest(origins) as origin, unnest(agos) as ago, unnest(durations) as duration
-  ) as o
-  where o.origin is not null;
+    select unnest(ids) as id, unnest(seqs) as seq, unnest(kinds) as kind, unnest(steps) as step,
+      unnest(errors) as error, unnest(extras) as extra, unnest(origins) as origin,
+      unnest(agos) as ago, unnest(durations) as duration
+  ) as outcome
+  where outcome.origin is not null;
 end
 $$;

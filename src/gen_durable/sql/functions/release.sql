@@ -1,9 +1,9 @@
 -- release: give back claims that a worker did not run.
 --
 -- Parameters: ids and epochs in id order; per row a delay in seconds and a reason, both null for a row that was not
--- started: it keeps its place and nothing counts against it. With a reason it counts as a claim without an outcome.
--- Returns one row: the ids given back, and the queues of rows that were next at their gates. The attempt stays. `claims`
--- goes up, so an outcome that still comes for the old epoch is stale (tests/interleavings: release_flush).
+-- started: it keeps its place and its counters. With a reason it counts as a claim without an outcome.
+-- Returns one row: the ids given back, and the queues of rows that were next at their gates. The attempt stays.
+-- `claims` goes up, so a late outcome of the old epoch is stale (tests/interleavings: release_flush).
 -- Index: primary key. Locks: the rows in id order, then their gates.
 create or replace function @schema.release(
   ids bigint[], claims int[], delays float8[], reasons text[], out released bigint[], out woken text[]
@@ -19,21 +19,21 @@ as $$
 begin
   with given_back as (
     update @schema.instances i set
-      -- The reaper ends a row that is to be cancelled: it locks the parent in the right order.
+      -- The reaper ends a row with a pending cancel: it locks the parent in the right order.
       status = case when i.cancel_reason is null then 'runnable' else 'executing' end::@schema.durable_status,
       claims = i.claims + 1,
-      crashes = i.crashes + case when o.reason is null then 0 else 1 end,
-      eligible_at = case when o.delay is null then i.eligible_at else now() + make_interval(secs => o.delay) end,
-      last_error = coalesce(o.reason, i.last_error),
+      crashes = i.crashes + case when given.reason is null then 0 else 1 end,
+      eligible_at = case when given.delay is null then i.eligible_at else now() + make_interval(secs => given.delay) end,
+      last_error = coalesce(given.reason, i.last_error),
       locked_by = case when i.cancel_reason is not null then i.locked_by end,
       lease_expires_at = case when i.cancel_reason is not null then now() end,
       unique_scope = case
         when i.cancel_reason is null then @schema.scope_after(i.unique_scope, 'runnable') else i.unique_scope
       end,
       updated_at = now()
-    from unnest(ids, release.claims, delays, reasons) as o (id, epoch, delay, reason)
+    from unnest(ids, release.claims, delays, reasons) as given (id, epoch, delay, reason)
     -- Only executing rows have a lease. A condition on the status would let the planner read all leases for each row.
-    where i.id = o.id and i.claims = o.epoch and i.lease_expires_at is not null
+    where i.id = given.id and i.claims = given.epoch and i.lease_expires_at is not null
     returning i.id
   )
   select array_agg(given_back.id) into released from given_back;

@@ -19,45 +19,49 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 begin
-  with n as (
-    select c.parent_id, c.parent_round, count(*)::int as ended, (count(*) filter (where c.status = 'done'))::int as done
-    from @schema.instances c where c.id = any (ended)
-    group by c.parent_id, c.parent_round
+  with round_ends as (
+    select child.parent_id, child.parent_round, count(*)::int as ended,
+      (count(*) filter (where child.status = 'done'))::int as done
+    from @schema.instances child where child.id = any (ended)
+    group by child.parent_id, child.parent_round
   ),
-  u as (
-    update @schema.instances p set
+  updated as (
+    update @schema.instances parent set
       (children_pending, children_needed, status, joined, eligible_at, await_deadline, unique_scope, cancel_rest) = (
         select
-          case when b.opens then 0 else p.children_pending - n.ended end,
-          p.children_needed - n.done,
-          case when b.opens then 'runnable' else p.status end,
-          b.opens,
-          case when b.opens then now() else p.eligible_at end,
-          case when b.opens then null else p.await_deadline end,
-          case when b.opens then @schema.scope_after(p.unique_scope, 'runnable') else p.unique_scope end,
+          case when barrier.opens then 0 else parent.children_pending - round_ends.ended end,
+          parent.children_needed - round_ends.done,
+          case when barrier.opens then 'runnable' else parent.status end,
+          barrier.opens,
+          case when barrier.opens then now() else parent.eligible_at end,
+          case when barrier.opens then null else parent.await_deadline end,
+          case when barrier.opens then @schema.scope_after(parent.unique_scope, 'runnable') else parent.unique_scope end,
           case
-            when not b.opens then p.cancel_rest
-            when p.children_pending > n.ended then p.cancel_rest or (p.on_failure = 'cancel_rest' and n.done < n.ended)
+            when not barrier.opens then parent.cancel_rest
+            when parent.children_pending > round_ends.ended
+              then parent.cancel_rest or (parent.on_failure = 'cancel_rest' and round_ends.done < round_ends.ended)
           end
         from (
-          select p.children_needed <= n.done is true
-            or p.children_pending - n.ended < coalesce(p.children_needed - n.done, 1)
-            or (p.on_failure is not null and n.done < n.ended) as opens
-        ) as b
+          select parent.children_needed <= round_ends.done is true
+            or parent.children_pending - round_ends.ended < coalesce(parent.children_needed - round_ends.done, 1)
+            or (parent.on_failure is not null and round_ends.done < round_ends.ended) as opens
+        ) as barrier
       ),
       updated_at = now()
-    from n
-    where p.id = n.parent_id and p.round = n.parent_round and p.status = 'awaiting_children'
-    returning p.id, p.round, p.queue, p.status, p.cancel_rest
+    from round_ends
+    where parent.id = round_ends.parent_id
+      and parent.round = round_ends.parent_round and parent.status = 'awaiting_children'
+    returning parent.id, parent.round, parent.queue, parent.status, parent.cancel_rest
   ),
   rest as (
     insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)
-    select u.id, u.round, u.round, u.id, format('instance %s goes on without it', u.id) from u
-    where u.status = 'runnable' and u.cancel_rest
+    select updated.id, updated.round, updated.round, updated.id, format('instance %s goes on without it', updated.id)
+    from updated
+    where updated.status = 'runnable' and updated.cancel_rest
     returning parent_id
   )
-  select array_agg(distinct u.queue) filter (where u.status = 'runnable'),
+  select array_agg(distinct updated.queue) filter (where updated.status = 'runnable'),
     (select array_agg(rest.parent_id) from rest)
-  into woken, cancel_children from u;
+  into woken, cancel_children from updated;
 end
 $$;

@@ -25,7 +25,7 @@ declare
   old record;
 begin
   perform from @schema.instances i
-  where i.id = any (array[target, (select c.parent_id from @schema.instances c where c.id = target)])
+  where i.id = any (array[target, (select child.parent_id from @schema.instances child where child.id = target)])
   order by i.id for no key update;
   select i.id, i.status::text as status, i.parent_id, i.parent_round, i.queue into old
   from @schema.instances i where i.id = target;
@@ -52,8 +52,8 @@ begin
     finished_at = null,
     updated_at = now()
   where i.id = target;
-  update @schema.instances p set children_pending = p.children_pending + 1, updated_at = now()
-  where p.id = old.parent_id and p.round = old.parent_round and p.status = 'awaiting_children';
+  update @schema.instances parent set children_pending = parent.children_pending + 1, updated_at = now()
+  where parent.id = old.parent_id and parent.round = old.parent_round and parent.status = 'awaiting_children';
   return query select old.id, old.status, old.queue;
 end
 $$;

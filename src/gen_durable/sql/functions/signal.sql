@@ -21,82 +21,91 @@ as $$
 #variable_conflict use_column
 declare
   resolved bigint[];
-  locked tid[];
+  locked_places tid[];
 begin
-  select array_agg(coalesce(o.id, h.id) order by o.n) into resolved
-  from unnest(targets, keys) with ordinality as o (id, key, n)
+  select array_agg(coalesce(given.id, holder.id) order by given.ord) into resolved
+  from unnest(targets, keys) with ordinality as given (id, key, ord)
   left join lateral (
-    select i.id from @schema.instances i where o.id is null and i.unique_guard = o.key
-  ) as h on true;
+    select i.id from @schema.instances i where given.id is null and i.unique_guard = given.key
+  ) as holder on true;
 
-  select array_agg(l.ctid) into locked
+  select array_agg(locked_row.ctid) into locked_places
   from (
     select i.ctid from @schema.instances i where i.id = any (resolved) order by i.id for no key update
-  ) as l;
+  ) as locked_row;
 
-  -- From here on the rows are found by their place, which cannot change under the lock: one look by key for each.
+  -- From here on rows are found by their ctid, which cannot change under the lock: one index lookup per row.
   return query
-    with rows as materialized (
-      select i.ctid as place, i.id, i.queue, i.status, i.awaits, i.has_signals, i.unique_guard, i.due_at <= now() as due,
+    with live_rows as materialized (
+      select i.ctid as place, i.id, i.queue, i.status, i.awaits, i.has_signals, i.unique_guard,
+             i.due_at <= now() as is_due,
              i.has_signals and exists (
                select from @schema.signals s where s.target_id = i.id and not s.consumed order by s.id offset 9999
-             ) as full
-      from @schema.instances i where i.ctid = any (locked) and i.finished_at is null
+             ) as is_full
+      from @schema.instances i where i.ctid = any (locked_places) and i.finished_at is null
     ),
-    o as (
-      select o.*, r.queue, r.id as live_id, r.due, r.full
-      from unnest(resolved, keys, names, payloads, dedup_keys) with ordinality as o (id, key, name, payload, dedup_key, n)
-      left join rows r on r.id = o.id and (o.key is null or r.unique_guard = o.key)
+    given as (
+      select item.*, live_row.queue, live_row.id as live_id, live_row.is_due, live_row.is_full
+      from unnest(resolved, keys, names, payloads, dedup_keys) with ordinality
+        as item (id, key, name, payload, dedup_key, ord)
+      left join live_rows as live_row
+        on live_row.id = item.id and (item.key is null or live_row.unique_guard = item.key)
     ),
     delivered as (
-      insert into @schema.signals as s (target_id, name, payload, dedup_key)
-      select o.id, o.name, o.payload, o.dedup_key from o where o.live_id is not null and not o.full order by o.n
+      insert into @schema.signals as signal (target_id, name, payload, dedup_key)
+      select given.id, given.name, given.payload, given.dedup_key from given
+      where given.live_id is not null and not given.is_full order by given.ord
       on conflict (target_id, dedup_key) where dedup_key is not null do nothing
-      returning s.target_id, s.name, s.dedup_key
+      returning signal.target_id, signal.name, signal.dedup_key
     ),
     touched as (
       update @schema.instances i set
         has_signals = true,
-        status = case when w.wakes then 'runnable' else i.status end,
-        eligible_at = case when w.wakes then now() else i.eligible_at end,
-        await_deadline = case when w.wakes then null else i.await_deadline end,
-        unique_scope = case when w.wakes then @schema.scope_after(i.unique_scope, 'runnable') else i.unique_scope end,
-        updated_at = case when w.wakes then now() else i.updated_at end
+        status = case when target_row.wakes then 'runnable' else i.status end,
+        eligible_at = case when target_row.wakes then now() else i.eligible_at end,
+        await_deadline = case when target_row.wakes then null else i.await_deadline end,
+        unique_scope = case
+          when target_row.wakes then @schema.scope_after(i.unique_scope, 'runnable') else i.unique_scope
+        end,
+        updated_at = case when target_row.wakes then now() else i.updated_at end
       from (
-        select r.place, r.has_signals, r.status = 'awaiting_signal' and r.awaits && d.names as wakes
-        from (select d.target_id, array_agg(d.name) as names from delivered d group by d.target_id) as d
-        join rows r on r.id = d.target_id
-      ) as w
-      where i.ctid = w.place and (w.wakes or not w.has_signals)
-      returning i.id, w.wakes
+        select live_row.place, live_row.has_signals,
+               live_row.status = 'awaiting_signal' and live_row.awaits && inbox.names as wakes
+        from (
+          select delivered.target_id, array_agg(delivered.name) as names from delivered group by delivered.target_id
+        ) as inbox
+        join live_rows as live_row on live_row.id = inbox.target_id
+      ) as target_row
+      where i.ctid = target_row.place and (target_row.wakes or not target_row.has_signals)
+      returning i.id, target_row.wakes
     )
     select
-      o.n::int,
-      o.live_id,
+      given.ord::int,
+      given.live_id,
       case
-        when o.live_id is null then 'no_target'
-        when o.full and not exists (
-          select from @schema.signals s where s.target_id = o.id and s.dedup_key = o.dedup_key
+        when given.live_id is null then 'no_target'
+        when given.is_full and not exists (
+          select from @schema.signals s where s.target_id = given.id and s.dedup_key = given.dedup_key
         ) then 'full'
-        when o.dedup_key is null then 'delivered'
-        when exists (select from delivered d where d.target_id = o.id and d.dedup_key = o.dedup_key)
-          and o.n = min(o.n) over (partition by o.id, o.dedup_key) then 'delivered'
+        when given.dedup_key is null then 'delivered'
+        when exists (select from delivered where delivered.target_id = given.id and delivered.dedup_key = given.dedup_key)
+          and given.ord = min(given.ord) over (partition by given.id, given.dedup_key) then 'delivered'
         else 'duplicate'
       end,
-      case when o.due or o.id in (select t.id from touched t where t.wakes) then o.queue end
-    from o
-    order by o.n;
+      case when given.is_due or given.id in (select touched.id from touched where touched.wakes) then given.queue end
+    from given
+    order by given.ord;
 end
 $$;
 
--- The same for one signal from psql or any other client: `select gen_durable.signal(42, 'payment', '{"amount": 100}')`.
+-- One signal, from psql or any other client: `select gen_durable.signal(42, 'payment', '{"amount": 100}')`.
 create or replace function @schema.signal(target bigint, name text, payload jsonb default null, dedup_key text default null)
 returns text
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
-  select s.verdict
-  from @schema.signal(array[target], array[null::bytea], array[name], array[payload], array[dedup_key]) as s
+  select delivery.verdict
+  from @schema.signal(array[target], array[null::bytea], array[name], array[payload], array[dedup_key]) as delivery
 $$;
 
 create or replace function @schema.signal(key text, name text, payload jsonb default null, dedup_key text default null)
@@ -104,8 +113,8 @@ returns text
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
-  select s.verdict
+  select delivery.verdict
   from @schema.signal(
     array[null::bigint], array[convert_to(key, 'UTF8')], array[name], array[payload], array[dedup_key]
-  ) as s
+  ) as delivery
 $$;

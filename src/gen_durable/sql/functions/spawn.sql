@@ -13,52 +13,58 @@ create or replace function @schema.spawn(ids bigint[], claims int[], seqs int[],
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
-set lock_timeout = '1s'  -- as flush
+set lock_timeout = '1s'  -- as in flush
 set enable_seqscan = off
 as $$
 declare
   woken text[];
 begin
   with source as (
-    select o.id as starter, case o.kind when 'children' then o.id end as parent_id,
-           case o.kind when 'children' then p.round + 1 end as round, c.*
-    from unnest(ids, spawn.claims, seqs, kinds, extras) as o (id, claim, seq, kind, extra)
-    join @schema.instances p on p.id = o.id and p.claims = o.claim and p.seq = o.seq
-      and (p.cancel_reason is null or o.kind = 'done')  -- as flush: an end is taken also from who is to be cancelled
+    select outcome.id as starter, case outcome.kind when 'children' then outcome.id end as parent_id,
+           case outcome.kind when 'children' then parent.round + 1 end as round, child.*
+    from unnest(ids, spawn.claims, seqs, kinds, extras) as outcome (id, epoch, seq, kind, extra)
+    join @schema.instances parent
+      on parent.id = outcome.id and parent.claims = outcome.epoch and parent.seq = outcome.seq
+      and (parent.cancel_reason is null or outcome.kind = 'done')  -- as flush accepts an end
     cross join lateral rows from (
-      jsonb_to_recordset(o.extra -> case o.kind when 'children' then 'children' else 'spawn' end) as (
+      jsonb_to_recordset(outcome.extra -> case outcome.kind when 'children' then 'children' else 'spawn' end) as (
         fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
         schedule_at timestamptz, unique_key text, unique_scope text, limits jsonb, group_key text, id bigint,
         metadata jsonb
       )
-    ) with ordinality as c (
+    ) with ordinality as child (
       fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, limits,
-      group_key, id, metadata, n
+      group_key, id, metadata, ord
     )
-    where o.kind = 'children' or o.extra ? 'spawn'
+    where outcome.kind = 'children' or outcome.extra ? 'spawn'
   ),
   limited as materialized (
-    select w.wants, k.slot_keys[1] as slot_key, k.rate_keys[1] as rate_key, k.weights[1] as weight
-    from (select distinct s.limits as wants from source s where s.limits is not null) as w
-    cross join lateral @schema.limit_keys(array[w.wants]) as k
+    select wanted.limits, keys.slot_keys[1] as slot_key, keys.rate_keys[1] as rate_key, keys.weights[1] as weight
+    from (select distinct start.limits from source as start where start.limits is not null) as wanted
+    cross join lateral @schema.limit_keys(array[wanted.limits]) as keys
   ),
-  -- Ids in the order the parent listed them, whatever order the keys ask for.
+  -- Ids in the order in which the parent lists them, whatever the order of the keys.
   numbered as materialized (
-    select s.*, coalesce(s.id, nextval('@schema.instances_id_seq'::regclass)) as child_id
-    from (select * from source order by starter, n) as s
+    select start.*, coalesce(start.id, nextval('@schema.instances_id_seq'::regclass)) as child_id
+    from (select * from source order by starter, ord) as start
   ),
   made as (
     insert into @schema.instances
       (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope,
        slot_key, rate_key, weight, group_key, parent_id, parent_round, metadata)
     overriding system value
-    select s.child_id, s.fsm, s.version, s.step, coalesce(s.state, 'null'), s.queue, s.priority, s.partition_key,
-           coalesce(s.schedule_at, case when s.delay > 0 then statement_timestamp() else now() end + make_interval(secs => s.delay)),
-           decode(s.unique_key, 'hex'), coalesce(s.unique_scope, '{}')::@schema.durable_status[],
-           l.slot_key, l.rate_key, l.weight, s.group_key, s.parent_id, s.round, s.metadata
-    from numbered s
-    left join limited l on l.wants = s.limits
-    order by decode(s.unique_key, 'hex'), s.child_id
+    select start.child_id, start.fsm, start.version, start.step, coalesce(start.state, 'null'), start.queue,
+           start.priority, start.partition_key,
+           coalesce(
+             start.schedule_at,
+             case when start.delay > 0 then statement_timestamp() else now() end + make_interval(secs => start.delay)
+           ),
+           decode(start.unique_key, 'hex'), coalesce(start.unique_scope, '{}')::@schema.durable_status[],
+           limited.slot_key, limited.rate_key, limited.weight, start.group_key, start.parent_id, start.round,
+           start.metadata
+    from numbered as start
+    left join limited on limited.limits = start.limits
+    order by decode(start.unique_key, 'hex'), start.child_id
     on conflict (unique_guard) where unique_guard is not null do nothing
     returning queue
   )

@@ -10,16 +10,16 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-  select r.fsm, r.fsm_version, r.step, r.queue, count(*)::int
-  from unnest(queues) as q (queue)
+  select unknown.fsm, unknown.fsm_version, unknown.step, unknown.queue, count(*)::int
+  from unnest(queues) as known_queue (queue)
   cross join lateral (
     select i.fsm, i.fsm_version, i.step, i.queue
     from @schema.instances i
-    where i.queue = q.queue and i.due_at <= now()
+    where i.queue = known_queue.queue and i.due_at <= now()
       and @schema.step_name(i.fsm, i.fsm_version, i.step) <> all (known)
     limit 1000
-  ) as r
-  group by r.fsm, r.fsm_version, r.step, r.queue
-  order by count(*) desc, r.fsm
+  ) as unknown
+  group by unknown.fsm, unknown.fsm_version, unknown.step, unknown.queue
+  order by count(*) desc, unknown.fsm
   limit 20
 $$;
