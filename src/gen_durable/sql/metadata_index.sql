@@ -1,5 +1,5 @@
--- metadata_index: the index behind list(metadata=...), for those who ask for it (`gen-durable migrate --metadata-index`).
--- Every update of a row that is not in place writes to it, therefore it is not there by default. Run it outside a
--- transaction; writers go on meanwhile.
+-- metadata_index: the optional index behind list(metadata=...), created by `gen-durable migrate --metadata-index`.
+-- Every update of a row that is not in place (HOT) writes to it, so it does not exist by default. Run it outside a
+-- transaction; writers continue meanwhile.
 create index concurrently if not exists instances_metadata on @schema.instances using gin (metadata jsonb_path_ops)
   where metadata is not null

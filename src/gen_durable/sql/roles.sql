@@ -1,18 +1,18 @@
--- roles: who may do what. Run by migrate, once roles were asked for, after everything else; does no harm when run again.
+-- roles: create the roles and grant them their rights. migrate runs it last, once roles were requested; idempotent.
 --
--- All that there is belongs to @owner, who cannot log in. The functions run with the rights of their owner, and nobody
--- but those who are granted one can call it. Tables are written by functions alone.
+-- All objects belong to @owner, which cannot log in. Functions run with the rights of their owner, and only the roles
+-- that are granted a function can call it. Only functions write to tables.
 do $roles$
 declare
   one record;
   role text;
-  -- What the codec seals, and what viewers do not see.
+  -- Payloads: the codec encrypts them, and viewers cannot read them.
   payloads constant text[] := array[
     'instances.state', 'instances.result', 'instances.last_error', 'signals.payload', 'transitions.error',
     'transitions.state', 'checkpoints.value', 'activities.parameters', 'activities.result', 'activities.error',
     'progress.message', 'progress.detail'
   ];
-  -- Start, tell, stop; and see what became of what one has started oneself.
+  -- Insert, signal and cancel; read the instances that the login itself has inserted.
   client constant text[] := array[
     'insert', 'allocate_ids', 'id_of_key', 'signal', 'cancel', 'cascade', 'finished_of', 'get', 'progress_of',
     'encode_message'
@@ -20,10 +20,10 @@ declare
   viewer constant text[] := array['get', 'instances_of', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
     'progress_of', 'limit_states', 'slots_taken'];
   worker constant text[] := client || array[
-    'pick', 'flush', 'begin_fanout', 'spawn', 'children_page', 'cancel_requests', 'heartbeat', 'reap', 'unblock_missed', 'release', 'gc',
-    'unknown_steps', 'unlocked', 'set_limit', 'limit_states', 'acquire_limit', 'release_limit', 'delete_full_buckets', 'record_checkpoint',
-    'clear_checkpoint', 'record_activity', 'record_progress', 'history_of', 'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count',
-    'slots_taken'
+    'pick', 'flush', 'begin_fanout', 'spawn', 'children_page', 'cancel_requests', 'heartbeat', 'reap', 'unblock_missed',
+    'release', 'gc', 'unknown_steps', 'unlocked', 'set_limit', 'limit_states', 'acquire_limit', 'release_limit',
+    'delete_full_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
+    'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'slots_taken'
   ];
   admin constant text[] := client || viewer || array[
     'retry', 'delete_instance', 'set_limit', 'remove_limit'
@@ -63,7 +63,8 @@ begin
   end loop;
 
   for one in
-    select p.oid::regprocedure as name, p.proname::text as word, p.provolatile <> 'i' as reads_tables from pg_catalog.pg_proc p
+    select p.oid::regprocedure as name, p.proname::text as word, p.provolatile <> 'i' as reads_tables
+    from pg_catalog.pg_proc p
     where p.pronamespace = '@schema'::regnamespace
   loop
     execute format('alter function %s owner to @owner', one.name);

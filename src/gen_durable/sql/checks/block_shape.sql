@@ -1,4 +1,4 @@
--- A row is blocked on something that it does not wait for.
+-- A row is blocked on a gate that is not one of its own, or is blocked although it executes or has ended.
 select i.id,
   format('status %s, partition key %s, slot %s, rate %s, blocked on %s', i.status, i.partition_key, i.slot_key, i.rate_key,
          i.blocked_on) as problem

@@ -1,4 +1,4 @@
--- Counters only go up: an executing row was claimed, a row with outcomes was claimed at least as often as it crashed.
+-- Counters only increase: an executing row was claimed, and so was a row with outcomes.
 select i.id, format('claims %s, seq %s, crashes %s, attempt %s', i.claims, i.seq, i.crashes, i.attempt) as problem
 from @schema.instances i
 where i.claims < 0 or i.seq < 0 or i.crashes < 0 or i.attempt < 0

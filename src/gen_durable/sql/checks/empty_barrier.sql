@@ -1,4 +1,4 @@
--- A parent sleeps on a barrier that is open: nobody is left to wait for, or enough are done, or too few are left.
+-- A parent waits at an open barrier: no child is left, enough are done, or too few are left.
 select i.id, format('awaiting_children with children_pending %s and children_needed %s', i.children_pending, i.children_needed) as problem
 from @schema.instances i
 where i.status = 'awaiting_children'

@@ -1,8 +1,8 @@
--- A parent waits for another number of children than are still alive in its round.
-select p.id, format('children_pending is %s, alive are %s', p.children_pending, c.alive) as problem
-from @schema.instances p
+-- children_pending of a parent differs from the number of live children in its round.
+select parent.id, format('children_pending is %s, alive are %s', parent.children_pending, child.alive) as problem
+from @schema.instances parent
 cross join lateral (
-  select count(*) as alive from @schema.instances c
-  where c.parent_id = p.id and c.parent_round = p.round and c.finished_at is null
-) as c
-where p.status = 'awaiting_children' and p.children_pending <> c.alive
+  select count(*) as alive from @schema.instances child
+  where child.parent_id = parent.id and child.parent_round = parent.round and child.finished_at is null
+) as child
+where parent.status = 'awaiting_children' and parent.children_pending <> child.alive

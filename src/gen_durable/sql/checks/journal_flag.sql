@@ -1,9 +1,9 @@
--- An instance has a checkpoint, activities or progress but has_journal is false: no claim would bring them along.
-select i.id, format('has %s, has_journal is false', j.what) as problem
+-- An instance has a checkpoint, activities or progress but has_journal is false: its claims would not contain them.
+select i.id, format('has %s, has_journal is false', entry.what) as problem
 from (
-  select c.instance_id, 'a checkpoint' as what from @schema.checkpoints c
-  union all select distinct a.instance_id, 'activities' from @schema.activities a
-  union all select distinct p.instance_id, 'progress' from @schema.progress p
-) as j
-join @schema.instances i on i.id = j.instance_id
+  select checkpoint.instance_id, 'a checkpoint' as what from @schema.checkpoints checkpoint
+  union all select distinct activity.instance_id, 'activities' from @schema.activities activity
+  union all select distinct report.instance_id, 'progress' from @schema.progress report
+) as entry
+join @schema.instances i on i.id = entry.instance_id
 where not i.has_journal

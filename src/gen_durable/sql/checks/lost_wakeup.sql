@@ -1,5 +1,5 @@
--- A parked instance has a matching signal that its parking step was not shown: it should have been woken.
-select i.id, format('waits for %s although signal %s has come', i.awaits, s.id) as problem
+-- A parked instance has a matching signal that its parking step did not receive: the delivery did not wake it.
+select i.id, format('waits for %s although signal %s has come', i.awaits, signal.id) as problem
 from @schema.instances i
-join @schema.signals s on s.target_id = i.id and not s.consumed and s.name = any (i.awaits)
-where i.status = 'awaiting_signal' and s.id <> all (coalesce(i.seen, '{}'))
+join @schema.signals signal on signal.target_id = i.id and not signal.consumed and signal.name = any (i.awaits)
+where i.status = 'awaiting_signal' and signal.id <> all (coalesce(i.seen, '{}'))

@@ -1,32 +1,32 @@
--- A row is blocked although nobody keeps its gate from it, and nobody who may run before it will hand it over.
-select b.id, format('blocked on %s, which is free', b.blocked_on) as problem
+-- A row is blocked although its gate is free, and no row before it will unblock it.
+select blocked.id, format('blocked on %s, which is free', blocked.blocked_on) as problem
 from (
-  -- Rows that wait for the same in the same queue wait alike: one stands for all.
+  -- Rows with the same gate and queue wait alike: check one of them.
   select min(i.id) as id, i.blocked_on, i.queue, i.partition_key, i.slot_key, i.rate_key from @schema.instances i
   where i.blocked_on is not null
   group by i.blocked_on, i.queue, i.partition_key, i.slot_key, i.rate_key
-) as b
+) as blocked
 where case
-    when starts_with(b.blocked_on, 'partition/') then
+    when starts_with(blocked.blocked_on, 'partition/') then
       not exists (
-        select from @schema.instances e where e.partition_key = b.partition_key and e.status = 'executing'
+        select from @schema.instances running where running.partition_key = blocked.partition_key and running.status = 'executing'
       )
       and not exists (
-        select from @schema.instances h
-        where h.partition_key = b.partition_key
-          and (h.due_at <= now() or h.token_at is not null or not starts_with(h.blocked_on, 'partition/'))
+        select from @schema.instances ahead
+        where ahead.partition_key = blocked.partition_key
+          and (ahead.due_at <= now() or ahead.token_at is not null or not starts_with(ahead.blocked_on, 'partition/'))
       )
-    when starts_with(b.blocked_on, 'slot/') then
+    when starts_with(blocked.blocked_on, 'slot/') then
       not exists (
-        select from @schema.instances h where h.slot_key = b.slot_key and h.queue = b.queue and h.due_at <= now()
+        select from @schema.instances ahead where ahead.slot_key = blocked.slot_key and ahead.queue = blocked.queue and ahead.due_at <= now()
       )
-      and @schema.slots_taken(b.slot_key, 1000000) < coalesce((
-        select l.slots from @schema.limits l
-        where l.name = split_part(b.slot_key, '/', 1) and l.kind = 'concurrency'
+      and @schema.slots_taken(blocked.slot_key, 1000000) < coalesce((
+        select policy.slots from @schema.limits policy
+        where policy.name = split_part(blocked.slot_key, '/', 1) and policy.kind = 'concurrency'
       ), 1000000)
     else
       not exists (
-        select from @schema.instances h
-        where h.rate_key = b.rate_key and h.queue = b.queue and (h.due_at <= now() or h.token_at is not null)
+        select from @schema.instances ahead
+        where ahead.rate_key = blocked.rate_key and ahead.queue = blocked.queue and (ahead.due_at <= now() or ahead.token_at is not null)
       )
   end

@@ -1,3 +1,3 @@
--- A cancel is to be carried on since long ago and nobody does it: no worker looks after this database.
-select l.origin as id, format('what follows from its end is to be done since %s', l.inserted_at) as problem
-from @schema.cascades l where l.inserted_at < now() - interval '60 seconds'
+-- A cascade is older than 60 s: no worker reaps this database.
+select entry.origin as id, format('its descendants wait to be cancelled since %s', entry.inserted_at) as problem
+from @schema.cascades entry where entry.inserted_at < now() - interval '60 seconds'

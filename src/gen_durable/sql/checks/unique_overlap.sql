@@ -1,4 +1,4 @@
--- Two instances hold one unique key, or a guard does not follow from key, scope and status.
+-- Two instances hold one unique key, or unique_guard does not follow from key, scope and status.
 select min(i.id) as id, format('%s instances hold one unique key', count(*)) as problem
 from @schema.instances i where i.unique_guard is not null
 group by i.unique_guard having count(*) > 1

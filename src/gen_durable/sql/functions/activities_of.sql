@@ -25,3 +25,6 @@ as $$
   ) as latest
   order by latest.visit, latest.n
 $$;
+
+comment on function @schema.activities_of(bigint, bytea, int) is
+  'Returns the completed activities of an instance, in order: select * from gen_durable.activities_of(42).';

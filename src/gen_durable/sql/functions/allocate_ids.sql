@@ -10,3 +10,6 @@ as $$
     select nextval('@schema.instances_id_seq'::regclass) from generate_series(1, least(allocate_ids.count, 100000))
   )
 $$;
+
+comment on function @schema.allocate_ids(int) is
+  'Allocates ids for instances to insert, for payloads that are encrypted with the id of their instance.';

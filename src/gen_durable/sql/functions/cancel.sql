@@ -67,7 +67,7 @@ begin
   end if;
   hidden_queues := array(
     select distinct parent.queue from @schema.instances parent
-    where parent.id = any (parent_ids) and parent.due_at <= now() is true  -- `is true`, or the planner reads the pick index
+    where parent.id = any (parent_ids) and parent.due_at <= now() is true  -- or the planner reads the pick index
   );
 
   return query
@@ -103,3 +103,15 @@ as $$
   select cancelled.verdict
   from @schema.cancel(array[null::bigint], array[convert_to(key, 'UTF8')], reason, cascades, true) as cancelled
 $$;
+
+comment on function @schema.cancel(bigint[], bytea[], text, boolean, boolean) is
+  'Cancels instances given by id or by unique key. Returns a verdict per instance: ended, requested, over or '
+  'no_target.';
+
+comment on function @schema.cancel(bigint, text, boolean) is
+  'Cancels one instance and, by default, its descendants: select gen_durable.cancel(42, ''ordered twice''). '
+  'Returns ended (it was waiting), requested (its worker stops it), over (it had ended) or no_target.';
+
+comment on function @schema.cancel(text, text, boolean) is
+  'Cancels the instance that holds a unique key and, by default, its descendants: select '
+  'gen_durable.cancel(''order-42'', ''ordered twice''). Returns ended, requested, over or no_target.';

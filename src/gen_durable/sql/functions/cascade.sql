@@ -98,3 +98,7 @@ begin
       exists (select from @schema.cascades entry where of_origin is null or entry.origin = of_origin);
 end
 $$;
+
+comment on function @schema.cascade(int, bigint) is
+  'Cancels the next batch of descendants of cancelled instances. Clients call it after cancel until more is '
+  'false; otherwise a worker does.';

@@ -16,3 +16,6 @@ as $$
   join @schema.checkpoints checkpoint on checkpoint.instance_id = i.id and checkpoint.visit = i.visit
   where i.id = coalesce(instance, (select holder.id from @schema.instances holder where holder.unique_guard = key))
 $$;
+
+comment on function @schema.checkpoint_of(bigint, bytea) is
+  'Returns the checkpoint of the current step of an instance: select * from gen_durable.checkpoint_of(42).';

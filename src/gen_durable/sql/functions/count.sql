@@ -70,3 +70,7 @@ begin
   return query select greatest(seen, (value * 100 / percent)::bigint), false;
 end
 $$;
+
+comment on function @schema.count(jsonb, int, int, int) is
+  'Counts the instances that match a filter, or estimates them if there are many: select * from '
+  'gen_durable.count(''{"queue": "mail"}'', 10000).';

@@ -34,3 +34,6 @@ begin
   return next;
 end
 $$;
+
+comment on function @schema.delete_instance(bigint, bytea) is
+  'Deletes one ended instance with its signals and journal: select * from gen_durable.delete_instance(42).';

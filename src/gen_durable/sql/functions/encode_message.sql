@@ -11,3 +11,6 @@ set search_path = pg_catalog, pg_temp
 as $$
   select kind || ':' || argument
 $$;
+
+comment on function @schema.encode_message(text, text) is
+  'Encodes a message between processes as a NOTIFY payload.';

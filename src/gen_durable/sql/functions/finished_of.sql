@@ -14,3 +14,7 @@ as $$
     on i.id = given.id and ((select @schema.may_read('state')) or i.inserted_by = session_user)
   where i.id is null or i.finished_at is not null
 $$;
+
+comment on function @schema.finished_of(bigint[]) is
+  'Returns status, result and error of the given instances that have ended; the status is null for an id that '
+  'does not exist.';

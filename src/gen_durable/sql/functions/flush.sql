@@ -69,8 +69,8 @@ begin
     perform from @schema.instances i where i.id = any (ids || parents) order by i.id for no key update;
   end if;
 
-  -- Insert children while the parents' rows are locked but not yet changed: an insert waits for a change of the row that
-  -- holds its key, not for a lock on it. With the change first, two parents that start each other's keys would deadlock
+  -- Insert children while the parents' rows are locked but not yet changed: an insert waits for a change of the row
+  -- that holds its key, not for a lock on it. With the change first, two parents that start each other's keys would deadlock
   -- (tests/interleavings: spawn_spawn_of_each_other).
   if starts_instances then
     spawn_queues := @schema.spawn(ids, claims, seqs, kinds, extras);

@@ -24,3 +24,6 @@ begin
   );
 end
 $$;
+
+comment on function @schema.get(bigint, bytea) is
+  'Returns one instance by id, or by the unique key it holds: select status, step from gen_durable.get(42).';

@@ -25,3 +25,6 @@ as $$
   ) as latest
   order by latest.seq
 $$;
+
+comment on function @schema.history_of(bigint, bytea, int) is
+  'Returns the committed outcomes of an instance, in order: select * from gen_durable.history_of(42).';

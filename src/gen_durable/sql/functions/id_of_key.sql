@@ -8,3 +8,6 @@ set enable_seqscan = off
 as $$
   select i.id from @schema.instances i where i.unique_guard = id_of_key.key
 $$;
+
+comment on function @schema.id_of_key(bytea) is
+  'Returns the id of the instance that holds a unique key, or null: select gen_durable.id_of_key(''order-42'').';

@@ -151,3 +151,7 @@ begin
   raise exception 'the holders of unique keys kept changing' using errcode = '40001';
 end
 $$;
+
+comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], bigint[]) is
+  'Inserts instances, one per array element. Returns the id of each, and whether it is new. on_conflict says what'
+  ' happens if a unique key is taken: raise, skip or existing.';

@@ -31,3 +31,6 @@ as $$
   where i.id = any (ids) and ((select @schema.may_read('id')) or i.inserted_by = session_user)
   order by i.id desc
 $$;
+
+comment on function @schema.instances_of(bigint[], boolean) is
+  'Returns instances by their ids, newest first; with payloads => true also states and results.';

@@ -51,3 +51,6 @@ as $$
   ) as drained on true
   order by policy.name, usage.key
 $$;
+
+comment on function @schema.limit_states() is
+  'Returns each limit with its policy, the slots or tokens in use and the number of waiting instances.';

@@ -51,7 +51,7 @@ begin
     ) then
       rest := null;
     elsif wanted ? 'metadata' and @schema.metadata_indexed() then
-      -- Matches that are rare among the newest rows may be rare in the whole table: then read all of them by their index.
+      -- Matches that are rare among the newest rows may be rare in the whole table: then read them by their index.
       select array_agg(i.id) into found from (
         select i.id from @schema.instances i
         where i.metadata @> (wanted -> 'metadata') and i.metadata is not null limit rare + 1
@@ -71,3 +71,7 @@ begin
   return next;
 end
 $$;
+
+comment on function @schema.list(jsonb, bigint, int, int) is
+  'Returns a page of the ids that match a filter, newest first, and the id after which the next page begins: '
+  'select * from gen_durable.list(''{"status": ["failed"]}'', null, 50).';

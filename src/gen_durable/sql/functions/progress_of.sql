@@ -19,3 +19,6 @@ as $$
     )
   order by report.updated_at, report.step, report.branch
 $$;
+
+comment on function @schema.progress_of(bigint, bytea) is
+  'Returns the progress reports of an instance, the latest last: select * from gen_durable.progress_of(42).';

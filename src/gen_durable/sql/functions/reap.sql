@@ -119,7 +119,7 @@ begin
     'id', taken_back.id, 'machine', taken_back.fsm, 'version', taken_back.fsm_version, 'step', taken_back.step,
     'queue', taken_back.queue, 'crashes', taken_back.crashes, 'dead', taken_back.status = 'failed'
   )) into reclaimed
-  from taken_back t;
+  from taken_back;
 
   if ending is not null then
     delete from @schema.signals s where s.target_id = any (ending);

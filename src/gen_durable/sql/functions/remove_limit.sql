@@ -18,3 +18,6 @@ begin
   end if;
 end
 $$;
+
+comment on function @schema.remove_limit(text) is
+  'Deletes a limit. Returns whether it existed, and the queues to wake.';

@@ -57,3 +57,7 @@ begin
   return query select old.id, old.status, old.queue;
 end
 $$;
+
+comment on function @schema.retry(bigint, bytea) is
+  'Lets a failed or cancelled instance run again from the step in which it ended: select * from '
+  'gen_durable.retry(42).';

@@ -52,3 +52,6 @@ begin
   end if;
 end
 $$;
+
+comment on function @schema.set_limit(text, text, int, float8, int, jsonb) is
+  'Creates a limit or changes its policy. Returns whether it changed, and the queues to wake.';

@@ -118,3 +118,16 @@ as $$
     array[null::bigint], array[convert_to(key, 'UTF8')], array[name], array[payload], array[dedup_key]
   ) as delivery
 $$;
+
+comment on function @schema.signal(bigint[], bytea[], text[], jsonb[], text[]) is
+  'Delivers signals, one per array element, to instances given by id or by unique key. Returns a verdict per '
+  'signal: delivered, duplicate, no_target or full.';
+
+comment on function @schema.signal(bigint, text, jsonb, text) is
+  'Delivers one signal to an instance by id, in your transaction: select gen_durable.signal(42, ''payment'', '
+  '''{"amount": 100}''). Signals with the same dedup_key are delivered once. Returns delivered, duplicate, '
+  'no_target or full.';
+
+comment on function @schema.signal(text, text, jsonb, text) is
+  'Delivers one signal to the instance that holds a unique key: select gen_durable.signal(''order-42'', '
+  '''payment'', ''{"amount": 100}''). Returns delivered, duplicate, no_target or full.';

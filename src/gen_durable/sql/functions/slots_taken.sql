@@ -19,3 +19,6 @@ as $$
     where slot.slot_key = slots_taken.key
   )
 $$;
+
+comment on function @schema.slots_taken(text, int) is
+  'Counts the taken slots of a concurrency limit, up to a maximum.';

@@ -1,4 +1,4 @@
--- lock_others: lock every due row but one. While the transaction lasts, pick (SKIP LOCKED) can claim only that one.
+-- lock_others: lock every due row except one. During the transaction, pick (SKIP LOCKED) can claim only that one.
 --
--- In: the id to leave alone. Index: instances_pick. Locks: the rows, given back with the transaction's rollback.
+-- Parameter: the id to leave unlocked. Index: instances_pick. Locks: the rows, until the rollback of the transaction.
 select from @schema.instances i where i.due_at <= now() and i.id <> $1 order by i.id for no key update

@@ -1,8 +1,8 @@
--- shifts: one UPDATE for every table of the schema, which moves all its moments back by the interval $1.
+-- shifts: one UPDATE for every table of the schema, which moves all its timestamps back by the interval $1.
 --
--- In: the schema's name. Out: statements. They are made from the catalogue, so that a moment in a table or column of a
--- later version is not forgotten: half a shift would tear moments apart that belong together. Not moved are generated
--- columns, which follow by themselves, and the record of migrations.
+-- Parameter: the name of the schema. Returns statements. They are built from the catalog, so that a timestamp in a
+-- table or column of a later version is included: a partial shift would separate timestamps that belong together.
+-- Generated columns follow by themselves; the table of migrations is left out.
 select format(
   'update %I.%I set %s',
   c.table_schema, c.table_name,
