@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -18,6 +19,9 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.support.schemas import Schemas
+
+from gen_durable.pg.migrate import library_version
+from gen_durable.store import schema as schema_files
 
 pytest_plugins: list[str] = []
 
@@ -100,6 +104,17 @@ def schemas(dsn: str) -> Iterator[Schemas]:
     made = Schemas(dsn)
     yield made
     made.close()
+
+
+@pytest.fixture
+def later_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Add a migration to the package, as a later release does. Returns its version."""
+    sql = Path(str(schema_files._SQL.joinpath("migrations"))).parent
+    shutil.copytree(sql, tmp_path / "sql")
+    version = library_version(schema_files.Schema()) + 1
+    (tmp_path / f"sql/migrations/{version:04}_later.sql").write_text("create table @schema.later (id int);\n")
+    monkeypatch.setattr(schema_files, "_SQL", tmp_path / "sql")
+    return version
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@
     ├── WrongStatus            the instance's status does not allow the operation
     ├── SchemaError            the database schema does not fit this library
     │   ├── SchemaMissing      not migrated, or only to an older version
-    │   └── SchemaTooNew       migrated by a newer library
+    │   ├── SchemaTooNew       migrated by a newer library
+    │   └── SchemaConflict     holds objects that are not gen_durable's, or the layout of an unreleased version
     ├── DatabaseRefused        the database rejected the call: a missing privilege, a changed schema
     ├── DatabaseUnavailable    the database was not reachable in time
     └── EmbeddedUnavailable    no DSN is configured and the embedded server cannot run
@@ -163,6 +164,10 @@ class SchemaMissing(SchemaError):
 
 class SchemaTooNew(SchemaError):
     """The schema was migrated by a newer library."""
+
+
+class SchemaConflict(SchemaError):
+    """The schema holds objects that are not gen_durable's, or the layout of an unreleased version."""
 
 
 class DatabaseRefused(GenDurableError):

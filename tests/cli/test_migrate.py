@@ -1,10 +1,14 @@
-"""`gen-durable migrate`: applies what is missing, prints it for others to apply, and leaves newer schemas alone."""
+"""`gen-durable migrate`: applies or prints the missing migrations, and refuses schemas that it must not touch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import asyncpg
+from tests.support.old_layout import old_layout
+
+from gen_durable.pg.migrate import library_version
+from gen_durable.store.schema import Schema
 
 
 async def execute(dsn: str, sql: str) -> None:
@@ -19,7 +23,7 @@ async def test_twice_applies_once(run: Any, dsn: str, bare_schema: str) -> None:
     first = run("migrate", "--dsn", dsn, "--schema", bare_schema)
     second = run("migrate", "--dsn", dsn, "--schema", bare_schema)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert f"schema {bare_schema}: applied version 1" in first.stdout
+    assert f"schema {bare_schema}: applied version {library_version(Schema(bare_schema))}" in first.stdout
     assert f"schema {bare_schema}: nothing to do" in second.stdout
 
 
@@ -59,3 +63,21 @@ async def test_a_newer_schema_is_refused(run: Any, dsn: str, schema: str) -> Non
         assert done.returncode == 2
         assert done.stdout == ""
         assert "is at version 99999" in done.stderr
+
+
+async def test_a_schema_with_other_objects_is_refused(run: Any, dsn: str, bare_schema: str) -> None:
+    await execute(dsn, f"create schema {bare_schema}; create table {bare_schema}.customers (id int)")
+    for arguments in ([], ["--sql"]):
+        done = run("migrate", "--dsn", dsn, "--schema", bare_schema, *arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"(table {bare_schema}.customers)" in done.stderr
+        assert "Use another schema" in done.stderr
+
+
+async def test_the_layout_of_an_unreleased_version_is_refused(run: Any, dsn: str, bare_schema: str) -> None:
+    await execute(dsn, old_layout(bare_schema))
+    for arguments in (["migrate"], ["migrate", "--sql"], ["doctor"]):
+        done = run(*arguments, "--dsn", dsn, "--schema", bare_schema)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "unreleased version" in done.stderr
+        assert f'drop schema "{bare_schema}" cascade' in done.stderr

@@ -44,6 +44,7 @@ UNFIT = {
     "nameless-activity": instance(1, has_journal=True) + ACTIVITY.format(name=""),
 }
 TWICE = {
+    "migration": "insert into @schema.migrations (version) values (999);" * 2,
     "instance": instance(1) * 2,
     "partition-executing": executing(1, partition_key="k") + executing(2, partition_key="k"),
     "unique-key": "".join(instance(i, unique_key=b"k", unique_scope="{runnable}") for i in (1, 2)),

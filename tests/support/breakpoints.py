@@ -76,7 +76,7 @@ class CureIsGone(AssertionError):
 def instrumented(schema: Schema, *without: Cure, quiet: Collection[str] = ()) -> str:
     """All functions with breakpoints, and without the given cures. `quiet`: functions without breakpoints."""
     # A timeout measures life, not a session that is made to wait on purpose.
-    text = re.sub(r"set lock_timeout = '\w+'", "set lock_timeout = '60s'", functions(schema))
+    text = re.sub(r"set lock_timeout = '\w+'", "set lock_timeout = '60s'", "\n".join(f.text for f in functions(schema)))
     readable = len(_FUNCTION.findall(text)) + len(_INLINED.findall(text))
     assert readable == text.count("create or replace function"), "a function that cannot be read"
     for cure in without:

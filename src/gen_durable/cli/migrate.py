@@ -7,9 +7,10 @@ import asyncio
 import typer
 
 from gen_durable.cli.console import print_message, report_errors
-from gen_durable.cli.database import SCHEMA, ConnectedDatabase, DsnOption, SchemaOption, open_database
-from gen_durable.errors import DatabaseUnavailable, SchemaTooNew
-from gen_durable.pg.migrate import SETTINGS, installed_version, library_version, script
+from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
+from gen_durable.errors import DatabaseUnavailable
+from gen_durable.pg.installed import read_installed
+from gen_durable.pg.migrate import SETTINGS, check_can_migrate, library_version, script
 from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import Schema
 
@@ -24,21 +25,23 @@ def migrate(
         False, "--roles", help="Also create roles with few rights each: owner, worker, client, viewer, admin."
     ),
     role_prefix: str | None = typer.Option(
-        None, "--role-prefix", metavar="NAME", help="They are called NAME_worker and so on.", show_default="the schema"
+        None, "--role-prefix", metavar="NAME", help="Call the roles NAME_worker and so on.", show_default="the schema"
     ),
     metadata_index: bool = typer.Option(
-        False, "--metadata-index", help="Also create the index of metadata, without blocking writes."
+        False, "--metadata-index", help="Also create the index on metadata, without blocking writers."
     ),
 ) -> None:
-    """Create or update the schema. Applies only missing migrations; several processes may run it at once.
+    """Create or update the schema. Applies only what is missing; safe to run from many places at once.
 
-    With --sql it prints the statements instead, for an administrator to run: the missing ones if the database can be
-    reached, else all. Pass --roles once: later migrations update the roles too.
+    Refuses a schema that holds other objects, or that is newer than this version.
+    --sql prints the statements for your database administrator: the missing ones
+    if the database is reachable, otherwise all. --roles is needed once: later
+    migrations grant the roles what is new.
     """
-    make = Schema(schema)
+    checked = Schema(schema)
     prefix = (role_prefix or schema) if roles or role_prefix is not None else None
-    done = _print if sql else _apply
-    asyncio.run(done(dsn, make, index=metadata_index, roles=prefix))
+    action = _print if sql else _apply
+    asyncio.run(action(dsn, checked, index=metadata_index, roles=prefix))
 
 
 async def _apply(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
@@ -76,22 +79,15 @@ async def _print(dsn: str | None, schema: Schema, *, index: bool, roles: str | N
 
 
 async def _found(dsn: str | None, schema: Schema) -> int:
-    """The version to start from. Nothing is started to find it out: without a DSN it is 0."""
+    """The version to start from: 0 without a DSN, since printing must not start an embedded server."""
     if dsn is None:
         print_message("no DSN: printing all of it, for an empty database")
         return 0
     try:
         async with open_database(dsn) as database:
-            return await _version(database, schema)
+            installed = await read_installed(database.connection, schema)
+            check_can_migrate(installed, schema)
+            return installed.version
     except DatabaseUnavailable as error:
         print_message(f"{error}; printing all of it, for an empty database")
         return 0
-
-
-async def _version(database: ConnectedDatabase, schema: Schema) -> int:
-    found, newest = await installed_version(database.connection, schema), library_version(schema)
-    if found > newest:
-        raise SchemaTooNew(
-            f"schema {schema.name!r} is at version {found}, this library knows up to {newest}: upgrade gen-durable"
-        )
-    return found

@@ -1,26 +1,27 @@
-"""Bringing a database to this library's schema version.
+"""Brings a database to this library's schema version.
 
-In: a link and a schema. Out: the versions applied, or an error of ours. Safe to run from many processes at once: all of
-it is one transaction under a transaction-level lock, and the version is read under that lock. A DDL lock that is not to
-be had in time is given up and asked for again, so that a migration never queues the application behind it.
+Many processes may migrate at once: all of it is one transaction under an advisory lock, and the version is read under
+that lock. Statements are sent one at a time, so that an error names the one that failed. A DDL lock that is not granted
+in time is given up and requested again later: other sessions would queue behind a migration that waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import asyncpg
 
-from gen_durable.errors import ConfigError, DatabaseUnavailable, SchemaMissing, SchemaTooNew
+from gen_durable.errors import ConfigError, DatabaseRefused, DatabaseUnavailable, SchemaMissing, SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, sqlstate
+from gen_durable.pg.faults import ConnectionLost, loggable, message_of, sqlstate
+from gen_durable.pg.installed import Installed, read_installed
 from gen_durable.pg.pool import Pool
-from gen_durable.store.schema import Migration, Schema, functions, migrations
-from gen_durable.store.statements import Statement
-from gen_durable.store.types import Row
+from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations
+from gen_durable.store.split_sql import split_sql
 
 log = logging.getLogger("gen_durable.migrate")
 LOCK_TRIES: Final = 10
@@ -28,8 +29,26 @@ SETTINGS: Final = (
     "set local lock_timeout = '5s'; set local check_function_bodies = off; "  # functions may call later ones
     "set local search_path = pg_catalog, pg_temp"
 )
-"""What a migration runs with: a name that is not qualified means Postgres' own, whatever the caller's search_path."""
+"""The settings of a migration: a name that is not qualified means Postgres' own, whatever the caller's search_path."""
 _RETRIED: Final = frozenset({"55P03", "40P01", "40001", "23505", "42P06", "42710"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One statement of a migration: its file and its number in it."""
+
+    path: str
+    number: int
+    sql: str
+
+
+class _StepFailed(Exception):
+    """The server rejected a statement of a migration."""
+
+    def __init__(self, step: _Step, error: asyncpg.PostgresError) -> None:
+        super().__init__(step.path)
+        self.step = step
+        self.error = error
 
 
 def plan(schema: Schema, current: int) -> list[Migration]:
@@ -44,53 +63,47 @@ def library_version(schema: Schema) -> int:
 
 def script(schema: Schema, current: int) -> str:
     """The SQL that brings a database from version `current` to this library's; empty when there is nothing to do."""
-    missing = plan(schema, current)
-    if not missing:
-        return ""
-    parts = [_FOUNDATION]
-    for migration in missing:
-        parts.append(migration.sql)
-        parts.append(f"insert into @schema.migrations (version) values ({migration.version});\n")  # noqa: S608
-    parts.append(functions(schema))
-    return schema.render("\n".join(parts))
+    return "\n".join(file.text for file in _files(schema, current))
 
 
-async def installed_version(link: PersistentConnection | Pool, schema: Schema) -> int:
-    """The schema version of the database; 0 when there is none."""
-    there = Statement("select pg_catalog.to_regclass($1) is not null", (f'"{schema.name}".migrations',), _first)
-    if not await link.run(there):
-        return 0
-    version = schema.render("select coalesce(pg_catalog.max(version), 0) from @schema.migrations")
-    return int(await link.run(Statement(version, (), _first)))
-
-
-def _first(rows: Sequence[Row]) -> Any:
-    return rows[0][0]
-
-
-async def check(link: PersistentConnection | Pool, schema: Schema) -> None:
+async def check(connection: PersistentConnection | Pool, schema: Schema) -> None:
     """Refuse a database that lacks what this library calls. A newer one is fine: old calls keep working."""
-    found, needed = await installed_version(link, schema), library_version(schema)
-    if found < needed:
+    installed, needed = await read_installed(connection, schema), library_version(schema)
+    installed.check_usable(schema)
+    if installed.version < needed:
         state = (
-            "has no gen_durable schema" if found == 0 else f"is at schema version {found}, this library needs {needed}"
+            "has no gen_durable schema"
+            if installed.version == 0
+            else f"is at schema version {installed.version}, this library needs {needed}"
         )
         raise SchemaMissing(
             f"the database {state} (schema {schema.name!r}): run `gen-durable migrate`, or open it with migrate=True"
         )
 
 
-async def migrate(link: PersistentConnection, schema: Schema, *, roles: str | None = None) -> list[int]:
-    """Apply what is missing. Returns the versions applied, oldest first.
+def check_can_migrate(installed: Installed, schema: Schema) -> None:
+    """Raise an error unless this library may migrate the schema: `SchemaConflict` or `SchemaTooNew`."""
+    installed.check_usable(schema)
+    newest = library_version(schema)
+    if installed.version > newest:
+        raise SchemaTooNew(
+            f"schema {schema.name!r} is at version {installed.version}, this library knows up to {newest}: "
+            "upgrade gen-durable, it will not touch a newer schema"
+        )
 
-    With `roles`, a prefix, roles are made too; once there are some, every migration sees to them.
+
+async def migrate(connection: PersistentConnection, schema: Schema, *, roles: str | None = None) -> list[int]:
+    """Apply the missing migrations. Returns their versions, oldest first.
+
+    With `roles`, a prefix, it also creates the roles; later migrations then grant them what is new.
     """
     for attempt in range(LOCK_TRIES):
         try:
-            return await _migrate(link, schema, roles)
-        except asyncpg.PostgresError as error:
-            if sqlstate(error) not in _RETRIED or attempt == LOCK_TRIES - 1:
-                raise
+            return await _migrate(connection, schema, roles)
+        except (_StepFailed, asyncpg.PostgresError) as error:
+            cause = error.error if isinstance(error, _StepFailed) else error
+            if sqlstate(cause) not in _RETRIED or attempt == LOCK_TRIES - 1:
+                raise _describe(error, schema) if isinstance(error, _StepFailed) else error from cause
             log.info("schema %s is locked by another session, trying again", schema.name)
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"cannot migrate, the database is not reachable: {error}") from error
@@ -98,32 +111,65 @@ async def migrate(link: PersistentConnection, schema: Schema, *, roles: str | No
     raise AssertionError("unreachable")
 
 
-async def _migrate(link: PersistentConnection, schema: Schema, roles: str | None) -> list[int]:
-    connection = await link.connect()
-    async with connection.transaction():
-        await connection.execute(SETTINGS)
-        await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 0))", f"gen_durable/{schema.name}")
-        found, newest = await installed_version(link, schema), library_version(schema)
-        if found > newest:
-            raise SchemaTooNew(
-                f"schema {schema.name!r} is at version {found}, this library knows up to {newest}: "
-                "upgrade gen-durable, it will not touch a newer schema"
-            )
-        sql = script(schema, found)
-        if sql:
-            await connection.execute(sql)
-        present = await connection.fetchval(schema.render("select roles from @schema.installation"))
+async def _migrate(connection: PersistentConnection, schema: Schema, roles: str | None) -> list[int]:
+    driver_connection = await connection.connect()
+    async with driver_connection.transaction():
+        await _run(driver_connection, SqlFile("settings", SETTINGS))
+        await driver_connection.execute(
+            "select pg_advisory_xact_lock(hashtextextended($1, 0))", f"gen_durable/{schema.name}"
+        )
+        installed = await read_installed(connection, schema)
+        check_can_migrate(installed, schema)
+        missing = _files(schema, installed.version)
+        for file in missing:
+            await _run(driver_connection, file)
+        present = await driver_connection.fetchval(schema.render("select roles from @schema.installation"))
         if present is not None and roles not in (None, present):
             raise ConfigError(f"schema {schema.name!r} has roles with the prefix {present!r} already, not {roles!r}")
-        prefix = roles if roles is not None else present if sql else None
+        prefix = roles if roles is not None else present if missing else None
         if prefix is not None:
-            await connection.execute(schema.roles(prefix))
-    return [m.version for m in plan(schema, found)]
+            await _run(driver_connection, SqlFile("roles.sql", schema.roles(prefix)))
+    return [m.version for m in plan(schema, installed.version)]
 
 
-_FOUNDATION: Final = """create schema if not exists @schema;
-create table if not exists @schema.migrations (
-  version     int primary key,
-  applied_at  timestamptz not null default now()
-);
-"""
+def _files(schema: Schema, current: int) -> list[SqlFile]:
+    """The SQL that brings a database from version `current` to this library's, in order."""
+    missing = plan(schema, current)
+    if not missing:
+        return []
+    record = "insert into @schema.migrations (version) values ({});\n"
+    return [
+        *(SqlFile(m.file.path, f"{m.file.text}\n{schema.render(record.format(m.version))}") for m in missing),
+        *functions(schema),
+    ]
+
+
+async def _run(driver_connection: asyncpg.Connection[Any], file: SqlFile) -> None:
+    """Send the statements of a file one at a time."""
+    for step in _steps(file):
+        try:
+            await driver_connection.execute(step.sql)
+        except asyncpg.PostgresError as error:
+            raise _StepFailed(step, error) from error
+
+
+def _steps(file: SqlFile) -> Iterator[_Step]:
+    for number, sql in enumerate(split_sql(file.text), 1):
+        yield _Step(file.path, number, sql)
+
+
+def _describe(failed: _StepFailed, schema: Schema) -> DatabaseRefused:
+    """The library's error. It repeats the server's message only for class 42, which quotes names and never values."""
+    step, error = failed.step, failed.error
+    is_about_names = (sqlstate(error) or "").startswith("42")
+    reason = f"{message_of(error)} ({loggable(error)})" if is_about_names else loggable(error)
+    return DatabaseRefused(
+        f"cannot migrate schema {schema.name!r}: {reason}, at statement {step.number} of {step.path} "
+        f"({_first_line(step.sql)}). Nothing was changed"
+    )
+
+
+def _first_line(sql: str) -> str:
+    """The first line of a statement that is not a comment."""
+    lines = (line.strip() for line in sql.splitlines())
+    return next((line for line in lines if line and not line.startswith("--")), "")

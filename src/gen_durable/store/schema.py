@@ -1,6 +1,7 @@
-"""The Postgres schema of the library, and its SQL files with the name of the schema filled in.
+"""The Postgres schema of an installation, and the package's SQL files with its name filled in.
 
-The name is checked against a narrow pattern and quoted; no other value is ever inserted into SQL text.
+The name is checked against a narrow pattern and quoted once, and every object in the files is qualified with it. Names
+of schemas and roles are the only values that are ever put into SQL text.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SQL = files("gen_durable.sql")
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The checked name of a schema."""
+    """The name of a schema. Raises `ConfigError` for a name that would need care in SQL."""
 
     name: str = DEFAULT_SCHEMA
 
@@ -33,16 +34,16 @@ class Schema:
 
     @property
     def channel(self) -> str:
-        """The NOTIFY channel of wake-ups."""
+        """The NOTIFY channel for wake-ups."""
         return f"{self.name}_wake"
 
     @property
     def metadata_index(self) -> str:
-        """The statement that creates the index of metadata; run it outside a transaction."""
+        """The statement that creates the index on metadata. Run it outside a transaction."""
         return self.render(_SQL.joinpath("metadata_index.sql").read_text("utf-8"))
 
     def roles(self, prefix: str) -> str:
-        """The statement that creates PREFIX_owner, _worker, _client, _viewer and _admin, and grants their rights."""
+        """The SQL that creates PREFIX_owner, _worker, _client, _viewer and _admin, and grants them their rights."""
         if _NAME.fullmatch(prefix) is None or prefix.startswith("pg_"):
             raise ConfigError(
                 f"the prefix of roles must be 1 to 48 characters out of a-z 0-9 _, not begin with a digit or pg_, "
@@ -57,38 +58,44 @@ class Schema:
 
 
 @dataclass(frozen=True, slots=True)
+class SqlFile:
+    """An SQL file of the package: its path below `sql/`, and its text with the schema's name filled in."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of the schema's history: a number, and the statements that bring it about."""
+    """The SQL that brings the schema to a version from the one before."""
 
     version: int
-    name: str
-    sql: str
+    file: SqlFile
 
 
 def migrations(schema: Schema) -> list[Migration]:
-    """All migrations of this library, oldest first."""
-    found: list[Migration] = []
-    for file in sorted(_SQL.joinpath("migrations").iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".sql"):
-            number, _, name = file.name.removesuffix(".sql").partition("_")
-            found.append(Migration(int(number), name, schema.render(file.read_text("utf-8"))))
-    return found
+    """All migrations of this library, oldest first. The number in a file's name is its version."""
+    return [Migration(int(_name_of(file).partition("_")[0]), file) for file in _read("migrations", schema)]
 
 
-def functions(schema: Schema) -> str:
-    """Every function, to be installed (again) with each migration: `create or replace`, callers first or last alike."""
-    texts = [
-        file.read_text("utf-8")
-        for file in sorted(_SQL.joinpath("functions").iterdir(), key=lambda f: (f.name != "may_read.sql", f.name))
-        if file.name.endswith(".sql")
-    ]
-    return schema.render("\n".join(texts))
+def functions(schema: Schema) -> list[SqlFile]:
+    """The files of all functions, which each migration installs again with `create or replace`."""
+    return sorted(_read("functions", schema), key=lambda file: _name_of(file) != "may_read")
 
 
 def checks(schema: Schema) -> list[tuple[str, str]]:
     """The doctor's queries by name; each returns the rows that break an invariant."""
+    return [(_name_of(file), file.text) for file in _read("checks", schema)]
+
+
+def _read(folder: str, schema: Schema) -> list[SqlFile]:
+    """The SQL files of a folder, by name."""
     return [
-        (file.name.removesuffix(".sql"), schema.render(file.read_text("utf-8")))
-        for file in sorted(_SQL.joinpath("checks").iterdir(), key=lambda f: f.name)
+        SqlFile(f"{folder}/{file.name}", schema.render(file.read_text("utf-8")))
+        for file in sorted(_SQL.joinpath(folder).iterdir(), key=lambda file: file.name)
         if file.name.endswith(".sql")
     ]
+
+
+def _name_of(file: SqlFile) -> str:
+    return file.path.rpartition("/")[2].removesuffix(".sql")

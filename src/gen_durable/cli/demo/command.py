@@ -20,6 +20,7 @@ from gen_durable.cli.database import ConnectedDatabase, open_database
 from gen_durable.cli.demo.checks import DemoReport, check_run
 from gen_durable.cli.demo.processes import WorkerProcesses
 from gen_durable.cli.demo.program import SCHEMA
+from gen_durable.cli.demo.schema import recreate_schema
 from gen_durable.cli.demo.script import DemoFailed, Script
 from gen_durable.cli.demo.terminal import LineView, LiveView, print_report
 from gen_durable.cli.demo.view import View
@@ -65,6 +66,11 @@ async def _run(dsn: str | None, console: Console, seconds: float, *, is_live: bo
         event_log, log = _files(database)
         pace = seconds / _SECONDS_AT_PACE_1
         console.print(f"{database.location}, schema {SCHEMA}")
+        if (renamed := await recreate_schema(database.connection)) is not None:
+            console.print(
+                f"Schema {SCHEMA} held data in the layout of an older version: it is now called {renamed}.",
+                soft_wrap=True,
+            )
         with _open_view(console, is_live=is_live) as view:
             script = Script(database, WorkerProcesses(database.dsn, event_log, log, pace), event_log, view, pace)
             try:

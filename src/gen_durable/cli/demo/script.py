@@ -25,7 +25,6 @@ from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.view import DemoState, Event, Level, View
 from gen_durable.doctor import count_by_step
 from gen_durable.errors import GenDurableError
-from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
@@ -89,9 +88,6 @@ class Script:
 
     async def run(self) -> Observations:
         """Run from an empty schema to the end of the last order."""
-        connection = self._database.connection
-        await connection.run_script(f'drop schema if exists "{SCHEMA}" cascade')
-        await migrate(connection, Schema(SCHEMA))
         following = asyncio.create_task(self._follow_events())
         try:
             await self._start_worker()

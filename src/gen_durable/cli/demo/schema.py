@@ -1,0 +1,41 @@
+"""The schema of the demo: created anew for each run.
+
+Only a schema of this layout is dropped. One of an unreleased version is renamed, and one with other objects is refused.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Final
+
+from gen_durable.cli.demo.program import SCHEMA
+from gen_durable.pg.connection import PersistentConnection
+from gen_durable.pg.installed import read_installed
+from gen_durable.pg.migrate import migrate
+from gen_durable.store.schema import Schema
+from gen_durable.store.statements import Statement
+
+_EXISTS: Final = "select exists (select from pg_catalog.pg_namespace where nspname = $1)"
+
+
+async def recreate_schema(connection: PersistentConnection) -> str | None:
+    """Create the demo's schema. Returns the new name of a schema that was set aside, if there was one."""
+    schema = Schema(SCHEMA)
+    installed = await read_installed(connection, schema)
+    renamed = None
+    if installed.is_unreleased:
+        renamed = await _find_free_name(connection)
+        await connection.run_script(f'alter schema "{SCHEMA}" rename to "{renamed}"')
+    else:
+        installed.check_usable(schema)
+        await connection.run_script(f'drop schema if exists "{SCHEMA}" cascade')
+    await migrate(connection, schema)
+    return renamed
+
+
+async def _find_free_name(connection: PersistentConnection) -> str:
+    for number in count(1):
+        name = f"{SCHEMA}_old{number}"
+        if not await connection.run(Statement(_EXISTS, (name,), lambda rows: bool(rows[0][0]))):
+            return name
+    raise AssertionError("unreachable")

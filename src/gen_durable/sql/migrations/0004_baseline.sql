@@ -1,0 +1,381 @@
+-- Baseline: every type, table and index of the schema.
+--
+-- Its version is 4 because unreleased versions have used 1 to 3 for another layout: the numbers tell the two apart
+-- (pg/installed.py), and a library of the old layout refuses this schema as too new.
+--
+-- Functions and triggers are in functions/ and are installed after each migration. A comment at an index names the
+-- functions that need it. The meaning of tables and columns is in COMMENTs, so that psql shows it (\d+).
+
+create schema if not exists @schema;
+
+create table @schema.migrations (
+  version     int primary key,
+  applied_at  timestamptz not null default now()
+);
+comment on table @schema.migrations is 'One row per applied version of the schema. Written by gen-durable migrate.';
+
+create type @schema.durable_status as enum (
+  'runnable', 'executing', 'awaiting_signal', 'awaiting_children', 'done', 'failed', 'cancelled'
+);
+
+-- Columns of fixed width come first: Postgres finds them at a constant offset, without reading the ones before.
+--
+-- parent_id has no foreign key: it would lock the parent for every inserted child, and search for children for every
+-- row that gc deletes. A child never outlives the barrier of its parent (gc.sql), so no reader meets a dangling id.
+create table @schema.instances (
+  id                bigint generated always as identity primary key,
+  parent_id         bigint,
+  inserted_at       timestamptz not null default now(),
+  updated_at        timestamptz not null default now(),
+  eligible_at       timestamptz not null default now(),
+  await_deadline    timestamptz,
+  lease_expires_at  timestamptz,
+  finished_at       timestamptz,
+  -- One column for runnable rows and for waiting rows with a deadline, so that one index and one comparison serve both.
+  due_at            timestamptz generated always as (
+    case
+      when blocked_on is not null        then null
+      when status = 'runnable'           then coalesce(token_at, eligible_at)
+      when status = 'awaiting_signal'    then coalesce(token_at, await_deadline)
+      when status = 'awaiting_children'  then coalesce(token_at, await_deadline)
+    end
+  ) stored,
+  token_at          timestamptz,
+  fsm_version       int not null default 1,
+  attempt           int not null default 0,
+  claims            int not null default 0,
+  seq               int not null default 0,
+  visit             int not null default 0,
+  crashes           int not null default 0,
+  children_pending  int not null default 0 check (children_pending >= 0),
+  children_needed   int,
+  round             int not null default 0,
+  parent_round      int,
+  status            @schema.durable_status not null default 'runnable',
+  priority          smallint not null default 0,
+  has_signals       boolean not null default false,
+  has_journal       boolean not null default false,
+  joined            boolean not null default false,
+  fsm               text not null check (fsm <> ''),
+  step              text not null check (step <> ''),
+  queue             text not null default 'default' check (queue <> ''),
+  partition_key     text check (partition_key <> ''),
+  slot_key          text collate "C",
+  rate_key          text collate "C",
+  weight            int,
+  blocked_on        text collate "C",
+  group_key         text collate "C",
+  locked_by         text,
+  last_error        text,
+  cancel_reason     text,
+  on_failure        text check (on_failure in ('wake', 'cancel_rest')),
+  cancel_rest       boolean,
+  awaits            text[],
+  seen              bigint[],
+  inserted_by       text,
+  state             jsonb not null default '{}',
+  result            jsonb,
+  unique_key        bytea check (unique_key <> ''),
+  unique_scope      @schema.durable_status[] not null default '{}',
+  -- The key while the status is in the scope. The update that takes a row out of its scope also empties the scope, so a
+  -- row never takes its guard a second time and no transition can collide.
+  unique_guard      bytea generated always as (
+    case when unique_key is not null and status = any (unique_scope) then unique_key end
+  ) stored,
+  metadata          jsonb
+)
+with (
+  fillfactor = 60,                          -- space for the updates of a chain on the row's own page (HOT)
+  autovacuum_vacuum_scale_factor = 0.02,    -- a queue has many dead rows, all of them young
+  autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_insert_scale_factor = 0.1,
+  autovacuum_analyze_scale_factor = 0.05,
+  autovacuum_vacuum_cost_delay = 0
+);
+comment on table @schema.instances is 'One row per instance of a machine or job.';
+comment on column @schema.instances.parent_id is 'The instance that started this one.';
+comment on column @schema.instances.eligible_at is 'From when on a runnable row may be picked.';
+comment on column @schema.instances.await_deadline is 'When a waiting row is woken without a signal or its children.';
+comment on column @schema.instances.finished_at is 'When the instance ended. Retention counts from here.';
+comment on column @schema.instances.due_at is
+  'From when on the row may be picked, whatever its status; null if it may not be picked.';
+comment on column @schema.instances.token_at is
+  'When a token of the rate limit is expected, for a row that was refused one.';
+comment on column @schema.instances.fsm is 'The name of the machine or job.';
+comment on column @schema.instances.attempt is 'Executions of the current step that did not lead on from it.';
+comment on column @schema.instances.claims is
+  'The fencing number (epoch) of the newest claim. Raised by each claim and by each change that ends a claim from outside.';
+comment on column @schema.instances.seq is 'The number of committed outcomes.';
+comment on column @schema.instances.visit is
+  'The seq with which the instance entered its step; the same for all retries of the step.';
+comment on column @schema.instances.crashes is 'Claims without an outcome since the last progress.';
+comment on column @schema.instances.children_pending is 'Children of the current round that have not ended.';
+comment on column @schema.instances.children_needed is
+  'How many more children must be done before the parent continues; null if all must end.';
+comment on column @schema.instances.round is 'The number of fan-outs of this instance.';
+comment on column @schema.instances.parent_round is 'The round of the parent to which this child belongs.';
+comment on column @schema.instances.priority is 'A lower number is picked first.';
+comment on column @schema.instances.has_signals is
+  'Whether a signal was ever delivered; without one, pick and the end of the instance skip the inbox.';
+comment on column @schema.instances.has_journal is
+  'Whether a checkpoint, an activity or progress was ever written; without one, pick skips the journal.';
+comment on column @schema.instances.joined is 'Whether its children have woken it: the claim then carries their results.';
+comment on column @schema.instances.slot_key is 'The concurrency limit of the step: NAME or NAME/PARTITION.';
+comment on column @schema.instances.rate_key is 'The rate limit of the step: NAME or NAME/PARTITION.';
+comment on column @schema.instances.weight is 'The number of tokens of the rate limit that one execution takes; null for 1.';
+comment on column @schema.instances.blocked_on is
+  'The gate that the row waits for: partition/KEY, slot/KEY or rate/KEY.';
+comment on column @schema.instances.group_key is 'The group of the row in a fair queue: KIND/GROUP.';
+comment on column @schema.instances.locked_by is 'The worker that has claimed the row.';
+comment on column @schema.instances.cancel_reason is
+  'Set while the row executes and a cancel is requested: its next outcome ends it.';
+comment on column @schema.instances.on_failure is
+  'What the first failed child does: wake the parent, or also cancel the other children; null: the parent waits for all.';
+comment on column @schema.instances.cancel_rest is
+  'Whether children that the parent stops waiting for are cancelled.';
+comment on column @schema.instances.awaits is
+  'The names of the signals it waits for, kept until the woken step progresses.';
+comment on column @schema.instances.seen is 'The ids of the signals that the waiting step had already received.';
+comment on column @schema.instances.inserted_by is
+  'The login that inserted the row, if that login may read only its own rows (roles.sql).';
+comment on column @schema.instances.unique_scope is 'The statuses in which the row holds its unique key.';
+comment on column @schema.instances.metadata is
+  'A JSON object of the user, to find instances by; the engine does not read it. Indexed by migrate --metadata-index.';
+
+-- pick: the due rows of one queue and priority, in order. Rows that cannot run are not in it.
+create index instances_pick on @schema.instances (queue, priority, due_at, id) where due_at is not null;
+
+-- reap: claims by the end of their lease.
+create index instances_lease on @schema.instances (lease_expires_at) where status = 'executing';
+
+-- admit_partitions: at most one claim per partition key. The locks of pick prevent a conflict; the index proves it.
+create unique index instances_partition on @schema.instances (partition_key)
+  where status = 'executing' and partition_key is not null;
+
+-- admit_partitions, unblock: the first row of a partition key among those that may be picked, which keeps its order.
+create index instances_partition_order on @schema.instances (partition_key, priority, due_at, id)
+  where due_at is not null and partition_key is not null;
+
+-- admit_partitions, unblock: the first row that waits for a partition key; unblock_missed: all gates with waiting rows.
+create index instances_blocked on @schema.instances (blocked_on, priority, eligible_at, id)
+  where blocked_on is not null;
+
+-- admit_partitions, unblock: the row that a partition key has admitted and that now waits for a limit; no other row of
+-- the key may overtake it.
+create index instances_partition_admitted on @schema.instances (partition_key)
+  where partition_key is not null and (token_at is not null or not starts_with(blocked_on, 'partition/'));
+
+-- unblock: the rows that wait for a limit, by queue.
+create index instances_limited on @schema.instances (blocked_on, queue, priority, eligible_at, id)
+  where not starts_with(blocked_on, 'partition/');
+
+-- admit_limits, unblock: how many rows of a concurrency limit execute (slot), and how many may be picked (slot_due).
+-- slot_due wraps due_at in coalesce: with the plain column instances_pick would fit as well, and a planner with
+-- statistics of an empty queue takes that one and reads all of it (tests/store/test_plans_limits.py).
+create index instances_slot on @schema.instances (slot_key) where status = 'executing' and slot_key is not null;
+create index instances_slot_due on @schema.instances (slot_key, queue, coalesce(due_at, 'infinity'))
+  where slot_key is not null and coalesce(due_at, 'infinity') < 'infinity';
+
+-- admit_limits: rows of a rate limit that have not been refused a token yet; due_at is wrapped as above.
+create index instances_rate_due on @schema.instances (rate_key, coalesce(due_at, 'infinity'))
+  where rate_key is not null and token_at is null and coalesce(due_at, 'infinity') < 'infinity';
+
+-- unblock, set_limit: the rows that wait for their token, by the time at which it is expected.
+create index instances_token_due on @schema.instances (rate_key, queue, token_at) where token_at is not null;
+
+-- pick_fair: the groups of a fair queue.
+create index instances_group on @schema.instances (queue, priority, group_key, due_at, id)
+  where due_at is not null and group_key is not null;
+
+-- insert, signal: at most one instance holds a unique key.
+create unique index instances_unique on @schema.instances (unique_guard) where unique_guard is not null;
+
+-- children_of, children_page: the children of a round, in the order of their start.
+create index instances_parent on @schema.instances (parent_id, parent_round, id) where parent_id is not null;
+
+-- gc: ended rows by age.
+create index instances_finished on @schema.instances (finished_at) where finished_at is not null;
+
+-- filter_sql: failed and cancelled instances, newest first. Rows that succeed never enter it.
+create index instances_ended_badly on @schema.instances (id) where status in ('failed', 'cancelled');
+
+-- The transaction that ends a parent, or opens its barrier early, inserts a row here; cascade cancels the children
+-- afterwards, a batch at a time. A call in the caller's transaction must not lock gates: it leaves them here as well.
+create table @schema.cascades (
+  id           bigint generated always as identity primary key,
+  parent_id    bigint,
+  first_round  int,
+  last_round   int,
+  after        bigint not null default 0,
+  origin       bigint not null,
+  reason       text not null,
+  gates        text[],
+  inserted_at  timestamptz not null default now()
+);
+comment on table @schema.cascades is 'Pending work of cascade: children to cancel and gates to unblock.';
+comment on column @schema.cascades.parent_id is 'The parent whose children are cancelled; null if there are only gates.';
+-- A retried parent begins a new round, so the cascade leaves its new children alone (tests/interleavings: spawn_cascade).
+comment on column @schema.cascades.first_round is 'The first round of the parent whose children are cancelled.';
+comment on column @schema.cascades.last_round is 'The last round of the parent whose children are cancelled.';
+comment on column @schema.cascades.after is 'Children up to this id are done.';
+comment on column @schema.cascades.origin is 'The instance that was cancelled, or whose barrier opened early.';
+comment on column @schema.cascades.gates is 'Gates freed by a call in the caller''s transaction.';
+
+-- cascade: the pending work of one origin.
+create index cascades_origin on @schema.cascades (origin);
+
+-- target_id has no foreign key: signals are deleted with their instance by delete_signals_trg.
+create table @schema.signals (
+  id           bigint generated always as identity primary key,
+  target_id    bigint not null,
+  inserted_at  timestamptz not null default now(),
+  consumed     boolean not null default false,
+  name         text not null check (name <> ''),
+  payload      jsonb,
+  dedup_key    text check (dedup_key <> '')
+)
+with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+comment on table @schema.signals is 'The inboxes of all instances: one row per delivered signal.';
+comment on column @schema.signals.target_id is 'The instance that receives the signal.';
+comment on column @schema.signals.consumed is
+  'A consumed signal with a dedup key stays, without its payload, until its instance ends, to detect a second delivery.';
+
+-- signal: one delivery per dedup key. Most signals have none and do not pay for the index.
+create unique index signals_dedup on @schema.signals (target_id, dedup_key) where dedup_key is not null;
+
+-- pick, flush: the unconsumed signals of an instance, in order. Consumed ones sort apart, so that reading an inbox skips
+-- them; delete_signals_trg finds them here when the instance is deleted.
+create index signals_inbox on @schema.signals (target_id, consumed, id);
+
+create table @schema.limits (
+  name        text collate "C" primary key check (name <> '' and name !~ '/'),
+  kind        text not null check (kind in ('concurrency', 'rate')),
+  slots       int check (slots >= 1),
+  period      float8 check (period > 0),
+  burst       int check (burst >= 1),
+  declared    jsonb,
+  updated_at  timestamptz not null default now(),
+  check ((kind = 'concurrency') = (slots is not null)),
+  check ((kind = 'rate') = (period is not null and burst is not null)),
+  check (period * burst <= 3.2e9)             -- a bucket refills within a hundred years: timestamps cannot overflow
+);
+comment on table @schema.limits is 'One row per limit. Each partition of a limit has its own slots or tokens.';
+comment on column @schema.limits.slots is 'Of a concurrency limit: how many steps execute at a time.';
+comment on column @schema.limits.period is 'Of a rate limit: the seconds between two tokens.';
+comment on column @schema.limits.burst is 'Of a rate limit: how many tokens a full bucket holds.';
+comment on column @schema.limits.declared is 'The limit as a worker has last declared it in code.';
+
+-- admit_limits locks and updates the row of each bucket it takes tokens from.
+create table @schema.rate_buckets (
+  key            text collate "C" primary key,
+  drained_until  timestamptz not null
+)
+with (fillfactor = 50);
+comment on table @schema.rate_buckets is
+  'One row per rate limit, or per partition of one, that is not known to be full. A missing row is a full bucket.';
+comment on column @schema.rate_buckets.drained_until is 'When the bucket is full again.';
+
+create table @schema.step_slots (
+  ticket       bigint primary key,
+  id           bigint generated always as identity,
+  slot_key     text collate "C" not null,
+  instance_id  bigint not null,
+  claim        int not null
+);
+comment on table @schema.step_slots is
+  'Slots of concurrency limits acquired inside steps (ctx.limit), and requests that wait for one, in order of arrival.';
+comment on column @schema.step_slots.ticket is 'Chosen by the caller, so that a repeated call finds its own row.';
+comment on column @schema.step_slots.claim is
+  'The fencing number of the claim that acquires the slot. The row counts while that claim is current.';
+
+-- acquire_limit, slots_taken: the slots of a limit, in order of arrival.
+create index step_slots_key on @schema.step_slots (slot_key, id);
+
+-- reap: the slots of claims whose lease has expired.
+create index step_slots_instance on @schema.step_slots (instance_id);
+
+-- No foreign key and no second index: record_transitions writes here at every step. delete_journal_trg deletes the rows
+-- with their instance.
+create table @schema.transitions (
+  instance_id  bigint not null,
+  started_at   timestamptz not null,
+  duration     float8 not null,
+  seq          int not null,
+  attempt      int not null,
+  step         text not null,
+  outcome      text not null,
+  next_step    text,
+  worker       text,
+  error        text,
+  state        jsonb,
+  primary key (instance_id, seq)
+)
+with (
+  autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_insert_scale_factor = 0.1,
+  autovacuum_vacuum_cost_delay = 0
+);
+comment on table @schema.transitions is 'The history: one row per committed outcome.';
+comment on column @schema.transitions.duration is 'Seconds.';
+comment on column @schema.transitions.outcome is 'The name of the outcome in code: Next, Retry, Await and so on.';
+comment on column @schema.transitions.next_step is 'Null if the instance ended.';
+comment on column @schema.transitions.state is 'The state after the outcome, for machines with history="states".';
+
+create table @schema.checkpoints (
+  instance_id  bigint primary key,
+  updated_at   timestamptz not null default now(),
+  visit        int not null,
+  version      int not null,
+  format       int not null,
+  value        jsonb not null
+)
+with (
+  fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0
+);
+comment on table @schema.checkpoints is 'The newest checkpoint of each instance.';
+comment on column @schema.checkpoints.visit is 'The visit that wrote it; later visits ignore it.';
+comment on column @schema.checkpoints.version is 'The number of checkpoints written in this visit.';
+comment on column @schema.checkpoints.format is 'The format of the row: a worker refuses one that it does not know.';
+
+create table @schema.activities (
+  instance_id  bigint not null,
+  started_at   timestamptz not null,
+  duration     float8 not null,
+  visit        int not null,
+  n            int not null,
+  attempt      int not null,
+  name         text not null check (name <> ''),
+  parameters   jsonb not null,
+  result       jsonb,
+  error        text,
+  primary key (instance_id, visit, n)
+)
+with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+comment on table @schema.activities is 'One row per ended call of an activity (ctx.run).';
+comment on column @schema.activities.duration is 'Seconds.';
+comment on column @schema.activities.n is 'The number of the call within its visit, in the order of the starts.';
+comment on column @schema.activities.attempt is 'How often the same name was called before in this visit.';
+comment on column @schema.activities.error is 'Null if the call succeeded: it is then not repeated.';
+
+create table @schema.progress (
+  instance_id  bigint not null,
+  updated_at   timestamptz not null default now(),
+  fraction     float8,
+  step         text not null,
+  branch       text not null default '',
+  message      text,
+  detail       jsonb,
+  primary key (instance_id, step, branch)
+)
+with (
+  fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0
+);
+comment on table @schema.progress is 'The progress that a step last reported, one row per branch.';
+
+create table @schema.installation (token text not null, roles text);
+comment on table @schema.installation is 'Exactly one row.';
+comment on column @schema.installation.token is
+  'Part of every idempotency key: ids begin at 1 in each installation, and keys of two must not be equal.';
+comment on column @schema.installation.roles is 'The prefix of the roles (migrate --roles); null without roles.';
+insert into @schema.installation (token) values (left(replace(gen_random_uuid()::text, '-', ''), 12));
