@@ -7,16 +7,24 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import asyncpg
 import pytest
+from tests.support.old_layout import old_layout
 
-from gen_durable import Failed, Finished, Handle
+from gen_durable import Durable, Failed, Finished, Handle
+from gen_durable.cli.database import open_database
 from gen_durable.cli.demo import checks
 from gen_durable.cli.demo.machines import Order, Receipt
 from gen_durable.cli.demo.program import SCHEMA
+from gen_durable.cli.demo.schema import recreate_schema
 from gen_durable.cli.demo.script import Observations, Placed
+from gen_durable.errors import SchemaConflict
+from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.migrate import check
+from gen_durable.store.schema import Schema
 
 
 @pytest.fixture
@@ -46,6 +54,43 @@ def test_it_kills_a_worker_and_nothing_is_lost(run: Any, dsn: str) -> None:
     assert "FAIL" not in done.stdout
     clean = run("doctor", "--dsn", dsn, "--schema", SCHEMA)
     assert clean.returncode == 0
+
+
+async def test_data_of_an_older_layout_are_set_aside(dsn: str, bare_schema: str) -> None:
+    """An old schema is renamed with all its rows, a current one is recreated, and one of others is refused."""
+    connection = PersistentConnection(Target(dsn))
+    driver_connection = await connection.connect()
+    try:
+        for expected in (f"{bare_schema}_old1", f"{bare_schema}_old2"):
+            await driver_connection.execute(f"drop schema if exists {bare_schema} cascade; {old_layout(bare_schema)}")
+            assert await recreate_schema(connection, Schema(bare_schema)) == expected
+            assert await driver_connection.fetchval(f"select id from {expected}.gen_durable") == 7
+            await check(connection, Schema(bare_schema))
+        assert await recreate_schema(connection, Schema(bare_schema)) is None
+        await driver_connection.execute(f"drop schema {bare_schema} cascade; create schema {bare_schema}")
+        await driver_connection.execute(f"create table {bare_schema}.customers (id int)")
+        with pytest.raises(SchemaConflict, match="customers"):
+            await recreate_schema(connection, Schema(bare_schema))
+    finally:
+        for name in (f"{bare_schema}_old1", f"{bare_schema}_old2"):
+            await driver_connection.execute(f"drop schema if exists {name} cascade")
+        await connection.close()
+
+
+@pytest.mark.slow
+def test_an_old_data_directory_is_no_obstacle(run: Any, tmp_path: Path) -> None:
+    """The demo says in one sentence what happened to the old schema; Durable() says what to do."""
+
+    async def make_old() -> None:
+        async with open_database(None, directory=tmp_path / ".gen_durable") as database:
+            await database.connection.run_script(old_layout(SCHEMA) + old_layout("gen_durable"))
+        with pytest.raises(SchemaConflict, match="unreleased version"):
+            await Durable(embedded_directory=tmp_path / ".gen_durable").open()
+
+    asyncio.run(make_old())
+    done = run("demo", "--plain", "--seconds", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{SCHEMA} held data in the layout of an older version: it is now called {SCHEMA}_old1." in done.stdout
 
 
 def test_without_the_embedded_wheel_it_says_what_to_do(run: Any, tmp_path: Any) -> None:

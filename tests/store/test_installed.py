@@ -129,7 +129,8 @@ async def test_an_error_names_file_and_statement(dsn: str, schema: str, later_ve
             await migrate(connection, Schema(schema))
         assert str(caught.value) == (
             f"cannot migrate schema '{schema}': relation \"{schema}.missing\" does not exist "
-            f"(UndefinedTableError, SQLSTATE 42P01), at statement 2 of migrations/{later_version:04}_later.sql (create index i). Nothing was changed"
+            f"(UndefinedTableError, SQLSTATE 42P01), "
+            f"at statement 2 of migrations/{later_version:04}_later.sql (create index i). Nothing was changed"
         )
         assert f"table {schema}.later" not in await objects(connection, schema)
 

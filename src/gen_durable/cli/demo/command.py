@@ -24,6 +24,7 @@ from gen_durable.cli.demo.schema import recreate_schema
 from gen_durable.cli.demo.script import DemoFailed, Script
 from gen_durable.cli.demo.terminal import LineView, LiveView, print_report
 from gen_durable.cli.demo.view import View
+from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
 SECONDS = 12.0
@@ -66,7 +67,7 @@ async def _run(dsn: str | None, console: Console, seconds: float, *, is_live: bo
         event_log, log = _files(database)
         pace = seconds / _SECONDS_AT_PACE_1
         console.print(f"{database.location}, schema {SCHEMA}")
-        if (renamed := await recreate_schema(database.connection)) is not None:
+        if (renamed := await recreate_schema(database.connection, Schema(SCHEMA))) is not None:
             console.print(
                 f"Schema {SCHEMA} held data in the layout of an older version: it is now called {renamed}.",
                 soft_wrap=True,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from itertools import count
 from typing import Final
 
-from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.installed import read_installed
 from gen_durable.pg.migrate import migrate
@@ -18,24 +17,23 @@ from gen_durable.store.statements import Statement
 _EXISTS: Final = "select exists (select from pg_catalog.pg_namespace where nspname = $1)"
 
 
-async def recreate_schema(connection: PersistentConnection) -> str | None:
-    """Create the demo's schema. Returns the new name of a schema that was set aside, if there was one."""
-    schema = Schema(SCHEMA)
+async def recreate_schema(connection: PersistentConnection, schema: Schema) -> str | None:
+    """Create the schema, empty and migrated. Returns the new name of a schema that was set aside, if there was one."""
     installed = await read_installed(connection, schema)
     renamed = None
     if installed.is_unreleased:
-        renamed = await _find_free_name(connection)
-        await connection.run_script(f'alter schema "{SCHEMA}" rename to "{renamed}"')
+        renamed = await _find_free_name(connection, schema)
+        await connection.run_script(schema.render(f'alter schema @schema rename to "{renamed}"'))
     else:
         installed.check_usable(schema)
-        await connection.run_script(f'drop schema if exists "{SCHEMA}" cascade')
+        await connection.run_script(schema.render("drop schema if exists @schema cascade"))
     await migrate(connection, schema)
     return renamed
 
 
-async def _find_free_name(connection: PersistentConnection) -> str:
+async def _find_free_name(connection: PersistentConnection, schema: Schema) -> str:
     for number in count(1):
-        name = f"{SCHEMA}_old{number}"
+        name = f"{schema.name}_old{number}"
         if not await connection.run(Statement(_EXISTS, (name,), lambda rows: bool(rows[0][0]))):
             return name
     raise AssertionError("unreachable")
