@@ -236,7 +236,8 @@ async def test_everything_is_in_one_schema(dsn: str, schema: str) -> None:
         )
         paths = await connection.fetch(
             "select proname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where nspname = $1 "
-            "and coalesce(array_to_string(proconfig, ','), '') not like '%search_path%'",
+            "and coalesce(array_to_string(proconfig, ','), '') not like '%search_path%' "
+            "and prosqlbody is null",  # a body in the SQL standard's form has its names resolved already
             schema,
         )
     finally:
