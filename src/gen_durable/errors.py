@@ -125,7 +125,7 @@ class InstanceCancelled(GenDurableError):
 
 
 class WaitTimeout(GenDurableError, TimeoutError):
-    """`Handle.result` reached its timeout before the instance ended. The instance goes on."""
+    """`Handle.result` reached its timeout before the instance ended. The instance continues."""
 
     def __init__(self, id: int, machine: str | None, reason: str) -> None:  # noqa: A002  # the instance's id
         super().__init__(f"{_label(id, machine)} {reason}")

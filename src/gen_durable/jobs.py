@@ -163,7 +163,7 @@ def job(
 
     def make(function: Callable[..., Any]) -> Job[Any, Any]:
         if not inspect.isfunction(function):
-            raise DefinitionError(f"@job goes on a function, got {type(function).__name__}: put @job outermost")
+            raise DefinitionError(f"@job decorates a function, got {type(function).__name__}: put @job outermost")
         label = check_name(function.__name__ if name is None else name, "a job's name", DefinitionError)
         check_name(queue, f"the queue of job {label!r}", DefinitionError)
         if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:

@@ -129,7 +129,7 @@ def step(
     def mark(function: F) -> F:
         plain: object = function  # narrowed instead of `function`, whose type must stay the user's
         if not inspect.isfunction(plain):
-            raise DefinitionError(f"@step goes on a method, got {type(plain).__name__}: put @step outermost")
+            raise DefinitionError(f"@step decorates a method, got {type(plain).__name__}: put @step outermost")
         durable = check_name(plain.__name__ if name is None else name, "a step's name", DefinitionError)
         old = tuple(check_name(a, f"an alias of step {durable!r}", DefinitionError) for a in aliases)
         what = f"the timeout of step {durable!r}"
@@ -200,7 +200,7 @@ def _marked(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types
         function: object = inspect.getattr_static(cls, attribute)
         kind = type(function)
         if kind in (staticmethod, classmethod) and hasattr(cast(Any, function).__func__, "__gen_durable_step__"):
-            raise DefinitionError(f"@step goes on a method, but {attribute!r} is a {kind.__name__}")
+            raise DefinitionError(f"@step decorates a method, but {attribute!r} is a {kind.__name__}")
         if not isinstance(function, types.FunctionType):
             continue
         mark = getattr(function, "__gen_durable_step__", None)

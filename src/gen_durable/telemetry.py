@@ -29,7 +29,7 @@ class StepCommitted:
 
 @dataclass(frozen=True, slots=True)
 class RowsPicked:
-    """The picker claimed `count` rows of a queue; it had room for `demand`."""
+    """The picker claimed `count` rows of a queue, out of `demand` that it requested."""
 
     queue: str
     count: int

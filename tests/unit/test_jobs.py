@@ -163,7 +163,7 @@ def test_options_are_checked(options: dict[str, Any], words: str) -> None:
 def test_job_goes_on_functions_only() -> None:
     """A class or an object with __call__ is refused."""
     for wrong in (Mail, "send", send):
-        with pytest.raises(DefinitionError, match="@job goes on a function"):
+        with pytest.raises(DefinitionError, match="@job decorates a function"):
             job(cast(Any, wrong))
 
 

@@ -290,9 +290,9 @@ def test_options_of_steps_are_checked(options: dict[str, Any]) -> None:
 
 def test_step_goes_on_functions_only() -> None:
     """On something else, such as a static method, it says so."""
-    with pytest.raises(DefinitionError, match="@step goes on a method, got staticmethod: put @step outermost"):
+    with pytest.raises(DefinitionError, match="@step decorates a method, got staticmethod: put @step outermost"):
         step(cast(Any, staticmethod(fine)))
-    with pytest.raises(DefinitionError, match="@step goes on a method, got str"):
+    with pytest.raises(DefinitionError, match="@step decorates a method, got str"):
         step(cast(Any, "start"))
 
 
@@ -303,7 +303,7 @@ def test_a_step_inside_another_decorator_is_refused() -> None:
         return Done(1)
 
     for wrapper in (staticmethod, classmethod):
-        with pytest.raises(DefinitionError, match="@step goes on a method, but 'one' is a"):
+        with pytest.raises(DefinitionError, match="@step decorates a method, but 'one' is a"):
             make(one=wrapper(cast(Any, step(inner))))
 
 

@@ -41,7 +41,7 @@ class MemoryJournal:
         )
 
     def step_journal(self, claim: object, seq: int) -> StepJournal:
-        """The journal, whichever claim asks for it."""
+        """The same journal for every claim."""
         return self._step_journal
 
     async def perform(self, actions: Actions) -> Any:
