@@ -48,7 +48,7 @@ help:
 	@echo '  make limits-long   run the tests of limits for minutes instead of seconds, with the documented bounds'
 	@echo '  make model    compare random histories with a model of the database (MODEL_EXAMPLES=2000)'
 	@echo '  make mutants  remove each guard of the SQL, one at a time: a test must fail for each (about 20 minutes)'
-	@echo '  make check    lint, format, import directions and types (ruff, lint-imports, mypy, pyright)'
+	@echo '  make check    lint, format, import directions, types and prose (ruff, lint-imports, mypy, pyright, scripts/prose.py)'
 	@echo '  make prose    count the tics of unclear prose in comments, SQL headers and docs (ARGS=--all lists them)'
 	@echo '  make bench    measure the engine against its bare SQL; JSON and plots go to tools/bench/results/'
 	@echo '  make bench-scale   measure each statement with 10 k to 3 M rows, and under a long reader (ARGS=--quick)'
@@ -110,6 +110,7 @@ check: $(READY)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
+	$(BIN)/python scripts/prose.py
 
 .PHONY: prose
 prose: $(READY)
