@@ -115,7 +115,7 @@ class Model:
             return "stale"
         if row.seq == seq + 1:
             return "already"
-        return "asked" if row.marked and kind not in ENDS else "written"
+        return "cancel_requested" if row.marked and kind not in ENDS else "written"
 
     def commit(self, row: Row, kind: str, *, step: str | None, delay: float | None, consumed: Iterable[int]) -> None:
         row.seq, row.crashes, row.step = row.seq + 1, 0, step or row.step
