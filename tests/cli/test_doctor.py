@@ -38,7 +38,7 @@ async def test_a_violation_is_exit_code_1_and_is_named_and_explained(run: Any, d
     assert done.returncode == 1
     assert "await_shape" in done.stdout
     assert "7 rows" in done.stdout
-    assert "A parked instance names what it waits for." in done.stdout
+    assert "A parked instance awaits no signal." in done.stdout
     assert "awaiting_signal without names" in done.stdout
     assert "and 2 more" in done.stdout
     assert "1 of" in done.stdout

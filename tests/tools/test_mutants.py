@@ -28,7 +28,7 @@ mutant.SQL = Path("src/gen_durable/sql")
 sql = (mutant.ROOT / mutant.SQL / "functions" / "flush.sql").read_text()
 (file / mutant.SQL / "functions").mkdir(parents=True)
 (file / mutant.SQL / "functions" / "flush.sql").write_text(
-    sql.replace("if parked is not null then", "perform from t for update skip locked; if parked is not null then")
+    sql.replace("if parked_places is", "perform from t for update skip locked; if parked_places is")
     .replace("order by i.id for no key update;", "order by i.id for share;")
 )
 found = mutant.load()
