@@ -45,7 +45,7 @@ def journal(store: Store) -> JournalStatements:
 def told(commit: Commit, *, keep: bool = False) -> Commit:
     """An outcome of a machine that keeps history, of a step that began 2 s before moment 10 and took 1.5 s."""
     commit.origin, commit.began, commit.took = "s", 8.0, 1.5
-    extra = {**json.loads(commit.extra or "{}"), "attempt": 3} | ({"keep": True} if keep else {})
+    extra = {**json.loads(commit.extra or "{}"), "attempt": 3} | ({"with_state": True} if keep else {})
     commit.extra = json.dumps(extra)
     return commit
 

@@ -138,7 +138,7 @@ def _finish(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec)
         if claim.attempt:
             extra["attempt"] = claim.attempt
         if spec.machine.history == "states":
-            extra["keep"] = True
+            extra["with_state"] = True
     if extra:
         commit.extra = msgspec.json.encode(extra).decode()
 

@@ -11,7 +11,7 @@
 --   parents            the parent of a row that ends; null for most
 --   extras             null for most, else an object: queue, priority, partition_key, limits, left (the gates of the
 --                      step that ran), awaits, seen, consumed, children, join (how many children must be done),
---                      on_failure, cancel_rest, spawn (instances to start without waiting for them), attempt and keep
+--                      on_failure, cancel_rest, spawn (instances to start without waiting for them), attempt and with_state
 --                      (record_transitions.sql)
 --   origins            the step that ran, for the history; null keeps none. agos, durations and worker belong to it
 -- Returns one row: stale, ids whose claim was taken over; already, ids that an earlier call has committed; woken, the

@@ -1,7 +1,7 @@
 -- record_transitions: write the history of a flush, in its transaction.
 --
 -- Parameters: the arrays of flush.sql; origins, the step that ran (null keeps no history), how many seconds ago it
--- began and how long it took; in extras `attempt`, if it was not 0, and `keep`, to store the state after the outcome
+-- began and how long it took; in extras `attempt`, if it was not 0, and `with_state`, to store the state after the outcome
 -- too; written, the ids that flush has written, null for all.
 -- A statement of its own: with history off, a flush has nothing more to do. The arrays are unnested in the select list:
 -- as a function in FROM, each would first be copied into a tuplestore.
@@ -37,7 +37,7 @@ begin
     coalesce(outcome.step, case when outcome.kind not in ('done', 'fail', 'cancel') then outcome.origin end),
     coalesce((outcome.extra ->> 'attempt')::int, 0), to_timestamp(clock - outcome.ago),
     outcome.duration, worker, outcome.error,
-    case when outcome.extra ? 'keep' then (select i.state from @schema.instances i where i.id = outcome.id) end
+    case when outcome.extra ? 'with_state' then (select i.state from @schema.instances i where i.id = outcome.id) end
   from (
     select unnest(ids) as id, unnest(seqs) as seq, unnest(kinds) as kind, unnest(steps) as step,
       unnest(errors) as error, unnest(extras) as extra, unnest(origins) as origin,
