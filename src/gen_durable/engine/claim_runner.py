@@ -6,7 +6,8 @@ is under way: slots count user code that runs. The claim stays in the table, and
 answered.
 
 A cancel request interrupts the step if it can be interrupted, else discards the outcome of the step unless that ends
-the instance. Then `on_cancel` runs in the same slot, and the claim ends with a cancel outcome.
+the instance. Then `on_cancel` runs if a step was interrupted or its outcome discarded, and the claim ends with a cancel
+outcome.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class ClaimRunner:
             self.settle(active, encoded, time.perf_counter() - started, result)
 
     async def _end_cancelled(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
-        """End a claim that has a cancel request; `on_cancel` runs first if a step has begun."""
+        """End a claim that has a cancel request; `on_cancel` runs first if the request met a running step."""
         claim, task = active.claim, asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()  # the cancellation was meant for the step, which has received it
