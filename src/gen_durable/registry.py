@@ -93,12 +93,12 @@ class Registry:
         """The step to run for a row; None if this worker does not know it."""
         return self._entries.get((machine, version, step))
 
-    def following(self, machine: str, version: int, step: str) -> Entry:
+    def get(self, machine: str, version: int, step: str) -> Entry:
         """The step of a row that `pick` matched against `known`, or of a machine that is running here."""
         return self._entries[machine, version, step]
 
     @property
-    def silent(self) -> list[str]:
+    def without_history(self) -> list[str]:
         """The machines and jobs with `history="off"`."""
         return [spec.name for spec in self.specs if spec.history == "off"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable.engine.activities import Invoke, StepJournal
+from gen_durable.engine.step_journal import Invoke, StepJournal
 from gen_durable.errors import InputError
 from gen_durable.store.journal import Fence, JournalStatements
 from gen_durable.store.schema import Schema

@@ -22,7 +22,7 @@ def test_a_new_guard_is_missed(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from tools.mutants import mutant
+from tools.mutants import catalogue_reader as mutant
 file = Path(sys.argv[1])
 mutant.SQL = Path("src/gen_durable/sql")
 sql = (mutant.ROOT / mutant.SQL / "functions" / "flush.sql").read_text()

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.mutants.mutant import Catalogue, Mutant, load, problems
-from tools.mutants.run import Nursery, Verdict
+from tools.mutants.catalogue_reader import Catalogue, Mutant, load, problems
+from tools.mutants.run import ForkServer, Verdict
 
 
 def arguments() -> argparse.Namespace:
@@ -58,20 +58,20 @@ def hunt(chosen: Sequence[Mutant], catalogue: Catalogue, dsn: str, options: argp
     began = time.monotonic()
     print(f"{len(chosen)} mutants, {len(catalogue.excuses)} guards excused; first their tests on the SQL as it is ...")
     tests = sorted({test for mutant in chosen for test in mutant.tests})
-    nurseries: queue.SimpleQueue[Nursery] = queue.SimpleQueue()
+    servers: queue.SimpleQueue[ForkServer] = queue.SimpleQueue()
     for _ in range(options.jobs):
-        nurseries.put(Nursery(dsn))
+        servers.put(ForkServer(dsn))
 
     def try_out(mutant: Mutant) -> Verdict:
-        nursery = nurseries.get()
+        server = servers.get()
         try:
-            return nursery.try_out(mutant)
+            return server.try_out(mutant)
         finally:
-            nurseries.put(nursery)
+            servers.put(server)
 
-    first = nurseries.get()
+    first = servers.get()
     healthy = first.run(tests, patience=1800)
-    nurseries.put(first)
+    servers.put(first)
     if healthy.state != "survived":
         print(healthy.output[-4000:])
         print("these tests fail without any mutant: they prove nothing")

@@ -1,6 +1,6 @@
 """One mutant: a copy of the SQL with one piece changed, and the tests that must notice.
 
-In: a mutant, and a nursery to run tests in. Out: whether its tests failed, and which.
+Given a mutant and a fork server to run tests in, it returns whether the tests failed, and which.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tools.mutants.mutant import ROOT, SQL, Mutant
+from tools.mutants.catalogue_reader import ROOT, SQL, Mutant
 
 PATIENCE = 300.0  # seconds for the tests of one mutant
 FAILED = re.compile(r"^(?:FAILED|ERROR) (?P<test>tests/\S+?\.py::\w+(?:\[[^\]\n]*\])?)", re.MULTILINE)
@@ -39,12 +39,12 @@ class Verdict:
     output: str
 
 
-class Nursery:
+class ForkServer:
     """Runs tests one after the other, in forks of one process."""
 
     def __init__(self, dsn: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tools.mutants.nursery"],
+            [sys.executable, "-m", "tools.mutants.fork_server"],
             cwd=ROOT,
             env=os.environ | {"GEN_DURABLE_TEST_DSN": dsn},
             stdin=subprocess.PIPE,

@@ -246,7 +246,7 @@ class ClaimRunner:
         """Bring a kept claim to its next step."""
         claim = active.claim
         advance(claim, encoded)
-        active.entry = self._registry.following(claim.machine, claim.version, claim.step)
+        active.entry = self._registry.get(claim.machine, claim.version, claim.step)
         active.in_thread = not active.entry.spec.is_async
 
     def _give_up(self, active: ActiveClaim, error: UndecodableState | LeaseLost) -> None:

@@ -83,7 +83,7 @@ class ClaimTable:
 
     def register(self, claim: Claim, leased_at: float) -> ActiveClaim:
         """Put a claim into the table without starting it."""
-        entry = self._registry.following(claim.machine, claim.version, claim.step)
+        entry = self._registry.get(claim.machine, claim.version, claim.step)
         active = ActiveClaim(claim, entry, leased_at)
         former = self._claims.get(claim.id)
         if former is not None and (former.task is None or not former.task.done()):

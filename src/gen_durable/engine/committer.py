@@ -135,7 +135,7 @@ class Committer:
         """Every outcome is answered."""
         return self._task is None and not self._aside
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until every outcome is answered."""
         while not self.is_idle:
             tasks: set[asyncio.Task[None]] = set(self._aside)

@@ -58,7 +58,7 @@ class Reaper(BackgroundTask):
         self._max_crashes = options.max_crashes
         self._queues = list(options.queues)
         self._known_steps = registry.known
-        self._without_history = registry.silent
+        self._without_history = registry.without_history
         self._rounds = 0
         self._unblocked_up_to: str | None = None
         self._logged_steps: set[tuple[str, int, str]] = set()

@@ -26,7 +26,7 @@ from gen_durable.engine.executor import Executor
 from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.gc import Gc
 from gen_durable.engine.heartbeat import Heartbeat
-from gen_durable.engine.journal import JournalWriter
+from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.reaper import Reaper
 from gen_durable.engine.slots import Slots
@@ -243,7 +243,7 @@ class Runtime:
             await self._interrupt(overdue)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_seconds + CANCEL_GRACE_SECONDS):
-                await self.committer.idle()
+                await self.committer.wait_until_idle()
 
     async def _interrupt(self, overdue: list[ActiveClaim]) -> None:
         """Interrupt steps and release their rows. A step in a thread cannot be stopped: its row waits for its lease."""

@@ -17,11 +17,11 @@ from typing import Final
 from gen_durable.backoff import Pauses
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.activities import StepJournal
 from gen_durable.engine.committer import CANCEL_REQUESTED, COMMITTED, STALE, CommitResult, describe_fault, notify
 from gen_durable.engine.executor import Executor, StepRaised
 from gen_durable.engine.fanout import commit_in_transaction
 from gen_durable.engine.outcome_encoder import EncodedOutcome
+from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import InvalidOutcome, OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sqlstate

@@ -64,7 +64,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     abandoned: bool = False
     visit: int = 0
     journal: str | None = None  # JSON, written by earlier executions of this visit
-    step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal.py)
+    step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal_writer.py)
     is_decrypted: bool = False  # by core/payloads.py, if there is a codec
 
 

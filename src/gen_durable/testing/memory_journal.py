@@ -13,7 +13,7 @@ from typing import Any, Final, final
 import msgspec
 
 from gen_durable.codec import encode
-from gen_durable.engine.activities import Action, Actions, Invoke, StepJournal, StoredJournal
+from gen_durable.engine.step_journal import Action, Actions, Invoke, StepJournal, StoredJournal
 from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalStatements
 from gen_durable.store.schema import Schema
 

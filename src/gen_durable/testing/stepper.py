@@ -28,7 +28,7 @@ from gen_durable.engine.claims import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.fanout import ChildrenReader
-from gen_durable.engine.journal import JournalWriter
+from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.step_limits import StepLimits
@@ -188,7 +188,7 @@ class Stepper:
             await asyncio.shield(active.task)
             while self._tasks.running or not self._committer.is_idle:
                 await self._tasks.wait()
-                await self._committer.idle()
+                await self._committer.wait_until_idle()
         except asyncio.CancelledError:
             await self._release_interrupted(active, active.task)
             raise
@@ -258,7 +258,7 @@ class Stepper:
         self._errors.clear()
 
     def _entry(self, claim: Claim) -> Entry:
-        return self._registry.following(claim.machine, claim.version, claim.step)
+        return self._registry.get(claim.machine, claim.version, claim.step)
 
     async def _in_task(self, claim: Claim, coroutine: Coroutine[Any, Any, T]) -> T:
         task = asyncio.get_running_loop().create_task(coroutine)

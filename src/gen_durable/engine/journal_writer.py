@@ -19,8 +19,8 @@ from typing import Any, Final, TypeVar, assert_never
 
 from gen_durable.backoff import Pauses
 from gen_durable.encryption import PayloadEncryption
-from gen_durable.engine.activities import Action, Actions, Invoke, Pause, StepJournal
 from gen_durable.engine.progress import ProgressWriter
+from gen_durable.engine.step_journal import Action, Actions, Invoke, Pause, StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.mutants.sites import Site, sites
+from tools.mutants.guards import Site, sites
 
 ROOT = Path(__file__).parents[2]
 SQL = Path("src/gen_durable/sql")
