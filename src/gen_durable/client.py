@@ -19,7 +19,7 @@ from gen_durable.database import Database
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadCodec, PayloadEncryption
 from gen_durable.errors import InputError
-from gen_durable.handles import Handle, address, handles_of
+from gen_durable.handles import Handle, handles_of, parse_target
 from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitNames, LimitState, Policy
@@ -268,7 +268,7 @@ class Durable(AdminOperations):
         reason = checked_reason(reason)
         if connection is None:
             return await cancel(self._services, target, reason, cascade=cascade)
-        found = await self._in_transaction.cancel(connection, *address(target), reason, cascade=cascade)
+        found = await self._in_transaction.cancel(connection, *parse_target(target), reason, cascade=cascade)
         return to_cancellation(found, target)
 
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
@@ -293,7 +293,7 @@ class Durable(AdminOperations):
 
     def handle(self, instance: int, step: Startable[Any, R]) -> Handle[R]:
         """A handle on an instance known by its id; `step`, where it was started, gives the type of its result."""
-        if address(instance)[0] is None:
+        if parse_target(instance)[0] is None:
             raise InputError("handle takes an instance's id; get it by its unique key with `get`")
         spec = step_of(step, "handle")
         return Handle(self, instance, spec.result_codec, spec.machine.name)

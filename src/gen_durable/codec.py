@@ -75,7 +75,7 @@ class Codec(Generic[T]):
             raise EncodeError(f"{self._what} begins with {ENCRYPTED_PREFIX!r}, which marks encrypted payloads")
         return raw
 
-    def store(self, value: T) -> tuple[str, T]:
+    def encode_checked(self, value: T) -> tuple[str, T]:
         """A value as JSON text, and decoded again. Raises `EncodeError` if its JSON does not decode."""
         raw = self.encode(value)
         try:

@@ -134,7 +134,7 @@ class PayloadEncryption:
         """An activity of an instance, decrypted."""
 
         def field(part: str) -> str:
-            return of_activity(one.visit, one.name, part)
+            return activity_field(one.visit, one.name, part)
 
         return dataclasses.replace(
             one,
@@ -168,7 +168,7 @@ class PayloadEncryption:
     def inbox(self, several: Iterable[Received], instance: int) -> tuple[Received, ...]:
         """Signals for a step. Raises `DecodeError`. A signal without a payload is not encrypted."""
         return tuple(
-            dataclasses.replace(one, payload=self.decrypt(one.payload, instance, of_signal(one.name)).encode())
+            dataclasses.replace(one, payload=self.decrypt(one.payload, instance, signal_field(one.name)).encode())
             if one.payload != b"null"
             else one
             for one in several
@@ -195,11 +195,11 @@ class PayloadEncryption:
             raise DecodeError(f"{where} ({type(error).__name__})") from None
 
 
-def of_signal(name: str) -> str:
+def signal_field(name: str) -> str:
     """The field of a signal's payload."""
     return f"signal/{name}"
 
 
-def of_activity(visit: int, name: str, part: str) -> str:
+def activity_field(visit: int, name: str, part: str) -> str:
     """A field of an activity."""
     return f"activity/{visit}/{name}/{part}"

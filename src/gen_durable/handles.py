@@ -111,7 +111,7 @@ def handles_of(app: Durable, starts: Sequence[Start[R]], ids: Sequence[int | Non
     ]
 
 
-def address(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:
+def parse_target(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:
     """The id or the unique key of a target."""
     if isinstance(target, Handle):
         return target.id, None
@@ -124,7 +124,7 @@ def address(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes 
     return None, check_key(target, "unique_key")
 
 
-def called(target: int | str | bytes | Handle[Any]) -> str:
+def describe_target(target: int | str | bytes | Handle[Any]) -> str:
     """The name of a target in messages."""
     if isinstance(target, (str, bytes)):
         return f"the holder of key {target!r}"

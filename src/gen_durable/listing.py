@@ -75,7 +75,7 @@ class Count:
     exact: bool
 
 
-def wanted(filters: Mapping[str, object]) -> str:
+def filter_json(filters: Mapping[str, object]) -> str:
     """Filters as the JSON that `filter_sql.sql` reads. Raises `InputError`. A filter that is None is ignored."""
     found: dict[str, object] = {}
     for name, value in filters.items():
@@ -124,12 +124,12 @@ def check_page_size(limit: int) -> int:
     return limit
 
 
-def cursor_of(below: int | None) -> str | None:
+def encode_cursor(below: int | None) -> str | None:
     """The cursor of the page that begins below an id."""
     return None if below is None else f"i{below:x}"
 
 
-def place_of(cursor: str | None) -> int | None:
+def decode_cursor(cursor: str | None) -> int | None:
     """The id below which the page of a cursor begins."""
     if cursor is None:
         return None

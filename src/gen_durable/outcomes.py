@@ -18,7 +18,7 @@ from gen_durable.limits import LimitNames, limits_of
 from gen_durable.starts import BoundStep, Start, step_of
 from gen_durable.validation import (
     MAX_CHILDREN,
-    MAX_OUTBOX,
+    MAX_SPAWNED,
     check_delay,
     check_name,
     check_priority,
@@ -90,7 +90,7 @@ class Next(Outcome[R_co]):
         )
         self.limits = limits_of(limit, "Next(limit=)") if limit is not None else None
         self.run_ahead = run_ahead
-        self.spawn = _outbox(spawn, "Next(spawn=)") if spawn else ()
+        self.spawn = _check_spawned(spawn, "Next(spawn=)") if spawn else ()
 
 
 @final
@@ -244,7 +244,7 @@ class Done(Outcome[R_co]):
     def __init__(self, result: R_co, *, spawn: Iterable[Start[Any]] = ()) -> None: ...
     def __init__(self, result: object = None, *, spawn: Iterable[Start[Any]] = ()) -> None:
         self.result = result
-        self.spawn = _outbox(spawn, "Done(spawn=)") if spawn else ()
+        self.spawn = _check_spawned(spawn, "Done(spawn=)") if spawn else ()
 
 
 @final
@@ -278,14 +278,14 @@ def describe(error: BaseException) -> str:
     return clean_error(f"{type(error).__name__}: {words}" if words else type(error).__name__)
 
 
-def _outbox(starts: Iterable[Start[Any]], where: str) -> tuple[Start[Any], ...]:
+def _check_spawned(starts: Iterable[Start[Any]], where: str) -> tuple[Start[Any], ...]:
     several = tuple(starts) if isinstance(starts, Iterable) else (starts,)
     for start in several:
         if not isinstance(start, Start):
             raise InvalidOutcome(f"{where} takes a list of Start(...) values, got {type(start).__name__}")
-    if len(several) > MAX_OUTBOX:
+    if len(several) > MAX_SPAWNED:
         raise InvalidOutcome(
-            f"{where} got {len(several):,} instances, at most {MAX_OUTBOX:,} are allowed: start one that starts others"
+            f"{where} got {len(several):,} instances, at most {MAX_SPAWNED:,} are allowed: start one that starts others"
         )
     return several
 

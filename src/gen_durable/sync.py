@@ -20,7 +20,7 @@ from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.encryption import PayloadCodec
 from gen_durable.errors import ConfigError, InputError
-from gen_durable.handles import address, handles_of
+from gen_durable.handles import handles_of, parse_target
 from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
@@ -271,7 +271,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         """Cancel an instance, and with `cascade` all its descendants; see `Durable.cancel`, and `insert`."""
         caller_connection = _caller_connection(connection, using)
         if caller_connection is not None:
-            instance, key = address(_target(target))
+            instance, key = parse_target(_target(target))
             found = self._in_transaction.cancel_blocking(
                 caller_connection, instance, key, checked_reason(reason), cascade=cascade
             )

@@ -38,7 +38,7 @@ class RowsPicked:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSaturation:
+class QueueLoadMeasured:
     """The load of a queue on this worker, emitted at each pick."""
 
     queue: str
@@ -161,7 +161,7 @@ class EventLoopBlocked:
 Event: TypeAlias = (
     StepCommitted
     | RowsPicked
-    | QueueSaturation
+    | QueueLoadMeasured
     | QueueDrained
     | PartitionContended
     | RowsBlocked

@@ -28,7 +28,7 @@ CALLS = [
     "signal",
     "heartbeat",
     "reap",
-    "release",
+    "release_claims",
     "gc",
     "finished_of",
     "get",

@@ -62,7 +62,9 @@ async def test_a_claim_that_is_lost_cannot_save(engine: Opening) -> None:
 
         async def save(ctx: Context) -> Outcome[Any]:
             await ctx.checkpoint("mine")
-            await services_of(e.app).pool.run(services_of(e.app).statements.release([(ctx.id, ctx.claim, None, None)]))
+            await services_of(e.app).pool.run(
+                services_of(e.app).statements.release_claims([(ctx.id, ctx.claim, None, None)])
+            )
             try:
                 await ctx.checkpoint("too late")
             except LeaseLost:

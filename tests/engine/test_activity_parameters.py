@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable.engine.step_journal import Invoke, StepJournal
+from gen_durable.engine.step_journal import CallActivity, StepJournal
 from gen_durable.errors import InputError
 from gen_durable.store.journal import Fence, JournalStatements
 from gen_durable.store.schema import Schema
@@ -27,7 +27,7 @@ def parameters(fn: Any, *args: Any, **kwargs: Any) -> str:
     """What would be stored for a call that succeeded."""
     journal = StepJournal(JournalStatements(Schema()), Fence(1, 1, 0))
     moves = journal.run("call", fn, args, kwargs, retries=0, backoff=None)
-    assert isinstance(next(moves), Invoke)
+    assert isinstance(next(moves), CallActivity)
     return str(moves.send(None).args[5])
 
 

@@ -80,10 +80,10 @@ async def test_outcomes_gather_while_a_flush_is_under_way(dsn: str, schema: str)
     """What comes in one turn of the loop goes in one statement; what comes meanwhile goes together in the next."""
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
         several = await claims(app, 100)
-        first = [flush.submit(done(c)) for c in several[:10]]
+        first = [flush.commit(done(c)) for c in several[:10]]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        rest = [flush.submit(done(c)) for c in several[10:]]
+        rest = [flush.commit(done(c)) for c in several[10:]]
         assert set(await asyncio.gather(*first, *rest)) == {CommitResult.COMMITTED}
         assert sizes == [10, 90]
 
@@ -92,14 +92,14 @@ async def test_an_outcome_that_the_database_refuses_fails_alone(dsn: str, schema
     """Of a hundred, one that jsonb refuses is rejected; the others commit, in few statements."""
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
         several = await claims(app, 100)
-        futures = [flush.submit(done(c, '"\\u0000"' if n == 37 else "1")) for n, c in enumerate(several)]
+        futures = [flush.commit(done(c, '"\\u0000"' if n == 37 else "1")) for n, c in enumerate(several)]
         answers = await asyncio.gather(*futures, return_exceptions=True)
         assert isinstance(answers[37], OutcomeRejected)
         assert [a for n, a in enumerate(answers) if n != 37] == [CommitResult.COMMITTED] * 99
         assert len(sizes) <= 15
         # Give the culprit's row back, for the doctor's sake.
         await services_of(app).pool.run(
-            services_of(app).statements.release([(several[37].id, several[37].epoch, None, None)])
+            services_of(app).statements.release_claims([(several[37].id, several[37].epoch, None, None)])
         )
 
 
@@ -111,7 +111,7 @@ async def test_a_row_held_by_a_long_transaction_does_not_hold_up_its_batch_mates
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute(f'select from "{schema}".instances where id = $1 for update', several[7].id)
-        futures = [flush.submit(done(c)) for c in several]
+        futures = [flush.commit(done(c)) for c in several]
         others = await asyncio.wait_for(asyncio.gather(*futures[:7], *futures[8:]), 10)
         assert set(others) == {CommitResult.COMMITTED}
         assert not futures[7].done()
@@ -125,9 +125,9 @@ async def test_a_stale_outcome_is_told_apart_in_a_batch(dsn: str, schema: str) -
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
         several = await claims(app, 3)
         await services_of(app).pool.run(
-            services_of(app).statements.release([(several[1].id, several[1].epoch, None, None)])
+            services_of(app).statements.release_claims([(several[1].id, several[1].epoch, None, None)])
         )
-        answers = await asyncio.gather(*(flush.submit(done(c)) for c in several))
+        answers = await asyncio.gather(*(flush.commit(done(c)) for c in several))
         assert answers == [CommitResult.COMMITTED, CommitResult.STALE, CommitResult.COMMITTED]
 
 
@@ -136,13 +136,15 @@ async def test_outcomes_of_one_instance_by_two_claims_go_apart(dsn: str, schema:
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
         several = await claims(app, 3)
         former = several[1]
-        await services_of(app).pool.run(services_of(app).statements.release([(former.id, former.epoch, None, None)]))
+        await services_of(app).pool.run(
+            services_of(app).statements.release_claims([(former.id, former.epoch, None, None)])
+        )
         (again,) = (
             await services_of(app).pool.run(services_of(app).statements.pick("w", {"default": 1}, ["noop/1/run"], 60))
         ).claims
         handed_in = [several[0], former, again, several[2]]
         commits = [Commit(c.id, c.epoch, c.seq, "done", value="1", origin="run") for c in handed_in]
-        answers = await asyncio.gather(*(flush.submit(commit) for commit in commits))
+        answers = await asyncio.gather(*(flush.commit(commit) for commit in commits))
         assert answers == [CommitResult.COMMITTED, CommitResult.STALE, CommitResult.COMMITTED, CommitResult.COMMITTED]
         assert sizes == [3, 1]  # together they would have been refused, and halved
 
@@ -154,15 +156,15 @@ async def test_a_killed_backend_is_not_noticed(dsn: str, schema: str, kill_first
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
         first, second = await claims(app, 2)
         if not kill_first:
-            assert await flush.submit(done(first)) is CommitResult.COMMITTED
+            assert await flush.commit(done(first)) is CommitResult.COMMITTED
         await connection.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity "
             "where application_name = $1 and pid <> pg_backend_pid()",
             f"flush {schema}",
         )
-        assert await flush.submit(done(second)) is CommitResult.COMMITTED
+        assert await flush.commit(done(second)) is CommitResult.COMMITTED
         if kill_first:
-            assert await flush.submit(done(first)) is CommitResult.COMMITTED
+            assert await flush.commit(done(first)) is CommitResult.COMMITTED
     await connection.close()
 
 
@@ -172,7 +174,7 @@ async def test_an_outcome_found_committed_has_all_queues_looked_at(dsn: str, sch
         (claim,) = await claims(app, 1)
         again = Commit(claim.id, claim.epoch, claim.seq, "next", step="run", value="1")
         await services_of(app).pool.run(services_of(app).statements.flush([again]))  # the try whose answer was lost
-        assert await flush.submit(again) is CommitResult.COMMITTED
+        assert await flush.commit(again) is CommitResult.COMMITTED
         assert wakes == [None]
 
 
@@ -199,7 +201,7 @@ async def test_a_key_held_by_an_open_transaction_does_not_hold_up_batch_mates(ds
             value="1",
             extra=f'{{"children":[{child}]}}',
         )
-        futures = [flush.submit(parent if c is spawning else done(c)) for c in several]
+        futures = [flush.commit(parent if c is spawning else done(c)) for c in several]
         others = await asyncio.wait_for(asyncio.gather(*futures[:3], *futures[4:]), 20)
         assert set(others) == {CommitResult.COMMITTED}
         assert not futures[3].done()
@@ -212,7 +214,7 @@ async def test_an_empty_answer_wakes_nobody(dsn: str, schema: str) -> None:
     """A flush that made nothing runnable rings no bell; one that did names the queue."""
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, wakes):
         first, second = await claims(app, 2)
-        await flush.submit(done(first))
+        await flush.commit(done(first))
         assert wakes == []
-        await flush.submit(Commit(second.id, second.epoch, second.seq, "retry", value="1"))
+        await flush.commit(Commit(second.id, second.epoch, second.seq, "retry", value="1"))
         assert wakes == [Wakeups(frozenset({"default"}))]

@@ -54,7 +54,7 @@ class Claimed:
     def wake_all(self, queues: Iterable[str]) -> None:
         pass
 
-    def notify_overflow(self, queue: str) -> None:
+    def notify_full_pick(self, queue: str) -> None:
         pass
 
 

@@ -76,11 +76,11 @@ async def test_a_slot_that_is_wanted_back_comes_before_the_buffer() -> None:
     """A claim that waits for its commit lends its slot to one in the buffer; the next free slot is its own again."""
     track = Track()
     first, *_ = await track.take(1, 2, 3, 4)
-    track.slots.lend(first)
+    track.slots.lend_slot(first)
     await settled()
     assert track.begun == [1, 2, 3]
     assert (track.queue.running, track.queue.lent, first.has_slot) == (2, 1, False)
-    back = asyncio.create_task(track.slots.take_back(first))
+    back = asyncio.create_task(track.slots.regain_slot(first))
     await settled()
     assert not back.done()
     await track.end(2)
@@ -93,8 +93,8 @@ async def test_a_slot_is_lent_only_while_steps_are_short() -> None:
     """At a slow pace a claim keeps its slot during its commit, and has it when it goes on."""
     track = Track(prefetch=1)
     first, *_ = await track.take(1, 2, 3)
-    track.slots.lend(first)
-    await track.slots.take_back(first)
+    track.slots.lend_slot(first)
+    await track.slots.regain_slot(first)
     assert (track.begun, track.queue.running, track.queue.lent) == ([1, 2], 2, 0)
 
 
@@ -103,9 +103,9 @@ async def test_a_slot_is_not_lost_with_the_claim_that_wanted_it(given: bool) -> 
     """Cancelled while it waits for its slot, or in the moment in which it gets it: the slot is another's."""
     track = Track()
     first, *_ = await track.take(1, 2, 3, 4)
-    track.slots.lend(first)
+    track.slots.lend_slot(first)
     await settled()
-    back = asyncio.create_task(track.slots.take_back(first))
+    back = asyncio.create_task(track.slots.regain_slot(first))
     await settled()
     if given:
         track.ends[2].set_result(None)
@@ -127,10 +127,10 @@ async def test_nothing_is_begun_while_stopping() -> None:
     """What has not begun stays in the buffer, to be given back; what runs gets its slot back all the same."""
     track = Track()
     first, _, _, fourth = await track.take(1, 2, 3, 4)
-    track.slots.lend(first)
+    track.slots.lend_slot(first)
     await settled()
     track.slots.stopping = True
-    back = asyncio.create_task(track.slots.take_back(first))
+    back = asyncio.create_task(track.slots.regain_slot(first))
     await settled()
     await track.end(2)
     assert back.done()

@@ -208,7 +208,7 @@ async def test_all_or_none(dsn: str, schema: str) -> None:
                         kills += await connection.fetchval(
                             "select count(*) from (select pg_terminate_backend(pid) from pg_stat_activity"
                             " where query like $1 and state <> 'idle') as t",
-                            f'%"{schema}".spawn(%',
+                            f'%"{schema}".start_instances(%',
                         )
                     seen.add(await count_of(dsn, schema))
             assert (await waiting).result == list(range(5000))
@@ -273,11 +273,13 @@ async def test_a_stale_fan_out_makes_no_children(dsn: str, schema: str) -> None:
     """The claim was taken over: the fence is asked before the first child."""
     async with Durable(dsn, schema=schema) as app:
         claim = await claimed(app)
-        await services_of(app).pool.run(services_of(app).statements.release([(claim.id, claim.epoch, None, None)]))
+        await services_of(app).pool.run(
+            services_of(app).statements.release_claims([(claim.id, claim.epoch, None, None)])
+        )
         links = PersistentConnection(services_of(app).target), PersistentConnection(services_of(app).target)
         flush = Committer(*links, services_of(app).statements, 500, notifier=services_of(app).notifier)
         try:
-            assert await flush.submit(many(claim, list(range(2000)))) is CommitResult.STALE
+            assert await flush.commit(many(claim, list(range(2000)))) is CommitResult.STALE
         finally:
             await flush.close()
             for link in links:

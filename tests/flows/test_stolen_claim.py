@@ -53,7 +53,9 @@ async def test_checkpoint_progress_and_outcome_of_the_old_worker_change_nothing(
             async with asyncio.timeout(10):
                 await began.wait()
             async with Worker(other, machines=[second]):
-                await services_of(app).pool.run(services_of(app).statements.release([(handle.id, 1, None, None)]))
+                await services_of(app).pool.run(
+                    services_of(app).statements.release_claims([(handle.id, 1, None, None)])
+                )
                 services_of(other).notifier.wake("default")
                 assert await handle.wait(SOON) == Finished(handle.id, "new"), second.errors
         assert lost.is_set()

@@ -243,7 +243,7 @@ async def test_a_stolen_claim_leaves_no_row(dsn: str, schema: str) -> None:
         async with Worker(app, machines=[Book(schema)]):
             handle = await app.insert(Book.stolen, "done")
             await held.wait()
-            await services_of(app).pool.run(services_of(app).statements.release([(handle.id, 1, None, None)]))
+            await services_of(app).pool.run(services_of(app).statements.release_claims([(handle.id, 1, None, None)]))
             assert await handle.wait(SOON) == Finished(handle.id, "done")
             async with asyncio.timeout(10):
                 await stale.wait()

@@ -68,13 +68,13 @@ async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(
 
 
 async def test_without_its_condition_a_marked_row_starts_children(exploring: Exploring, calls: Statements) -> None:
-    """spawn is asked before the row is written: without the mark it makes children of a round that never begins."""
-    cure = Cure("spawn", " and (parent.cancel_reason is null or outcome.kind = 'done')")
+    """Without its condition, start_instances makes children of a round that never begins."""
+    cure = Cure("start_instances", " and (parent.cancel_reason is null or outcome.kind = 'done')")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             executing(1), cancelling(calls, 1, cascade=False), [calls.flush([SPREAD])], lambda _: None, first_fault=True
         )
-    assert ["orphan_child" in fault.problem for fault in report.faults] == [True]
+    assert ["child_of_unknown_round" in fault.problem for fault in report.faults] == [True]
 
 
 async def test_cancel_end(exploring: Exploring, calls: Statements) -> None:
@@ -208,7 +208,7 @@ async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Sta
     cure = Cure(
         "cancel_rows",
         "select released.woken, released.cancel_children into woken, cancel_children\n    "
-        "from @schema.release_parents(ended) as released;",
+        "from @schema.wake_parents(ended) as released;",
         "null;",
     )
     async with exploring(cure) as explorer:
@@ -271,7 +271,7 @@ async def test_a_cancel_without_hand_over_strands(exploring: Exploring, calls: S
         report = await explorer.explore(
             HEAD, cancelling(calls, 1, cascade=False), admitting(calls), lambda _: None, first_fault=True
         )
-    assert ["stranded" in fault.problem for fault in report.faults] == [True]
+    assert ["blocked_at_free_gate" in fault.problem for fault in report.faults] == [True]
 
 
 EXPIRED_CHILD = parent(1, pending=1) + executing(2, parent_id=1, parent_round=1, lease_expires_at=seconds(-1))
@@ -329,7 +329,11 @@ async def test_cancel_release(exploring: Exploring, calls: Statements) -> None:
 
     async with exploring() as explorer:
         report = await explorer.explore(
-            executing(1), cancelling(calls, 1, cascade=False), [calls.release([(1, 1, None, None)])], either, begin=True
+            executing(1),
+            cancelling(calls, 1, cascade=False),
+            [calls.release_claims([(1, 1, None, None)])],
+            either,
+            begin=True,
         )
     assert report.faults == []
 

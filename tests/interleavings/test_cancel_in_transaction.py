@@ -16,7 +16,7 @@ from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.text_params import TextStatements
 from gen_durable.store.types import Commit
 
-QUIET = ("cancel_rows", "cascade", "release_parents", "unblock_partitions")
+QUIET = ("cancel_rows", "cascade", "wake_parents", "unblock_partitions")
 """What happens in them happens under locks that were taken before, or that nobody else asks for."""
 
 
@@ -81,7 +81,7 @@ async def test_without_the_listed_gates_a_row_is_stranded(exploring: Exploring, 
         report = await explorer.explore(
             HEAD, guest_cancel(calls, 1), admitting(calls), lambda _: None, first_fault=True
         )
-    assert ["stranded" in fault.problem for fault in report.faults] == [True]
+    assert ["blocked_at_free_gate" in fault.problem for fault in report.faults] == [True]
 
 
 TREE = parent(1, pending=2) + executing(2, parent_id=1, parent_round=1) + instance(3, parent_id=1, parent_round=1)

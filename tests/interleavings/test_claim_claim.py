@@ -94,7 +94,7 @@ async def test_claim_claim_overtaken(exploring: Exploring, calls: Statements) ->
     assert report.faults == []
 
 
-TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate('partition', wanted.key)));"
+TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate_name('partition', wanted.key)));"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ async def test_release_claim(exploring: Exploring, calls: Statements) -> None:
     )
     async with exploring() as explorer:
         report = await explorer.explore(
-            given, [calls.release([(1, 1, None, None)])], [picks(calls, "b", 2)], in_order, begin=True
+            given, [calls.release_claims([(1, 1, None, None)])], [picks(calls, "b", 2)], in_order, begin=True
         )
     assert report.faults == []
 

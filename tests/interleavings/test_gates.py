@@ -78,7 +78,7 @@ async def test_release_and_pick_of_the_blocked(exploring: Exploring, calls: Stat
     async with exploring() as explorer:
         report = await explorer.explore(
             given,
-            [calls.release([(1, 1, 60.0, "x")])],
+            [calls.release_claims([(1, 1, 60.0, "x")])],
             [calls.pick("b", {"default": 1}, KNOWN, 60)],
             not_stranded,
             begin=True,

@@ -17,7 +17,7 @@ from gen_durable.store.types import Commit, LimitAnswer
 
 DONE = Commit(1, 1, 0, "done")
 # No partition keys here, except where it is said.
-NOT_HERE = ["admit_partitions", "unblock_partitions", "unblock_rate", "limit_keys"]
+NOT_HERE = ["admit_partitions", "unblock_partitions", "unblock_rate", "resolve_limit_keys"]
 
 
 def slots(count: int) -> str:
@@ -71,7 +71,9 @@ async def test_block_release_of_a_slot(exploring: Exploring, calls: Statements) 
 async def test_release_and_block_of_a_slot(exploring: Exploring, calls: Statements) -> None:
     """The same when the claim is given back, and waits for a while."""
     async with exploring(quiet=NOT_HERE) as explorer:
-        report = await explorer.explore(HELD, [calls.release([(1, 1, 60.0, "x")])], [picks(calls, "b")], handed_over)
+        report = await explorer.explore(
+            HELD, [calls.release_claims([(1, 1, 60.0, "x")])], [picks(calls, "b")], handed_over
+        )
     assert report.faults == []
 
 
@@ -259,7 +261,7 @@ async def test_enter_enter(exploring: Exploring, calls: Statements) -> None:
 
 
 ENTER_GATE = """perform pg_advisory_xact_lock(
-    @schema.gate_lock_id(@schema.gate(case policy.kind when 'rate' then 'rate' else 'slot' end, key))
+    @schema.gate_lock_id(@schema.gate_name(case policy.kind when 'rate' then 'rate' else 'slot' end, key))
   );"""
 
 
@@ -304,7 +306,7 @@ async def test_without_the_hand_over_leaving_strands_a_row(exploring: Exploring,
 
     cure = Cure(
         "release_limit",
-        "return case when key is not null then @schema.unblock(array[@schema.gate('slot', key)], true) end;",
+        "return case when key is not null then @schema.unblock(array[@schema.gate_name('slot', key)], true) end;",
         "return null;",
     )
     async with exploring(cure, quiet=NOT_HERE) as explorer:
@@ -319,7 +321,7 @@ DEAD = slots(1) + executing(1, slot_key="l", lease_expires_at=seconds(-1), eligi
 
 async def test_reap_pick(exploring: Exploring, calls: Statements) -> None:
     """The reaper frees a slot, and does not wait for a pick that blocks a row for it: the next sweep lets it back."""
-    async with exploring(quiet=[*NOT_HERE, "reap", "release_parents"]) as explorer:
+    async with exploring(quiet=[*NOT_HERE, "reap", "wake_parents"]) as explorer:
         report = await explorer.explore(
             DEAD,
             [calls.reap(10, 1)],

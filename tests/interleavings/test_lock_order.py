@@ -93,7 +93,7 @@ ROWS: dict[str, tuple[str, Any]] = {
     ),
     "release": (
         executing(1) + executing(2),
-        lambda calls: calls.release([(i, 1, None, None) for i in (1, 2)]),
+        lambda calls: calls.release_claims([(i, 1, None, None) for i in (1, 2)]),
     ),
     "set-limit": (TOLD, lambda calls: calls.set_limit("r", Rate(1, timedelta(minutes=1)), declared=False)),
 }

@@ -152,7 +152,7 @@ async def test_release_flush(exploring: Exploring, calls: Statements) -> None:
 
     async with exploring() as explorer:
         report = await explorer.explore(
-            EXPIRED, [calls.release([(1, 1, None, None)])], [calls.flush([NEXT])], either, begin=True
+            EXPIRED, [calls.release_claims([(1, 1, None, None)])], [calls.flush([NEXT])], either, begin=True
         )
     assert report.faults == []
 
@@ -184,9 +184,9 @@ async def test_release_without_bump_is_found(exploring: Exploring, calls: Statem
     def stale(end: End) -> None:
         assert bool(end.left[0].ids) == bool(end.right[0].stale)
 
-    async with exploring(Cure("release", "claims = i.claims + 1,")) as explorer:
+    async with exploring(Cure("release_claims", "claims = i.claims + 1,")) as explorer:
         report = await explorer.explore(
-            EXPIRED, [calls.release([(1, 1, None, None)])], [calls.flush([NEXT])], stale, first_fault=True
+            EXPIRED, [calls.release_claims([(1, 1, None, None)])], [calls.flush([NEXT])], stale, first_fault=True
         )
     assert len(report.faults) == 1
 

@@ -77,7 +77,7 @@ class Histories(RuleBasedStateMachine):
         del self.held[claim.id]
         self.old.append((claim.id, claim.epoch, claim.seq))
 
-    def settle(self) -> None:
+    def check_and_advance(self) -> None:
         """Carry cascades on, as workers do."""
         while self.store.run(self.store.calls.cascade(100, None)).more:
             pass
@@ -128,7 +128,7 @@ class Histories(RuleBasedStateMachine):
                 break
         for row in gave_up:
             self.model.cascade(row.id, row.round)
-        self.settle()
+        self.check_and_advance()
 
     def outcome(self, n: int, kind: str, **more: Any) -> tuple[Claim, Row, bool]:
         """Commit one; whether it was written."""
@@ -165,7 +165,7 @@ class Histories(RuleBasedStateMachine):
             else:
                 self.let_go(claim)
             self.model.commit(row, kind, step=step, delay=delay, consumed=numbers)
-        self.settle()
+        self.check_and_advance()
 
     @rule(n=st.integers(0, 9), several=st.booleans(), name=names, deadline=delays, stay=st.booleans())
     def park(self, n: int, several: bool, name: str, deadline: float | None, stay: bool) -> None:
@@ -208,7 +208,7 @@ class Histories(RuleBasedStateMachine):
         self.model.fan_out(row, made, needed, wakes=wakes, cancel_rest=rest)
         if row.status == "awaiting_children" and deadline is not None:
             row.deadline = self.model.now(deadline)
-        self.settle()
+        self.check_and_advance()
 
     @precondition(lambda self: self.old)
     @rule(n=st.integers(0, 99), kind=st.sampled_from(["next", "done", "await", "children"]))
@@ -238,7 +238,7 @@ class Histories(RuleBasedStateMachine):
         self.model.tick += 1
         reaped = self.store.run(self.store.calls.reap(100, MAX_CRASHES))
         assert {r.id for r in reaped.claims} == self.model.reap(MAX_CRASHES)
-        self.settle()
+        self.check_and_advance()
 
     @precondition(lambda self: self.held)
     @rule(n=st.integers(0, 9), delay=delays)
@@ -246,7 +246,7 @@ class Histories(RuleBasedStateMachine):
         self.model.tick += 1
         claim = self.some_claim(n)
         row = self.model.rows[claim.id]
-        given = self.store.run(self.store.calls.release([(claim.id, claim.epoch, delay, None)])).ids
+        given = self.store.run(self.store.calls.release_claims([(claim.id, claim.epoch, delay, None)])).ids
         assert bool(given) == (row.claims == claim.epoch)
         if given:
             row.claims += 1
@@ -285,7 +285,7 @@ class Histories(RuleBasedStateMachine):
         row = self.some_row(n)
         answers, _ = self.store.run(self.store.calls.cancel([(row.id, None)], "why", cascade=cascade))
         assert answers[0].verdict == self.model.cancel(row, cascade=cascade)
-        self.settle()
+        self.check_and_advance()
 
     @precondition(lambda self: self.model.rows)
     @rule(n=st.integers(0, 99))

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 
 import pytest
-from tests.support.hosts import Gating, Place, Standby, place_of, several
+from tests.support.hosts import Gating, Place, Standby, address_of, several
 from tests.support.schemas import diagnose
 
 from gen_durable import Durable, Finished, Worker, job
@@ -45,7 +45,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_dead_host_first(dsn: str, schema: str, dead: Place) -> None:
     """Refused is answered: the next host has its turn at once."""
     began = time.monotonic()
-    async with Durable(several(dsn, dead, place_of(dsn)), schema=schema) as app, Worker(app, jobs=[double]):
+    async with Durable(several(dsn, dead, address_of(dsn)), schema=schema) as app, Worker(app, jobs=[double]):
         assert time.monotonic() - began < connect.STAGGER
         handle = await app.insert(double, 4)
         assert await handle.wait(timedelta(seconds=10)) == Finished(handle.id, 8)
@@ -53,7 +53,7 @@ async def test_a_dead_host_first(dsn: str, schema: str, dead: Place) -> None:
 
 async def test_a_silent_host_first(dsn: str, schema: str, silent: Place) -> None:
     """A host that says nothing holds up a new connection by half a second, not by its timeout."""
-    link = PersistentConnection(Target(several(dsn, silent, place_of(dsn))))
+    link = PersistentConnection(Target(several(dsn, silent, address_of(dsn))))
     began = time.monotonic()
     await link.run(PID)
     assert connect.STAGGER <= time.monotonic() - began < connect.HOST_TIMEOUT - 1
@@ -63,7 +63,7 @@ async def test_a_silent_host_first(dsn: str, schema: str, silent: Place) -> None
 async def test_a_standby_first(dsn: str, schema: str, standby: Standby) -> None:
     """A host that takes no writes is passed over."""
     standby.set_read_only(True)
-    async with Durable(several(dsn, standby.place, place_of(dsn)), schema=schema) as app:
+    async with Durable(several(dsn, standby.place, address_of(dsn)), schema=schema) as app:
         await app.insert(double, 4)
 
 
@@ -74,7 +74,7 @@ async def test_a_host_that_refuses_the_role_first(dsn: str, schema: str, standby
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f"create database {schema}")
     try:
-        own = several(dsn, standby.place, place_of(dsn)).replace("/postgres?", f"/{schema}?")
+        own = several(dsn, standby.place, address_of(dsn)).replace("/postgres?", f"/{schema}?")
         link = PersistentConnection(Target(own))
         assert await link.run(PID)
         await link.close()
@@ -114,7 +114,7 @@ async def test_a_standby_is_promoted_while_another_host_is_silent(
 
 async def test_a_server_turns_read_only(dsn: str, schema: str, standby: Standby) -> None:
     """The next call goes to the next host; the caller does not notice."""
-    hosts = several(dsn, standby.place, place_of(dsn))
+    hosts = several(dsn, standby.place, address_of(dsn))
     async with Durable(standby.dsn, schema=schema, migrate=True):
         pass
     async with Durable(hosts, schema=schema, pool_size=4) as app:
@@ -148,7 +148,7 @@ async def test_a_worker_follows(dsn: str, schema: str, standby: Standby) -> None
     async with Durable(standby.dsn, schema=schema, migrate=True), Durable(dsn, schema=schema) as direct:
         waiting = await direct.insert(double, 21)
         async with (
-            Durable(several(dsn, standby.place, place_of(dsn)), schema=schema) as app,
+            Durable(several(dsn, standby.place, address_of(dsn)), schema=schema) as app,
             Worker(app, jobs=[double]),
         ):
             handle = await app.insert(double, 4)
@@ -160,7 +160,7 @@ async def test_a_worker_follows(dsn: str, schema: str, standby: Standby) -> None
 async def test_a_server_freezes(dsn: str, schema: str, gated: Gating, impatient: None) -> None:
     """An answer that is owed by a frozen server is not waited for: the link is cut, and the next host asked."""
     async with gated() as gate, within(8):
-        link = PersistentConnection(Target(several(dsn, gate.place, place_of(dsn))))
+        link = PersistentConnection(Target(several(dsn, gate.place, address_of(dsn))))
         await link.run(PID)
         assert gate.opened >= 1
         gate.freeze()
@@ -185,7 +185,7 @@ async def test_a_worker_outlives_a_frozen_server(dsn: str, schema: str, gated: G
         gated() as gate,
         within(20),
         Durable(dsn, schema=schema) as direct,
-        Durable(several(dsn, gate.place, place_of(dsn)), schema=schema) as app,
+        Durable(several(dsn, gate.place, address_of(dsn)), schema=schema) as app,
         Worker(app, jobs=[held]),
     ):
         handle = await app.insert(held, 4)
@@ -236,7 +236,7 @@ async def test_a_leader_that_was_replaced(
     The timelines are settings here; `make chaos-failover` has real ones.
     """
     monkeypatch.setattr(watchdog, "_TIMELINE", "select coalesce(current_setting('test.timeline', true), '00000002')")
-    hosts = several(dsn, place_of(dsn), standby.place)
+    hosts = several(dsn, address_of(dsn), standby.place)
     standby.configure("test.timeline", "00000003" if newer else "00000002")
     link = PersistentConnection(Target(hosts))
     before = await link.run(WHERE)

@@ -26,7 +26,7 @@ from gen_durable import (
 )
 from gen_durable.errors import EncodeError, InputError, TooLarge
 from gen_durable.pg.dsn import find_tls_weakness
-from gen_durable.validation import MAX_BATCH, MAX_CHILDREN, MAX_INBOX, MAX_KEY, MAX_METADATA, MAX_OUTBOX, MAX_PAYLOAD
+from gen_durable.validation import MAX_BATCH, MAX_CHILDREN, MAX_INBOX, MAX_KEY, MAX_METADATA, MAX_PAYLOAD, MAX_SPAWNED
 
 NOWHERE = "postgresql://127.0.0.1:1/none"
 big = Signal("big", str)
@@ -108,7 +108,7 @@ class Greedy(Machine):
     [
         (Greedy.children, MAX_CHILDREN + 1, "at most 100,000 are allowed"),
         (Greedy.heavy, 80, "over 64,000,000 bytes"),
-        (Greedy.outbox, MAX_OUTBOX + 1, "at most 1,000 are allowed"),
+        (Greedy.outbox, MAX_SPAWNED + 1, "at most 1,000 are allowed"),
         (Greedy.result, MAX_PAYLOAD, "at most 1,000,000 are allowed"),
         (Greedy.checkpoint, MAX_PAYLOAD, "at most 1,000,000 are allowed"),
     ],

@@ -173,7 +173,7 @@ def test_the_reaper_ends_what_is_marked(store: Store) -> None:
 def test_a_marked_row_that_is_given_back_is_left_to_the_reaper(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
-    assert store.run(store.calls.release([(1, 1, None, None)])).ids == [1]
+    assert store.run(store.calls.release_claims([(1, 1, None, None)])).ids == [1]
     assert store.pick().claims == []
     assert store.flush(Commit(1, 1, 0, "done", value="1")).stale == {1}
     assert [c.id for c in store.run(store.calls.reap(10, None)).claims] == [1]

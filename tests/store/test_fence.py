@@ -111,7 +111,7 @@ def test_a_partly_known_batch(store: Store) -> None:
 def test_a_released_claim_is_stale(store: Store) -> None:
     """What was given back cannot be finished any more."""
     store.given(executing(1))
-    assert store.run(store.calls.release([(1, 1, None, None)])).ids == [1]
+    assert store.run(store.calls.release_claims([(1, 1, None, None)])).ids == [1]
     assert store.flush(Commit(1, 1, 0, "done")).stale == {1}
     assert store.row(1)["status"] == "runnable"
 
@@ -127,7 +127,7 @@ def test_a_key_held_by_an_open_transaction_is_not_waited_for(store: Store, dsn: 
         with pytest.raises(asyncpg.LockNotAvailableError):
             store.flush(Commit(1, 1, 0, "done"), fan_out(2, child("taken")))
         # The rows themselves are free: asking for locks does not tell which outcome is at fault.
-        assert store.run(store.calls.unlocked([1, 2])) == {1, 2}
+        assert store.run(store.calls.unlocked_ids([1, 2])) == {1, 2}
         other.given("rollback")
     finally:
         other.close()

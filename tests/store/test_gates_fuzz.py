@@ -20,7 +20,7 @@ QUEUES = ["a", "b", "c"]
 KEYS = ["k", "l", "m", None]
 SEEDS = range(12)
 WIDE = 30
-STRANDED = Path(gen_durable.__file__).parent / "sql" / "checks" / "stranded.sql"
+STRANDED = Path(gen_durable.__file__).parent / "sql" / "checks" / "blocked_at_free_gate.sql"
 
 
 def start(rnd: random.Random) -> Start[Any]:
@@ -137,7 +137,7 @@ def test_random_sequences(store: Store, seed: int) -> None:
                     commit.parent = c.parent_id
                 assert not store.flush(commit).stale
             elif what == "release":
-                store.run(store.calls.release([(id, c.epoch, rnd.choice([None, 3600.0]), None)]))
+                store.run(store.calls.release_claims([(id, c.epoch, rnd.choice([None, 3600.0]), None)]))
             else:
                 store.sql(
                     "update @schema.instances set lease_expires_at = now() - interval '1 second' where id = $1", id

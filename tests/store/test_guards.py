@@ -70,14 +70,14 @@ def test_the_reaper_keeps_a_key_whose_scope_has_cancelled(store: Store) -> None:
 def test_a_marked_row_that_is_given_back_keeps_its_key(store: Store) -> None:
     """It still executes, for all that others see."""
     store.given(executing(1, unique_key=b"k", unique_scope="{executing}", cancel_reason="why"))
-    store.run(store.calls.release([(1, 1, None, None)]))
+    store.run(store.calls.release_claims([(1, 1, None, None)]))
     assert bytes(store.row(1)["unique_guard"]) == b"k"
 
 
 def test_a_claim_that_has_parked_is_not_given_back(store: Store) -> None:
     """Its owner's outcome has come first; the claim has the same number still."""
     store.given(parked(1))
-    assert store.run(store.calls.release([(1, 1, None, None)])).ids == []
+    assert store.run(store.calls.release_claims([(1, 1, None, None)])).ids == []
     assert store.row(1)["status"] == "awaiting_signal"
 
 
@@ -154,7 +154,7 @@ def test_an_outcome_that_leaves_the_scope_empties_it(store: Store) -> None:
 
 def test_a_claim_that_is_given_back_while_marked_keeps_its_owner(store: Store) -> None:
     store.given(executing(1, cancel_reason="why"))
-    store.run(store.calls.release([(1, 1, None, None)]))
+    store.run(store.calls.release_claims([(1, 1, None, None)]))
     assert (store.row(1)["status"], store.row(1)["locked_by"]) == ("executing", "w")
 
 

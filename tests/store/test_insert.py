@@ -169,7 +169,7 @@ def test_every_wake_leaves_the_scope_for_good(store: Store, how: str) -> None:
             store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second'")
             store.run(store.calls.reap(1, None))
         case "release":
-            store.run(store.calls.release([(1, 1, None, None)]))
+            store.run(store.calls.release_claims([(1, 1, None, None)]))
         case "join":
             store.given(executing(2, parent_id=1, parent_round=1))
             store.sql(

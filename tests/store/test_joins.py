@@ -85,7 +85,7 @@ def test_nobody_to_wait_for(store: Store) -> None:
 
 def claim_of(store: Store) -> Claim:
     """The claim that `spread` has taken already."""
-    store.run(store.calls.release([(1, 2, None, None)]))
+    store.run(store.calls.release_claims([(1, 2, None, None)]))
     (claim,) = store.pick().claims
     return claim
 
@@ -108,7 +108,7 @@ def test_the_first_failure_wakes(store: Store) -> None:
 
 def test_a_cancelled_child_is_a_failure(store: Store) -> None:
     a, _ = spread(store, 2, on_failure="wake")
-    store.run(store.calls.release([(a, 1, 60.0, None)]))
+    store.run(store.calls.release_claims([(a, 1, 60.0, None)]))
     cancel(store, a)
     assert status(store, 1, a) == ["runnable", "cancelled"]
 
@@ -116,7 +116,7 @@ def test_a_cancelled_child_is_a_failure(store: Store) -> None:
 def test_the_first_failure_cancels_the_rest(store: Store) -> None:
     """One runs and is asked to stop, one waits and ends at once; the parent shows them as they are."""
     a, b, c = spread(store, 3, on_failure="cancel_rest")
-    store.run(store.calls.release([(c, 1, 60.0, None)]))
+    store.run(store.calls.release_claims([(c, 1, 60.0, None)]))
     assert end(store, a, kind="fail").wakeups == Wakeups(frozenset({"default"}), frozenset({1}))
     assert carry_on(store) == (1, 1)
     assert status(store, a, b, c) == ["failed", "executing", "cancelled"]

@@ -118,7 +118,7 @@ def test_a_lost_claim_writes_nothing(store: Store, journal: JournalStatements, w
     if how == "gone":
         store.sql("delete from @schema.instances")
     elif how == "released":
-        store.run(store.calls.release([(2, 1, None, None)]))
+        store.run(store.calls.release_claims([(2, 1, None, None)]))
     else:
         store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 2")
         store.run(store.calls.reap(10, None))

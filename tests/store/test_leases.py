@@ -184,7 +184,7 @@ def test_release_of_what_was_not_started(store: Store) -> None:
     """It keeps its place and its attempt, nothing is counted, and the old claim is fenced off."""
     store.given(executing(1, attempt=2, crashes=1, eligible_at=seconds(-90), last_error="e", awaits=["go"]))
     before = store.row(1)
-    assert store.run(store.calls.release([(1, 1, None, None)])).ids == [1]
+    assert store.run(store.calls.release_claims([(1, 1, None, None)])).ids == [1]
     row = store.row(1)
     assert (row["status"], row["claims"], row["attempt"], row["crashes"]) == ("runnable", 2, 2, 1)
     assert (row["eligible_at"], row["last_error"], row["awaits"]) == (before["eligible_at"], "e", ["go"])
@@ -194,7 +194,7 @@ def test_release_of_what_was_not_started(store: Store) -> None:
 def test_release_with_a_reason(store: Store) -> None:
     """It is put off, counts as a claim without an outcome, and says why; the attempt is not burned."""
     store.given(executing(1, attempt=2, crashes=1))
-    assert store.run(store.calls.release([(1, 1, 30.0, "cannot be read")])).ids == [1]
+    assert store.run(store.calls.release_claims([(1, 1, 30.0, "cannot be read")])).ids == [1]
     row = store.row(1)
     assert (row["attempt"], row["crashes"], row["last_error"]) == (2, 2, "cannot be read")
     assert row["eligible_in"] == pytest.approx(30, abs=5)
@@ -204,5 +204,5 @@ def test_release_of_what_is_not_held(store: Store) -> None:
     """Another's claim, an own outcome, an unknown row: nothing is given back, nothing changes."""
     store.given(executing(1, claims=2) + ended(2) + instance(3, claims=1) + executing(4))
     claims: list[tuple[int, int, float | None, str | None]] = [(i, 1, None, None) for i in (1, 2, 3, 4, 99)]
-    assert store.run(store.calls.release(claims)).ids == [4]
+    assert store.run(store.calls.release_claims(claims)).ids == [4]
     assert [row["claims"] for row in store.rows()] == [2, 1, 1, 2]

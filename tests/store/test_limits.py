@@ -111,7 +111,7 @@ def test_the_reaper_and_release_give_slots_back(store: Store) -> None:
     one_by_one(store, 3, limit="l")
     assert ids(store) == [101]
     assert ids(store) == []
-    store.run(store.calls.release([(101, 1, 60.0, "no")]))
+    store.run(store.calls.release_claims([(101, 1, 60.0, "no")]))
     assert ids(store) == [102]
     store.sql("update @schema.instances set lease_expires_at = now() - interval '1 s' where id = 102")
     store.run(store.calls.reap(10, 1))

@@ -208,7 +208,7 @@ class World:
         if c := self.any_held():
             self.gone(c.id)
             self.log.append(f"release {c.id}")
-            self.store.run(self.store.calls.release([(c.id, c.epoch, self.rnd.choice([None, 3600.0]), None)]))
+            self.store.run(self.store.calls.release_claims([(c.id, c.epoch, self.rnd.choice([None, 3600.0]), None)]))
 
     def reap(self) -> None:
         if c := self.any_held():
@@ -274,7 +274,7 @@ class World:
         self.store.sql("update @schema.limits set updated_at = updated_at - make_interval(secs => $1)", float(seconds))
         self.skipped += seconds
 
-    def settle(self) -> None:
+    def receive_result(self) -> None:
         """Pick until there is no reason to: then nothing that is due is left."""
         for _ in range(60):
             if not self.pick(dict.fromkeys(QUEUES, 100)):
@@ -295,7 +295,7 @@ class World:
         for ticket in list(self.tickets):
             self.go_out(ticket)
         for _ in range(400):
-            self.settle()
+            self.receive_result()
             commits = [Commit(c.id, c.epoch, c.seq, "done", parent=c.parent_id) for _, c in sorted(self.held.items())]
             self.held.clear()
             if commits:
@@ -315,7 +315,7 @@ class World:
 WHAT = {
     World.insert: 5, World.crowd: 1, World.pick: 9, World.flush: 9, World.release: 1, World.reap: 1, World.signal: 2,
     World.set: 1, World.remove: 0.3, World.enter: 2, World.leave: 1, World.sweep: 0.5, World.pass_by: 2,
-    World.settle: 0.7,
+    World.receive_result: 0.7,
 }  # fmt: skip
 
 

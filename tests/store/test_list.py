@@ -12,7 +12,7 @@ from tests.support.rows import LIVE, ended, executing, instance, parent, parked,
 from tests.support.store import Store
 
 from gen_durable.instances import Instance
-from gen_durable.listing import Count, Page, place_of, wanted
+from gen_durable.listing import Count, Page, decode_cursor, filter_json
 from gen_durable.starts import Start
 from gen_durable.store.decode import read_instance
 from gen_durable.store.statements import Statement
@@ -22,14 +22,14 @@ HOUR = timedelta(hours=1)
 
 
 def page(store: Store, limit: int = 50, after: str | None = None, **filters: Any) -> Page:
-    return store.run(store.reads.list(wanted(filters), place_of(after), limit, payloads=False))
+    return store.run(store.reads.list(filter_json(filters), decode_cursor(after), limit, payloads=False))
 
 
 def ids(store: Store, **filters: Any) -> list[int]:
     """All that fit, on one page; counting them says the same."""
     found = page(store, **filters)
     assert found.cursor is None
-    assert store.run(store.reads.count(wanted(filters))) == Count(len(found), exact=True)
+    assert store.run(store.reads.count(filter_json(filters))) == Count(len(found), exact=True)
     return [one.id for one in found]
 
 
@@ -91,7 +91,7 @@ def test_what_is_listed(zoo: Store) -> None:
     """Instances come without states and results unless asked for, else as `get` tells them."""
     (light,) = page(zoo, status="executing")
     assert (light.raw_state, light.raw_result, light.machine, light.locked_by) == (None, None, "other", "w")
-    (whole,) = zoo.run(zoo.reads.list(wanted({"status": "executing"}), None, 9, payloads=True))
+    (whole,) = zoo.run(zoo.reads.list(filter_json({"status": "executing"}), None, 9, payloads=True))
     assert whole == zoo.run(zoo.calls.get(2, None))
     (blocked,) = page(zoo, partition_key="p", status="runnable")
     assert (blocked.blocked_on, blocked.due_at, blocked.metadata) == ("partition/p", None, {})
@@ -136,7 +136,7 @@ def cut(store: Store, below: int | None, limit: int, scan: int, **filters: Any) 
     """A call that looks at few rows."""
     call = Statement(
         store.schema.render("select ids, rest from @schema.list($1, $2, $3, $4)"),
-        (wanted(filters), below, limit, scan),
+        (filter_json(filters), below, limit, scan),
         lambda rows: (rows[0][0] or [], rows[0][1]),
     )
     return store.run(call)
@@ -178,7 +178,7 @@ def test_counts_that_are_estimated(store: Store) -> None:
 
     def count(most: int, scan: int, **filters: Any) -> tuple[int, bool]:
         text = store.schema.render("select value, exact from @schema.count($1, $2, $3, 10000)")
-        return store.run(Statement(text, (wanted(filters), most, scan), lambda rows: (rows[0][0], rows[0][1])))
+        return store.run(Statement(text, (filter_json(filters), most, scan), lambda rows: (rows[0][0], rows[0][1])))
 
     assert count(2000, 5000) == (2000, True)
     assert count(100, 5000, step="t") == (500, False)  # all pages are in the sample
@@ -201,11 +201,11 @@ def test_metadata_index(zoo: Store) -> None:
     assert cut(zoo, None, 5, 50, metadata={"tenant": "acme"}, status="runnable") == ([8], None)
     assert cut(zoo, 100, 5, 4, metadata={"tenant": "many"}) == ([], 6)  # too many to be told at once
     for filters, expected in (({}, (2, True)), ({"status": "runnable"}, (1, True)), ({"status": "failed"}, (0, True))):
-        what = wanted({"metadata": {"tenant": "acme"}, **filters})
+        what = filter_json({"metadata": {"tenant": "acme"}, **filters})
         ((value, exact),) = zoo.sql("select value, exact from @schema.count($1, 100, 50)", what)
         assert (value, exact) == expected
     ((_, exact),) = zoo.sql(
-        "select value, exact from @schema.count($1, 100, 50)", wanted({"metadata": {"tenant": "many"}})
+        "select value, exact from @schema.count($1, 100, 50)", filter_json({"metadata": {"tenant": "many"}})
     )
     assert not exact
 
@@ -237,4 +237,4 @@ def test_moments_of_insertion_bound_the_search(store: Store) -> None:
     assert cut(store, None, 50, 20, inserted_after=now - 10.5 * HOUR) == ([*range(300, 289, -1)], None)
     assert cut(store, None, 50, 11, inserted_after=now - 10.5 * HOUR) == ([*range(300, 289, -1)], 290)  # perhaps more
     assert cut(store, None, 2, 10, **old, inserted_after=now - 152 * HOUR) == ([150, 149], None)
-    assert store.run(store.reads.count(wanted(old))) == Count(50, exact=True)
+    assert store.run(store.reads.count(filter_json(old))) == Count(50, exact=True)

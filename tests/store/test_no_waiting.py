@@ -195,7 +195,7 @@ CASES = {
         {1},
     ),
     "unlocked": Case(
-        instance(1) + instance(2), ROW.format(1), lambda s: s.run(s.calls.unlocked([1, 2])), {2}
+        instance(1) + instance(2), ROW.format(1), lambda s: s.run(s.calls.unlocked_ids([1, 2])), {2}
     ),
 }  # fmt: skip
 
@@ -213,9 +213,9 @@ def test_what_is_held_is_passed_over(store: Store, other: Store, name: str) -> N
 PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
     "flush": (ROW.format(1), lambda s: s.calls.flush([Commit(1, 1, 0, "done", value="1")])),
     "begin_fanout": (ROW.format(1), lambda s: s.calls.begin_fanout(Commit(1, 1, 0, "children"), 2)),
-    "spawn": (
+    "start_instances": (
         instance(90, unique_key=b"taken", unique_scope="{runnable}"),
-        lambda s: s.calls.spawn(Commit(1, 1, 0, "children"), json.dumps([child("taken", id=91)])),
+        lambda s: s.calls.start_instances(Commit(1, 1, 0, "children"), json.dumps([child("taken", id=91)])),
     ),
     "retry": (ROW.format(2), lambda s: s.reads.retry(2, None)),
     "delete_instance": (ROW.format(2), lambda s: s.reads.delete_instance(2, None)),
@@ -246,7 +246,7 @@ def test_a_reserved_parent_stays_locked(store: Store, other: Store) -> None:
     """Until its children and its outcome are committed nobody takes its claim."""
     store.given(executing(1))
     assert other.run(other.calls.begin_fanout(Commit(1, 1, 0, "children"), 2)) == [101, 102]
-    assert store.run(store.calls.unlocked([1])) == set()
+    assert store.run(store.calls.unlocked_ids([1])) == set()
     for stale in (Commit(1, 2, 0, "children"), Commit(1, 1, 1, "children")):
         assert other.run(other.calls.begin_fanout(stale, 2)) is None
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.rows import executing, instance, parent
 from tests.support.store import Store
 
-from gen_durable.listing import wanted
+from gen_durable.listing import filter_json
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
 
@@ -104,9 +104,9 @@ class Traffic:
 
 def fitting(store: Store, filters: dict[str, Any]) -> set[int]:
     """All that fit now, by one plain query without pages."""
-    text = store.sql("select filters from @schema.filter_sql($1)", wanted(filters))[0][0]
+    text = store.sql("select filters from @schema.filter_sql($1)", filter_json(filters))[0][0]
     text = text.replace("$1", "$1::jsonb").replace("true", "$1::jsonb is not null", 1)
-    return {row[0] for row in store.sql(f"select i.id from @schema.instances i where {text}", wanted(filters))}
+    return {row[0] for row in store.sql(f"select i.id from @schema.instances i where {text}", filter_json(filters))}
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_no_row_is_missed_and_none_is_seen_twice(store: Store, name: str, scan: 
         steady, seen, below, pages = fitting(store, filters), list[int](), None, 0
         while True:
             text = store.schema.render("select ids, rest from @schema.list($1, $2, 6, $3)")
-            call = Statement(text, (wanted(filters), below, scan), lambda rows: (rows[0][0] or [], rows[0][1]))
+            call = Statement(text, (filter_json(filters), below, scan), lambda rows: (rows[0][0] or [], rows[0][1]))
             fits_now = fitting(store, filters)
             ids, below = store.run(call)
             assert set(ids) <= fits_now

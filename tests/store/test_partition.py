@@ -93,9 +93,9 @@ def test_a_stale_outcome_hands_nothing_over(store: Store) -> None:
 def test_a_release_hands_the_key_over(store: Store) -> None:
     """A row that is given back for a while lets the next one run; one that was merely not begun stays the first."""
     store.given(executing(1, partition_key="k", eligible_at=seconds(-99)) + waiting(2))
-    store.run(store.calls.release([(1, 1, None, None)]))
+    store.run(store.calls.release_claims([(1, 1, None, None)]))
     assert [claim.id for claim in store.pick().claims] == [1]
-    store.run(store.calls.release([(1, 3, 60.0, "undecodable")]))
+    store.run(store.calls.release_claims([(1, 3, 60.0, "undecodable")]))
     assert [claim.id for claim in store.pick().claims] == [2]
 
 

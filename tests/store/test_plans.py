@@ -181,7 +181,7 @@ WORKS = {
         hashes=True,
     ),
     "heartbeat": Work(lambda s: s.calls.heartbeat([(i, 1) for i in HELD], 60), frozenset({PKEY}), 5),
-    "release": Work(lambda s: s.calls.release([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
+    "release": Work(lambda s: s.calls.release_claims([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
     "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"instances_lease", SLOTS, PKEY, *CASCADES}), 5),
     "reap of crash loops": Work(
         lambda s: s.calls.reap(BATCH, 1), frozenset({"instances_lease", SLOTS, PKEY, INBOX, *CASCADES}), 16

@@ -67,8 +67,8 @@ def test_unlocked(store: Store, dsn: str) -> None:
     other = Store(dsn, store.schema.name)
     try:
         other.given("begin; select from @schema.instances where id = 1 for no key update")
-        assert store.run(store.calls.unlocked([1, 2, 99])) == {2}
+        assert store.run(store.calls.unlocked_ids([1, 2, 99])) == {2}
         other.given("rollback")
     finally:
         other.close()
-    assert store.run(store.calls.unlocked([1, 2, 99])) == {1, 2}
+    assert store.run(store.calls.unlocked_ids([1, 2, 99])) == {1, 2}

@@ -17,7 +17,7 @@ Place: TypeAlias = tuple[str, int]
 """A host, or the directory of a socket, and a port."""
 
 
-def place_of(dsn: str) -> Place:
+def address_of(dsn: str) -> Place:
     """Where the server of a DSN is."""
     parts = urlsplit(dsn)
     query = parse_qs(parts.query)
@@ -69,7 +69,7 @@ class Standby:
 
     @property
     def place(self) -> Place:
-        return place_of(self.dsn)
+        return address_of(self.dsn)
 
     def set_read_only(self, on: bool) -> None:
         self.configure("default_transaction_read_only", "on" if on else "off")
@@ -110,7 +110,7 @@ class Gate:
 
 @asynccontextmanager
 async def open_gate(dsn: str) -> AsyncIterator[Gate]:
-    host, port = place_of(dsn)
+    host, port = address_of(dsn)
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):

@@ -36,7 +36,7 @@ from gen_durable.telemetry import (
     InstancesCollected,
     PartitionContended,
     QueueDrained,
-    QueueSaturation,
+    QueueLoadMeasured,
     RowsPicked,
     StaleOutcome,
     StepCommitted,
@@ -128,7 +128,7 @@ async def test_saturation_shows_a_full_queue(engine: Opening) -> None:
         async with e.worker(hold, queues={"default": 2}, prefetch=1):
             await running[name].wait()
             try:
-                assert QueueSaturation("default", 2, 1, 2, 1) in e.seen.of(QueueSaturation)
+                assert QueueLoadMeasured("default", 2, 1, 2, 1) in e.seen.of(QueueLoadMeasured)
             finally:
                 gates[name].set()
 

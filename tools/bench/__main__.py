@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tools.bench.child import BenchError
+from tools.bench.processes import BenchError
 from tools.bench.progress import ProgressBars
 from tools.bench.report import environment, show, write
 from tools.bench.result import Result

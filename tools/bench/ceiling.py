@@ -22,7 +22,7 @@ from gen_durable.pg.connection import PersistentConnection
 from gen_durable.starts import step_of
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim, Commit
-from tools.bench.role import Parent
+from tools.bench.process_main import Parent
 from tools.bench.work import CHAIN, Fan, known
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ import asyncpg
 
 from gen_durable import Durable
 from gen_durable.core.services import services_of
-from tools.bench.measure import Reading, Updates, postmaster_of, read_server, read_updates
+from tools.bench.resource_usage import Reading, Updates, postmaster_of, read_server, read_updates
 
 SETTINGS = ("server_version", "fsync", "synchronous_commit", "shared_buffers", "max_wal_size")
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gen_durable import Start
-from tools.bench.child import Run, run_until
+from tools.bench.processes import Run, run_until
 from tools.bench.result import Better, Result, compare
 from tools.bench.server import Server
 from tools.bench.work import fill

@@ -25,7 +25,7 @@ from gen_durable import (
 )
 from gen_durable.core.services import services_of
 from gen_durable.registry import Registry
-from tools.bench.role import Parent
+from tools.bench.process_main import Parent
 
 CHAIN = ("first", "second", "third", "fourth", "fifth")
 go_on = Signal[None]("go_on")

@@ -41,14 +41,14 @@ HARM: Final = {
           select min(c.id) from gen_durable.instances c
           join chaos.expected e on e.id = c.parent_id and e.kind = 'Parent'
         )""",
-    "relays": "update gen_durable.instances set metadata = null where metadata is not null",
+    "spawned once": "update gen_durable.instances set metadata = null where metadata is not null",
     "partition order": "update chaos.expected set partition_key = 'one' where partition_key is not null",
     "partition overlap": "update chaos.expected set partition_key = 'one' where partition_key is not null",
     "slots": "update chaos.effects set step = 'Narrow.squeeze' where step = 'Chain.work'",
     "timers": """
         update gen_durable.instances set state = jsonb_set(state, '{delay}', '500')
         where id = (select min(id) from chaos.expected where kind = 'Timer')""",
-    "book": "insert into chaos.book select * from chaos.book limit 1",
+    "transactional rows": "insert into chaos.book select * from chaos.book limit 1",
     "activities": """
         insert into gen_durable.activities
           (instance_id, started_at, duration, visit, n, attempt, name, parameters, result)

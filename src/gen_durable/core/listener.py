@@ -1,7 +1,7 @@
 """The listener: LISTEN on a direct connection, and pass each message to the notifier.
 
 Notifications that were sent while no connection was open are lost, so every new connection begins with
-`MessageReceiver.receive_any`.
+`MessageReceiver.recover_missed`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MessageReceiver(Protocol):
         """Act on a message of another process."""
         ...
 
-    def receive_any(self) -> None:
+    def recover_missed(self) -> None:
         """Act as if every kind of message had come: some may have been missed."""
         ...
 
@@ -57,7 +57,7 @@ class Listener(BackgroundTask):
         driver_connection.add_termination_listener(terminated)
         await driver_connection.add_listener(self._channel, self._notified)
         self.listening.set()
-        self._receiver.receive_any()
+        self._receiver.recover_missed()
         try:
             while not broken.is_set():
                 with contextlib.suppress(TimeoutError):

@@ -23,7 +23,7 @@ from gen_durable.store.statements import Statements
 from gen_durable.store.types import Wakeups
 
 log = logging.getLogger("gen_durable.notifier")
-OVERFLOW_INTERVAL: Final = 0.5
+FULL_PICK_INTERVAL: Final = 0.5
 CLOSE_TIMEOUT: Final = 1.0
 
 
@@ -62,7 +62,7 @@ class Notifier:
         self._workers: dict[str, WorkerEndpoint] = {}
         self._unsent: set[Message] = set()
         self._task: asyncio.Task[None] | None = None
-        self._overflow_sent_at: dict[str, float] = {}
+        self._full_pick_sent_at: dict[str, float] = {}
         self.cascader = Cascader(requests, statements, self)
 
     @property
@@ -129,17 +129,17 @@ class Notifier:
         for worker in self._workers.values():
             worker.wake_all()
 
-    def receive_any(self) -> None:
+    def recover_missed(self) -> None:
         """Wake everything: messages may have been missed."""
         for worker in self._workers.values():
             worker.check_cancels()
             worker.wake_all()
 
-    def notify_overflow(self, queue: str) -> None:
-        """A pick came back full: notify other processes, at most every `OVERFLOW_INTERVAL` seconds per queue."""
+    def notify_full_pick(self, queue: str) -> None:
+        """A pick came back full: notify other processes, at most every `FULL_PICK_INTERVAL` seconds per queue."""
         now = time.monotonic()
-        if now - self._overflow_sent_at.get(queue, 0.0) >= OVERFLOW_INTERVAL:
-            self._overflow_sent_at[queue] = now
+        if now - self._full_pick_sent_at.get(queue, 0.0) >= FULL_PICK_INTERVAL:
+            self._full_pick_sent_at[queue] = now
             self._send(QueueReady(queue))
 
     async def close(self) -> None:

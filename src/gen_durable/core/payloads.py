@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from gen_durable.backoff import Pauses
-from gen_durable.encryption import ERROR, RESULT, STATE, PayloadEncryption, of_signal
+from gen_durable.encryption import ERROR, RESULT, STATE, PayloadEncryption, signal_field
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate import to_error
@@ -120,5 +120,5 @@ def encrypted_signal(outgoing: OutgoingSignal, target: int, encryption: PayloadE
     """A signal with its payload encrypted for its target. It keeps its key: the target must still hold it."""
     payload = outgoing.payload
     if payload is not None:
-        payload = encryption.encrypt(payload, target, of_signal(outgoing.name))
+        payload = encryption.encrypt(payload, target, signal_field(outgoing.name))
     return dataclasses.replace(outgoing, target=target, payload=payload)

@@ -35,7 +35,7 @@ class ActiveClaim:
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Cancel the task, if there is one. `abandoned` marks the cancellation as the engine's, not the step's own."""
-        self.claim.abandoned = True
+        """Cancel the task, if there is one. `is_interrupted` marks the cancellation as the engine's, not the step's."""
+        self.claim.is_interrupted = True
         if self.task is not None:
             self.task.cancel()

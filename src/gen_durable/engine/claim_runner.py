@@ -51,8 +51,8 @@ class FinalCommit(msgspec.Struct, eq=False):
     took: float
     answered: asyncio.Future[None] | None = None
 
-    def settle(self, result: CommitResult | OutcomeRejected) -> None:
-        self.runner.settle(self.active, self.encoded, self.took, result)
+    def receive_result(self, result: CommitResult | OutcomeRejected) -> None:
+        self.runner.receive_result(self.active, self.encoded, self.took, result)
         if self.answered is not None and not self.answered.done():
             self.answered.set_result(None)
 
@@ -113,16 +113,16 @@ class ClaimRunner:
                     return await self._end_cancelled(active, took)
                 if encoded.commit.kind != "continue":
                     return await self._commit_last(active, encoded, took)
-                committing = self._committer.submit(encoded.commit)
-                self._slots.lend(active)
+                committing = self._committer.commit(encoded.commit)
+                self._slots.lend_slot(active)
                 try:
                     result = await committing
                 except OutcomeRejected as rejected:
                     return await self._commit_error(active, rejected, encoded.commit)
                 if result is STALE:
-                    return self.settle(active, encoded, took, result)
+                    return self.receive_result(active, encoded, took, result)
                 if not active.has_slot:
-                    await self._slots.take_back(active)
+                    await self._slots.regain_slot(active)
                 if result is CANCEL_REQUESTED:
                     return await self._end_cancelled(active, took)
                 if self._events.active:
@@ -142,9 +142,9 @@ class ClaimRunner:
         # Traceback and kind only: the text of the error may quote a payload.
         frames = "".join(traceback.format_tb(error.__traceback__))
         log.error("instance %d: %s\n%s", active.claim.id, loggable(error), frames)
-        self._claims.give_back(active, f"an error of the engine: {loggable(error)}")
+        self._claims.postpone(active, f"an error of the engine: {loggable(error)}")
 
-    def settle(
+    def receive_result(
         self, active: ActiveClaim, encoded: EncodedOutcome, took: float, result: CommitResult | OutcomeRejected
     ) -> None:
         """Act on the answer to an outcome that ends the claim."""
@@ -163,7 +163,7 @@ class ClaimRunner:
             case CommitResult.CANCEL_REQUESTED:
                 self._tasks.spawn(self._end_cancelled(active, took))
             case OutcomeRejected() if encoded.commit.kind == "cancel":
-                self._claims.give_back(active, str(result))
+                self._claims.postpone(active, str(result))
             case OutcomeRejected():
                 self._tasks.spawn(self._commit_error(active, result, encoded.commit))
             case _:
@@ -189,11 +189,11 @@ class ClaimRunner:
     async def _commit_last(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         """Hand an outcome that ends the claim to the committer."""
         if encoded.commit.many_children is None:
-            self._committer.commit(encoded.commit, FinalCommit(self, active, encoded, took))
+            self._committer.enqueue(encoded.commit, FinalCommit(self, active, encoded, took))
             return
         # Many children are large: keep the slot until they are committed, so that no other step makes more.
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._committer.commit(encoded.commit, FinalCommit(self, active, encoded, took, answered))
+        self._committer.enqueue(encoded.commit, FinalCommit(self, active, encoded, took, answered))
         await answered
 
     async def _run_transactional(self, active: ActiveClaim, started: float) -> None:
@@ -206,7 +206,7 @@ class ClaimRunner:
             encoded.commit.began, encoded.commit.took = started, took
             await self._commit_last(active, encoded, took)
         else:
-            self.settle(active, encoded, time.perf_counter() - started, result)
+            self.receive_result(active, encoded, time.perf_counter() - started, result)
 
     async def _end_cancelled(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
         """End a claim that has a cancel request; `on_cancel` runs first if the request met a running step."""
@@ -221,7 +221,7 @@ class ClaimRunner:
             reason = await self._executor.run_on_cancel(claim, active.entry, reason, self._cancel_timeout)
         encoded = self._executor.encode_cancel(claim, active.entry, reason)
         encoded.commit.began, encoded.commit.took = time.perf_counter() - took, took
-        self._committer.commit(encoded.commit, FinalCommit(self, active, encoded, took))
+        self._committer.enqueue(encoded.commit, FinalCommit(self, active, encoded, took))
 
     async def _commit_error(self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit) -> None:
         """Treat an outcome that the database refused as an error of the step. If the answer of `on_error` is refused
@@ -231,16 +231,16 @@ class ClaimRunner:
         encoded = await self._executor.answer_error(claim, entry, rejected)
         encoded.commit.began, encoded.commit.took = former.began, former.took
         try:
-            result = await self._committer.submit(encoded.commit)
+            result = await self._committer.commit(encoded.commit)
         except OutcomeRejected:
             encoded = await self._executor.encode_failure(claim, entry, rejected)
             encoded.commit.began, encoded.commit.took = former.began, former.took
             try:
-                result = await self._committer.submit(encoded.commit)
+                result = await self._committer.commit(encoded.commit)
             except OutcomeRejected as again:
-                self._claims.give_back(active, str(again))
+                self._claims.postpone(active, str(again))
                 return
-        self.settle(active, encoded, former.took, result)
+        self.receive_result(active, encoded, former.took, result)
 
     def _advance(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Bring a kept claim to its next step."""
@@ -257,7 +257,7 @@ class ClaimRunner:
                 log.error("instance %d of %s: %s", claim.id, active.entry.spec.label, error)
                 if self._events.active:
                     self._events.emit(StateUndecodable(claim.id, claim.machine, claim.step, str(error)))
-                self._claims.give_back(active, str(error))
+                self._claims.postpone(active, str(error))
             case LeaseLost():
                 log.warning("instance %d: the claim was lost during a step", claim.id)
                 self._claims.remove(active)

@@ -121,7 +121,7 @@ class ClaimTable:
         """Make rows runnable again at once, and remove their claims."""
         await self._release([(active, None, None) for active in claims])
 
-    def give_back(self, active: ActiveClaim, reason: str) -> None:
+    def postpone(self, active: ActiveClaim, reason: str) -> None:
         """Make a row runnable again after a back-off that grows with its claims; `reason` becomes its last error."""
         attempt = min(active.claim.epoch, RETURN_DOUBLINGS)
         delay = backoff(attempt, base=RETURN_FIRST, cap=RETURN_LONGEST).total_seconds()
@@ -132,7 +132,7 @@ class ClaimTable:
             return
         rows = sorted((active.claim.id, active.claim.epoch, delay, reason) for active, delay, reason in returns)
         try:
-            released = await self._pool.run_safely(self._statements.release(rows))
+            released = await self._pool.run_safely(self._statements.release_claims(rows))
             self._notifier.wake_all(released.woken)
             for active, delay, _ in returns:
                 if delay is not None:
@@ -157,10 +157,10 @@ class ClaimTable:
             log.warning("instance %d: another worker took over the claim, its step is interrupted", claim.id)
             if self._events.active:
                 self._events.emit(ClaimLost(claim.id, claim.machine, claim.step))
-            self.abandon(active)
+            self.interrupt(active)
             self.remove(active)
 
-    def abandon(self, active: ActiveClaim) -> None:
+    def interrupt(self, active: ActiveClaim) -> None:
         """Interrupt a claim without an outcome; one that is buffered is not started."""
         active.interrupt()
         if active.task is None:

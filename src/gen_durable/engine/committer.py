@@ -48,7 +48,7 @@ CANCEL_REQUESTED: Final = CommitResult.CANCEL_REQUESTED
 class CommitReceiver(Protocol):
     """Receives the answer to one outcome."""
 
-    def settle(self, result: CommitResult | OutcomeRejected) -> None: ...
+    def receive_result(self, result: CommitResult | OutcomeRejected) -> None: ...
 
 
 _Entry = tuple[Commit, CommitReceiver]
@@ -62,7 +62,7 @@ class CommitFuture:
     def __init__(self, future: asyncio.Future[CommitResult]) -> None:
         self.future = future
 
-    def settle(self, result: CommitResult | OutcomeRejected) -> None:
+    def receive_result(self, result: CommitResult | OutcomeRejected) -> None:
         if self.future.done():
             return
         if isinstance(result, OutcomeRejected):
@@ -115,7 +115,7 @@ class Committer:
         """How many outcomes are not answered yet, apart from those that wait for a lock or for many children."""
         return len(self._queued) + self._in_flush
 
-    def commit(self, commit: Commit, receiver: CommitReceiver) -> None:
+    def enqueue(self, commit: Commit, receiver: CommitReceiver) -> None:
         """Commit an outcome with the next flush, and pass the answer to `receiver`."""
         if commit.many_children is not None:
             self._commit_aside((commit, receiver))  # a long transaction: keep it out of the batches
@@ -124,10 +124,10 @@ class Committer:
         if self._task is None:
             self._task = self._loop.create_task(self._flush_queued(), name="gen_durable flush")
 
-    def submit(self, commit: Commit) -> asyncio.Future[CommitResult]:
+    def commit(self, commit: Commit) -> asyncio.Future[CommitResult]:
         """Commit an outcome; the future has its answer, or raises `OutcomeRejected`."""
         future: asyncio.Future[CommitResult] = self._loop.create_future()
-        self.commit(commit, CommitFuture(future))
+        self.enqueue(commit, CommitFuture(future))
         return future
 
     @property
@@ -187,7 +187,7 @@ class Committer:
                 if failures == QUIET_FAILURES + 1:
                     log.warning("outcomes cannot be committed (%s); trying again", describe_fault(error))
             else:
-                return self._settle(batch, flushed)
+                return self._answer(batch, flushed)
             pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
             await asyncio.sleep(pauses.next())
 
@@ -199,10 +199,12 @@ class Committer:
             return await connection.run_in_transaction(work)
         return await connection.run(self._statements.flush(commits, self._worker, time.perf_counter()))
 
-    def _settle(self, batch: list[_Entry], flushed: Flushed) -> None:
+    def _answer(self, batch: list[_Entry], flushed: Flushed) -> None:
         stale, cancelled = flushed.stale, flushed.cancel_requested
         for commit, receiver in batch:
-            receiver.settle(STALE if commit.id in stale else CANCEL_REQUESTED if commit.id in cancelled else COMMITTED)
+            receiver.receive_result(
+                STALE if commit.id in stale else CANCEL_REQUESTED if commit.id in cancelled else COMMITTED
+            )
         notify(self._notifier, flushed)
 
     async def _write_halves(self, batch: list[_Entry], connection: PersistentConnection) -> None:
@@ -214,7 +216,7 @@ class Committer:
         """Write the outcomes whose rows are not locked; the others wait on the second connection."""
         ids = {i for commit, _ in batch for i in (commit.id, commit.parent) if i is not None}
         try:
-            unlocked = await self._connection.run(self._statements.unlocked(sorted(ids)))
+            unlocked = await self._connection.run(self._statements.unlocked_ids(sorted(ids)))
         except (ConnectionLost, SqlError):
             unlocked = ids
         ready: list[_Entry] = []
@@ -253,7 +255,7 @@ def notify(notifier: Notifier, flushed: Flushed) -> None:
 def _reject(entry: _Entry, error: Exception) -> None:
     commit, receiver = entry
     message = f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
-    receiver.settle(OutcomeRejected(message))
+    receiver.receive_result(OutcomeRejected(message))
 
 
 def _first_of_each_instance(batch: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:

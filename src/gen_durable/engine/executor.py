@@ -20,12 +20,12 @@ from typing import Any, cast
 from gen_durable.context import Context
 from gen_durable.core.payloads import ClaimEncryption
 from gen_durable.engine.fanout import ChildrenReader
-from gen_durable.engine.outcome_encoder import SAME_STATE, EncodedOutcome, encode_cancel, encode_outcome
+from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
 from gen_durable.jobs import Abort, Job
 from gen_durable.machines import Machine, StepSpec
-from gen_durable.outcomes import Done, Fail, Outcome, Retry, ScheduleChildren, describe
+from gen_durable.outcomes import UNCHANGED, Done, Fail, Outcome, Retry, ScheduleChildren, describe
 from gen_durable.registry import Entry
 from gen_durable.signals import Received
 from gen_durable.step_services import JournalService, LimitService, StepTransaction
@@ -103,7 +103,7 @@ class Executor:
                 await _in_time(self._encode_rest(encoded, entry.spec), entry.spec)
             return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
         except asyncio.CancelledError:
-            if claim.abandoned:
+            if claim.is_interrupted:
                 raise
             await _forget_cancellation(claim)
             error: Exception = StepCancelled(f"step {entry.spec.label} was cancelled from inside")
@@ -168,7 +168,7 @@ class Executor:
                 await self._encode_rest(encoded, entry.spec)
             return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
         except asyncio.CancelledError:
-            if claim.abandoned:
+            if claim.is_interrupted:
                 raise
             second: BaseException = StepCancelled("on_error was cancelled from inside")
         except LeaseLost:
@@ -286,11 +286,11 @@ async def _in_time(running: Awaitable[Any], spec: StepSpec) -> Any:
 async def _forget_cancellation(claim: Claim) -> None:
     """Absorb the cancellation of a step that cancelled its own task and returned; it must not hit the engine."""
     task = asyncio.current_task()
-    if task is None or not task.cancelling() or claim.abandoned:
+    if task is None or not task.cancelling() or claim.is_interrupted:
         return
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
-    if claim.abandoned:
+    if claim.is_interrupted:
         raise asyncio.CancelledError
     while task.cancelling():
         task.uncancel()
@@ -307,4 +307,4 @@ def _retry(job: Job[Any, Any], ctx: Context, error: Exception) -> Outcome[Any]:
         return Fail(clean_error(f"aborted: {error.reason}"))
     if ctx.attempt + 1 >= job.max_attempts:
         return Fail(clean_error(f"{describe(error)} (attempt {ctx.attempt + 1} of {job.max_attempts})"))
-    return Retry(SAME_STATE, delay=job.backoff(ctx.attempt))
+    return Retry(UNCHANGED, delay=job.backoff(ctx.attempt))

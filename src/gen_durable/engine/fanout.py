@@ -32,7 +32,7 @@ async def commit_in_transaction(
     ids = await run(statements.begin_fanout(commit, 0 if children.ids is not None else len(children.encoded)))
     if ids is not None:  # else the fence does not match, and the flush answers why
         for part in children.parts(children.ids or ids, INSERT_BATCH):
-            woken = await run(statements.spawn(commit, part))
+            woken = await run(statements.start_instances(commit, part))
             queues.update(woken)
     flushed = await run(statements.flush([commit], worker, time.perf_counter()))
     wakeups = dataclasses.replace(flushed.wakeups, queues=flushed.wakeups.queues | queues)

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar, assert_never
 from gen_durable.backoff import Pauses
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.progress import ProgressWriter
-from gen_durable.engine.step_journal import Action, Actions, Invoke, Pause, StepJournal
+from gen_durable.engine.step_journal import Action, Actions, CallActivity, SleepBeforeRetry, StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
@@ -127,14 +127,14 @@ class JournalWriter:
 
     async def _perform(self, action: Action) -> Any:
         match action:
-            case Invoke(fn, args):
+            case CallActivity(fn, args):
                 if inspect.iscoroutinefunction(fn):
                     return await fn(*args)
                 call = functools.partial(contextvars.copy_context().run, fn, *args)
                 begun, done = self._threads.run(call)
                 await begun
                 return await _result_of(await done)
-            case Pause(seconds):
+            case SleepBeforeRetry(seconds):
                 return await asyncio.sleep(seconds)
             case Statement():
                 return await self._write(action)
@@ -142,10 +142,10 @@ class JournalWriter:
 
     def _perform_in_thread(self, action: Action) -> Any:
         match action:
-            case Invoke(fn, args):
+            case CallActivity(fn, args):
                 answer = fn(*args)
                 return self._call_on_loop(_result_of(answer)) if inspect.isawaitable(answer) else answer
-            case Pause(seconds):
+            case SleepBeforeRetry(seconds):
                 return time.sleep(seconds)
             case Statement():
                 return self._call_on_loop(self._write(action))

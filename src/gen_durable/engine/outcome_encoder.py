@@ -67,13 +67,6 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
         return len(chunk) == CHUNK
 
 
-class SameState:
-    """The state of a job's retry: the row keeps the one it has."""
-
-
-SAME_STATE: Final = SameState()
-
-
 def encode_outcome(
     claim: Claim,
     spec: StepSpec,
@@ -145,7 +138,7 @@ def _finish(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec)
 
 def _retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
     commit.kind = "retry"
-    if not isinstance(outcome.state, SameState):
+    if not isinstance(outcome.state, Unchanged):
         commit.value, _ = _state_for(spec, spec, outcome.state)
     commit.delay = outcome.delay
 
@@ -226,7 +219,7 @@ def _state_for(target: StepSpec, current: StepSpec, state: object) -> tuple[str,
             f"step {current.label} goes on to {target.label}, a step of another machine: "
             "pass a step of the same object, as in Next(self.ship, state)"
         )
-    return target.state_codec.store(state)
+    return target.state_codec.encode_checked(state)
 
 
 def _barrier(commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any]) -> None:
@@ -285,7 +278,7 @@ def _add(children: ManyChildren, chunk: list[dict[str, object]]) -> None:
 def _child(start: Start[Any]) -> dict[str, object]:
     check_child(start)
     try:
-        state, _ = start.step.state_codec.store(start.state)
+        state, _ = start.step.state_codec.encode_checked(start.state)
     except EncodeError as error:
         raise EncodeError(f"an instance cannot be started: {error}") from error
     return {

@@ -27,7 +27,7 @@ from gen_durable.store.types import Picked
 from gen_durable.telemetry import (
     Events,
     PartitionContended,
-    QueueSaturation,
+    QueueLoadMeasured,
     RowsBlocked,
     RowsPicked,
     RowsThrottled,
@@ -179,7 +179,7 @@ class Picker(BackgroundTask):
             slots, report = self._slots.queues[name], reports.get(name)
             if report is None:
                 slots.has_work = True  # the demand was met, so there may be more rows
-                self._notifier.notify_overflow(name)
+                self._notifier.notify_full_pick(name)
             else:
                 moments = [m for m in (report.next_due, self._floors.seconds_to_full_scan(name)) if m is not None]
                 if moments:
@@ -200,9 +200,7 @@ class Picker(BackgroundTask):
         for name, demand in demands.items():
             slots = self._slots.queues[name]
             self._events.emit(RowsPicked(name, counts[name], demand, self._worker))
-            self._events.emit(
-                QueueSaturation(name, slots.running, len(slots.buffer), slots.concurrency, slots.prefetch)
-            )
+            self._events.emit(QueueLoadMeasured(name, slots.running, len(slots.buffer), slots.concurrency, slots.prefetch))
         for report in picked.unmet:
             if report.contended:
                 self._events.emit(PartitionContended(report.queue, report.contended))

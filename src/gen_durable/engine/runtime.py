@@ -214,7 +214,7 @@ class Runtime:
                 self._dead_letters.cancel()
             self._notifier.remove_worker(self)
             for active in self.claims.all():
-                self.claims.abandon(active)
+                self.claims.interrupt(active)
             self.tasks.cancel_all()
             for connection in self._connections:
                 connection.close_soon()
@@ -249,7 +249,7 @@ class Runtime:
         """Interrupt steps and release their rows. A step in a thread cannot be stopped: its row waits for its lease."""
         stoppable = [active for active in overdue if not active.in_thread]
         for active in stoppable:
-            self.claims.abandon(active)
+            self.claims.interrupt(active)
         tasks = [active.task for active in stoppable if active.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS)

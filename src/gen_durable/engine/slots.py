@@ -74,7 +74,7 @@ class QueueSlots:
         return self.concurrency + self.prefetch - self.running - self.lent - len(self.buffer)
 
     @property
-    def is_fast(self) -> bool:
+    def has_short_steps(self) -> bool:
         """Steps are so short that a slot lent for the time of a commit comes back at once."""
         return self._fixed_prefetch is None and self.prefetch >= self.concurrency
 
@@ -134,18 +134,18 @@ class Slots:
         if queue is not None and active in queue.buffer:
             queue.buffer.remove(active)
 
-    def lend(self, active: ActiveClaim) -> None:
+    def lend_slot(self, active: ActiveClaim) -> None:
         """A claim waits for its commit. While steps are short, another claim runs in its slot meanwhile."""
         queue = self.queues[active.claim.queue]
         queue.started += 1  # for the pace, the next step of a claim counts like the first step of another
-        if queue.is_fast:
+        if queue.has_short_steps:
             active.has_slot = False
             queue.running -= 1
             queue.lent += 1
             self._fill(queue)
             self.changed.set()
 
-    async def take_back(self, active: ActiveClaim) -> None:
+    async def regain_slot(self, active: ActiveClaim) -> None:
         """Wait for a slot for a claim that continues. It comes before buffered claims."""
         if active.has_slot:
             return

@@ -22,7 +22,7 @@ import msgspec
 from gen_durable.backoff import backoff as default_backoff
 from gen_durable.codec import Codec, codec_for, encode
 from gen_durable.durations import Duration
-from gen_durable.encryption import PayloadEncryption, of_activity
+from gen_durable.encryption import PayloadEncryption, activity_field
 from gen_durable.errors import GenDurableError, InputError, LeaseLost
 from gen_durable.jobs import Abort
 from gen_durable.outcomes import describe
@@ -35,7 +35,7 @@ LONGEST_PAUSE: Final = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
-class Invoke:
+class CallActivity:
     """Call the function of an activity."""
 
     fn: Callable[..., Any]
@@ -43,13 +43,13 @@ class Invoke:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class SleepBeforeRetry:
     """Wait before the next attempt."""
 
     seconds: float
 
 
-Action: TypeAlias = "Invoke | Pause | Statement[bool]"
+Action: TypeAlias = "CallActivity | SleepBeforeRetry | Statement[bool]"
 """One action of a journal method. A statement writes to the journal and returns whether the fence matched."""
 Actions: TypeAlias = Generator[Action, Any, Any]
 
@@ -111,7 +111,7 @@ class StepJournal:
             self._next = number + 1
             self._tried[name] = self._tried.get(name, 0) + 1
             if finished:
-                self._finished[name] = self._decrypt(bytes(result), of_activity(self._visit, name, "result"))
+                self._finished[name] = self._decrypt(bytes(result), activity_field(self._visit, name, "result"))
 
     def _decrypt(self, raw: bytes, field: str) -> bytes:
         return raw if self._encryption is None else self._encryption.decrypt(raw, self._fence.id, field).encode()
@@ -157,7 +157,7 @@ class StepJournal:
             )
         codec = _codec(fn, name)
         parameters = encode(_by_name(fn, args, kwargs, name), f"the arguments of activity {name!r}").decode()
-        invoke = Invoke(functools.partial(fn, **kwargs) if kwargs else fn, args)
+        invoke = CallActivity(functools.partial(fn, **kwargs) if kwargs else fn, args)
         self._used.add(name)
         finished = self._finished.get(name)
         if finished is not None:
@@ -173,7 +173,7 @@ class StepJournal:
     def _tries(
         self,
         name: str,
-        invoke: Invoke,
+        invoke: CallActivity,
         parameters: str,
         codec: Codec[Any],
         *,
@@ -188,7 +188,7 @@ class StepJournal:
             value: Any = None
             failure: Exception | None = None
             try:
-                result, value = codec.store((yield invoke))
+                result, value = codec.encode_checked((yield invoke))
             except LeaseLost:
                 raise
             except Exception as error:
@@ -204,12 +204,12 @@ class StepJournal:
                 return value
             if left == 0 or isinstance(failure, (GenDurableError, Abort)):
                 raise failure
-            yield Pause(check_delay(backoff(retries - left), f"the backoff of activity {name!r}"))
+            yield SleepBeforeRetry(check_delay(backoff(retries - left), f"the backoff of activity {name!r}"))
         raise AssertionError("unreachable")
 
     def _encrypt(self, record: ActivityRecord, encryption: PayloadEncryption) -> ActivityRecord:
         def field(part: str) -> str:
-            return of_activity(self._visit, record.name, part)
+            return activity_field(self._visit, record.name, part)
 
         instance, result, error = self._fence.id, record.result, record.error
         return dataclasses.replace(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from typing_extensions import Unpack
 
 from gen_durable.errors import NotFound, WrongStatus
-from gen_durable.handles import Handle, address, called
-from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page, check_page_size, place_of, wanted
+from gen_durable.handles import Handle, describe_target, parse_target
+from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page, check_page_size, decode_cursor, filter_json
 
 if TYPE_CHECKING:
     from gen_durable.client import Durable
@@ -39,7 +39,7 @@ class AdminOperations:
         """
         services = self._services
         statement = services.admin_statements.list(
-            wanted(filters), place_of(after), check_page_size(limit), payloads=payloads
+            filter_json(filters), decode_cursor(after), check_page_size(limit), payloads=payloads
         )
         page = await services.requests.run(statement, "list", safe=True)
         if services.encryption is None:
@@ -59,7 +59,7 @@ class AdminOperations:
 
     async def count(self, **filters: Unpack[Filters]) -> Count:
         """How many instances match the filters: exact up to 10,000 if 20,000 rows read suffice, else estimated."""
-        statement = self._services.admin_statements.count(wanted(filters))
+        statement = self._services.admin_statements.count(filter_json(filters))
         return await self._services.requests.run(statement, "count", safe=True)
 
     async def delete(self, target: int | str | bytes | Handle[Any]) -> None:
@@ -67,10 +67,10 @@ class AdminOperations:
 
         Raises `NotFound`, and `WrongStatus` if the instance, or a parent that may still read it, has not ended.
         """
-        statement = self._services.admin_statements.delete_instance(*address(target))
+        statement = self._services.admin_statements.delete_instance(*parse_target(target))
         found = await self._services.requests.run(statement, "delete", safe=False)
         if found is None:
-            raise NotFound(f"{called(target)} is unknown")
+            raise NotFound(f"{describe_target(target)} is unknown")
         if found.deleted:
             return
         if found.parent is not None and found.was.terminal:
@@ -93,10 +93,10 @@ class AdminOperations:
         parent that has gone on is not affected. Raises `NotFound`, and `WrongStatus` for an instance that is done or
         has not ended.
         """
-        statement = self._services.admin_statements.retry(*address(target))
+        statement = self._services.admin_statements.retry(*parse_target(target))
         found = await self._services.requests.run(statement, "retry", safe=False)
         if found is None:
-            raise NotFound(f"{called(target)} is unknown")
+            raise NotFound(f"{describe_target(target)} is unknown")
         if found.queue is None:
             raise WrongStatus(
                 f"instance {found.id} is {found.was.value}: only a failed or cancelled instance can be retried",

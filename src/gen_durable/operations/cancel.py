@@ -10,7 +10,7 @@ from typing import Any
 from gen_durable.core.cascade import CascadeCount
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, NotFound
-from gen_durable.handles import Handle, address, called
+from gen_durable.handles import Handle, describe_target, parse_target
 from gen_durable.instances import Cancellation, Status
 from gen_durable.store.types import CancelTarget
 from gen_durable.validation import clean_error
@@ -22,7 +22,7 @@ async def cancel(
     services: Services, target: int | str | bytes | Handle[Any], reason: str, *, cascade: bool
 ) -> Cancellation:
     """Cancel an instance, and with `cascade` its descendants. `reason` is one that `checked_reason` returned."""
-    statement = services.statements.cancel([address(target)], reason, cascade=cascade)
+    statement = services.statements.cancel([parse_target(target)], reason, cascade=cascade)
     (found,), wakeups = await services.requests.run(statement, "cancel", safe=True)
     services.notifier.publish(wakeups)
     descendants = NO_DESCENDANTS
@@ -46,7 +46,7 @@ def to_cancellation(
     """The answer of a cancel. Raises `NotFound`."""
     if found.id is None or found.was is None:
         by_key = isinstance(target, (str, bytes))
-        raise NotFound(f"cancel: {called(target)} is unknown" + (" or has ended" if by_key else ""))
+        raise NotFound(f"cancel: {describe_target(target)} is unknown" + (" or has ended" if by_key else ""))
     return Cancellation(
         found.id,
         found.was,

@@ -6,7 +6,7 @@ from typing import Any
 
 from gen_durable.core.services import Services
 from gen_durable.errors import NotFound
-from gen_durable.handles import Handle, address, called
+from gen_durable.handles import Handle, describe_target, parse_target
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition, check_last
 
@@ -15,9 +15,9 @@ Target = int | str | bytes | Handle[Any]
 
 async def get(services: Services, target: Target) -> Instance:
     """Read an instance by id, or by the unique key that it holds. Raises `NotFound`."""
-    found = await services.requests.run(services.statements.get(*address(target)), "get", safe=True)
+    found = await services.requests.run(services.statements.get(*parse_target(target)), "get", safe=True)
     if found is None:
-        raise NotFound(f"{called(target)} is unknown")
+        raise NotFound(f"{describe_target(target)} is unknown")
     return found if services.encryption is None else services.encryption.instance(found)
 
 
@@ -62,7 +62,7 @@ async def progress(services: Services, target: Target) -> list[Progress]:
 
 async def _resolve(services: Services, target: Target) -> tuple[int | None, bytes | None]:
     """The id or key of an instance; with encryption always the id, which decryption needs."""
-    instance, key = address(target)
+    instance, key = parse_target(target)
     if services.encryption is not None and key is not None:
         instance = await services.requests.run(services.statements.id_of_key(key), "get", safe=True)
     return instance, key

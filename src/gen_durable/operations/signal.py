@@ -7,7 +7,7 @@ from typing import Any, Final
 from gen_durable.core.payloads import encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, NoTarget, TooLarge
-from gen_durable.handles import Handle, address, called
+from gen_durable.handles import Handle, describe_target, parse_target
 from gen_durable.signals import Signal
 from gen_durable.store.types import OutgoingSignal
 from gen_durable.validation import MAX_INBOX, check_text_key
@@ -21,7 +21,7 @@ def outgoing_signal(
     """The signal as `signal.sql` takes it. Raises `InputError` and `EncodeError`."""
     if not isinstance(signal, Signal):
         raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
-    instance, key = address(target)
+    instance, key = parse_target(target)
     if dedup_key is not None:
         check_text_key(dedup_key, "dedup_key")
     return OutgoingSignal(instance, key, signal.name, signal.codec.encode(payload).decode(), dedup_key)
@@ -48,11 +48,11 @@ async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
 def is_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal: Signal[Any]) -> bool:
     """Whether the call delivered the signal; False if its dedup key was used before. Raises for other verdicts."""
     if verdict == "no_target":
-        raise NoTarget(f"signal {signal.name!r}: {called(target)} is unknown or has ended")
+        raise NoTarget(f"signal {signal.name!r}: {describe_target(target)} is unknown or has ended")
     if verdict == "full":
         raise TooLarge(
-            f"signal {signal.name!r}: {called(target)} has {MAX_INBOX:,} unconsumed signals, and takes no more until "
-            "it consumes some"
+            f"signal {signal.name!r}: {describe_target(target)} has {MAX_INBOX:,} unconsumed signals, and takes no "
+            "more until it consumes some"
         )
     return verdict == "delivered"
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gen_durable.errors import InputError
-from gen_durable.store.text_params import named, names
+from gen_durable.store.text_params import named_arguments, with_named_parameters
 
 if TYPE_CHECKING:
     from gen_durable.store.statements import Statement
@@ -115,7 +115,7 @@ def _psycopg(connection: Any, statement: Statement[Any]) -> Rows:
     from psycopg.rows import tuple_row
 
     with Cursor(connection, row_factory=tuple_row) as cursor:
-        return cursor.execute(_percent_style(statement), names(statement.args)).fetchall()
+        return cursor.execute(_percent_style(statement), named_arguments(statement.args)).fetchall()
 
 
 async def _psycopg_async(connection: Any, statement: Statement[Any]) -> Rows:
@@ -123,30 +123,34 @@ async def _psycopg_async(connection: Any, statement: Statement[Any]) -> Rows:
     from psycopg.rows import tuple_row
 
     async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        await cursor.execute(_percent_style(statement), names(statement.args))
+        await cursor.execute(_percent_style(statement), named_arguments(statement.args))
         return await cursor.fetchall()
 
 
 def _sqlalchemy(connection: Any, statement: Statement[Any]) -> Rows:
     from sqlalchemy import text
 
-    rows: Rows = connection.execute(text(named(statement.text, ":")), names(statement.args)).all()
+    rows: Rows = connection.execute(
+        text(with_named_parameters(statement.text, ":")), named_arguments(statement.args)
+    ).all()
     return rows
 
 
 async def _sqlalchemy_async(connection: Any, statement: Statement[Any]) -> Rows:
     from sqlalchemy import text
 
-    rows: Rows = (await connection.execute(text(named(statement.text, ":")), names(statement.args))).all()
+    rows: Rows = (
+        await connection.execute(text(with_named_parameters(statement.text, ":")), named_arguments(statement.args))
+    ).all()
     return rows
 
 
 def _django(connection: Any, statement: Statement[Any]) -> Rows:
     with connection.cursor() as cursor:
-        cursor.execute(_percent_style(statement), names(statement.args))
+        cursor.execute(_percent_style(statement), named_arguments(statement.args))
         rows: Rows = cursor.fetchall()
         return rows
 
 
 def _percent_style(statement: Statement[Any]) -> Any:
-    return named(statement.text, "%(", ")s")
+    return with_named_parameters(statement.text, "%(", ")s")

@@ -20,7 +20,7 @@ def to_error(error: BaseException, operation: str, schema: str) -> GenDurableErr
                 f"{operation}: {message_of(error)}: "
                 "declare it with Worker(limits={...}), app.set_limit or `gen-durable limits set`"
             )
-        case "GD003" | "GD004" | "GD005":  # raised by limit_keys.sql and set_limit.sql
+        case "GD003" | "GD004" | "GD005":  # raised by resolve_limit_keys.sql and set_limit.sql
             return InputError(f"{operation}: {message_of(error)}")
         case "42501":
             return DatabaseRefused(

@@ -20,8 +20,8 @@ declare
   viewer constant text[] := array['get', 'instances_of', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
     'progress_of', 'limit_states', 'slots_taken'];
   worker constant text[] := client || array[
-    'pick', 'flush', 'begin_fanout', 'spawn', 'children_page', 'cancel_requests', 'heartbeat', 'reap', 'unblock_missed',
-    'release', 'gc', 'unknown_steps', 'unlocked', 'set_limit', 'limit_states', 'acquire_limit', 'release_limit',
+    'pick', 'flush', 'begin_fanout', 'start_instances', 'children_page', 'cancel_requests', 'heartbeat', 'reap', 'unblock_missed',
+    'release_claims', 'gc', 'unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_limit', 'release_limit',
     'delete_full_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
     'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'slots_taken'
   ];
@@ -68,7 +68,7 @@ begin
     where p.pronamespace = '@schema'::regnamespace
   loop
     execute format('alter function %s owner to @owner', one.name);
-    if one.reads_tables then  -- a security definer function is never inlined (gate.sql)
+    if one.reads_tables then  -- a security definer function is never inlined (gate_name.sql)
       execute format('alter function %s security definer', one.name);
     end if;
     execute format('revoke all on function %s from public, @worker, @client, @viewer, @admin', one.name);

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gen_durable.instances import Instance, Status
-from gen_durable.listing import MAX_COUNT, Count, Page, cursor_of
+from gen_durable.listing import MAX_COUNT, Count, Page, encode_cursor
 from gen_durable.store.decode import INSTANCE, read_instance
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
@@ -47,12 +47,12 @@ class AdminStatements:
         self._delete = f"select id, was, deleted, waiting from {s}.delete_instance($1,$2)"  # noqa: S608
         self._retry = f"select id, was, woken from {s}.retry($1,$2)"  # noqa: S608
 
-    def list(self, wanted: str, below: int | None, limit: int, *, payloads: bool) -> Statement[Page]:
-        """`wanted` is the result of `gen_durable.listing.wanted`."""
-        return Statement(self._list, (wanted, below, limit, payloads), _read_page)
+    def list(self, filter_json: str, below: int | None, limit: int, *, payloads: bool) -> Statement[Page]:
+        """`filter_json` is the result of `gen_durable.listing.filter_json`."""
+        return Statement(self._list, (filter_json, below, limit, payloads), _read_page)
 
-    def count(self, wanted: str) -> Statement[Count]:
-        return Statement(self._count, (wanted, MAX_COUNT), lambda rows: Count(*rows[0]))
+    def count(self, filter_json: str) -> Statement[Count]:
+        return Statement(self._count, (filter_json, MAX_COUNT), lambda rows: Count(*rows[0]))
 
     def delete_instance(self, instance: int | None, key: bytes | None) -> Statement[DeletedInstance | None]:
         def read(rows: Sequence[Row]) -> DeletedInstance | None:
@@ -69,4 +69,4 @@ class AdminStatements:
 
 def _read_page(rows: Sequence[Row]) -> Page:
     instances: tuple[Instance, ...] = tuple(read_instance(tuple(row)[1:]) for row in rows if row[1] is not None)
-    return Page(instances, cursor_of(rows[0][0]))
+    return Page(instances, encode_cursor(rows[0][0]))

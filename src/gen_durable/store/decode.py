@@ -135,7 +135,7 @@ def read_reaping(rows: Sequence[Row]) -> Reaping:
 
 
 def read_released(rows: Sequence[Row]) -> Released:
-    """The result of `release.sql`."""
+    """The result of `release_claims.sql`."""
     released, woken = rows[0]
     return Released(released or [], woken or [])
 

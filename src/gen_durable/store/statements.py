@@ -80,15 +80,15 @@ class Statements:
         "_notify",
         "_pick",
         "_reap",
-        "_release",
+        "_release_claims",
         "_release_limit",
         "_remove_limit",
         "_set_limit",
         "_signal",
-        "_spawn",
+        "_start_instances",
         "_unblock_missed",
         "_unknown_steps",
-        "_unlocked",
+        "_unlocked_ids",
         "schema",
     )
 
@@ -110,7 +110,7 @@ class Statements:
             f"{s}.flush($1,$2,$3,{_words(4)},{_words(5)},$6,$7,$8,$9,$10,$11,{_words(12)},$13,$14)"
         )
         self._begin_fanout = f"select {s}.begin_fanout($1,$2,$3,$4)"
-        self._spawn = f"select {s}.spawn($1,$2,$3,array['children'],$4)"
+        self._start_instances = f"select {s}.start_instances($1,$2,$3,array['children'],$4)"
         self._children = f"select {s}.children_page($1,null,$2,$3)"
         self._signal = (
             "select ord, target, verdict, woken from "  # noqa: S608
@@ -125,12 +125,12 @@ class Statements:
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
         self._reap = f"select reclaimed, woken, cancel_children, cascade_due from {s}.reap($1,$2,$3)"  # noqa: S608
         self._unblock_missed = f"select last_gate, woken from {s}.unblock_missed($1,$2)"  # noqa: S608
-        self._release = f"select released, woken from {s}.release($1,$2,$3,$4)"  # noqa: S608
+        self._release_claims = f"select released, woken from {s}.release_claims($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select {s}.gc($1,$2,$3,$4)"
         self._finished_of = f"select id, status, result::text, last_error from {s}.finished_of($1)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
         self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.unknown_steps($1,$2)"  # noqa: S608
-        self._unlocked = f"select id from {s}.unlocked($1)"  # noqa: S608
+        self._unlocked_ids = f"select id from {s}.unlocked_ids($1)"  # noqa: S608
         self._prepare_limits(s)
         self._notify = (
             "select pg_catalog.pg_notify($1, payload) from pg_catalog.unnest($2::pg_catalog.text[]) as payload, "
@@ -154,7 +154,7 @@ class Statements:
                 [s.step.machine.name for s in starts],
                 [s.step.machine.version for s in starts],
                 [s.step.name for s in starts],
-                [s.step.state_codec.store(s.state)[0] for s in starts],
+                [s.step.state_codec.encode_checked(s.state)[0] for s in starts],
                 [s.queue for s in starts],
                 _sparse([s.priority or None for s in starts]),
                 _sparse([s.partition_key for s in starts]),
@@ -228,11 +228,11 @@ class Statements:
         """Lock the row of a commit and allocate ids for its children. Returns None if the claim was taken over."""
         return Statement(self._begin_fanout, (commit.id, commit.epoch, commit.seq, count), lambda rows: rows[0][0])
 
-    def spawn(self, commit: Commit, children: str) -> Statement[list[str]]:
+    def start_instances(self, commit: Commit, children: str) -> Statement[list[str]]:
         """Insert children, a JSON array, of a row that `begin_fanout` has locked."""
         extra = f'{{"children":{children}}}'
         args = ([commit.id], [commit.epoch], [commit.seq], [extra])
-        return Statement(self._spawn, args, lambda rows: rows[0][0] or [])
+        return Statement(self._start_instances, args, lambda rows: rows[0][0] or [])
 
     def children(self, parent: int, after: int, limit: int) -> Statement[list[Child]]:
         """The next `limit` children of a parent's current round, in the order of ids, after the id `after`."""
@@ -283,10 +283,10 @@ class Statements:
         """Unblock rows whose gate is free, a batch of gates at a time. Returns the last gate and the woken queues."""
         return Statement(self._unblock_missed, (after, batch), lambda rows: (rows[0][0], rows[0][1] or []))
 
-    def release(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[Released]:
+    def release_claims(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[Released]:
         """`claims` are (id, epoch, delay, reason), in the order of ids."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
-        return Statement(self._release, tuple(columns), read_released)
+        return Statement(self._release_claims, tuple(columns), read_released)
 
     def set_limit(self, name: str, policy: Policy, *, declared: bool) -> Statement[tuple[bool, list[str]]]:
         """Create or change a policy.
@@ -335,8 +335,8 @@ class Statements:
     def unknown_steps(self, queues: list[str], known: list[str]) -> Statement[list[UnknownStep]]:
         return Statement(self._unknown_steps, (queues, known), lambda rows: [UnknownStep(*row) for row in rows])
 
-    def unlocked(self, ids: Sequence[int]) -> Statement[set[int]]:
-        return Statement(self._unlocked, (list(ids),), lambda rows: {row[0] for row in rows})
+    def unlocked_ids(self, ids: Sequence[int]) -> Statement[set[int]]:
+        return Statement(self._unlocked_ids, (list(ids),), lambda rows: {row[0] for row in rows})
 
     def notify(self, payloads: Sequence[str]) -> Statement[None]:
         """`payloads` are encoded messages (`core/messages.py`)."""
@@ -344,7 +344,7 @@ class Statements:
 
 
 def encode_limits(limits: Sequence[Limit]) -> str:
-    """Limits as the JSON that `limit_keys.sql` reads."""
+    """Limits as the JSON that `resolve_limit_keys.sql` reads."""
     return encode([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
 
 

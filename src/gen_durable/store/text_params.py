@@ -103,12 +103,12 @@ def _with_texts(statement: Statement[Any], types: Sequence[str]) -> Statement[An
     )
 
 
-def named(text: str, before: str, after: str = "") -> str:
+def with_named_parameters(text: str, before: str, after: str = "") -> str:
     """A statement with each `$1` in the style of another driver: `%(p1)s`, or `:p1`."""
     return _PARAMETER.sub(lambda parameter: f"{before}p{parameter[1]}{after}", text)
 
 
-def names(args: Sequence[object]) -> dict[str, object]:
+def named_arguments(args: Sequence[object]) -> dict[str, object]:
     """The parameters that go with `named`."""
     return {f"p{n}": value for n, value in enumerate(args, start=1)}
 

@@ -41,7 +41,8 @@ NO_WAKEUPS: Final = Wakeups()
 class Claim(msgspec.Struct, eq=False, gc=False):
     """A row that this worker may run: its fence (id, epoch, seq) and the input of its step.
 
-    `outcome_encoder.advance` updates it after each committed outcome. `abandoned` is set before its task is cancelled.
+    `outcome_encoder.advance` updates it after each committed outcome. `is_interrupted` is set before its task
+    is cancelled.
     """
 
     id: int
@@ -61,7 +62,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     limited: str | None = None  # the key of the slot it occupies; "" if it took a token and no slot
     inbox: tuple[Received, ...] = ()
     children: tuple[Child, ...] | None = ()  # None if there are too many: they are read page by page
-    abandoned: bool = False
+    is_interrupted: bool = False
     visit: int = 0
     journal: str | None = None  # JSON, written by earlier executions of this visit
     step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal_writer.py)

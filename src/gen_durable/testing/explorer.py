@@ -165,7 +165,7 @@ async def _play(
     harness: Harness, start: Start[Any], script: Sequence[_Move], record: _Record[Any], jobs: Sequence[Job[Any, Any]]
 ) -> None:
     __tracebackhide__ = True
-    await harness.begin_anew(machines=[record.machine], jobs=jobs)
+    await harness.reset(machines=[record.machine], jobs=jobs)
     (handle,) = await harness.app.insert_many([start])
     record.check(await harness.snapshot(handle))
     for move in script:

@@ -103,7 +103,7 @@ class Harness(Assertions):
         claim = await self._next()
         if claim is None or crash is None:
             return None if claim is None else await stepper.execute(claim)
-        return await stepper.abandon(claim, run=crash == "end")
+        return await stepper.interrupt(claim, run=crash == "end")
 
     async def crash(self, target: Target | None = None, *, at: Literal["start", "end"] = "end") -> Execution:
         """Act like a worker that dies in a step: the step of `target`, or the one that a drain would run next.
@@ -115,7 +115,7 @@ class Harness(Assertions):
         __tracebackhide__ = True
         if at not in ("start", "end"):
             raise InputError(f"a crash is at 'start' or 'end', got {at!r}")
-        return await self._working.abandon(await self._claim(target), run=at == "end")
+        return await self._working.interrupt(await self._claim(target), run=at == "end")
 
     async def advance(self, by: Duration) -> None:
         """Let time pass: delays, retries, deadlines and leases come nearer. The next drain runs what is due then.
@@ -125,10 +125,10 @@ class Harness(Assertions):
         """
         await self._working.shift(timedelta(seconds=check_delay(by, "advance")))
 
-    async def begin_anew(self, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
+    async def reset(self, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
         """Delete every instance in the schema, and continue with these machines and jobs; the next id is 1 again."""
         registry = Registry(machines, jobs)
-        await self._working.begin_anew(registry)
+        await self._working.reset(registry)
         self._registry = registry
 
     async def fire_timeouts(self, target: Target | None = None) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final, final
 import msgspec
 
 from gen_durable.codec import encode
-from gen_durable.engine.step_journal import Action, Actions, Invoke, StepJournal, StoredJournal
+from gen_durable.engine.step_journal import Action, Actions, CallActivity, StepJournal, StoredJournal
 from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalStatements
 from gen_durable.store.schema import Schema
 
@@ -69,7 +69,7 @@ class MemoryJournal:
 
 
 def _perform(action: Action) -> Any:
-    return action.fn(*action.args) if isinstance(action, Invoke) else True
+    return action.fn(*action.args) if isinstance(action, CallActivity) else True
 
 
 def _raw(value: object, what: str) -> msgspec.Raw:

@@ -212,7 +212,7 @@ class Stepper:
             batch = await self._connection.run(self._services.statements.cascade(REAP_BATCH, None))
             self._notifier.has_children_to_cancel = batch.more and batch.ended + batch.requested > 0
 
-    async def abandon(self, claim: Claim, *, run: bool) -> Execution:
+    async def interrupt(self, claim: Claim, *, run: bool) -> Execution:
         """Act like a worker that dies with a claim: with `run`, after the last line of the step, else before it."""
         if run:
             self._errors.pop(claim.id, None)
@@ -241,7 +241,7 @@ class Stepper:
 
     async def release(self, claim: Claim) -> None:
         """Make a claimed row runnable again."""
-        await self._connection.run(self._services.statements.release([(claim.id, claim.epoch, None, None)]))
+        await self._connection.run(self._services.statements.release_claims([(claim.id, claim.epoch, None, None)]))
 
     async def shift(self, by: timedelta) -> None:
         """Move every moment in the schema back."""
@@ -251,7 +251,7 @@ class Stepper:
             for statement in statements:
                 await driver_connection.execute(statement, by)
 
-    async def begin_anew(self, registry: Registry) -> None:
+    async def reset(self, registry: Registry) -> None:
         """Delete every instance, and run other machines and jobs from now on."""
         await self._connection.run_script(self._statements.empty)
         self._use(registry)
@@ -265,7 +265,7 @@ class Stepper:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            claim.abandoned = True  # the test was cancelled; without this the step would count as failed
+            claim.is_interrupted = True  # the test was cancelled; without this the step would count as failed
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled():
@@ -274,7 +274,7 @@ class Stepper:
             raise
 
     async def _release_interrupted(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
-        self._claims.abandon(active)
+        self._claims.interrupt(active)
         await asyncio.wait([task])
         if not task.cancelled():
             task.exception()

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gen_durable import Start
-from tools.bench.child import Run, start_role
+from tools.bench.processes import Run, start_role
 from tools.bench.report import number
 from tools.bench.result import percentile
 from tools.bench.scenario import Progress, Size

@@ -18,7 +18,7 @@ from gen_durable import Durable, Rate, Start
 from gen_durable.core.services import services_of
 from gen_durable.store.types import Commit
 from tools.bench.ceiling import open_runner
-from tools.bench.child import Run, run_until
+from tools.bench.processes import Run, run_until
 from tools.bench.progress import Bar
 from tools.bench.server import Server
 from tools.bench.throughput import WORK

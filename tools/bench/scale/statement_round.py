@@ -103,7 +103,7 @@ async def hold(table: Table, executing: int) -> None:
     """Have this many rows executing, beside the measured ones."""
     held = await _claims(table, "held")
     if len(held) > executing:
-        await _quietly(table, table.calls.release([(i, c, None, None) for i, c, _ in held]))
+        await _quietly(table, table.calls.release_claims([(i, c, None, None) for i, c, _ in held]))
         held = []
     if len(held) < executing:
         await _quietly(table, table.calls.pick("held", {"held": executing - len(held)}, KNOWN, LEASE))

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 
 from gen_durable import Durable, Finished
-from tools.bench.child import Run, run_until
+from tools.bench.process_main import Parent
+from tools.bench.processes import Run, run_until
 from tools.bench.result import Better, Result, compare
-from tools.bench.role import Parent
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
 from tools.bench.throughput import rates

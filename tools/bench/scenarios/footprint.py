@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from gen_durable import Durable, Start
 from gen_durable.core.services import services_of
 from gen_durable.starts import step_of
-from tools.bench.child import Run, run_until, start_role
-from tools.bench.measure import memory
+from tools.bench.processes import Run, run_until, start_role
+from tools.bench.resource_usage import memory
 from tools.bench.result import Better, Result, compare
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from gen_durable import Durable, Start
 from gen_durable.core.services import services_of
 from tools.bench.ceiling import open_runner
-from tools.bench.child import Run, run_until
+from tools.bench.process_main import Parent
+from tools.bench.processes import Run, run_until
 from tools.bench.result import Result
-from tools.bench.role import Parent
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
 from tools.bench.throughput import rates

@@ -18,9 +18,9 @@ from gen_durable.core.services import services_of
 from gen_durable.pg.connect import connect
 from gen_durable.store.types import Commit, OutgoingSignal
 from tools.bench.ceiling import RunStatement, finish, open_runner, pick
-from tools.bench.child import start_role
+from tools.bench.process_main import Parent
+from tools.bench.processes import start_role
 from tools.bench.result import Result, compare_latencies
-from tools.bench.role import Parent
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server
 from tools.bench.work import Patient, go_on, look_at_clock, noop, worker

@@ -11,7 +11,7 @@ import os
 from collections.abc import Awaitable, Callable
 
 from gen_durable import Start
-from tools.bench.child import Run, run_until
+from tools.bench.processes import Run, run_until
 from tools.bench.result import Result, compare
 from tools.bench.scenario import Progress, Scenario, Size, run_in_rounds
 from tools.bench.server import Server

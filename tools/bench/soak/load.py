@@ -1,4 +1,4 @@
-"""The load: the feeder and the workers, each a process of its own (see `tools.bench.role`)."""
+"""The load: the feeder and the workers, each a process of its own (see `tools.bench.process_main`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import asyncpg
 
 from gen_durable import Durable, Start, Worker, job
 from gen_durable.core.services import services_of
-from tools.bench.measure import memory
-from tools.bench.role import Parent
+from tools.bench.process_main import Parent
+from tools.bench.resource_usage import memory
 from tools.bench.work import Fan, Patient, Recorded, go_on, machines, noop
 
 TICK = 0.05

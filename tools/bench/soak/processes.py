@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gen_durable import Durable
-from tools.bench.child import Child, start_role
+from tools.bench.processes import Child, start_role
 
 
 @dataclass(frozen=True, slots=True)

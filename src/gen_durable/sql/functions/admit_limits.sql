@@ -15,7 +15,7 @@
 -- A row whose weight exceeds a since-lowered burst takes the whole bucket. Rows that are refused a token go to unblock,
 -- which gives the first of them a token_at.
 -- Index: instances_slot; primary keys of limits and rate_buckets.
--- Locks: policies (shared) and gates, by try-lock, then rows as lock_crowd.sql. The lock on a gate keeps the counts
+-- Locks: policies (shared) and gates, by try-lock, then rows as lock_due_rows_of_gates.sql. The lock on a gate keeps the counts
 -- true until commit, the shared lock on the policy keeps the limit unchanged.
 -- Guarded by tests/store/test_limits.py, tests/interleavings/test_limits.py (test_pick_pick_of_one_slot,
 -- test_policy_pick_fewer_slots).
@@ -47,7 +47,7 @@ begin
   select coalesce(array_agg(wanted.gate), '{}') into locked_gates
   from (
     select distinct either.gate from @schema.instances i
-    cross join lateral (values (@schema.gate('slot', i.slot_key)), (@schema.gate('rate', i.rate_key))) as either (gate)
+    cross join lateral (values (@schema.gate_name('slot', i.slot_key)), (@schema.gate_name('rate', i.rate_key))) as either (gate)
     where i.ctid = any (found_rows) and either.gate is not null
   ) as wanted
   where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(wanted.gate)))
@@ -65,8 +65,8 @@ begin
   with candidate as materialized (
     select i.ctid as tid, i.id, i.priority, case when i.token_at is null then i.due_at else i.eligible_at end as since,
       i.slot_key, i.rate_key, coalesce(i.weight, 1) as weight,
-      (i.slot_key is null or is_locked ? @schema.gate('slot', i.slot_key))
-        and (i.rate_key is null or is_locked ? @schema.gate('rate', i.rate_key)) as has_locks
+      (i.slot_key is null or is_locked ? @schema.gate_name('slot', i.slot_key))
+        and (i.rate_key is null or is_locked ? @schema.gate_name('rate', i.rate_key)) as has_locks
     from @schema.instances i where i.ctid = any (found_rows)
   ),
   free_slots as materialized (
@@ -127,13 +127,13 @@ begin
      ) as taken),
     (select jsonb_object_agg(refused.gate, refused.total) from (
        select case
-           when decision.gets_slot then @schema.gate('rate', decision.rate_key)
-           else @schema.gate('slot', decision.slot_key)
+           when decision.gets_slot then @schema.gate_name('rate', decision.rate_key)
+           else @schema.gate_name('slot', decision.slot_key)
          end as gate, count(*) as total
        from decision where not decision.may_run group by 1
      ) as refused),
     (select count(*) from candidate where not candidate.has_locks),
-    (select array_agg(@schema.gate('slot', used.key)) from free_slots cross join (
+    (select array_agg(@schema.gate_name('slot', used.key)) from free_slots cross join (
        select decision.slot_key as key, count(*) filter (where decision.may_run) as total
        from decision where decision.slot_key is not null group by decision.slot_key
      ) as used
@@ -156,14 +156,14 @@ begin
       select refused.key from jsonb_each_text(blocked_counts) as refused where refused.value::int >= many
     );
     if cardinality(crowded_gates) > 0 then
-      crowd := @schema.lock_crowd(crowded_gates, locked_gates, found_rows || claimed_rows);
+      crowd := @schema.lock_due_rows_of_gates(crowded_gates, locked_gates, found_rows || claimed_rows);
       blocked := blocked || crowd;
     end if;
     with now_blocked as (
       update @schema.instances i set
         blocked_on = case
-          when blocked_counts ? @schema.gate('slot', i.slot_key) then @schema.gate('slot', i.slot_key)
-          else @schema.gate('rate', i.rate_key)
+          when blocked_counts ? @schema.gate_name('slot', i.slot_key) then @schema.gate_name('slot', i.slot_key)
+          else @schema.gate_name('rate', i.rate_key)
         end,
         eligible_at = case when i.token_at is null then i.due_at else i.eligible_at end,
         token_at = null

@@ -43,7 +43,7 @@ begin
     select distinct i.partition_key as key from @schema.instances i
     where i.ctid = any (found_rows) and i.partition_key is not null
   ) as wanted
-  where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate('partition', wanted.key)));
+  where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate_name('partition', wanted.key)));
 
   with candidate as materialized (
     select i.ctid as tid, i.id, i.partition_key as key from @schema.instances i where i.ctid = any (found_rows)
@@ -65,7 +65,7 @@ begin
          where i.partition_key = locked.key and i.due_at <= now() order by i.priority, i.due_at, i.id limit 1)
         union all
         (select i.priority, i.eligible_at, i.id, true from @schema.instances i
-         where i.blocked_on = @schema.gate('partition', locked.key)
+         where i.blocked_on = @schema.gate_name('partition', locked.key)
          order by i.priority, i.eligible_at, i.id limit 1)
       ) as either
       order by either.priority, either.at, either.id limit 1
@@ -95,7 +95,7 @@ begin
     slot_gates := array(
       select wanted.gate
       from (
-        select distinct @schema.gate('slot', i.slot_key) as gate from @schema.instances i
+        select distinct @schema.gate_name('slot', i.slot_key) as gate from @schema.instances i
         where i.ctid = any (blocked) and i.slot_key is not null
       ) as wanted
       where pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate))
@@ -103,7 +103,7 @@ begin
     contended := contended + cardinality(blocked);
     blocked := array(
       select i.ctid from @schema.instances i
-      where i.ctid = any (blocked) and (i.slot_key is null or @schema.gate('slot', i.slot_key) = any (slot_gates))
+      where i.ctid = any (blocked) and (i.slot_key is null or @schema.gate_name('slot', i.slot_key) = any (slot_gates))
     );
     contended := contended - cardinality(blocked);
   end if;
@@ -122,7 +122,7 @@ begin
       cross join lateral (
         select i.ctid as tid from @schema.instances i
         where i.partition_key = crowd.key and i.due_at <= now() and i.id <> coalesce(crowd.head, 0)
-          and (i.slot_key is null or @schema.gate('slot', i.slot_key) = any (slot_gates))
+          and (i.slot_key is null or @schema.gate_name('slot', i.slot_key) = any (slot_gates))
         order by i.priority, i.due_at, i.id
         limit bulk
         for no key update skip locked
@@ -132,7 +132,7 @@ begin
   denied := 0;
   if blocked is not null then
     update @schema.instances i set
-      blocked_on = @schema.gate('partition', i.partition_key),
+      blocked_on = @schema.gate_name('partition', i.partition_key),
       eligible_at = case when i.token_at is null then i.due_at else i.eligible_at end,
       token_at = null
     where i.ctid = any (blocked);

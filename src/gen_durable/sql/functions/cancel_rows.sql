@@ -63,10 +63,10 @@ begin
     array_agg(ended_row.id),
     array_agg(ended_row.id) filter (where ended_row.has_signals),
     array_agg(ended_row.id) filter (where ended_row.round > 0),
-    array_agg(distinct @schema.gate('partition', ended_row.partition_key))
+    array_agg(distinct @schema.gate_name('partition', ended_row.partition_key))
         filter (where ended_row.partition_key is not null)
-      || array_agg(distinct @schema.gate('slot', ended_row.slot_key)) filter (where ended_row.slot_key is not null)
-      || array_agg(distinct @schema.gate('rate', ended_row.rate_key)) filter (where ended_row.rate_key is not null)
+      || array_agg(distinct @schema.gate_name('slot', ended_row.slot_key)) filter (where ended_row.slot_key is not null)
+      || array_agg(distinct @schema.gate_name('rate', ended_row.rate_key)) filter (where ended_row.rate_key is not null)
   into ended, emptied, parents, freed
   from ended_row;
 
@@ -83,7 +83,7 @@ begin
   end if;
   if ended is not null then
     select released.woken, released.cancel_children into woken, cancel_children
-    from @schema.release_parents(ended) as released;
+    from @schema.wake_parents(ended) as released;
   end if;
 end
 $$;

@@ -9,7 +9,7 @@
 -- cancel in a caller's transaction has listed (cancel.sql) are unblocked together with those of the children.
 -- Index: instances_parent, in its order; primary keys.
 -- Locks: entries of the list, then the children in id order, both with SKIP LOCKED: a locked child is left to a later
--- batch. Their parents no longer wait for them, so release_parents locks none. Gates come last (tests/interleavings:
+-- batch. Their parents no longer wait for them, so wake_parents locks none. Gates come last (tests/interleavings:
 -- cancel).
 create or replace function @schema.cascade(batch int, of_origin bigint default null)
 returns table (ended int, requested int, woken text[], cancel_children bigint[], check_cancels text[], more boolean)

@@ -22,7 +22,7 @@
 -- The fence is id + claims + seq and needs no status: every exit from executing that is not the worker's own outcome
 -- increments claims, the worker's own increments seq. All effects of an outcome depend on the rows that the fenced
 -- update returned.
--- A delay counts from the statement, here and in insert and spawn: a transactional step, or the caller's transaction,
+-- A delay counts from the statement, here and in insert and start_instances: a transactional step, or the caller's transaction,
 -- may have begun long before, and now() is its beginning.
 -- Index: the primary key throughout. Nested loops are forced: a generic plan that misjudges the number of executing
 -- rows turns a flush of 500 from 9 into 100 ms.
@@ -40,7 +40,7 @@ returns table (
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
-set lock_timeout = '1s'  -- a row that a long transaction has locked must not delay its batch (unlocked.sql)
+set lock_timeout = '1s'  -- a row that a long transaction has locked must not delay its batch (unlocked_ids.sql)
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -73,7 +73,7 @@ begin
   -- that holds its key, not for a lock on it. With the change first, two parents that start each other's keys would deadlock
   -- (tests/interleavings: spawn_spawn_of_each_other).
   if starts_instances then
-    spawn_queues := @schema.spawn(ids, claims, seqs, kinds, extras);
+    spawn_queues := @schema.start_instances(ids, claims, seqs, kinds, extras);
   end if;
 
   with outcomes as (
@@ -160,9 +160,9 @@ begin
     array_agg(updated.id) filter (where updated.is_end and updated.has_signals),
     array_agg(updated.id) filter (where updated.is_end and updated.parent_id is not null),
     array_agg(distinct updated.queue) filter (where updated.is_runnable and coalesce(updated.delay, 0) = 0),
-    array_agg(distinct @schema.gate('partition', updated.partition_key))
+    array_agg(distinct @schema.gate_name('partition', updated.partition_key))
         filter (where not updated.keeps_claim and updated.partition_key is not null)
-      || array_agg(distinct @schema.gate('slot', updated.slot_key))
+      || array_agg(distinct @schema.gate_name('slot', updated.slot_key))
         filter (where not updated.keeps_claim and updated.slot_key is not null),
     array_agg(updated.id) filter (where updated.extra ? 'limits'),
     array_agg(updated.extra -> 'limits') filter (where updated.extra ? 'limits')
@@ -237,13 +237,13 @@ begin
 
   if ended_children is not null then
     select released.woken, released.cancel_children into more, cancel_children
-    from @schema.release_parents(ended_children) as released;
+    from @schema.wake_parents(ended_children) as released;
     queues := coalesce(queues, '{}') || more;
   end if;
 
   if limited_ids is not null then
     update @schema.instances i set slot_key = limited.slot_key, rate_key = limited.rate_key, weight = limited.weight
-    from @schema.limit_keys(limit_specs) as keys
+    from @schema.resolve_limit_keys(limit_specs) as keys
     cross join lateral unnest(limited_ids, keys.slot_keys, keys.rate_keys, keys.weights)
       as limited (id, slot_key, rate_key, weight)
     where i.id = limited.id;

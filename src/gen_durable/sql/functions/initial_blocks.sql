@@ -29,9 +29,9 @@ as $$
       select new_row.position, coalesce(new_row.priority, 0) as priority,
         coalesce(new_row.schedule_at, now() + make_interval(secs => coalesce(new_row.delay, 0))) as eligible_at,
         coalesce(
-          @schema.gate('partition', new_row.partition_key),
-          @schema.gate('slot', new_row.slot_key),
-          @schema.gate('rate', new_row.rate_key)
+          @schema.gate_name('partition', new_row.partition_key),
+          @schema.gate_name('slot', new_row.slot_key),
+          @schema.gate_name('rate', new_row.rate_key)
         ) as gate,
         case
           when new_row.partition_key is null

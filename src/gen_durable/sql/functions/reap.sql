@@ -41,9 +41,9 @@ begin
   );
   -- Only executing rows have a lease. A condition on the status would let the planner read the index of all leases.
   select array_agg(expired_row.id),
-    array_agg(distinct @schema.gate('partition', expired_row.partition_key))
+    array_agg(distinct @schema.gate_name('partition', expired_row.partition_key))
         filter (where expired_row.partition_key is not null)
-      || array_agg(distinct @schema.gate('slot', expired_row.slot_key)) filter (where expired_row.slot_key is not null)
+      || array_agg(distinct @schema.gate_name('slot', expired_row.slot_key)) filter (where expired_row.slot_key is not null)
   into expired, freed_gates
   from (
     select i.id, i.partition_key, i.slot_key from @schema.instances i
@@ -124,13 +124,13 @@ begin
   if ending is not null then
     delete from @schema.signals s where s.target_id = any (ending);
     select released.woken, released.cancel_children into woken, cancel_children
-    from @schema.release_parents(ending) as released;
+    from @schema.wake_parents(ending) as released;
   end if;
   -- Slots that their steps acquired while they ran.
   with freed as (
     delete from @schema.step_slots s where s.instance_id = any (expired) returning s.slot_key
   )
-  select freed_gates || array_agg(distinct @schema.gate('slot', freed.slot_key)) into freed_gates from freed;
+  select freed_gates || array_agg(distinct @schema.gate_name('slot', freed.slot_key)) into freed_gates from freed;
   -- A row that came in meanwhile may precede the one that was taken back, whose queue has perhaps lost its worker.
   if freed_gates is not null then
     woken := woken || @schema.unblock(freed_gates, false);

@@ -29,7 +29,7 @@ begin
       where i.token_at > clock_timestamp() and i.rate_key > name || '/' and i.rate_key < name || '0'
     ) as scheduled
   );
-  update @schema.instances i set blocked_on = @schema.gate('rate', i.rate_key), token_at = null
+  update @schema.instances i set blocked_on = @schema.gate_name('rate', i.rate_key), token_at = null
   where i.id = any (array(
     select locked.id from (
       select i.id, i.token_at from @schema.instances i where i.id = any (scheduled_ids) order by i.id for no key update
@@ -37,7 +37,7 @@ begin
     where locked.token_at > clock_timestamp()
   ));
 
-  foreach gate in array array[@schema.gate('rate', name), @schema.gate('slot', name)] loop
+  foreach gate in array array[@schema.gate_name('rate', name), @schema.gate_name('slot', name)] loop
     if exists (select from @schema.instances i where i.blocked_on = gate) then
       gates := gates || gate;
     end if;

@@ -11,6 +11,6 @@ declare
   key text;
 begin
   delete from @schema.step_slots slot where slot.ticket = release_limit.ticket returning slot.slot_key into key;
-  return case when key is not null then @schema.unblock(array[@schema.gate('slot', key)], true) end;
+  return case when key is not null then @schema.unblock(array[@schema.gate_name('slot', key)], true) end;
 end
 $$;

@@ -1,7 +1,7 @@
 -- unblock: return the next rows of gates that may have become free to the pick index.
 --
 -- Parameters:
---   gates         what may be free (gate.sql)
+--   gates         what may be free (gate_name.sql)
 --   should_wait   wait for the lock of each gate; if false, skip gates that another session has locked, and limits
 --                 whose policy is being changed: set_limit unblocks their rows itself, by the new policy
 --   is_cautious   as in unblock_slots.sql

@@ -24,7 +24,7 @@ begin
     from unnest(keys) as freed (key)
     cross join lateral (
       select i.id, i.priority, i.eligible_at from @schema.instances i
-      where i.blocked_on = @schema.gate('partition', freed.key) order by i.priority, i.eligible_at, i.id limit 1
+      where i.blocked_on = @schema.gate_name('partition', freed.key) order by i.priority, i.eligible_at, i.id limit 1
     ) as first_blocked
     where not exists (select from @schema.instances i where i.status = 'executing' and i.partition_key = freed.key)
       and not exists (

@@ -34,7 +34,7 @@ begin
   with bucket_state as materialized (
     select waiting.gate, waiting.queue, policy.period, policy.burst, promised.weight as promised,
       greatest(extract(epoch from bucket.drained_until - moment), 0)::float8 as drained_seconds
-    from @schema.waiting_queues(gates) as waiting
+    from @schema.queues_of_blocked_rows(gates) as waiting
     left join @schema.limits policy
       on policy.name = split_part(@schema.gate_key(waiting.gate), '/', 1) and policy.kind = 'rate'
     left join @schema.rate_buckets bucket on bucket.key = @schema.gate_key(waiting.gate)

@@ -30,7 +30,7 @@ begin
       when policy.slots is null then bulk
       else least(policy.slots - @schema.slots_taken(@schema.gate_key(waiting.gate), policy.slots), bulk)
     end as free_slots
-    from @schema.waiting_queues(gates) as waiting
+    from @schema.queues_of_blocked_rows(gates) as waiting
     left join @schema.limits policy
       on policy.name = split_part(@schema.gate_key(waiting.gate), '/', 1) and policy.kind = 'concurrency'
     where starts_with(waiting.gate, 'slot/')

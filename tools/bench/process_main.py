@@ -1,4 +1,4 @@
-"""The child process of `tools.bench.child`: connects, reports that it is ready, and runs its role on `go`.
+"""The child process of `tools.bench.processes`: connects, reports that it is ready, and runs its role on `go`.
 
 The loop is the one that `gen-durable worker` uses: uvloop where it is installed.
 """
@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from gen_durable import Durable
-from tools.bench.measure import memory
+from tools.bench.resource_usage import memory
 
 
 class Parent:

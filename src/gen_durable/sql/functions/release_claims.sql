@@ -1,11 +1,11 @@
--- release: give back claims that a worker did not run.
+-- release_claims: give back claims that a worker did not run.
 --
 -- Parameters: ids and epochs in id order; per row a delay in seconds and a reason, both null for a row that was not
 -- started: it keeps its place and its counters. With a reason it counts as a claim without an outcome.
 -- Returns one row: the ids given back, and the queues of rows that were next at their gates. The attempt stays.
 -- `claims` goes up, so a late outcome of the old epoch is stale (tests/interleavings: release_flush).
 -- Index: primary key. Locks: the rows in id order, then their gates.
-create or replace function @schema.release(
+create or replace function @schema.release_claims(
   ids bigint[], claims int[], delays float8[], reasons text[], out released bigint[], out woken text[]
 )
 language plpgsql
@@ -31,7 +31,7 @@ begin
         when i.cancel_reason is null then @schema.scope_after(i.unique_scope, 'runnable') else i.unique_scope
       end,
       updated_at = now()
-    from unnest(ids, release.claims, delays, reasons) as given (id, epoch, delay, reason)
+    from unnest(ids, release_claims.claims, delays, reasons) as given (id, epoch, delay, reason)
     -- Only executing rows have a lease. A condition on the status would let the planner read all leases for each row.
     where i.id = given.id and i.claims = given.epoch and i.lease_expires_at is not null
     returning i.id
@@ -41,7 +41,7 @@ begin
   woken := @schema.unblock(array(
     select distinct either.gate from @schema.instances i
     cross join lateral (
-      values (@schema.gate('partition', i.partition_key)), (@schema.gate('slot', i.slot_key))
+      values (@schema.gate_name('partition', i.partition_key)), (@schema.gate_name('slot', i.slot_key))
     ) as either (gate)
     where i.id = any (ids) and either.gate is not null
   ), true);

@@ -1,4 +1,4 @@
--- release_parents: count ended children at their parents, and release the parents whose barrier opens. Each commit that
+-- wake_parents: count ended children at their parents, and release the parents whose barrier opens. Each commit that
 -- ends rows calls it once for them.
 --
 -- Parameters: ids of children that this transaction has ended, and whose parents' rows it has locked in id order.
@@ -11,7 +11,7 @@
 -- instances_parent.
 -- Locks: none beyond those of the caller. Siblings that end in two transactions wait for each other at the parent's
 -- row.
-create or replace function @schema.release_parents(ended bigint[], out woken text[], out cancel_children bigint[])
+create or replace function @schema.wake_parents(ended bigint[], out woken text[], out cancel_children bigint[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off

@@ -1,8 +1,8 @@
--- unlocked: the given rows that no other session has locked at this moment. The committer calls it when flush ran into
+-- unlocked_ids: the given rows that no other session has locked at this moment. The committer calls it when flush ran into
 -- its lock_timeout, to postpone the outcomes whose row or parent a long transaction has locked.
 --
 -- Index: primary key. Locks: SKIP LOCKED, released at once with the transaction of the statement.
-create or replace function @schema.unlocked(ids bigint[])
+create or replace function @schema.unlocked_ids(ids bigint[])
 returns table (id bigint)
 language sql
 set search_path = pg_catalog, pg_temp

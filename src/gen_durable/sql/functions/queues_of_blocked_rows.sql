@@ -1,9 +1,9 @@
--- waiting_queues: the queues in which rows are blocked on limits, gate by gate.
+-- queues_of_blocked_rows: the queues in which rows are blocked on limits, gate by gate.
 --
 -- Parameter: gates of limits; a partition gate has no rows here. Returns one row per gate and queue.
 -- Index: instances_limited, stepping from queue to queue. Locks: none.
 -- Guarded by tests/store/test_guards.py (test_a_slot_is_offered_in_every_queue_that_waits_for_it).
-create or replace function @schema.waiting_queues(gates text[])
+create or replace function @schema.queues_of_blocked_rows(gates text[])
 returns table (gate text, queue text)
 language sql
 set search_path = pg_catalog, pg_temp

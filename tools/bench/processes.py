@@ -1,7 +1,7 @@
 """Processes that do the work: one fresh interpreter per run, so that no run inherits anything from another.
 
-The parent's side is `Child`; the other side is `python -m tools.bench.role`. They talk in lines of JSON. All clocks are
-time.monotonic(), which is one for all processes of a machine.
+The parent's side is `Child`; the other side is `python -m tools.bench.process_main`. They talk in lines of JSON. All
+clocks are time.monotonic(), which is one for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from gen_durable import Durable
 from gen_durable.core.services import services_of
-from tools.bench.measure import Reading, Updates
+from tools.bench.resource_usage import Reading, Updates
 from tools.bench.server import Server
 
 LIMIT = 300.0
@@ -65,7 +65,7 @@ async def start_role(app: Durable, role: str, **arguments: object) -> AsyncItera
     # In the environment: other users can read a command line, and a DSN may hold a password.
     target = {"BENCH_DSN": services_of(app).target.dsn, "BENCH_SCHEMA": services_of(app).statements.schema.name}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tools.bench.role", role, json.dumps(arguments)),
+        *(sys.executable, "-m", "tools.bench.process_main", role, json.dumps(arguments)),
         env=os.environ | target,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
--- lock_crowd: lock more due rows of gates at which pick has just blocked many, so that they are blocked together.
+-- lock_due_rows_of_gates: lock more due rows of gates at which pick has just blocked many, so that they are blocked together.
 --
 -- Parameters: the crowded gates; all gates that this transaction has locked; rows that pick has found, to leave out.
 -- Returns up to 1,000 rows per gate. admit_limits blocks them with the others.
@@ -7,7 +7,7 @@
 -- Index: instances_slot_due, instances_rate_due, under the planner settings of pick; the coalesce follows their terms.
 -- Locks: the rows with SKIP LOCKED.
 -- Guarded by tests/store/test_limits.py, test_limits_corners.py, test_no_waiting.py.
-create or replace function @schema.lock_crowd(crowded_gates text[], locked_gates text[], excluded_rows tid[])
+create or replace function @schema.lock_due_rows_of_gates(crowded_gates text[], locked_gates text[], excluded_rows tid[])
 returns tid[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -32,7 +32,7 @@ begin
       where i.rate_key = @schema.gate_key(crowd.gate) and starts_with(crowd.gate, 'rate/') and i.token_at is null
         and coalesce(i.due_at, 'infinity') <= now() and coalesce(i.due_at, 'infinity') < 'infinity'
         and i.partition_key is null and i.ctid <> all (excluded_rows)
-        and (i.slot_key is null or @schema.gate('slot', i.slot_key) = any (locked_gates))
+        and (i.slot_key is null or @schema.gate_name('slot', i.slot_key) = any (locked_gates))
       order by coalesce(i.due_at, 'infinity') limit bulk for no key update skip locked
     ) as behind
   );

@@ -1,8 +1,0 @@
--- gate: the name of what a row waits for: 'partition/KEY', 'slot/KEY' or 'rate/KEY' (README.md, "Gates").
---
--- A SQL-standard body without SET is inlined, so an index on blocked_on serves `blocked_on = gate('slot', key)` as it
--- serves the written-out text. Null if the key is null.
-create or replace function @schema.gate(kind text, key text)
-returns text
-language sql immutable parallel safe
-return kind || '/' || key;
