@@ -31,7 +31,7 @@ _STEERING = re.compile(
 )
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}
 
-_BREAKPOINT = """
+BREAKPOINT = """
 drop trigger if exists breakpoint_row on @schema.instances;
 create or replace function @schema.breakpoint(at text) returns void language plpgsql set lock_timeout = 0 as $$
 declare
@@ -73,17 +73,16 @@ class CureIsGone(AssertionError):
     """There is nothing to take out. `make mutants`, which takes things out itself, knows it by its name."""
 
 
-def instrumented(schema: Schema, *without: Cure, quiet: Collection[str] = ()) -> str:
-    """All functions with breakpoints, and without the given cures. `quiet`: functions without breakpoints."""
+def instrumented(schema: Schema, *without: Cure, quiet: Collection[str] = ()) -> dict[str, str]:
+    """All functions with breakpoints, by their head, and without the given cures. `quiet`: without breakpoints."""
     # A timeout measures life, not a session that is made to wait on purpose.
     text = re.sub(r"set lock_timeout = '\w+'", "set lock_timeout = '60s'", "\n".join(f.text for f in functions(schema)))
     readable = len(_FUNCTION.findall(text)) + len(_INLINED.findall(text))
     assert readable == text.count("create or replace function"), "a function that cannot be read"
     for cure in without:
         text = _mutated(text, schema, cure)
-    return schema.render(_BREAKPOINT) + _FUNCTION.sub(
-        lambda f: f[0] if _name(f, schema) in quiet else _cut_open(f, schema), text
-    )
+    found = {f["head"]: f[0] if _name(f, schema) in quiet else _cut_open(f, schema) for f in _FUNCTION.finditer(text)}
+    return found | {f[0].partition("\nreturn ")[0]: f[0] for f in _INLINED.finditer(text)}
 
 
 def _mutated(text: str, schema: Schema, cure: Cure) -> str:

@@ -28,7 +28,23 @@ from gen_durable.store.statements import Statement
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 PATIENCE = 0.002  # before a silent session is looked for among those that wait for a lock
-SESSION = "set synchronous_commit = off; set deadlock_timeout = '5ms'; set jit = off; set plan_cache_mode = auto"
+SESSION = (
+    "set synchronous_commit = off; set deadlock_timeout = '5ms'; set jit = off;"
+    "set plan_cache_mode = force_generic_plan"  # or half of the time goes into planning
+)
+RESET = """
+create or replace function @schema.explorer_reset() returns void language plpgsql as $$
+begin
+  delete from @schema.signals;
+  delete from @schema.instances;
+  delete from @schema.limits;
+  delete from @schema.rate_buckets;
+  delete from @schema.step_slots;
+  delete from @schema.cascades;
+  perform setval('@schema.instances_id_seq', 100), setval('@schema.signals_id_seq', 100);
+end
+$$;
+"""
 
 
 class At(Enum):
@@ -176,16 +192,11 @@ class Explorer:
         self._signals = render("select * from @schema.signals order by id")
         self._checkpoints = render("select * from @schema.checkpoints order by instance_id")
         self._progress = render("select * from @schema.progress order by instance_id")
-        self._empty = render(
-            "delete from @schema.signals; delete from @schema.instances; delete from @schema.limits;"
-            "delete from @schema.rate_buckets; delete from @schema.step_slots;"
-            "delete from @schema.cascades;"
-            "select setval('@schema.instances_id_seq', 100), setval('@schema.signals_id_seq', 100);"
-        )
+        self._reset = render("select @schema.explorer_reset();")
 
     async def install(self, sql: str) -> None:
         """Put functions into the schema, and get the sessions ready."""
-        await self._leader.execute(self.schema.render(sql))
+        await self._leader.execute(self.schema.render(RESET + sql))
         await self._leader.execute(SESSION)
         for session in self._sessions:
             await session.open()
@@ -210,7 +221,7 @@ class Explorer:
         prefix: list[str] = []
         while True:
             self._commits.clear()
-            await self._leader.execute(self._empty + self.schema.render(given))
+            await self._leader.execute(self._reset + self.schema.render(given))
             trail = await self._walk(prefix, (left, right), begin)
             if then:
                 await self._leader.execute(self.schema.render(then))

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import asyncpg
 import pytest
-from tests.support.breakpoints import Cure, instrumented
+from tests.support.breakpoints import BREAKPOINT, Cure, instrumented
 from tests.support.explorer import Explorer
 
 from gen_durable.pg.connection import PersistentConnection, Target
@@ -39,8 +39,14 @@ def ground(dsn: str) -> Iterator[str]:
     asyncio.run(run("drop schema @schema cascade"))
 
 
+@pytest.fixture(scope="module")
+def installed(ground: str) -> dict[str, str]:
+    """The functions that an exploration has left in `ground`, by their head: the next replaces those that differ."""
+    return {}
+
+
 @pytest.fixture
-def exploring(dsn: str, ground: str) -> Exploring:
+def exploring(dsn: str, ground: str, installed: dict[str, str]) -> Exploring:
     """Explorers of the functions as shipped, or without some of their cures; `also` is SQL to install besides.
 
     In the `quiet` functions nothing stops: what a test knows not to matter.
@@ -51,7 +57,10 @@ def exploring(dsn: str, ground: str) -> Exploring:
         connections = [await asyncpg.connect(dsn) for _ in range(3)]
         try:
             made = Explorer(ground, connections)
-            await made.install(instrumented(made.schema, *without, quiet=quiet) + also)
+            functions = instrumented(made.schema, *without, quiet=quiet)
+            changed = [text for head, text in functions.items() if installed.get(head) != text]
+            await made.install("\n".join([BREAKPOINT, *changed, also]))
+            installed.update(functions)
             yield made
         finally:
             for connection in connections:
