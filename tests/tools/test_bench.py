@@ -50,7 +50,7 @@ def test_what_looking_costs() -> None:
 def test_the_soak(tmp_path: Path) -> None:
     """`make soak`: all that is inserted ends, and the doctor finds nothing."""
     file = tmp_path / "soak.json"
-    short = ("--hours", "0.002", "--peak-seconds", "3", "--workers", "1")
+    short = ("--hours", "0.001", "--peak-seconds", "1.5", "--workers", "1")
     run("tools.bench.soak", *short, "--no-plot", "--json", str(file), may_judge=True)
     found: dict[str, Any] = json.loads(file.read_text())
     verdict = {line["what"]: line for line in found["verdict"]}
