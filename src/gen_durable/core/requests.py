@@ -35,7 +35,7 @@ class Requests:
     async def run(self, statement: Statement[T], operation: str, *, safe: bool) -> T:
         """Run a statement; `operation` names it in errors, `safe` says that it may run twice."""
         pool = self._get_pool()
-        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
+        pauses: Pauses | None = None
         for retries_left in range(RETRIES, -1, -1):
             try:
                 return await pool.run(statement)
@@ -49,5 +49,6 @@ class Requests:
                 # After a deadlock or a full disk nothing was executed, so every statement may be repeated.
                 if retries_left == 0 or classify(error) is Fault.REFUSED:
                     raise to_error(error, operation, self._schema) from None
+            pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE)
             await asyncio.sleep(pauses.next())
         raise AssertionError("unreachable")

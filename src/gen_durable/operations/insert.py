@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -29,7 +28,10 @@ async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: 
     # A second try after a lost answer finds the rows of the first by their keys; without keys it could insert twice.
     all_keyed = all(start.unique_key is not None for start in starts)
     rows = await requests.run(statement, "insert", safe=all_keyed and on_conflict == "existing")
-    new = Counter(start.queue for start, row in zip(starts, rows, strict=True) if row.new)
+    new: dict[str, int] = {}
+    for start, row in zip(starts, rows, strict=True):
+        if row.new:
+            new[start.queue] = new.get(start.queue, 0) + 1
     for queue, count in new.items():
         services.notifier.wake(queue, count)
     return [row.id for row in rows]
