@@ -200,7 +200,9 @@ class Picker(BackgroundTask):
         for name, demand in demands.items():
             slots = self._slots.queues[name]
             self._events.emit(RowsPicked(name, counts[name], demand, self._worker))
-            self._events.emit(QueueLoadMeasured(name, slots.running, len(slots.buffer), slots.concurrency, slots.prefetch))
+            self._events.emit(
+                QueueLoadMeasured(name, slots.running, len(slots.buffer), slots.concurrency, slots.prefetch)
+            )
         for report in picked.unmet:
             if report.contended:
                 self._events.emit(PartitionContended(report.queue, report.contended))
