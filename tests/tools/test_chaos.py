@@ -17,7 +17,7 @@ def chaos(tmp_path: Path, *arguments: str) -> tuple[int, str, dict[str, object]]
     """A run: its exit status, what it said, its figures."""
     figures = tmp_path / "figures.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tools.chaos", "--no-mount", "--json", figures, *arguments],
+        [sys.executable, "-m", "tools.chaos", "--no-mount", "--load", "0.3", "--json", figures, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -38,6 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--lease", type=float, help="of the workers, in seconds (2.5; 15 with faults that must not cost a lease)"
     )
+    parser.add_argument("--load", type=float, default=1.0, help="share of the usual number of instances under way (1)")
     parser.add_argument("--pace", type=float, default=5.5, help="seconds from one fault to the next, on average (5.5)")
     parser.add_argument("--pg", help="the version of an installed Postgres, as in 15, instead of the wheel's")
     parser.add_argument("--sabotage", choices=("fence",), help="remove a guard of the engine: the checks must fail")
@@ -68,6 +69,7 @@ def main() -> int:
         workers=given.workers,
         lease=lease,
         pace=given.pace,
+        load=given.load,
         postgres=given.pg,
         sabotage=given.sabotage,
         prove=given.prove,

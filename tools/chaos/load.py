@@ -142,7 +142,7 @@ def doomed(key: str, rng: random.Random) -> Item:
 
 
 # How many of each kind are under way at once, at most.
-LANES: dict[str, tuple[Callable[[str, random.Random], Item], int]] = {
+FEEDS: dict[str, tuple[Callable[[str, random.Random], Item], int]] = {
     "Chain": (chain, 100),
     "Mailbox": (mailbox, 25),
     "Parent": (parent, 8),
@@ -160,10 +160,11 @@ LANES: dict[str, tuple[Callable[[str, random.Random], Item], int]] = {
 class Load:
     """Inserts, signals and cancels until it is stopped; then it finishes its open calls."""
 
-    def __init__(self, app: Durable, server: Server, seed: int) -> None:
+    def __init__(self, app: Durable, server: Server, seed: int, share: float = 1.0) -> None:
         self._app = app
         self._server = server
         self._seed = seed
+        self._share = share
         self._under_way: Counter[str] = Counter()
         self._low = 0
         self._stop = asyncio.Event()
@@ -175,8 +176,8 @@ class Load:
 
     def start(self) -> None:
         self._begin(self._look())
-        for kind, (make, most) in LANES.items():
-            self._begin(self._lane(kind, make, most))
+        for kind, (make, most) in FEEDS.items():
+            self._begin(self._feed(kind, make, max(round(most * self._share), 2)))
 
     async def finish(self) -> None:
         """Begin nothing new, and see that what was begun can end."""
@@ -215,7 +216,7 @@ class Load:
             except TROUBLE:
                 await asyncio.sleep(0.25)
 
-    async def _lane(self, kind: str, make: Callable[[str, random.Random], Item], most: int) -> None:
+    async def _feed(self, kind: str, make: Callable[[str, random.Random], Item], most: int) -> None:
         number = 0
         while not self._stop.is_set():
             room = most - self._under_way[kind]

@@ -44,6 +44,7 @@ class Options:
     workers: int
     lease: float
     pace: float
+    load: float
     postgres: str | None
     sabotage: str | None
     prove: bool
@@ -114,7 +115,7 @@ class Run:
         reader = Reader(fleet.effects)
         title = f"chaos, seed {options.seed}: {', '.join(kinds) or 'no faults'}"
         async with Durable(self._server.dsn(world.proxies[0].port)) as app:
-            load = Load(app, self._server, options.seed)
+            load = Load(app, self._server, options.seed, options.load)
             await fleet.start()
             with Display(self._console, title, seconds) as screen:
                 async with self._watched(reader, fleet, screen) as stage:
