@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, TypedDict, cast
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError
 from gen_durable.instances import Instance
-from gen_durable.validation import check_delay, check_name, check_positive
+from gen_durable.validation import check_delay, check_name, check_positive_duration
 
 DAY: Final = timedelta(days=1)
 OnDeadLetter: TypeAlias = Callable[[Instance], Awaitable[None] | None]
@@ -103,10 +103,10 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         _check_queues(self.queues)
         for name in ("lease_ttl", "heartbeat_interval", "poll_interval", "max_poll_interval", "cancel_timeout"):
-            _store(self, name, check_positive)
+            _store(self, name, check_positive_duration)
         for name in ("reap_interval", "gc_interval"):
             if getattr(self, name) is not None:
-                _store(self, name, check_positive)
+                _store(self, name, check_positive_duration)
         for name in ("drain_timeout", "run_ahead_time"):
             _store(self, name, check_delay)
         if self.gc_retention is not None and not isinstance(self.gc_retention, Retention):

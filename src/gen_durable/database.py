@@ -19,7 +19,7 @@ from gen_durable.pg.dsn import find_tls_weakness
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
-from gen_durable.pg.sqlstate import to_error
+from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.journal import JournalStatements
 from gen_durable.store.schema import Schema
 

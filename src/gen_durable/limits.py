@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, GenDurableError, InputError
-from gen_durable.validation import check_name, check_positive, check_text_key
+from gen_durable.validation import check_name, check_positive_duration, check_text_key
 
 MAX_SLOTS: Final = 1_000_000
 MAX_REFILL: Final = timedelta(days=36_500)
@@ -41,7 +41,7 @@ class Rate:
         _check_count("Rate(amount)", self.amount)
         _check_count("Rate(burst=)", self.burst)
         # As a timedelta, so that Rate(5, 60) and Rate(5, timedelta(minutes=1)) are equal.
-        per = timedelta(seconds=check_positive(self.per, "Rate(per=)", ConfigError))
+        per = timedelta(seconds=check_positive_duration(self.per, "Rate(per=)", ConfigError))
         object.__setattr__(self, "per", per)
         if self.period * self.burst > MAX_REFILL.total_seconds():
             raise ConfigError(f"{self} would take more than {MAX_REFILL.days} days to refill its burst")
@@ -49,7 +49,7 @@ class Rate:
     @property
     def period(self) -> float:
         """Seconds from one token to the next."""
-        return check_positive(self.per, "Rate(per=)") / self.amount
+        return check_positive_duration(self.per, "Rate(per=)") / self.amount
 
 
 Policy: TypeAlias = Concurrency | Rate

@@ -86,7 +86,7 @@ def check_delay(delay: Duration, what: str, error: type[GenDurableError] = Input
     return seconds
 
 
-def check_positive(delay: Duration, what: str, error: type[GenDurableError] = InputError) -> float:
+def check_positive_duration(delay: Duration, what: str, error: type[GenDurableError] = InputError) -> float:
     """A duration in seconds, as `check_delay`, and above zero."""
     seconds = _as_seconds(delay, what, error)
     if seconds <= 0:

@@ -36,7 +36,7 @@ async def test_a_violation_is_exit_code_1_and_is_named_and_explained(run: Any, d
     await plant(dsn, schema, rows=7)
     done = run("doctor", "--dsn", dsn, "--schema", schema)
     assert done.returncode == 1
-    assert "await_shape" in done.stdout
+    assert "await_without_signals" in done.stdout
     assert "7 rows" in done.stdout
     assert "A parked instance awaits no signal." in done.stdout
     assert "awaiting_signal without names" in done.stdout
@@ -51,7 +51,7 @@ async def test_json_has_the_same_for_programs(run: Any, dsn: str, schema: str) -
     assert done.returncode == 1
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert len(findings) == len(checks(Schema(schema)))
-    broken = findings.pop("await_shape")
+    broken = findings.pop("await_without_signals")
     assert broken["count"] == 1
     assert broken["rows"][0]["problem"] == "awaiting_signal without names"
     assert all(finding["clean"] for finding in findings.values())

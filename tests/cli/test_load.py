@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable.cli.load import load
+from gen_durable.cli.import_object import load
 from gen_durable.errors import ConfigError
 
 PROGRAM = """

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from tests.support.rows import executing, instance
 
-from gen_durable.engine.step_limits import StepLimits
+from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.errors import LeaseLost
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.pg.connection import PersistentConnection, Target
@@ -44,13 +44,13 @@ class Asked:
 
 
 class Room:
-    """StepLimits on a schema."""
+    """LimitsInStep on a schema."""
 
     def __init__(self, link: PersistentConnection, schema: str) -> None:
         self.link, self.schema, self.asked = link, Schema(schema), Asked(link)
         self.calls = Statements(self.schema)
         self.rung: list[str] = []
-        self.limits = StepLimits(self.asked, self.calls, self)  # type: ignore[arg-type]
+        self.limits = LimitsInStep(self.asked, self.calls, self)  # type: ignore[arg-type]
 
     def wake_all(self, queues: Iterable[str]) -> None:
         self.rung += queues

@@ -64,7 +64,7 @@ async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(
         report = await explorer.explore(
             executing(1), cancelling(calls, 1, cascade=False), [calls.flush([NEXT])], lambda _: None, first_fault=True
         )
-    assert ["cancel_shape" in fault.problem for fault in report.faults] == [True]
+    assert ["cancel_request_without_claim" in fault.problem for fault in report.faults] == [True]
 
 
 async def test_without_its_condition_a_marked_row_starts_children(exploring: Exploring, calls: Statements) -> None:

@@ -21,7 +21,7 @@ from tests.support.store import Store
 from gen_durable.starts import Start
 from gen_durable.store.schema import checks
 from gen_durable.store.types import Claim, Commit, OutgoingSignal
-from gen_durable.testing.statements import HarnessStatements
+from gen_durable.testing.harness_statements import HarnessStatements
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "300"))
 STEPS = int(os.environ.get("MODEL_STEPS", "20"))

@@ -49,10 +49,10 @@ WORKER = CLIENT | {
     *(
         "pick",
         "flush",
-        "begin_fanout",
+        "lock_and_allocate_ids",
         "start_instances",
         "children_page",
-        "cancel_requests",
+        "cancel_requests_of",
         "heartbeat",
         "reap",
         "unblock_missed",

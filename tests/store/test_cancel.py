@@ -74,8 +74,8 @@ def test_what_executes_is_marked_and_its_worker_named(store: Store) -> None:
         Wakeups(check_cancels=frozenset({"w"})),
     )
     assert (store.row(1)["status"], store.row(1)["cancel_reason"]) == ("executing", "why")
-    assert store.run(store.calls.cancel_requests([(1, 1), (2, 1)])) == {1: "why"}
-    assert store.run(store.calls.cancel_requests([(1, 0)])) == {}
+    assert store.run(store.calls.cancel_requests_of([(1, 1), (2, 1)])) == {1: "why"}
+    assert store.run(store.calls.cancel_requests_of([(1, 0)])) == {}
 
 
 def test_asked_again_the_first_reason_stays(store: Store) -> None:
@@ -152,7 +152,7 @@ def test_a_lost_answer_of_a_cancel_commit(store: Store) -> None:
 def test_many_children_of_a_marked_row_are_not_begun(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
-    assert store.run(store.calls.begin_fanout(Commit(1, 1, 0, "children"), 2000)) is None
+    assert store.run(store.calls.lock_and_allocate_ids(Commit(1, 1, 0, "children"), 2000)) is None
 
 
 def test_the_reaper_ends_what_is_marked(store: Store) -> None:
@@ -206,7 +206,7 @@ def test_a_tree_ends_from_the_root_to_the_leaves(store: Store) -> None:
     assert store.run(store.calls.reap(10, None)).wakeups == Wakeups(cancel_children=frozenset({None}))
     assert carry_on(store) == (2, 1)
     assert status(store, 1, 2, 3, 4) == ["cancelled", "cancelled", "executing", "cancelled"]
-    assert store.run(store.calls.cancel_requests([(3, 1)])) == {3: "why"}
+    assert store.run(store.calls.cancel_requests_of([(3, 1)])) == {3: "why"}
     assert store.sql("select * from @schema.cascades") == []
     assert store.run(store.calls.reap(10, None)).wakeups == NO_WAKEUPS
 

@@ -21,7 +21,7 @@ def test_only_claims_that_live_and_are_marked_are_asked(store: Store) -> None:
     """Not one that nobody cancels, and not one whose owner has ended it meanwhile."""
     store.given(executing(1) + executing(2, cancel_reason="why") + executing(3, cancel_reason="why"))
     store.flush(Commit(3, 1, 0, "done", value="1"))
-    assert store.run(store.calls.cancel_requests([(1, 1), (2, 1), (3, 1)])) == {2: "why"}
+    assert store.run(store.calls.cancel_requests_of([(1, 1), (2, 1), (3, 1)])) == {2: "why"}
 
 
 def test_what_ends_at_once_is_not_marked(store: Store) -> None:

@@ -135,7 +135,7 @@ def test_enough_are_done_and_the_rest_is_cancelled(store: Store) -> None:
     a, b, c = spread(store, 3, join=1, cancel_rest=True)
     assert end(store, b).wakeups == Wakeups(frozenset({"default"}), frozenset({1}))
     assert carry_on(store) == (0, 2)
-    assert store.run(store.calls.cancel_requests([(a, 1), (c, 1)])) == dict.fromkeys(
+    assert store.run(store.calls.cancel_requests_of([(a, 1), (c, 1)])) == dict.fromkeys(
         (a, c), "instance 1 goes on without it"
     )
     end(store, a, c, kind="cancel")

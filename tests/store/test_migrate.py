@@ -11,7 +11,7 @@ from tests.support.machine import KNOWN, M
 
 from gen_durable.errors import ConfigError, SchemaMissing, SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.pg.installed import Installed, read_installed
+from gen_durable.pg.installed_version import Installed, read_installed
 from gen_durable.pg.migrate import check, library_version, migrate, script
 from gen_durable.starts import Start
 from gen_durable.store.schema import Schema

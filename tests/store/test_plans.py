@@ -197,7 +197,7 @@ WORKS = {
         16,
     ),
     "cascade": Work(listed, frozenset({PKEY, "instances_parent", *CASCADES}), 12),
-    "cancel_requests": Work(lambda s: s.calls.cancel_requests([(i, 1) for i in HELD]), frozenset({PKEY}), 2),
+    "cancel_requests": Work(lambda s: s.calls.cancel_requests_of([(i, 1) for i in HELD]), frozenset({PKEY}), 2),
     "gc": Work(
         lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH),
         frozenset({"instances_finished", PKEY, INBOX, *JOURNAL}),

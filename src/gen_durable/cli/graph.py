@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gen_durable.cli.console import print_message, report_errors
-from gen_durable.cli.load import load
+from gen_durable.cli.import_object import load
 from gen_durable.errors import ConfigError
 from gen_durable.graph import graph as read_graph
 from gen_durable.jobs import Job

@@ -9,7 +9,7 @@ import typer
 from gen_durable.cli.console import print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg.installed import read_installed
+from gen_durable.pg.installed_version import read_installed
 from gen_durable.pg.migrate import SETTINGS, check_can_migrate, library_version, script
 from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import Schema

@@ -10,7 +10,7 @@ import typer
 
 from gen_durable.cli.console import fail
 from gen_durable.cli.database import open_database
-from gen_durable.cli.load import load
+from gen_durable.cli.import_object import load
 from gen_durable.client import Durable
 from gen_durable.durations import parse_duration
 from gen_durable.encryption import PayloadCodec

@@ -1,1 +1,1 @@
-"""What client operations and the engine share: requests, messages, notifier, completions, payload encryption."""
+"""What client operations and the engine share: statement runner, messages, notifier, completions, encryption."""

@@ -12,7 +12,7 @@ import logging
 from typing import Final, NamedTuple, Protocol
 
 from gen_durable.backoff import Pauses
-from gen_durable.core.requests import Requests
+from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Wakeups
@@ -42,10 +42,10 @@ class CascadeCount(NamedTuple):
 class Cascader:
     """Cancels children for one `Durable`."""
 
-    __slots__ = ("_publisher", "_requests", "_statements", "_tasks")
+    __slots__ = ("_publisher", "_statement_runner", "_statements", "_tasks")
 
-    def __init__(self, requests: Requests, statements: Statements, publisher: Publisher) -> None:
-        self._requests = requests
+    def __init__(self, statement_runner: StatementRunner, statements: Statements, publisher: Publisher) -> None:
+        self._statement_runner = statement_runner
         self._statements = statements
         self._publisher = publisher
         self._tasks: dict[int | None, asyncio.Task[None]] = {}
@@ -62,7 +62,7 @@ class Cascader:
         pauses, empty_batches_left = Pauses(FIRST_PAUSE, LONGEST_PAUSE), MAX_EMPTY_BATCHES
         try:
             while True:
-                batch = await self._requests.run(self._statements.cascade(BATCH, parent), "cancel", safe=True)
+                batch = await self._statement_runner.run(self._statements.cascade(BATCH, parent), "cancel", safe=True)
                 self._publisher.publish(batch.wakeups)
                 ended, requested = ended + batch.ended, requested + batch.requested
                 if not batch.more:

@@ -15,7 +15,7 @@ from typing import Final, Protocol, assert_never
 from gen_durable.core.cascade import Cascader
 from gen_durable.core.listener import Listener
 from gen_durable.core.messages import CancelChildren, CheckCancels, Message, QueueReady, encode, messages_of
-from gen_durable.core.requests import Requests
+from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.pg.connection import Target
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
@@ -54,7 +54,9 @@ class Notifier:
     `listen_target` is where to LISTEN once a worker is added; None if notifications cannot arrive there.
     """
 
-    def __init__(self, pool: Pool, statements: Statements, requests: Requests, listen_target: Target | None) -> None:
+    def __init__(
+        self, pool: Pool, statements: Statements, statement_runner: StatementRunner, listen_target: Target | None
+    ) -> None:
         self._pool = pool
         self._statements = statements
         self._listen_target = listen_target
@@ -63,7 +65,7 @@ class Notifier:
         self._unsent: set[Message] = set()
         self._task: asyncio.Task[None] | None = None
         self._full_pick_sent_at: dict[str, float] = {}
-        self.cascader = Cascader(requests, statements, self)
+        self.cascader = Cascader(statement_runner, statements, self)
 
     @property
     def listener(self) -> Listener | None:

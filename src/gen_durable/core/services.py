@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gen_durable.core.completions import CompletionWatcher
 from gen_durable.core.notifier import Notifier
-from gen_durable.core.requests import Requests
+from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.database import Database
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import ConfigError
@@ -26,8 +26,8 @@ from gen_durable.telemetry import Events
 class Services:
     """Everything that a `Durable` is made of.
 
-    `requests` runs what users call, through the pool that the user passed, if any. `engine_requests` and `pool` are for
-    workers: they never use connections that user code may hold.
+    `statement_runner` runs what users call, through the pool that the user passed, if any. `engine_statement_runner`
+    and `pool` are for workers: they never use connections that user code may hold.
     """
 
     __slots__ = (
@@ -37,12 +37,12 @@ class Services:
         "_notifier",
         "admin_statements",
         "encryption",
-        "engine_requests",
+        "engine_statement_runner",
         "events",
         "is_open",
         "journal_statements",
-        "requests",
         "schema",
+        "statement_runner",
         "statements",
     )
 
@@ -54,8 +54,8 @@ class Services:
         self.admin_statements = AdminStatements(self.schema)
         self.events = Events()
         self.encryption = encryption
-        self.requests = Requests(self._get_client_pool, self.schema.name)
-        self.engine_requests = Requests(self._get_pool, self.schema.name)
+        self.statement_runner = StatementRunner(self._get_client_pool, self.schema.name)
+        self.engine_statement_runner = StatementRunner(self._get_pool, self.schema.name)
         self.is_open = False
 
     @property
@@ -106,7 +106,7 @@ class Services:
         database = self._database
         await database.open()
         self._installation = database.installation
-        self._notifier = Notifier(database.pool, self.statements, self.engine_requests, database.listen_target)
+        self._notifier = Notifier(database.pool, self.statements, self.engine_statement_runner, database.listen_target)
         self._completions = CompletionWatcher(database.pool, self.statements)
         self.is_open = True
 

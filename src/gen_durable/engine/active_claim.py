@@ -26,7 +26,7 @@ class ActiveClaim:
         """A method, because the heartbeat or a notification changes the answer during any await."""
         return self.cancel_reason is not None
 
-    def cancel(self, reason: str) -> None:
+    def request_cancel(self, reason: str) -> None:
         """Request a cancel. An `async def` step is interrupted; otherwise the claim runner sees the request when the
         step returns or before the next one begins.
         """

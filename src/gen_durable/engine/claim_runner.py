@@ -42,7 +42,7 @@ log = logging.getLogger("gen_durable.worker")
 ENDS: Final = ("done", "fail")
 
 
-class FinalCommit(msgspec.Struct, eq=False):
+class ClaimEndReceiver(msgspec.Struct, eq=False):
     """Receives the answer to an outcome that ends a claim."""
 
     runner: ClaimRunner
@@ -99,7 +99,7 @@ class ClaimRunner:
                 steps += 1
                 may_continue = steps <= self._max_steps and started < deadline and not self._slots.stopping
                 if active.is_cancel_requested():  # before the first step, or between two steps
-                    return await self._end_cancelled(active, 0.0, after_step=False)
+                    return await self._commit_cancel(active, 0.0, after_step=False)
                 if active.entry.spec.transactional:
                     return await self._run_transactional(active, started)
                 active.in_step = True
@@ -110,9 +110,9 @@ class ClaimRunner:
                 took = time.perf_counter() - started
                 encoded.commit.began, encoded.commit.took = started, took
                 if active.is_cancel_requested() and encoded.commit.kind not in ENDS:
-                    return await self._end_cancelled(active, took)
+                    return await self._commit_cancel(active, took)
                 if encoded.commit.kind != "continue":
-                    return await self._commit_last(active, encoded, took)
+                    return await self._commit_claim_end(active, encoded, took)
                 committing = self._committer.commit(encoded.commit)
                 self._slots.lend_slot(active)
                 try:
@@ -124,7 +124,7 @@ class ClaimRunner:
                 if not active.has_slot:
                     await self._slots.regain_slot(active)
                 if result is CANCEL_REQUESTED:
-                    return await self._end_cancelled(active, took)
+                    return await self._commit_cancel(active, took)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
                 started = time.perf_counter()
@@ -135,7 +135,7 @@ class ClaimRunner:
             if active.cancel_reason is None or not active.in_step:
                 raise
             active.in_step = False
-            await self._end_cancelled(active, time.perf_counter() - started)
+            await self._commit_cancel(active, time.perf_counter() - started)
 
     def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
         """Log an error that is no step's, and return the row with a back-off."""
@@ -151,7 +151,7 @@ class ClaimRunner:
         match result:
             case CommitResult.COMMITTED:
                 self._claims.remove(active)
-                self._follow_up(active, encoded)
+                self._report_commit(active, encoded)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
             case CommitResult.STALE:
@@ -161,7 +161,7 @@ class ClaimRunner:
                 if self._events.active:
                     self._events.emit(StaleOutcome(claim.id, claim.machine, active.entry.spec.name))
             case CommitResult.CANCEL_REQUESTED:
-                self._tasks.spawn(self._end_cancelled(active, took))
+                self._tasks.spawn(self._commit_cancel(active, took))
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
@@ -169,7 +169,7 @@ class ClaimRunner:
             case _:
                 assert_never(result)
 
-    def _follow_up(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
+    def _report_commit(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
         claim, commit = active.claim, encoded.commit
         match commit.kind:
@@ -186,14 +186,14 @@ class ClaimRunner:
         if claim.partition_key is not None:
             self._notifier.wake(claim.queue)
 
-    async def _commit_last(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
+    async def _commit_claim_end(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         """Hand an outcome that ends the claim to the committer."""
         if encoded.commit.many_children is None:
-            self._committer.enqueue(encoded.commit, FinalCommit(self, active, encoded, took))
+            self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
             return
         # Many children are large: keep the slot until they are committed, so that no other step makes more.
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._committer.enqueue(encoded.commit, FinalCommit(self, active, encoded, took, answered))
+        self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took, answered))
         await answered
 
     async def _run_transactional(self, active: ActiveClaim, started: float) -> None:
@@ -204,11 +204,11 @@ class ClaimRunner:
             took = time.perf_counter() - started
             encoded = await self._executor.answer_error(active.claim, active.entry, raised.error)
             encoded.commit.began, encoded.commit.took = started, took
-            await self._commit_last(active, encoded, took)
+            await self._commit_claim_end(active, encoded, took)
         else:
             self.receive_result(active, encoded, time.perf_counter() - started, result)
 
-    async def _end_cancelled(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
+    async def _commit_cancel(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
         """End a claim that has a cancel request; `on_cancel` runs first if the request met a running step."""
         claim, task = active.claim, asyncio.current_task()
         while task is not None and task.cancelling():
@@ -221,7 +221,7 @@ class ClaimRunner:
             reason = await self._executor.run_on_cancel(claim, active.entry, reason, self._cancel_timeout)
         encoded = self._executor.encode_cancel(claim, active.entry, reason)
         encoded.commit.began, encoded.commit.took = time.perf_counter() - took, took
-        self._committer.enqueue(encoded.commit, FinalCommit(self, active, encoded, took))
+        self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
 
     async def _commit_error(self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit) -> None:
         """Treat an outcome that the database refused as an error of the step. If the answer of `on_error` is refused

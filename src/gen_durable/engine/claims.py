@@ -157,10 +157,10 @@ class ClaimTable:
             log.warning("instance %d: another worker took over the claim, its step is interrupted", claim.id)
             if self._events.active:
                 self._events.emit(ClaimLost(claim.id, claim.machine, claim.step))
-            self.interrupt(active)
+            self.stop_without_outcome(active)
             self.remove(active)
 
-    def interrupt(self, active: ActiveClaim) -> None:
+    def stop_without_outcome(self, active: ActiveClaim) -> None:
         """Interrupt a claim without an outcome; one that is buffered is not started."""
         active.interrupt()
         if active.task is None:
@@ -174,7 +174,7 @@ class ClaimTable:
         claims = sorted((active.claim.id, active.claim.epoch) for active in self.all())
         if claims:
             with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat asks again
-                self.apply_cancel_requests(await self._pool.run_safely(self._statements.cancel_requests(claims)))
+                self.apply_cancel_requests(await self._pool.run_safely(self._statements.cancel_requests_of(claims)))
 
     def apply_cancel_requests(self, reasons: dict[int, str]) -> None:
         """Cancel claims, by instance id and reason. A repeated request changes nothing."""
@@ -182,7 +182,7 @@ class ClaimTable:
             active = self._claims.get(instance)
             if active is None or active.cancel_reason is not None:
                 continue
-            active.cancel(reason)
+            active.request_cancel(reason)
             if active.task is None:
                 self._slots.start_without_slot(active)
 
@@ -190,7 +190,7 @@ class ClaimTable:
         """Read the reason of a cancel that a commit reported before the heartbeat or a notification did."""
         try:
             requests = await self._pool.run_safely(
-                self._statements.cancel_requests([(active.claim.id, active.claim.epoch)])
+                self._statements.cancel_requests_of([(active.claim.id, active.claim.epoch)])
             )
         except (ConnectionLost, SqlError):
             requests = {}

@@ -54,7 +54,7 @@ class CommitReceiver(Protocol):
 _Entry = tuple[Commit, CommitReceiver]
 
 
-class CommitFuture:
+class FutureReceiver:
     """A receiver that completes a future."""
 
     __slots__ = ("future",)
@@ -127,7 +127,7 @@ class Committer:
     def commit(self, commit: Commit) -> asyncio.Future[CommitResult]:
         """Commit an outcome; the future has its answer, or raises `OutcomeRejected`."""
         future: asyncio.Future[CommitResult] = self._loop.create_future()
-        self.enqueue(commit, CommitFuture(future))
+        self.enqueue(commit, FutureReceiver(future))
         return future
 
     @property

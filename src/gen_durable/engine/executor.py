@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, cast
 
 from gen_durable.context import Context
-from gen_durable.core.payloads import ClaimEncryption
+from gen_durable.core.claim_encryption import ClaimEncryption
 from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool

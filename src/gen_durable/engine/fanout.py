@@ -29,7 +29,7 @@ async def commit_in_transaction(
     if children is None:
         return await run(statements.flush([commit], worker, time.perf_counter()))
     queues: set[str] = set()
-    ids = await run(statements.begin_fanout(commit, 0 if children.ids is not None else len(children.encoded)))
+    ids = await run(statements.lock_and_allocate_ids(commit, 0 if children.ids is not None else len(children.encoded)))
     if ids is not None:  # else the fence does not match, and the flush answers why
         for part in children.parts(children.ids or ids, INSERT_BATCH):
             woken = await run(statements.start_instances(commit, part))

@@ -98,7 +98,7 @@ class Heartbeat:
         fences = sorted((active.claim.id, active.claim.epoch) for active in self._claims.all())
         if not fences or self._connection is None:
             return {}
-        return await self._connection.run(self._statements.cancel_requests(fences), timeout=self._interval_seconds)
+        return await self._connection.run(self._statements.cancel_requests_of(fences), timeout=self._interval_seconds)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         with asyncio.Runner() as runner:

@@ -25,7 +25,7 @@ from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
 from gen_durable.pg.pool import Pool
-from gen_durable.pg.sqlstate import to_error
+from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.journal import Fence, JournalStatements
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim

@@ -14,7 +14,7 @@ from typing import Final
 from gen_durable.config import WorkerOptions
 from gen_durable.core.background import BackgroundTask
 from gen_durable.core.notifier import Notifier
-from gen_durable.engine.dead_letters import DeadLetters
+from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.store.statements import Statements
@@ -46,7 +46,7 @@ class Reaper(BackgroundTask):
         registry: Registry,
         notifier: Notifier,
         events: Events,
-        dead_letters: DeadLetters | None,
+        dead_letters: DeadLetterHook | None,
     ) -> None:
         super().__init__("reaper")
         self._connection = connection

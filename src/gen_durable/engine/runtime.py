@@ -15,22 +15,22 @@ from typing import Final
 
 from gen_durable.config import WorkerOptions
 from gen_durable.core.background import BackgroundTask
-from gen_durable.core.payloads import ClaimEncryption
+from gen_durable.core.claim_encryption import ClaimEncryption
 from gen_durable.core.services import Services
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claims import ClaimTable
 from gen_durable.engine.committer import Committer
-from gen_durable.engine.dead_letters import DeadLetters
+from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.executor import Executor
 from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.gc import Gc
 from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.reaper import Reaper
 from gen_durable.engine.slots import Slots
-from gen_durable.engine.step_limits import StepLimits
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional import TransactionalExecutor
@@ -96,7 +96,7 @@ class Runtime:
             self.name,
             self._threads,
             ChildrenReader(services.pool, services.statements, services.encryption),
-            StepLimits(services.engine_requests, services.statements, services.notifier),
+            LimitsInStep(services.engine_statement_runner, services.statements, services.notifier),
             self._journal,
             encryption=None
             if services.encryption is None
@@ -146,7 +146,7 @@ class Runtime:
         self._dead_letters = (
             None
             if hook is None
-            else DeadLetters(hook, services.pool, services.statements, self._threads, services.encryption)
+            else DeadLetterHook(hook, services.pool, services.statements, self._threads, services.encryption)
         )
         self._upkeep: list[BackgroundTask] = []
         if options.reap_interval is not None:
@@ -214,7 +214,7 @@ class Runtime:
                 self._dead_letters.cancel()
             self._notifier.remove_worker(self)
             for active in self.claims.all():
-                self.claims.interrupt(active)
+                self.claims.stop_without_outcome(active)
             self.tasks.cancel_all()
             for connection in self._connections:
                 connection.close_soon()
@@ -249,7 +249,7 @@ class Runtime:
         """Interrupt steps and release their rows. A step in a thread cannot be stopped: its row waits for its lease."""
         stoppable = [active for active in overdue if not active.in_thread]
         for active in stoppable:
-            self.claims.interrupt(active)
+            self.claims.stop_without_outcome(active)
         tasks = [active.task for active in stoppable if active.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS)

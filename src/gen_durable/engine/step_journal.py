@@ -55,7 +55,7 @@ Actions: TypeAlias = Generator[Action, Any, Any]
 
 
 class StoredJournal(msgspec.Struct):
-    """The result of `journal_of.sql`: [format, version, value], and [n, name, finished, result] for each activity."""
+    """The result of `journal_of_claim.sql`: [format, version, value]; per activity [n, name, finished, result]."""
 
     checkpoint: tuple[int, int, msgspec.Raw] | None = None
     activities: list[tuple[int, str, bool, msgspec.Raw]] | None = None

@@ -207,7 +207,7 @@ class TransactionalExecutor:
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
-                if await connection.run(self._statements.begin_fanout(commit, 0)) is not None:
+                if await connection.run(self._statements.lock_and_allocate_ids(commit, 0)) is not None:
                     return None
                 # The fence does not match, or the row has a cancel request. A bare `next` writes nothing in either
                 # case, and its answer shows which. (The outcome itself, if it ends the instance, would be accepted:

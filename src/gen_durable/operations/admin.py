@@ -41,7 +41,7 @@ class AdminOperations:
         statement = services.admin_statements.list(
             filter_json(filters), decode_cursor(after), check_page_size(limit), payloads=payloads
         )
-        page = await services.requests.run(statement, "list", safe=True)
+        page = await services.statement_runner.run(statement, "list", safe=True)
         if services.encryption is None:
             return page
         return Page(tuple(map(services.encryption.instance, page)), page.cursor)
@@ -60,7 +60,7 @@ class AdminOperations:
     async def count(self, **filters: Unpack[Filters]) -> Count:
         """How many instances match the filters: exact up to 10,000 if 20,000 rows read suffice, else estimated."""
         statement = self._services.admin_statements.count(filter_json(filters))
-        return await self._services.requests.run(statement, "count", safe=True)
+        return await self._services.statement_runner.run(statement, "count", safe=True)
 
     async def delete(self, target: int | str | bytes | Handle[Any]) -> None:
         """Delete an ended instance with its signals and journal.
@@ -68,7 +68,7 @@ class AdminOperations:
         Raises `NotFound`, and `WrongStatus` if the instance, or a parent that may still read it, has not ended.
         """
         statement = self._services.admin_statements.delete_instance(*parse_target(target))
-        found = await self._services.requests.run(statement, "delete", safe=False)
+        found = await self._services.statement_runner.run(statement, "delete", safe=False)
         if found is None:
             raise NotFound(f"{describe_target(target)} is unknown")
         if found.deleted:
@@ -94,7 +94,7 @@ class AdminOperations:
         has not ended.
         """
         statement = self._services.admin_statements.retry(*parse_target(target))
-        found = await self._services.requests.run(statement, "retry", safe=False)
+        found = await self._services.statement_runner.run(statement, "retry", safe=False)
         if found is None:
             raise NotFound(f"{describe_target(target)} is unknown")
         if found.queue is None:

@@ -23,7 +23,7 @@ async def cancel(
 ) -> Cancellation:
     """Cancel an instance, and with `cascade` its descendants. `reason` is one that `checked_reason` returned."""
     statement = services.statements.cancel([parse_target(target)], reason, cascade=cascade)
-    (found,), wakeups = await services.requests.run(statement, "cancel", safe=True)
+    (found,), wakeups = await services.statement_runner.run(statement, "cancel", safe=True)
     services.notifier.publish(wakeups)
     descendants = NO_DESCENDANTS
     if cascade and found.id is not None:

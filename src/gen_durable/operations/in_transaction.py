@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, TypeVar, cast
 
-from gen_durable.core.payloads import encrypted_insert, encrypted_signal
+from gen_durable.core.claim_encryption import encrypted_insert, encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError
 from gen_durable.operations.insert import OnConflict, check_starts
 from gen_durable.pg.faults import server_error, sqlstate
 from gen_durable.pg.foreign import run_awaiting, run_blocking
-from gen_durable.pg.sqlstate import to_error
+from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.starts import Start
 from gen_durable.store.statements import Statement
 from gen_durable.store.text_params import TextStatements

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from gen_durable.core.payloads import encrypted_insert
+from gen_durable.core.claim_encryption import encrypted_insert
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.starts import Start
@@ -19,15 +19,15 @@ async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: 
     check_starts(starts, on_conflict)
     if not starts:
         return []
-    requests, statements = services.requests, services.statements
+    runner, statements = services.statement_runner, services.statements
     statement = statements.insert(starts, on_conflict)
     if services.encryption is not None:
         # A state is encrypted for its instance, so the ids come first.
-        ids = await requests.run(statements.allocate_ids(len(starts)), "insert", safe=True)
+        ids = await runner.run(statements.allocate_ids(len(starts)), "insert", safe=True)
         statement = encrypted_insert(statements, statement, ids, services.encryption)
     # A second try after a lost answer finds the rows of the first by their keys; without keys it could insert twice.
     all_keyed = all(start.unique_key is not None for start in starts)
-    rows = await requests.run(statement, "insert", safe=all_keyed and on_conflict == "existing")
+    rows = await runner.run(statement, "insert", safe=all_keyed and on_conflict == "existing")
     new: dict[str, int] = {}
     for start, row in zip(starts, rows, strict=True):
         if row.new:

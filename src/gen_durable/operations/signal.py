@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gen_durable.core.payloads import encrypted_signal
+from gen_durable.core.claim_encryption import encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, NoTarget, TooLarge
 from gen_durable.handles import Handle, describe_target, parse_target
@@ -36,7 +36,9 @@ async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
     for _ in range(HOLDER_TRIES):
         target = outgoing.target
         if target is None and outgoing.key is not None:
-            target = await services.requests.run(services.statements.id_of_key(outgoing.key), "signal", safe=True)
+            target = await services.statement_runner.run(
+                services.statements.id_of_key(outgoing.key), "signal", safe=True
+            )
         if target is None:
             break
         verdict = await _send(services, encrypted_signal(outgoing, target, services.encryption))
@@ -60,7 +62,9 @@ def is_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal: 
 async def _send(services: Services, outgoing: OutgoingSignal) -> str:
     # With a dedup key a second try after a lost answer is recognised; without one it could deliver twice.
     safe = outgoing.dedup_key is not None
-    ((_, verdict, queue),) = await services.requests.run(services.statements.signal([outgoing]), "signal", safe=safe)
+    ((_, verdict, queue),) = await services.statement_runner.run(
+        services.statements.signal([outgoing]), "signal", safe=safe
+    )
     if queue is not None:
         services.notifier.wake(queue)
     return verdict

@@ -42,7 +42,7 @@ def split_hosts(dsn: str) -> DsnHosts:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     timeout = _parse_timeout(options.pop("connect_timeout", ""))
     user, at, addresses = parts.netloc.rpartition("@")
-    if "@" in parts.path + parts.fragment or not all(_is_address(address) for address in addresses.split(",")):
+    if "@" in parts.path + parts.fragment or not all(_has_valid_port(address) for address in addresses.split(",")):
         # The password is not percent-encoded, so an apparent host may be a piece of it and must not reach a message.
         # The driver rejects such a DSN.
         return DsnHosts((Host("the host", dsn),), None)
@@ -78,7 +78,7 @@ def find_tls_weakness(dsn: str, environment: Mapping[str, str]) -> str | None:
     return f"sslmode={mode} does not verify the identity of {remote[0]}. Use sslmode=verify-full."
 
 
-def _is_address(address: str) -> bool:
+def _has_valid_port(address: str) -> bool:
     port = address.rpartition("]")[2].partition(":")[2]
     return port == "" or port.isdecimal()
 

@@ -73,11 +73,11 @@ def run_blocking(connection: Any, statement: Statement[Any]) -> Rows:
 def _async_runner(connection: object) -> Callable[[Any, Statement[Any]], Awaitable[Rows]]:
     match connection_kind(connection):
         case ConnectionKind.ASYNCPG:
-            return _asyncpg
+            return _run_on_asyncpg
         case ConnectionKind.PSYCOPG_ASYNC:
-            return _psycopg_async
+            return _run_on_psycopg_async
         case ConnectionKind.SQLALCHEMY_ASYNC:
-            return _sqlalchemy_async
+            return _run_on_sqlalchemy_async
         case other:
             raise InputError(f"connection= got {other.value}, which blocks. Use SyncDurable with it.")
 
@@ -85,11 +85,11 @@ def _async_runner(connection: object) -> Callable[[Any, Statement[Any]], Awaitab
 def _blocking_runner(connection: object) -> Callable[[Any, Statement[Any]], Rows]:
     match connection_kind(connection):
         case ConnectionKind.PSYCOPG:
-            return _psycopg
+            return _run_on_psycopg
         case ConnectionKind.SQLALCHEMY:
-            return _sqlalchemy
+            return _run_on_sqlalchemy
         case ConnectionKind.DJANGO:
-            return _django
+            return _run_on_django
         case other:
             raise InputError(f"connection= got {other.value}, which is asynchronous. Use Durable with it.")
 
@@ -104,13 +104,13 @@ def django_connection(alias: str) -> Any:
     return cast("Any", connections)[alias]
 
 
-async def _asyncpg(connection: Any, statement: Statement[Any]) -> Rows:
+async def _run_on_asyncpg(connection: Any, statement: Statement[Any]) -> Rows:
     rows: Rows = await connection.fetch(statement.text, *statement.args)
     return rows
 
 
 # The driver's own cursor class and plain rows: the caller may have set other factories on the connection.
-def _psycopg(connection: Any, statement: Statement[Any]) -> Rows:
+def _run_on_psycopg(connection: Any, statement: Statement[Any]) -> Rows:
     from psycopg import Cursor
     from psycopg.rows import tuple_row
 
@@ -118,7 +118,7 @@ def _psycopg(connection: Any, statement: Statement[Any]) -> Rows:
         return cursor.execute(_percent_style(statement), named_arguments(statement.args)).fetchall()
 
 
-async def _psycopg_async(connection: Any, statement: Statement[Any]) -> Rows:
+async def _run_on_psycopg_async(connection: Any, statement: Statement[Any]) -> Rows:
     from psycopg import AsyncCursor
     from psycopg.rows import tuple_row
 
@@ -127,7 +127,7 @@ async def _psycopg_async(connection: Any, statement: Statement[Any]) -> Rows:
         return await cursor.fetchall()
 
 
-def _sqlalchemy(connection: Any, statement: Statement[Any]) -> Rows:
+def _run_on_sqlalchemy(connection: Any, statement: Statement[Any]) -> Rows:
     from sqlalchemy import text
 
     rows: Rows = connection.execute(
@@ -136,7 +136,7 @@ def _sqlalchemy(connection: Any, statement: Statement[Any]) -> Rows:
     return rows
 
 
-async def _sqlalchemy_async(connection: Any, statement: Statement[Any]) -> Rows:
+async def _run_on_sqlalchemy_async(connection: Any, statement: Statement[Any]) -> Rows:
     from sqlalchemy import text
 
     rows: Rows = (
@@ -145,7 +145,7 @@ async def _sqlalchemy_async(connection: Any, statement: Statement[Any]) -> Rows:
     return rows
 
 
-def _django(connection: Any, statement: Statement[Any]) -> Rows:
+def _run_on_django(connection: Any, statement: Statement[Any]) -> Rows:
     with connection.cursor() as cursor:
         cursor.execute(_percent_style(statement), named_arguments(statement.args))
         rows: Rows = cursor.fetchall()

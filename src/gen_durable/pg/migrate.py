@@ -18,7 +18,7 @@ import asyncpg
 from gen_durable.errors import ConfigError, DatabaseRefused, DatabaseUnavailable, SchemaMissing, SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, loggable, message_of, sqlstate
-from gen_durable.pg.installed import Installed, read_installed
+from gen_durable.pg.installed_version import Installed, read_installed
 from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations
 from gen_durable.store.split_sql import split_sql
@@ -34,7 +34,7 @@ _RETRIED: Final = frozenset({"55P03", "40P01", "40001", "23505", "42P06", "42710
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _MigrationStatement:
     """One statement of a migration: its file and its number in it."""
 
     path: str
@@ -42,10 +42,10 @@ class _Step:
     sql: str
 
 
-class _StepFailed(Exception):
+class _StatementFailed(Exception):
     """The server rejected a statement of a migration."""
 
-    def __init__(self, step: _Step, error: asyncpg.PostgresError) -> None:
+    def __init__(self, step: _MigrationStatement, error: asyncpg.PostgresError) -> None:
         super().__init__(step.path)
         self.step = step
         self.error = error
@@ -100,10 +100,10 @@ async def migrate(connection: PersistentConnection, schema: Schema, *, roles: st
     for attempt in range(LOCK_TRIES):
         try:
             return await _migrate(connection, schema, roles)
-        except (_StepFailed, asyncpg.PostgresError) as error:
-            cause = error.error if isinstance(error, _StepFailed) else error
+        except (_StatementFailed, asyncpg.PostgresError) as error:
+            cause = error.error if isinstance(error, _StatementFailed) else error
             if sqlstate(cause) not in _RETRIED or attempt == LOCK_TRIES - 1:
-                raise _describe(error, schema) if isinstance(error, _StepFailed) else error from cause
+                raise _describe(error, schema) if isinstance(error, _StatementFailed) else error from cause
             log.info("schema %s is locked by another session, trying again", schema.name)
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"cannot migrate, the database is not reachable: {error}") from error
@@ -146,19 +146,19 @@ def _files(schema: Schema, current: int) -> list[SqlFile]:
 
 async def _run(driver_connection: asyncpg.Connection[Any], file: SqlFile) -> None:
     """Send the statements of a file one at a time."""
-    for step in _steps(file):
+    for step in _split_file(file):
         try:
             await driver_connection.execute(step.sql)
         except asyncpg.PostgresError as error:
-            raise _StepFailed(step, error) from error
+            raise _StatementFailed(step, error) from error
 
 
-def _steps(file: SqlFile) -> Iterator[_Step]:
+def _split_file(file: SqlFile) -> Iterator[_MigrationStatement]:
     for number, sql in enumerate(split_sql(file.text), 1):
-        yield _Step(file.path, number, sql)
+        yield _MigrationStatement(file.path, number, sql)
 
 
-def _describe(failed: _StepFailed, schema: Schema) -> DatabaseRefused:
+def _describe(failed: _StatementFailed, schema: Schema) -> DatabaseRefused:
     """The library's error. It repeats the server's message only for class 42, which quotes names and never values."""
     step, error = failed.step, failed.error
     is_about_names = (sqlstate(error) or "").startswith("42")

@@ -80,7 +80,7 @@ def migrations(schema: Schema) -> list[Migration]:
 
 def functions(schema: Schema) -> list[SqlFile]:
     """The files of all functions, which each migration installs again with `create or replace`."""
-    return sorted(_read("functions", schema), key=lambda file: _name_of(file) != "may_read")
+    return sorted(_read("functions", schema), key=lambda file: _name_of(file) != "may_read_column")
 
 
 def checks(schema: Schema) -> list[tuple[str, str]]:

@@ -62,9 +62,8 @@ class Statements:
     __slots__ = (
         "_acquire_limit",
         "_allocate_ids",
-        "_begin_fanout",
         "_cancel",
-        "_cancel_requests",
+        "_cancel_requests_of",
         "_cascade",
         "_children",
         "_delete_full_buckets",
@@ -77,6 +76,7 @@ class Statements:
         "_insert",
         "_insert_as",
         "_limits",
+        "_lock_and_allocate_ids",
         "_notify",
         "_pick",
         "_reap",
@@ -109,7 +109,7 @@ class Statements:
             "select stale, already, woken, cancel_children, cancel_requested from "  # noqa: S608
             f"{s}.flush($1,$2,$3,{_words(4)},{_words(5)},$6,$7,$8,$9,$10,$11,{_words(12)},$13,$14)"
         )
-        self._begin_fanout = f"select {s}.begin_fanout($1,$2,$3,$4)"
+        self._lock_and_allocate_ids = f"select {s}.lock_and_allocate_ids($1,$2,$3,$4)"
         self._start_instances = f"select {s}.start_instances($1,$2,$3,array['children'],$4)"
         self._children = f"select {s}.children_page($1,null,$2,$3)"
         self._signal = (
@@ -121,7 +121,7 @@ class Statements:
             f"{s}.cancel($1::bigint[],$2::pg_catalog.bytea[],$3,$4)"
         )
         self._cascade = f"select ended, requested, woken, cancel_children, check_cancels, more from {s}.cascade($1,$2)"  # noqa: S608
-        self._cancel_requests = f"select id, reason from {s}.cancel_requests($1,$2)"  # noqa: S608
+        self._cancel_requests_of = f"select id, reason from {s}.cancel_requests_of($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
         self._reap = f"select reclaimed, woken, cancel_children, cascade_due from {s}.reap($1,$2,$3)"  # noqa: S608
         self._unblock_missed = f"select last_gate, woken from {s}.unblock_missed($1,$2)"  # noqa: S608
@@ -224,12 +224,14 @@ class Statements:
             read_flushed,
         )
 
-    def begin_fanout(self, commit: Commit, count: int) -> Statement[list[int] | None]:
+    def lock_and_allocate_ids(self, commit: Commit, count: int) -> Statement[list[int] | None]:
         """Lock the row of a commit and allocate ids for its children. Returns None if the claim was taken over."""
-        return Statement(self._begin_fanout, (commit.id, commit.epoch, commit.seq, count), lambda rows: rows[0][0])
+        return Statement(
+            self._lock_and_allocate_ids, (commit.id, commit.epoch, commit.seq, count), lambda rows: rows[0][0]
+        )
 
     def start_instances(self, commit: Commit, children: str) -> Statement[list[str]]:
-        """Insert children, a JSON array, of a row that `begin_fanout` has locked."""
+        """Insert children, a JSON array, of a row that `lock_and_allocate_ids` has locked."""
         extra = f'{{"children":{children}}}'
         args = ([commit.id], [commit.epoch], [commit.seq], [extra])
         return Statement(self._start_instances, args, lambda rows: rows[0][0] or [])
@@ -262,10 +264,10 @@ class Statements:
         """Cancel up to `batch` descendants of cancelled instances; with `origin`, only of this one."""
         return Statement(self._cascade, (batch, origin), read_cascaded)
 
-    def cancel_requests(self, claims: Sequence[tuple[int, int]]) -> Statement[dict[int, str]]:
+    def cancel_requests_of(self, claims: Sequence[tuple[int, int]]) -> Statement[dict[int, str]]:
         """The reasons of pending cancel requests, by id. `claims` are (id, epoch)."""
         args = ([c[0] for c in claims], [c[1] for c in claims])
-        return Statement(self._cancel_requests, args, lambda rows: {row[0]: row[1] for row in rows})
+        return Statement(self._cancel_requests_of, args, lambda rows: {row[0]: row[1] for row in rows})
 
     def heartbeat(self, claims: Sequence[tuple[int, int]], lease: float) -> Statement[list[int]]:
         """`claims` are (id, epoch), in the order of ids. Returns the ids of claims that were lost."""

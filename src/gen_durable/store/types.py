@@ -66,7 +66,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     visit: int = 0
     journal: str | None = None  # JSON, written by earlier executions of this visit
     step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal_writer.py)
-    is_decrypted: bool = False  # by core/payloads.py, if there is a codec
+    is_decrypted: bool = False  # by core/claim_encryption.py, if there is a codec
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from gen_durable.testing.assertions import ANYTHING, Anything, Target
 from gen_durable.testing.contexts import child_done, child_failed, make_context, round_trip, sent
+from gen_durable.testing.drain_result import DrainResult, Execution, Runaway
 from gen_durable.testing.explorer import Sends, Starts, explore, sends, starts
 from gen_durable.testing.harness import Harness, HarnessFactory
 from gen_durable.testing.schema import throw_away_schema
 from gen_durable.testing.snapshot import Snapshot
-from gen_durable.testing.tally import Execution, Runaway, Tally
 
 __all__ = [
     "ANYTHING",
     "Anything",
+    "DrainResult",
     "Execution",
     "Harness",
     "HarnessFactory",
@@ -20,7 +21,6 @@ __all__ = [
     "Sends",
     "Snapshot",
     "Starts",
-    "Tally",
     "Target",
     "child_done",
     "child_failed",

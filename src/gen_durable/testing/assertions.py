@@ -17,9 +17,9 @@ from gen_durable.handles import Handle
 from gen_durable.instances import Status
 from gen_durable.signals import Signal
 from gen_durable.starts import Startable, step_of
+from gen_durable.testing.drain_result import list_waiting
+from gen_durable.testing.harness_statements import HarnessStatements
 from gen_durable.testing.snapshot import Snapshot, shorten
-from gen_durable.testing.statements import HarnessStatements
-from gen_durable.testing.tally import list_waiting
 from gen_durable.validation import check_key
 
 R = TypeVar("R")

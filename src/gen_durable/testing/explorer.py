@@ -20,9 +20,9 @@ from gen_durable.jobs import Job
 from gen_durable.machines import Machine
 from gen_durable.signals import Signal
 from gen_durable.starts import Start, Startable, StartOptions
+from gen_durable.testing.drain_result import Execution
 from gen_durable.testing.harness import Harness, HarnessFactory
 from gen_durable.testing.snapshot import Snapshot
-from gen_durable.testing.tally import Execution
 from gen_durable.validation import check_delay
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from gen_durable.machines import Machine
 from gen_durable.registry import Registry
 from gen_durable.store.types import Claim
 from gen_durable.testing.assertions import Assertions, Target
+from gen_durable.testing.drain_result import DrainResult, Execution, Runaway, list_waiting, missing_code_hint
 from gen_durable.testing.schema import check_throw_away
 from gen_durable.testing.snapshot import Snapshot
 from gen_durable.testing.stepper import Stepper
-from gen_durable.testing.tally import Execution, Runaway, Tally, list_waiting, missing_code_hint
 from gen_durable.validation import check_delay
 
 DEFAULT_LIMIT = 1000
@@ -63,7 +63,7 @@ class Harness(Assertions):
             await stepper.close()
         await self._close_app()
 
-    async def drain(self, *, limit: int = DEFAULT_LIMIT) -> Tally:
+    async def drain(self, *, limit: int = DEFAULT_LIMIT) -> DrainResult:
         """Run steps until none is due, including steps that become due meanwhile. Returns what ran and what waits.
 
         One row of each queue runs per round, in the order of the queues' names; within a queue rows run by priority,
@@ -199,12 +199,12 @@ class Harness(Assertions):
             return ", but another instance with its partition key goes first"
         return ", but its row is locked by another transaction"
 
-    async def _tally(self, ran: Iterable[Execution]) -> Tally:
+    async def _tally(self, ran: Iterable[Execution]) -> DrainResult:
         waiting = await self.waiting()
         unknown_steps = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
-        return Tally(tuple(ran), waiting, frozenset(unknown_steps))
+        return DrainResult(tuple(ran), waiting, frozenset(unknown_steps))
 
-    def _runaway(self, tally: Tally, claim: Claim) -> Runaway:
+    def _runaway(self, tally: DrainResult, claim: Claim) -> Runaway:
         return Runaway(
             f"drain ran {tally.executed} steps and there is more to run: next is instance {claim.id} at "
             f"{claim.machine}.{claim.step}, attempt {claim.attempt}. A step that leads back to itself without a delay "

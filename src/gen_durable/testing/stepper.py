@@ -19,8 +19,8 @@ from typing import Any, Final, TypeVar
 from gen_durable.client import Durable
 from gen_durable.config import WorkerOptions
 from gen_durable.context import Context
+from gen_durable.core.claim_encryption import ClaimEncryption
 from gen_durable.core.notifier import Notifier
-from gen_durable.core.payloads import ClaimEncryption
 from gen_durable.core.services import Services, services_of
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimRunner
@@ -29,9 +29,9 @@ from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
-from gen_durable.engine.step_limits import StepLimits
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional import TransactionalExecutor
@@ -41,8 +41,8 @@ from gen_durable.registry import Entry, Registry
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.types import Claim, Wakeups
 from gen_durable.telemetry import Event, Events, StateUndecodable, StepCommitted
-from gen_durable.testing.statements import HarnessStatements
-from gen_durable.testing.tally import LOST, UNDECODABLE, Execution
+from gen_durable.testing.drain_result import LOST, UNDECODABLE, Execution
+from gen_durable.testing.harness_statements import HarnessStatements
 
 T = TypeVar("T")
 WORKER: Final = "gen_durable.testing"
@@ -101,7 +101,7 @@ class Stepper:
             WORKER,
             self._threads,
             ChildrenReader(services.pool, services.statements, services.encryption),
-            StepLimits(services.requests, services.statements, self._notifier),
+            LimitsInStep(services.statement_runner, services.statements, self._notifier),
             self._journal,
             encryption=None
             if services.encryption is None
@@ -274,7 +274,7 @@ class Stepper:
             raise
 
     async def _release_interrupted(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
-        self._claims.interrupt(active)
+        self._claims.stop_without_outcome(active)
         await asyncio.wait([task])
         if not task.cancelled():
             task.exception()
@@ -290,7 +290,7 @@ class StepperNotifier(Notifier):
     """Sends no wake-ups, since the next claim finds what became runnable; remembers that children must be cancelled."""
 
     def __init__(self, services: Services) -> None:
-        super().__init__(services.pool, services.statements, services.engine_requests, None)
+        super().__init__(services.pool, services.statements, services.engine_statement_runner, None)
         self.has_children_to_cancel = False
 
     def wake(self, queue: str, count: int = 1) -> None:

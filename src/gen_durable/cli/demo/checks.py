@@ -17,7 +17,7 @@ from gen_durable import Failed, Finished
 from gen_durable.cli.database import ConnectedDatabase
 from gen_durable.cli.demo.machines import Receipt
 from gen_durable.cli.demo.program import SCHEMA
-from gen_durable.cli.demo.script import Observations, Placed
+from gen_durable.cli.demo.script import Observations, PlacedOrder
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.doctor import diagnose
@@ -103,7 +103,7 @@ async def check_run(database: ConnectedDatabase, seen: Observations) -> DemoRepo
     return DemoReport(_totals(seen, rows), tuple(checks))
 
 
-def _check_orders(placed: list[Placed], seconds: float, endings: list[Ending[Receipt]]) -> list[Check]:
+def _check_orders(placed: list[PlacedOrder], seconds: float, endings: list[Ending[Receipt]]) -> list[Check]:
     """Every order ended as its customer's behaviour requires."""
     wrong = [p.order.number for p, ending in zip(placed, endings, strict=True) if not as_expected(p, ending)]
     shipped = sum(p.amount is not None for p in placed)
@@ -115,7 +115,7 @@ def _check_orders(placed: list[Placed], seconds: float, endings: list[Ending[Rec
     ]
 
 
-def as_expected(placed: Placed, ending: Ending[Receipt]) -> bool:
+def as_expected(placed: PlacedOrder, ending: Ending[Receipt]) -> bool:
     if placed.amount is None:
         return ending == Failed(placed.handle.id, "payment never came")
     parcel = tuple(f"wrapped {name}" for name in placed.order.items)
@@ -135,7 +135,7 @@ def outcomes(seen: Observations, rows: list[Row]) -> Check:
     return Check(ok=True, text=f"nothing was lost and nothing committed twice: {total} steps, {total} outcomes")
 
 
-def items(placed: list[Placed], rows: list[Row]) -> Check:
+def items(placed: list[PlacedOrder], rows: list[Row]) -> Check:
     """Each paid order started exactly one child per item, and all of them are done."""
     due = sorted(p.handle.id for p in placed if p.amount is not None for _ in p.order.items)
     packed = sorted(row.parent or 0 for row in rows if row.machine == "Pack" and row.status == "done")

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Final
 
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.installed import read_installed
+from gen_durable.pg.installed_version import read_installed
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement

@@ -22,7 +22,7 @@ from gen_durable.cli.demo.event_log import EventLogReader, LogEntry
 from gen_durable.cli.demo.machines import Checkout, Order, Paid, Receipt, payment, stocktake
 from gen_durable.cli.demo.processes import State, WorkerProcess, WorkerProcesses
 from gen_durable.cli.demo.program import SCHEMA
-from gen_durable.cli.demo.view import DemoState, Event, Level, View
+from gen_durable.cli.demo.view import DemoState, Event, Importance, View
 from gen_durable.doctor import count_by_step
 from gen_durable.errors import GenDurableError
 from gen_durable.store.schema import Schema
@@ -38,7 +38,7 @@ EXTRA_TIME: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedOrder:
     """An order, its handle, and the amount that its customer pays; `None` if the customer never pays."""
 
     order: Order
@@ -50,7 +50,7 @@ class Placed:
 class Observations:
     """The course of the demo, as observed outside of the database."""
 
-    placed: list[Placed] = field(default_factory=list[Placed])
+    placed: list[PlacedOrder] = field(default_factory=list[PlacedOrder])
     executions: Counter[int] = field(default_factory=Counter[int])
     interrupted: set[int] = field(default_factory=set[int])
     """The instances whose steps the killed worker was running."""
@@ -110,7 +110,7 @@ class Script:
         handles = await app.insert_many(
             Start(Checkout.place, order, unique_key=f"order:{order.number}") for order, _ in orders
         )
-        self.seen.placed = [Placed(*one, handle) for one, handle in zip(orders, handles, strict=True)]
+        self.seen.placed = [PlacedOrder(*one, handle) for one, handle in zip(orders, handles, strict=True)]
         await app.insert(stocktake, "cellar")
         self._report(f"{len(orders)} orders placed, and a stocktake inserted")
 
@@ -125,7 +125,7 @@ class Script:
                     await asyncio.sleep(0.15)
             await asyncio.gather(customers, killing)
         except TimeoutError:
-            self._report("giving up: some orders have not ended in time", Level.BAD)
+            self._report("giving up: some orders have not ended in time", Importance.BAD)
         finally:
             customers.cancel()
             killing.cancel()
@@ -158,7 +158,7 @@ class Script:
         self._shown_instance = instance
         step, subject = claimed[instance], self._subjects[instance]
         others = f" (and {len(claimed) - 1} other steps)" if len(claimed) > 1 else ""
-        self._report(f"{victim} killed with SIGKILL while running {step} for {subject}{others}", Level.BAD)
+        self._report(f"{victim} killed with SIGKILL while running {step} for {subject}{others}", Importance.BAD)
         await asyncio.sleep(self._pace)
         await self._start_worker(replaces=victim)
 
@@ -193,14 +193,14 @@ class Script:
             case "ready":
                 worker.state, worker.name = State.WORKING, entry.worker
                 role = f" and replaces {worker.replaces}" if worker.replaces is not None else ""
-                self._report(f"{worker} (pid {worker.pid}) is ready{role}", Level.GOOD)
+                self._report(f"{worker} (pid {worker.pid}) is ready{role}", Importance.GOOD)
             case "started":
                 self._step_started(worker, entry)
             case "committed":
                 self._step_committed(worker, entry)
             case "reaped":
                 several = "1 instance" if len(entry.ids) == 1 else f"{len(entry.ids)} instances"
-                self._report(f"lease expired: {several} reclaimed by {worker}", Level.GOOD)
+                self._report(f"lease expired: {several} reclaimed by {worker}", Importance.GOOD)
 
     def _step_started(self, worker: WorkerProcess, entry: LogEntry) -> None:
         self.seen.executions[entry.id] += 1
@@ -209,7 +209,7 @@ class Script:
         if entry.id in self.seen.interrupted - self.seen.resumed:
             self.seen.resumed.add(entry.id)
             if entry.id == self._shown_instance:
-                self._report(f"{entry.step} for {entry.subject} runs again, on {worker}", Level.GOOD)
+                self._report(f"{entry.step} for {entry.subject} runs again, on {worker}", Importance.GOOD)
         if worker is self._victim and entry.step == "charge":
             self._victim_charges.put_nowait(entry.id)
 
@@ -228,7 +228,7 @@ class Script:
     def _all_ended(self) -> bool:
         return bool(self._state.counts) and all(count.status.terminal for count in self._state.counts)
 
-    def _report(self, text: str, level: Level = Level.PLAIN) -> None:
+    def _report(self, text: str, level: Importance = Importance.PLAIN) -> None:
         at = time.monotonic() - self._opened if self.seen.placed else 0.0
         event = Event(at, text, level)
         self._state.events.append(event)

@@ -13,7 +13,7 @@ from rich.text import Text
 from gen_durable.cli.demo.checks import DemoReport
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
 from gen_durable.cli.demo.processes import State
-from gen_durable.cli.demo.view import DemoState, Event, Level
+from gen_durable.cli.demo.view import DemoState, Event, Importance
 from gen_durable.doctor import StepCount
 from gen_durable.instances import Status
 from gen_durable.machines import StepSpec
@@ -31,7 +31,7 @@ _COLOURS: Final = {
     Status.FAILED: "yellow",
     Status.CANCELLED: "red",
 }
-_LEVEL_STYLES: Final = {Level.PLAIN: "", Level.GOOD: "green", Level.BAD: "bold red"}
+_LEVEL_STYLES: Final = {Importance.PLAIN: "", Importance.GOOD: "green", Importance.BAD: "bold red"}
 _STATE_STYLES: Final = {
     State.STARTING: "yellow",
     State.WORKING: "green",

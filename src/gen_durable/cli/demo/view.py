@@ -10,7 +10,7 @@ from gen_durable.cli.demo.processes import WorkerProcess
 from gen_durable.doctor import StepCount
 
 
-class Level(StrEnum):
+class Importance(StrEnum):
     """The importance of an event; views colour it."""
 
     PLAIN = "plain"
@@ -24,7 +24,7 @@ class Event:
 
     at: float
     text: str
-    level: Level
+    level: Importance
 
 
 @dataclass(slots=True)

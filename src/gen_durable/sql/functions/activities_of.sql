@@ -1,7 +1,7 @@
 -- activities_of: the activity log of an instance, in the order of their beginning.
 --
 -- Parameters: an id or, where that is null, a unique key; last, return only that many of the latest (null for all). A
--- login that may not read payloads (may_read.sql) sees '(not shown)' instead of an error.
+-- login that may not read payloads (may_read_column.sql) sees '(not shown)' instead of an error.
 -- Index: primary key of activities; instances_unique. Locks: none.
 create or replace function @schema.activities_of(instance bigint, key bytea default null, last int default null)
 returns table (
@@ -16,7 +16,7 @@ as $$
     case when login.sees_payloads then latest.error when latest.error is not null then '(not shown)' end,
     case when login.sees_payloads then latest.parameters else '{}' end,
     case when login.sees_payloads then latest.result end
-  from (select @schema.may_read('state') offset 0) as login (sees_payloads)
+  from (select @schema.may_read_column('state') offset 0) as login (sees_payloads)
   cross join (
     select activity.* from @schema.activities activity
     where activity.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))

@@ -1,7 +1,7 @@
 -- checkpoint_of: the checkpoint of the current visit of an instance.
 --
 -- Parameters: an id or, where that is null, a unique key. The value is null for a login that may not read payloads
--- (may_read.sql).
+-- (may_read_column.sql).
 -- Index: primary keys; instances_unique. Locks: none.
 create or replace function @schema.checkpoint_of(instance bigint, key bytea default null)
 returns table (format int, version int, updated_at timestamptz, value jsonb)
@@ -11,7 +11,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
   select checkpoint.format, checkpoint.version, checkpoint.updated_at,
-    case when (select @schema.may_read('state')) then checkpoint.value else 'null' end
+    case when (select @schema.may_read_column('state')) then checkpoint.value else 'null' end
   from @schema.instances i
   join @schema.checkpoints checkpoint on checkpoint.instance_id = i.id and checkpoint.visit = i.visit
   where i.id = coalesce(instance, (select holder.id from @schema.instances holder where holder.unique_guard = key))

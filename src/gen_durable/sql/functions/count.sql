@@ -18,7 +18,7 @@ declare
     (wanted ->> 'inserted_before')::timestamptz, (wanted ->> 'updated_before')::timestamptz,
     (wanted ->> 'finished_before')::timestamptz
   );
-  newest constant bigint := coalesce(@schema.id_before(before), 9223372036854775807);
+  newest constant bigint := coalesce(@schema.id_bound_of_time(before), 9223372036854775807);
   query record;
   examined int;
   lowest bigint;

@@ -1,7 +1,7 @@
 -- finished_of: how the given instances ended.
 --
 -- Returns one row per id that has ended or does not exist (status null). To a login that may read only its own
--- instances (may_read.sql), others do not exist. Index: primary key. Locks: none.
+-- instances (may_read_column.sql), others do not exist. Index: primary key. Locks: none.
 create or replace function @schema.finished_of(ids bigint[])
 returns table (id bigint, status text, result jsonb, last_error text)
 language sql
@@ -11,7 +11,7 @@ as $$
   select given.id, i.status::text, i.result, i.last_error
   from unnest(ids) as given (id)
   left join @schema.instances i
-    on i.id = given.id and ((select @schema.may_read('state')) or i.inserted_by = session_user)
+    on i.id = given.id and ((select @schema.may_read_column('state')) or i.inserted_by = session_user)
   where i.id is null or i.finished_at is not null
 $$;
 

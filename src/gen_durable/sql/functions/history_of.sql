@@ -1,7 +1,7 @@
 -- history_of: the committed outcomes of an instance, in order.
 --
 -- Parameters: an id or, where that is null, a unique key; last, return only that many of the latest (null for all).
--- Errors and states are null for a login that may not read them (may_read.sql).
+-- Errors and states are null for a login that may not read them (may_read_column.sql).
 -- Index: primary key of transitions; instances_unique. Locks: none.
 create or replace function @schema.history_of(instance bigint, key bytea default null, last int default null)
 returns table (
@@ -16,8 +16,8 @@ as $$
   select latest.* from (
     select transition.seq, transition.step, transition.outcome, transition.next_step, transition.attempt,
       transition.started_at, transition.duration, transition.worker,
-      case when (select @schema.may_read('state')) then transition.error end as error,
-      case when (select @schema.may_read('state')) then transition.state end as state
+      case when (select @schema.may_read_column('state')) then transition.error end as error,
+      case when (select @schema.may_read_column('state')) then transition.state end as state
     from @schema.transitions transition
     where transition.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
     order by transition.seq desc

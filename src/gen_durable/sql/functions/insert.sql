@@ -45,7 +45,7 @@ declare
   weights int[];
   -- Only with roles the session user and the user of this function differ.
   starter constant text := case
-    when session_user <> current_user and not @schema.may_read('state') then session_user
+    when session_user <> current_user and not @schema.may_read_column('state') then session_user
   end;
 begin
   if on_conflict is null or on_conflict not in ('raise', 'skip', 'existing') then

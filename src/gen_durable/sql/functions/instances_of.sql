@@ -1,7 +1,7 @@
 -- instances_of: instances by their ids, newest first.
 --
 -- Parameters: ids; payloads, whether to return states and results, which may be large. Returns one row per instance
--- that exists. A login that may not read all instances sees those that it has inserted (may_read.sql).
+-- that exists. A login that may not read all instances sees those that it has inserted (may_read_column.sql).
 -- Index: primary key. Locks: none.
 create or replace function @schema.instances_of(ids bigint[], payloads boolean)
 returns table (
@@ -26,9 +26,9 @@ as $$
     i.blocked_on, i.due_at
   from @schema.instances i
   cross join lateral (
-    select (select @schema.may_read('state')) or coalesce(i.inserted_by = session_user, false)
+    select (select @schema.may_read_column('state')) or coalesce(i.inserted_by = session_user, false)
   ) as login (sees_payloads)
-  where i.id = any (ids) and ((select @schema.may_read('id')) or i.inserted_by = session_user)
+  where i.id = any (ids) and ((select @schema.may_read_column('id')) or i.inserted_by = session_user)
   order by i.id desc
 $$;
 

@@ -19,7 +19,7 @@
 -- 5 ms reports where the live rows begin, for each priority, and the next picks start there. Rows that are inserted
 -- below a floor are found when the caller omits the floors again (engine/scan_floors.py).
 -- Gates: admit_partitions.sql and admit_limits.sql decide which rows may run, and block the others, so that each row is
--- skipped once. Fair queues: pick_fair.sql finds the rows.
+-- skipped once. Fair queues: lock_fair_rows.sql finds the rows.
 -- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority (first_of_next_priority.sql), the
 -- search never reads rows that are due in the future, however urgent.
 -- Locks: FOR NO KEY UPDATE SKIP LOCKED, so pickers wait neither for each other nor for a delivery in progress.
@@ -50,7 +50,7 @@ declare
   demand int;                   -- rows still to find
   is_fair boolean;
   last_group text;
-  is_cut_short boolean;         -- pick_fair stopped before it had seen every group
+  is_cut_short boolean;         -- lock_fair_rows stopped before it had seen every group
   level int;                    -- index into the queue's floors
   level_floor jsonb;
   level_priority int;
@@ -122,7 +122,7 @@ begin
         if is_fair then
           select fair_rows.found_rows, fair_rows.has_gates, fair_rows.last_group, fair_rows.is_cut_short
           into found_rows, has_gates, last_group, is_cut_short
-          from @schema.pick_fair(
+          from @schema.lock_fair_rows(
             queue_name, level_priority, known, demand, fair -> queue_name ->> 0, last_group, claimed_rows
           ) as fair_rows;
           if is_cut_short then
@@ -231,7 +231,7 @@ begin
         children_pending = 0,
         token_at = null,
         seen = null,
-        unique_scope = @schema.scope_after(i.unique_scope, 'executing'),
+        unique_scope = @schema.unique_scope_after(i.unique_scope, 'executing'),
         updated_at = now()
       where i.ctid = any (claimed_rows)
       returning i.*
@@ -248,7 +248,7 @@ begin
       coalesce(i.slot_key, case when i.rate_key is not null then '' end),
       case when i.has_signals then @schema.inbox_of(i.id) end,
       case when i.joined then @schema.children_of(i.id, i.round) end,
-      i.visit, case when i.has_journal then @schema.journal_of(i.id, i.visit) end, null::jsonb
+      i.visit, case when i.has_journal then @schema.journal_of_claim(i.id, i.visit) end, null::jsonb
     from claimed i
     order by i.priority, i.eligible_at, i.id;
 end

@@ -1,7 +1,7 @@
 -- progress_of: the progress reports of an instance, the latest last.
 --
 -- Parameters: an id or, where that is null, a unique key. A login that may not read all instances sees reports of those
--- that it has inserted (may_read.sql).
+-- that it has inserted (may_read_column.sql).
 -- Index: primary key of progress; instances_unique. Locks: none.
 create or replace function @schema.progress_of(instance bigint, key bytea default null)
 returns table (step text, branch text, fraction float8, message text, updated_at timestamptz, detail jsonb)
@@ -14,7 +14,7 @@ as $$
   from @schema.progress report
   where report.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
     and (
-      (select @schema.may_read('state'))
+      (select @schema.may_read_column('state'))
       or (select i.inserted_by = session_user from @schema.instances i where i.id = report.instance_id)
     )
   order by report.updated_at, report.step, report.branch

@@ -108,7 +108,7 @@ begin
         when i.crashes + 1 >= max_crashes then @schema.crash_loop_error(i.step, i.crashes + 1)
         else i.last_error
       end,
-      unique_scope = @schema.scope_after(i.unique_scope, case
+      unique_scope = @schema.unique_scope_after(i.unique_scope, case
         when i.cancel_reason is not null then 'cancelled' when i.crashes + 1 >= max_crashes then 'failed' else 'runnable'
       end::@schema.durable_status),
       updated_at = now()

@@ -24,7 +24,7 @@ begin
       status = 'runnable',
       eligible_at = now(),
       await_deadline = null,
-      unique_scope = @schema.scope_after(i.unique_scope, 'runnable')
+      unique_scope = @schema.unique_scope_after(i.unique_scope, 'runnable')
     where i.ctid = any (parked) and exists (
       select from @schema.signals signal
       where signal.target_id = i.id and not signal.consumed and signal.name = any (i.awaits)

@@ -28,7 +28,7 @@ begin
       locked_by = case when i.cancel_reason is not null then i.locked_by end,
       lease_expires_at = case when i.cancel_reason is not null then now() end,
       unique_scope = case
-        when i.cancel_reason is null then @schema.scope_after(i.unique_scope, 'runnable') else i.unique_scope
+        when i.cancel_reason is null then @schema.unique_scope_after(i.unique_scope, 'runnable') else i.unique_scope
       end,
       updated_at = now()
     from unnest(ids, release_claims.claims, delays, reasons) as given (id, epoch, delay, reason)

@@ -65,7 +65,7 @@ begin
         eligible_at = case when target_row.wakes then now() else i.eligible_at end,
         await_deadline = case when target_row.wakes then null else i.await_deadline end,
         unique_scope = case
-          when target_row.wakes then @schema.scope_after(i.unique_scope, 'runnable') else i.unique_scope
+          when target_row.wakes then @schema.unique_scope_after(i.unique_scope, 'runnable') else i.unique_scope
         end,
         updated_at = case when target_row.wakes then now() else i.updated_at end
       from (

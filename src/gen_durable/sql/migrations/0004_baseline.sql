@@ -1,7 +1,7 @@
 -- Baseline: every type, table and index of the schema.
 --
 -- Its version is 4 because unreleased versions have used 1 to 3 for another layout: the numbers tell the two apart
--- (pg/installed.py), and a library of the old layout refuses this schema as too new.
+-- (pg/installed_version.py), and a library of the old layout refuses this schema as too new.
 --
 -- Functions and triggers are in functions/ and are installed after each migration. A comment at an index names the
 -- functions that need it. The meaning of tables and columns is in COMMENTs, so that psql shows it (\d+).
@@ -183,7 +183,7 @@ create index instances_rate_due on @schema.instances (rate_key, coalesce(due_at,
 -- unblock, set_limit: the rows that wait for their token, by the time at which it is expected.
 create index instances_token_due on @schema.instances (rate_key, queue, token_at) where token_at is not null;
 
--- pick_fair: the groups of a fair queue.
+-- lock_fair_rows: the groups of a fair queue.
 create index instances_group on @schema.instances (queue, priority, group_key, due_at, id)
   where due_at is not null and group_key is not null;
 

@@ -16,7 +16,7 @@ import absurd_sdk
 import psycopg
 from absurd_sdk import AsyncAbsurd
 from absurdctl import BUNDLED_SCHEMA_SQL
-from peer import CHAIN, WARM, Tally, read_task, report_rate, report_samples
+from peer import CHAIN, WARM, DrainResult, read_task, report_rate, report_samples
 
 CLIENTS = 8
 SLOTS = 50
@@ -78,7 +78,7 @@ def on_completion(notify: Callable[[], None]) -> None:
 
 async def until(apps: list[AsyncAbsurd], count: int) -> float:
     """Run the workers until `count` tasks have ended."""
-    tally = Tally(count)
+    tally = DrainResult(count)
     on_completion(tally.add)
     tally.start()
     workers = [asyncio.create_task(app.start_worker(concurrency=SLOTS, poll_interval=POLL)) for app in apps]

@@ -13,7 +13,7 @@ from typing import Any
 
 from dbos import DBOS
 from dbos._dbos import _get_dbos_instance
-from peer import CHAIN, WARM, Tally, read_task, report_rate, report_samples
+from peer import CHAIN, WARM, DrainResult, read_task, report_rate, report_samples
 
 QUEUE = "work"
 SLOTS = 100
@@ -61,7 +61,7 @@ def drained(workflow: Any, count: int) -> float:
     with ThreadPoolExecutor(POOL) as threads:
         for done in [threads.submit(DBOS.enqueue_workflow, QUEUE, workflow, number) for number in range(count)]:
             done.result()
-    tally = Tally(count)
+    tally = DrainResult(count)
     store = _get_dbos_instance()._sys_db
     commit, dequeue = store.update_workflow_outcome, store.start_queued_workflows
     asked_before = False

@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 import uvloop
-from peer import CHAIN, WARM, Tally, read_task, report_rate, report_samples
+from peer import CHAIN, WARM, DrainResult, read_task, report_rate, report_samples
 from pgqueuer import PgQueuer
 from pgqueuer.domain.models import Job
 from pgqueuer.queries import Queries
@@ -68,7 +68,7 @@ async def fill(producer: Queries, entrypoint: str, payload: bytes, count: int) -
 
 async def until(engine: PgQueuer, count: int) -> float:
     """Run a worker until `count` jobs have ended."""
-    tally = Tally(count)
+    tally = DrainResult(count)
     log = engine.qm.queries.log_jobs
 
     async def logged(ended: list[Any]) -> None:

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import procrastinate
-from peer import CHAIN, WARM, Tally, read_task, report_rate, report_samples
+from peer import CHAIN, WARM, DrainResult, read_task, report_rate, report_samples
 
 SLOTS = 10
 SETTINGS = f"async tasks, concurrency {SLOTS}, psycopg (binary) pool of {SLOTS + 5}, LISTEN/NOTIFY, jobs kept"
@@ -54,7 +54,7 @@ async def fill(task: Any, arguments: list[dict[str, int]]) -> None:
 
 async def until(app: procrastinate.App, count: int) -> float:
     """Run a worker until `count` jobs have ended."""
-    tally = Tally(count)
+    tally = DrainResult(count)
     finish = app.job_manager.finish_job
 
     async def finished(**arguments: Any) -> None:

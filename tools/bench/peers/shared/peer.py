@@ -32,7 +32,7 @@ def read_task() -> Task:
     return Task(given.work, given.count, os.environ["PEER_DSN"])
 
 
-class Tally:
+class DrainResult:
     """Counts committed ends, from any thread, and signals when there are enough of them."""
 
     def __init__(self, goal: int) -> None:

@@ -1,4 +1,4 @@
-"""Requests: run one statement for a waiting caller, with retries that are safe.
+"""Run one statement for a waiting caller, with retries that are safe.
 
 A statement that must not run twice is repeated only if nothing of it was executed. Errors carry no text of the server,
 which may quote a payload, and no traceback that shows it.
@@ -14,7 +14,7 @@ from gen_durable.backoff import Pauses
 from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
 from gen_durable.pg.pool import Pool
-from gen_durable.pg.sqlstate import to_error
+from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.statements import Statement
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 0.8
 
 
-class Requests:
+class StatementRunner:
     """Runs the statements of one `Durable`. `get_pool` returns its pool, or raises `ConfigError` while it is closed."""
 
     __slots__ = ("_get_pool", "_schema")

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from gen_durable.backoff import Pauses
 from gen_durable.core.notifier import Notifier
-from gen_durable.core.requests import Requests
+from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import GenDurableError, InputError, LeaseLost, UnknownLimit
 from gen_durable.limits import Limit
 from gen_durable.store.statements import Statements
@@ -27,13 +27,13 @@ LONGEST_PAUSE: Final = 0.25
 T = TypeVar("T")
 
 
-class StepLimits:
+class LimitsInStep:
     """Acquires and releases limits for the steps of one worker."""
 
-    __slots__ = ("_loop", "_notifier", "_requests", "_statements")
+    __slots__ = ("_loop", "_notifier", "_statement_runner", "_statements")
 
-    def __init__(self, requests: Requests, statements: Statements, notifier: Notifier) -> None:
-        self._requests = requests
+    def __init__(self, statement_runner: StatementRunner, statements: Statements, notifier: Notifier) -> None:
+        self._statement_runner = statement_runner
         self._statements = statements
         self._notifier = notifier
         self._loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class StepLimits:
             while True:
                 # Marked safe to repeat: a token taken twice after a lost answer is merely lost.
                 statement = self._statements.acquire_limit(instance, epoch, limit, ticket)
-                request = self._loop.create_task(self._requests.run(statement, "ctx.limit", safe=True))
+                request = self._loop.create_task(self._statement_runner.run(statement, "ctx.limit", safe=True))
                 try:
                     answer = await asyncio.shield(request)
                 except UnknownLimit:
@@ -85,7 +85,7 @@ class StepLimits:
 
     async def release(self, ticket: int) -> None:
         """Release a ticket, and wake the queues of rows that were unblocked by it."""
-        queues = await self._requests.run(self._statements.release_limit(ticket), "ctx.limit", safe=True)
+        queues = await self._statement_runner.run(self._statements.release_limit(ticket), "ctx.limit", safe=True)
         self._notifier.wake_all(queues)
 
     def call_from_thread(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -103,7 +103,7 @@ class LimitLease:
 
     __slots__ = ("_epoch", "_instance", "_limit", "_limits", "_step_limit", "_ticket")
 
-    def __init__(self, limits: StepLimits, instance: int, epoch: int, step_limit: str | None, limit: Limit) -> None:
+    def __init__(self, limits: LimitsInStep, instance: int, epoch: int, step_limit: str | None, limit: Limit) -> None:
         self._limits = limits
         self._instance = instance
         self._epoch = epoch

@@ -1,4 +1,4 @@
--- pick_fair: due rows of one queue and priority, shared equally among the groups that have some.
+-- lock_fair_rows: due rows of one queue and priority, shared equally among the groups that have some.
 --
 -- Parameters: the queue and priority; `known` as in pick; how many rows; the kind of groups; the group served last;
 -- rows that this pick has found already.
@@ -10,7 +10,7 @@
 -- queue should have a group.
 -- Index: instances_group, stepping from group to group; instances_pick. Locks: as pick.
 -- Guarded by tests/store/test_guards.py (test_groups_take_turns_in_the_order_of_their_names, ...).
-create or replace function @schema.pick_fair(
+create or replace function @schema.lock_fair_rows(
   queue_name text, level_priority int, known text[], demand int, kind text, previous_group text, already_found tid[],
   out found_rows tid[], out has_gates boolean, out last_group text, out is_cut_short boolean
 )

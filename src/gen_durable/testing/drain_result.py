@@ -47,7 +47,7 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class DrainResult:
     """The executions of a drain in their order, and the instances that have not ended, by id."""
 
     executions: tuple[Execution, ...] = ()
@@ -113,7 +113,7 @@ class Tally:
 class Runaway(GenDurableError):
     """A drain ran more steps than its limit; `tally` has them."""
 
-    def __init__(self, message: str, tally: Tally) -> None:
+    def __init__(self, message: str, tally: DrainResult) -> None:
         super().__init__(message)
         self.tally = tally
 

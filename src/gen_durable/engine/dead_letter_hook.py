@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gen_durable.worker")
 
 
-class DeadLetters:
+class DeadLetterHook:
     """Calls the hook in a task of its own, so that a slow hook does not delay the reaper."""
 
     __slots__ = ("_encryption", "_hook", "_pool", "_statements", "_task", "_threads", "_waiting")

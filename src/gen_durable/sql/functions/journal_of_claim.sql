@@ -1,10 +1,10 @@
--- journal_of: the checkpoint and activities that earlier executions of a visit have recorded, for the claim that
+-- journal_of_claim: the checkpoint and activities that earlier executions of a visit have recorded, for the claim that
 -- resumes it.
 --
 -- Returns {"checkpoint": [format, version, value], "activities": [[n, name, finished, result], ...]}, where either may
 -- be null, or null if there is neither. pick calls it for rows with has_journal.
 -- Index: primary keys. Locks: none.
-create or replace function @schema.journal_of(instance bigint, at_visit int)
+create or replace function @schema.journal_of_claim(instance bigint, at_visit int)
 returns jsonb
 language sql
 stable

@@ -18,7 +18,7 @@ from gen_durable.backoff import Pauses
 from gen_durable.encryption import ERROR, RESULT, STATE, PayloadEncryption, signal_field
 from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
 from gen_durable.pg.pool import Pool
-from gen_durable.pg.sqlstate import to_error
+from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import Claim, Commit, Inserted, OutgoingSignal
 

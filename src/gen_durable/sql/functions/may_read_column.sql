@@ -1,9 +1,9 @@
--- may_read: true if the session user may read this column of every instance.
+-- may_read_column: true if the session user may read this column of every instance.
 --
 -- Without roles (roles.sql) it is always true: functions run with the rights of their callers, which Postgres checks.
 -- With roles they run with the rights of the owner and must check the login themselves; a login without the right sees
 -- the column only in instances that it has inserted.
-create or replace function @schema.may_read(named text)
+create or replace function @schema.may_read_column(named text)
 returns boolean
 language sql
 stable
