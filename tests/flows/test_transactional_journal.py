@@ -175,18 +175,18 @@ async def test_an_execution_whose_connection_breaks_has_its_activities_still(dsn
         assert calls == ["charged", "nothing", "charged"]
 
 
-async def test_an_activity_that_fails_is_not_called_for_a_broken_connection(dsn: str, schema: str) -> None:
+async def test_an_activity_that_fails_is_not_called_for_a_broken_connection(private_dsn: str, schema: str) -> None:
     """The step has not touched its connection, which breaks meanwhile: the error is the activity's, and counts."""
-    async with Durable(dsn, schema=schema) as app:
+    async with Durable(private_dsn, schema=schema) as app:
         calls: list[str] = []
 
         async def declined() -> None:
             calls.append("declined")
-            other = await asyncpg.connect(dsn)
+            other = await asyncpg.connect(private_dsn)
             try:
                 await other.execute(
                     "select pg_terminate_backend(pid) from pg_stat_activity"
-                    " where state = 'idle in transaction' and datname = current_database()"
+                    " where state = 'idle in transaction' and usename = current_user"
                 )
             finally:
                 await other.close()

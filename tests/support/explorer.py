@@ -72,6 +72,7 @@ class Session:
         self._moved = asyncio.Event()
         self._go = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.failure: Exception | None = None  # of the connection, not of a statement
         connection.add_log_listener(self._heard)
 
     async def open(self) -> None:
@@ -83,7 +84,7 @@ class Session:
         self.answers, self.steps = [], []
         self.at = At.RUNNING
         self._moved.clear()
-        self._task = asyncio.create_task(self._run(calls))
+        self._task = asyncio.create_task(self._run_guarded(calls))
         await self._moved.wait()
 
     async def go(self) -> None:
@@ -107,6 +108,13 @@ class Session:
             except TimeoutError:
                 return False
         return True
+
+    async def _run_guarded(self, calls: Sequence[Statement[Any]]) -> None:
+        try:
+            await self._run(calls)
+        except Exception as error:
+            self.failure = error
+            self._arrived(At.ENDED, "failure")
 
     async def _run(self, calls: Sequence[Statement[Any]]) -> None:
         for call in calls:
@@ -251,6 +259,9 @@ class Explorer:
         while True:
             steppable = [s for s in self._sessions if s.at in (At.CLIENT, At.SERVER)]
             if not steppable:
+                for session in self._sessions:
+                    if session.failure is not None:
+                        raise session.failure
                 return trail
             names = [s.name for s in steppable]
             wanted = prefix[len(trail)] if len(trail) < len(prefix) else names[0]
