@@ -20,7 +20,7 @@ from gen_durable.cli.demo import checks
 from gen_durable.cli.demo.machines import Order, Receipt
 from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.schema import recreate_schema
-from gen_durable.cli.demo.script import Observations, Placed
+from gen_durable.cli.demo.script import Observations, PlacedOrder
 from gen_durable.errors import SchemaConflict
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import check
@@ -101,12 +101,12 @@ def test_without_the_embedded_wheel_it_says_what_to_do(run: Any, tmp_path: Any) 
     assert "Traceback" not in done.stderr
 
 
-def placed(number: int, amount: int | None) -> Placed:
+def placed(number: int, amount: int | None) -> PlacedOrder:
     order = Order(number, ("tea",), timedelta(seconds=1))
-    return Placed(order, amount, cast("Handle[Receipt]", Handle(cast(Any, None), number, cast(Any, None))))
+    return PlacedOrder(order, amount, cast("Handle[Receipt]", Handle(cast(Any, None), number, cast(Any, None))))
 
 
-def observations(*orders: Placed, executions: dict[int, int]) -> Observations:
+def observations(*orders: PlacedOrder, executions: dict[int, int]) -> Observations:
     return Observations(placed=list(orders), executions=Counter(executions))
 
 

@@ -289,7 +289,7 @@ async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
             return handle.id
 
         second: list[int] = []
-        ask = services_of(e.app).requests.run
+        ask = services_of(e.app).statement_runner.run
 
         async def run(call: Any, what: str, *, safe: bool) -> Any:
             answer = await ask(call, what, safe=safe)
@@ -297,7 +297,7 @@ async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
                 second.append(await changes_hands())
             return answer
 
-        services_of(e.app).requests = SimpleNamespace(run=run)  # type: ignore[assignment]
+        services_of(e.app).statement_runner = SimpleNamespace(run=run)  # type: ignore[assignment]
         assert await e.app.signal("k", told, Secret(CANARY))
         assert await e.end(e.app.handle(second[0], Waiter.wait)) == Finished(second[0], f"{CANARY}/2")
         with pytest.raises(NoTarget):

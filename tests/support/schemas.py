@@ -58,7 +58,8 @@ class Schemas:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._connection = psycopg.connect(dsn, autocommit=True)
+        # Not prepared: a plan of the checks that is cached for an empty table takes minutes on a large one.
+        self._connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
         self._free: list[str] = []
         self._fingerprints: dict[str, str] = {}
 
