@@ -18,12 +18,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.support import type_cache
 from tests.support.schemas import Schemas
 
 from gen_durable.pg.migrate import library_version
 from gen_durable.store import schema as schema_files
 
 pytest_plugins: list[str] = []
+type_cache.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
