@@ -87,7 +87,7 @@ def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def pooled(dsn: str) -> Iterator[str]:
-    """A DSN that leads to the server through PgBouncer in transaction mode, over three server connections."""
+    """A DSN that leads to the server through PgBouncer in transaction mode, over five server connections."""
     script = Path(__file__).parents[1] / "scripts" / "pgbouncer"
     with subprocess.Popen(
         [sys.executable, str(script), dsn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

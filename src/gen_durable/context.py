@@ -276,7 +276,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     async def _write(self, what: str, actions: Generator[Any, Any, Any]) -> Any:
         """Write to the journal, outside of the step's transaction."""
         with nullcontext() if self._transaction is None else self._transaction.journal_write(what):
-            return await self._writer.perform(actions)
+            return await self._writer.run_actions(actions)
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"
@@ -293,11 +293,11 @@ class SyncContext:
 
     def checkpoint(self, value: object) -> None:
         """See `Context.checkpoint`."""
-        self._journal.perform_in_thread(self._step_journal.save(value))
+        self._journal.run_actions_in_thread(self._step_journal.save(value))
 
     def clear_checkpoint(self) -> None:
         """See `Context.clear_checkpoint`."""
-        self._journal.perform_in_thread(self._step_journal.clear())
+        self._journal.run_actions_in_thread(self._step_journal.clear())
 
     @overload
     def run(
@@ -308,7 +308,7 @@ class SyncContext:
     def run(self, name: str, fn: Callable[Args, Any], /, *args: Args.args, **kwargs: Args.kwargs) -> Any:
         """See `Context.run`. A `def` function is called in the thread of the step."""
         actions = self._step_journal.run(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
-        return self._journal.perform_in_thread(actions)
+        return self._journal.run_actions_in_thread(actions)
 
     def with_retries(self, retries: int, backoff: Callable[[int], Duration] | None = None) -> SyncContext:
         """See `Context.with_retries`."""

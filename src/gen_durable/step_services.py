@@ -152,11 +152,11 @@ class JournalService(Protocol):
         """The journal of a claim's current step."""
         ...
 
-    async def perform(self, actions: Generator[Any, Any, Any]) -> Any:
+    async def run_actions(self, actions: Generator[Any, Any, Any]) -> Any:
         """Perform actions on the event loop."""
         ...
 
-    def perform_in_thread(self, actions: Generator[Any, Any, Any]) -> Any:
+    def run_actions_in_thread(self, actions: Generator[Any, Any, Any]) -> Any:
         """Perform actions in the thread of a `def` step."""
         ...
 

@@ -29,7 +29,7 @@ from gen_durable.operations.cancel import checked_reason, to_cancellation
 from gen_durable.operations.in_transaction import TransactionCalls
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.signal import is_delivered, outgoing_signal
-from gen_durable.pg.foreign import django_connection
+from gen_durable.pg.caller_connection import django_connection
 from gen_durable.signals import Signal
 from gen_durable.starts import Start, Startable, StartOptions
 from gen_durable.store.schema import DEFAULT_SCHEMA

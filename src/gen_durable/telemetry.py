@@ -59,7 +59,7 @@ class QueueDrained:
 
 @dataclass(frozen=True, slots=True)
 class PartitionContended:
-    """The picker skipped due rows because another row of their partition key was executing."""
+    """The picker skipped due rows because their partition key or limit was busy."""
 
     queue: str
     count: int

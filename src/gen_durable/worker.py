@@ -76,7 +76,7 @@ class Worker:
                 os._exit(128 + number)
             stop.set()
 
-        opened = await self._services.ensure_open()
+        opened = await self._services.open_if_closed()
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, on_signal, number)
@@ -105,7 +105,7 @@ class Worker:
             raise ConfigError("this worker was started already: create a new one")
         self._starting = True
         try:
-            await self._services.ensure_open()
+            await self._services.open_if_closed()
             target = self._services.target  # raises ConfigError if the Durable has only a pool
             for name, policy in self._limits.items():
                 await declare_limit(self._services, name, policy)

@@ -30,7 +30,7 @@ CALLS = [
     "reap",
     "release_claims",
     "gc",
-    "finished_of",
+    "ends_of",
     "get",
     "unknown_steps",
 ]

@@ -140,7 +140,7 @@ async def test_many_waits_use_few_statements(engine: Opening, monkeypatch: pytes
     run = PersistentConnection.run
 
     async def counting(self: PersistentConnection, call: Any, **options: Any) -> Any:
-        if ".finished_of(" in call.text:
+        if ".ends_of(" in call.text:
             asked.append(len(call.args[0]))
         return await run(self, call, **options)
 
@@ -159,7 +159,7 @@ async def test_local_ends_need_no_statement(engine: Opening, monkeypatch: pytest
     """A worker of the same process tells the waiter at once, long before the next question to the database."""
     async with engine() as e, e.worker(total):
         handle = await e.app.insert(total, 1, delay=seconds(1.5))
-        monkeypatch.setattr("gen_durable.core.completions.FIRST_PAUSE", 3600)
+        monkeypatch.setattr("gen_durable.core.completion_watcher.FIRST_PAUSE", 3600)
         assert await e.end(handle) == Finished(handle.id, Receipt(2))
 
 

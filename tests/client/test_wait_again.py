@@ -40,7 +40,7 @@ async def test_an_answer_that_was_read_before(dsn: str, schema: str, monkeypatch
     async with Durable(dsn, schema=schema, migrate=True) as app:
         handle = await app.insert(double, 1)
         read, late = asyncio.Event(), asyncio.Event()
-        ask = services_of(app).completions._pool.run_safely
+        ask = services_of(app).completions._pool.run_idempotent
 
         async def slowly(call: Any) -> Any:
             rows = await ask(call)
@@ -51,7 +51,9 @@ async def test_an_answer_that_was_read_before(dsn: str, schema: str, monkeypatch
             return rows
 
         await app.cancel(handle.id, reason="wrong")
-        monkeypatch.setattr(type(services_of(app).completions._pool), "run_safely", lambda _self, call: slowly(call))
+        monkeypatch.setattr(
+            type(services_of(app).completions._pool), "run_idempotent", lambda _self, call: slowly(call)
+        )
         first = asyncio.create_task(handle.wait(SOON))
         await read.wait()
         await handle.retry()

@@ -16,7 +16,7 @@ from gen_durable.core.messages import (
     encode,
     messages_of,
 )
-from gen_durable.store.types import NO_WAKEUPS, Wakeups
+from gen_durable.store.types import NO_FOLLOW_UPS, FollowUps
 
 PAYLOADS: list[tuple[Message, str]] = [
     (QueueReady("default"), "queue:default"),
@@ -56,15 +56,15 @@ def test_an_unknown_payload_is_ignored(payload: str, caplog: pytest.LogCaptureFi
 
 
 def test_wakeups_stand_for_one_message_each() -> None:
-    wakeups = Wakeups(frozenset({"a", "b"}), frozenset({1, None}), frozenset({"w"}))
-    assert set(messages_of(wakeups)) == {
+    follow_ups = FollowUps(frozenset({"a", "b"}), frozenset({1, None}), frozenset({"w"}))
+    assert set(messages_of(follow_ups)) == {
         QueueReady("a"),
         QueueReady("b"),
         CancelChildren(1),
         CancelChildren(None),
         CheckCancels("w"),
     }
-    assert (bool(wakeups), bool(NO_WAKEUPS)) == (True, False)
+    assert (bool(follow_ups), bool(NO_FOLLOW_UPS)) == (True, False)
 
 
 def test_sql_encodes_the_same_payloads(store: Store) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from gen_durable.client import Durable
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.services import services_of
-from gen_durable.store.types import Wakeups
+from gen_durable.store.types import FollowUps
 
 
 class Endpoint:
@@ -45,8 +45,8 @@ async def test_messages_reach_the_worker_of_another_process(dsn: str, schema: st
     async with Durable(dsn, schema=schema) as here, Durable(dsn, schema=schema) as there:
         notifier, endpoint = services_of(here).notifier, Endpoint("there:1:a")
         await listening(services_of(there).notifier, endpoint)
-        notifier.publish(Wakeups(check_cancels=frozenset({"there:1:b"})))
-        notifier.publish(Wakeups(frozenset({"cancel_children:7"}), check_cancels=frozenset({"there:1:a"})))
+        notifier.dispatch(FollowUps(check_cancels=frozenset({"there:1:b"})))
+        notifier.dispatch(FollowUps(frozenset({"cancel_children:7"}), check_cancels=frozenset({"there:1:a"})))
         assert {await endpoint.next(), await endpoint.next()} == {"check cancels", "wake cancel_children:7"}
         assert endpoint.calls.empty()
 
@@ -68,7 +68,7 @@ async def test_a_worker_that_can_take_all_rows_is_woken_without_notify(dsn: str,
         await listening(services_of(there).notifier, remote)
         notifier.add_worker(local)
         notifier.wake("default", 2)
-        notifier.publish(Wakeups(check_cancels=frozenset({"l"})))
+        notifier.dispatch(FollowUps(check_cancels=frozenset({"l"})))
         assert local.calls.get_nowait() == "wake default"
         assert local.calls.get_nowait() == "check cancels"
         notifier.wake("default", 3)

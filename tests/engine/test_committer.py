@@ -16,7 +16,7 @@ from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Claim, Commit, Wakeups
+from gen_durable.store.types import Claim, Commit, FollowUps
 
 
 @job
@@ -38,23 +38,23 @@ class Counting(Statements):
 class Notifications:
     """Keeps what a notifier would publish; None for an answer that does not name the queues."""
 
-    def __init__(self, published: list[Wakeups | None]) -> None:
+    def __init__(self, published: list[FollowUps | None]) -> None:
         self._published = published
 
-    def publish(self, wakeups: Wakeups) -> None:
-        self._published.append(wakeups)
+    def dispatch(self, follow_ups: FollowUps) -> None:
+        self._published.append(follow_ups)
 
     def wake_workers(self) -> None:
         self._published.append(None)
 
 
 @asynccontextmanager
-async def flusher(app: Durable) -> AsyncIterator[tuple[Committer, list[int], list[Wakeups | None]]]:
+async def flusher(app: Durable) -> AsyncIterator[tuple[Committer, list[int], list[FollowUps | None]]]:
     calls = Counting(services_of(app).statements.schema)
     calls.sizes = []
     target = Target(services_of(app).target.dsn, application_name=f"flush {services_of(app).statements.schema.name}")
     links = PersistentConnection(target), PersistentConnection(target)
-    wakes: list[Wakeups | None] = []
+    wakes: list[FollowUps | None] = []
     flush = Committer(*links, calls, 500, notifier=cast(Any, Notifications(wakes)))
     try:
         yield flush, calls.sizes, wakes
@@ -217,4 +217,4 @@ async def test_an_empty_answer_wakes_nobody(dsn: str, schema: str) -> None:
         await flush.commit(done(first))
         assert wakes == []
         await flush.commit(Commit(second.id, second.epoch, second.seq, "retry", value="1"))
-        assert wakes == [Wakeups(frozenset({"default"}))]
+        assert wakes == [FollowUps(frozenset({"default"}))]

@@ -6,12 +6,12 @@ import json
 
 from gen_durable.config import Queue, WorkerOptions
 from gen_durable.engine.picker import FairCursors
-from gen_durable.store.types import Picked
+from gen_durable.store.types import PickResult
 
 
-def picked(**turns: str | None) -> Picked:
+def picked(**turns: str | None) -> PickResult:
     """An answer that tells whose turn was last."""
-    return Picked([], [], last_groups=turns)
+    return PickResult([], [], last_groups=turns)
 
 
 def test_without_a_fair_queue_nothing_is_sent() -> None:

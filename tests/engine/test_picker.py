@@ -51,7 +51,7 @@ class Claimed:
         for claim in claims:
             self.claims.put_nowait(claim)
 
-    def wake_all(self, queues: Iterable[str]) -> None:
+    def wake_queues(self, queues: Iterable[str]) -> None:
         pass
 
     def notify_full_pick(self, queue: str) -> None:

@@ -15,7 +15,7 @@ from gen_durable import Durable, Finished, Start, Worker, job
 from gen_durable.core.services import services_of
 from gen_durable.engine import scan_floors
 from gen_durable.engine.scan_floors import MAX_SECONDS, ScanFloors
-from gen_durable.store.types import Picked
+from gen_durable.store.types import PickResult
 
 DEAD = 150_000
 KNOWN = ["leaf/1/run"]
@@ -59,7 +59,7 @@ async def test_a_pick_with_floors_does_not_walk_over_dead_entries(dsn: str, sche
         floors, read = ScanFloors(), list[int]()
         for _ in range(3):
             async with connection.transaction():
-                sent = floors.parameter(["default"])
+                sent = floors.pick_argument(["default"])
                 call = services_of(app).statements.pick("w", {"default": 5}, KNOWN, 60, floors=sent)
                 before = await entries_read(connection, schema)
                 picked = call.read(await connection.fetch(call.text, *call.args))
@@ -100,20 +100,20 @@ async def test_priorities_keep_their_order_with_floors(dsn: str, schema: str) ->
         floors = ScanFloors()
         seen: list[int] = []
         for demand in (1, 1, 3, 2, 2):
-            sent = floors.parameter(["default"])
+            sent = floors.pick_argument(["default"])
             call = services_of(app).statements.pick("w", {"default": demand}, KNOWN, 60, floors=sent)
             picked = call.read(await connection.fetch(call.text, *call.args))
             floors.update(picked, sent, 0.0)
             seen += [claim.priority for claim in picked.claims]
-            assert floors.parameter(["default"]) is not None
+            assert floors.pick_argument(["default"]) is not None
         assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_there_are_no_floors_while_picks_are_quick() -> None:
     """An answer without heads leaves everything as it is."""
     floors = ScanFloors()
-    floors.update(Picked([], []), None, 0.001)
-    assert floors.parameter(["default"]) is None
+    floors.update(PickResult([], []), None, 0.001)
+    assert floors.pick_argument(["default"]) is None
     assert floors.seconds_to_full_scan("default") is None
 
 
@@ -122,17 +122,17 @@ def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
     now = 100.0
     monkeypatch.setattr(scan_floors.time, "monotonic", lambda: now)
     floors = ScanFloors()
-    told = Picked([], [], {"a": "[[0,1,1]]"})
+    told = PickResult([], [], {"a": "[[0,1,1]]"})
     floors.update(told, None, 0.01)
-    assert floors.parameter(["a", "b"]) == '{"a":[[0,1,1]]}'
-    assert floors.parameter(["b"]) is None
+    assert floors.pick_argument(["a", "b"]) == '{"a":[[0,1,1]]}'
+    assert floors.pick_argument(["b"]) is None
     now += 0.9
     floors.update(told, "sent", 0.01)
     assert floors.seconds_to_full_scan("a") == pytest.approx(0.1)
     now += 0.2
-    assert floors.parameter(["a"]) is None
+    assert floors.pick_argument(["a"]) is None
     floors.update(told, None, 0.5)
     now += 4.9
-    assert floors.parameter(["a"]) is not None
+    assert floors.pick_argument(["a"]) is not None
     now += 0.2
-    assert floors.parameter(["a"]) is None
+    assert floors.pick_argument(["a"]) is None

@@ -52,7 +52,7 @@ class Room:
         self.rung: list[str] = []
         self.limits = LimitsInStep(self.asked, self.calls, self)  # type: ignore[arg-type]
 
-    def wake_all(self, queues: Iterable[str]) -> None:
+    def wake_queues(self, queues: Iterable[str]) -> None:
         self.rung += queues
 
     async def sql(self, text: str) -> list[Any]:

@@ -34,7 +34,7 @@ from gen_durable.engine import fanout
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.errors import TooLarge
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.store.types import Claim, Commit, Flushed, ManyChildren
+from gen_durable.store.types import Claim, Commit, FlushResult, ManyChildren
 
 Proxied = Callable[[], AbstractAsyncContextManager[Any]]
 QUEUES = {"default": 200}
@@ -238,12 +238,12 @@ def many(claim: Claim, keys: list[int]) -> Commit:
     return Commit(claim.id, claim.epoch, claim.seq, "children", step="run", value="1", many_children=of)
 
 
-async def written(link: PersistentConnection, app: Durable, commit: Commit) -> Flushed:
+async def written(link: PersistentConnection, app: Durable, commit: Commit) -> FlushResult:
     """As the flusher does it: a lock that was not to be had in time is asked for again."""
     while True:
         with contextlib.suppress(asyncpg.LockNotAvailableError):
             return await link.run_in_transaction(
-                functools.partial(fanout.commit_in_transaction, statements=services_of(app).statements, commit=commit)
+                functools.partial(fanout.flush_in_transaction, statements=services_of(app).statements, commit=commit)
             )
 
 

@@ -147,7 +147,7 @@ async def test_a_stale_outcome_starts_nothing(dsn: str, schema: str) -> None:
         stale = encode_outcome(claim, spec, make_context(Order.end), done, may_continue=True).commit
         assert (await services_of(app).pool.run(services_of(app).statements.flush([stale]))).stale == {handle.id}
         assert await rows(dsn, schema) == []
-        assert (await services_of(app).pool.run(services_of(app).statements.flush([commit]))).wakeups.queues == {
+        assert (await services_of(app).pool.run(services_of(app).statements.flush([commit]))).follow_ups.queues == {
             "default",
             "elsewhere",
         }

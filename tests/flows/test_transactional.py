@@ -34,7 +34,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.core.services import services_of
-from gen_durable.engine import transactional
+from gen_durable.engine import transactional_executor
 from gen_durable.errors import DefinitionError, InputError
 from gen_durable.telemetry import ClaimLost, Event, StaleOutcome
 
@@ -225,7 +225,7 @@ async def test_a_step_that_always_breaks_its_connection_is_told_so(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some losses in a row it is the step's own error, and reaches on_error as any other."""
-    monkeypatch.setattr(transactional, "MAX_BROKEN", 3)
+    monkeypatch.setattr(transactional_executor, "MAX_BROKEN", 3)
     async with books(dsn, schema) as look, Durable(dsn, schema=schema) as app, Worker(app, machines=[Book(schema)]):
         handle = await app.insert(Book.breaks, 100)
         assert isinstance(await handle.wait(SOON), Failed)

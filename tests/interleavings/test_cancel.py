@@ -141,7 +141,7 @@ async def test_cancel_join_of_the_parent(exploring: Exploring, calls: Statements
     def over(end: End) -> None:
         assert (end.rows[1]["status"], end.rows[1]["children_pending"]) == ("cancelled", 0)
         assert end.rows[2]["status"] == "done"
-        assert end.right[0].wakeups.queues == frozenset()
+        assert end.right[0].follow_ups.queues == frozenset()
 
     async with exploring() as explorer:
         report = await explorer.explore(

@@ -11,18 +11,18 @@ from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, seconds
 
 from gen_durable.store.statements import Statement, Statements
-from gen_durable.store.types import Commit, Picked
+from gen_durable.store.types import Commit, PickResult
 
 KNOWN = ["m/1/s"]
 PAIR = instance(1, partition_key="k", eligible_at=seconds(-2)) + instance(2, partition_key="k", eligible_at=seconds(-1))
 
 
-def picks(calls: Statements, worker: str, demand: int = 1) -> Statement[Picked]:
+def picks(calls: Statements, worker: str, demand: int = 1) -> Statement[PickResult]:
     return calls.pick(worker, {"default": demand}, KNOWN, 60)
 
 
 def taken(answers: Sequence[object]) -> list[int]:
-    return [claim.id for answer in answers if isinstance(answer, Picked) for claim in answer.claims]
+    return [claim.id for answer in answers if isinstance(answer, PickResult) for claim in answer.claims]
 
 
 async def test_claim_claim_one_row(exploring: Exploring, calls: Statements) -> None:
@@ -67,10 +67,10 @@ async def test_claim_claim_one_key(exploring: Exploring, calls: Statements) -> N
     assert report.faults == []
 
 
-def urgent(calls: Statements) -> list[Statement[Picked]]:
+def urgent(calls: Statements) -> list[Statement[PickResult]]:
     """A row that overtakes the others of its key comes in, and its worker picks."""
     row = instance(2, partition_key="k", priority=-1).replace(";", " returning id")
-    return [Statement(calls.schema.render(row), (), lambda _rows: Picked([], [])), picks(calls, "b")]
+    return [Statement(calls.schema.render(row), (), lambda _rows: PickResult([], [])), picks(calls, "b")]
 
 
 WAITING = instance(1, partition_key="k", eligible_at=seconds(-1))
@@ -80,7 +80,7 @@ def one_runs(end: End) -> None:
     ids = taken(end.left) + taken(end.right)
     assert len(ids) <= 1, "two of one key run"
     if not ids:
-        news = [n for answer in (*end.left, *end.right) if isinstance(answer, Picked) for n in answer.unmet]
+        news = [n for answer in (*end.left, *end.right) if isinstance(answer, PickResult) for n in answer.unmet]
         assert any(n.next_due is not None and n.next_due < 1 for n in news), "nobody was told to look again"
 
 

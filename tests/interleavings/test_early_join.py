@@ -24,7 +24,7 @@ def opened(end: End) -> None:
     """The parent went on once, waits for nobody, and was not disturbed by what came later."""
     row = end.rows[1]
     assert (row["status"], row["children_pending"], row["joined"]) == ("runnable", 0, True)
-    assert sum("default" in f.wakeups.queues for f in (*end.left, *end.right)) == 1
+    assert sum("default" in f.follow_ups.queues for f in (*end.left, *end.right)) == 1
 
 
 async def test_join_early(exploring: Exploring, calls: Statements) -> None:

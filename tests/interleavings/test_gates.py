@@ -10,12 +10,12 @@ from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, parked, seconds
 
 from gen_durable.store.statements import Statement, Statements
-from gen_durable.store.types import Commit, OutgoingSignal, Picked
+from gen_durable.store.types import Commit, OutgoingSignal, PickResult
 
 
 def urgent_elsewhere(calls: Statements) -> list[Statement[Any]]:
     row = instance(2, partition_key="k", priority=-1, queue="b", eligible_at=seconds(-1)).replace(";", " returning id")
-    return [Statement(calls.schema.render(row), (), lambda _rows: Picked([], []))]
+    return [Statement(calls.schema.render(row), (), lambda _rows: PickResult([], []))]
 
 
 async def test_a_pick_of_two_queues_overtaken(exploring: Exploring, calls: Statements) -> None:

@@ -27,7 +27,7 @@ def joined(end: End) -> None:
     parents = [row for row in end.rows.values() if row["round"] == 1]
     for row in parents:
         assert (row["status"], row["joined"], row["children_pending"]) == ("runnable", True, 0)
-    assert sum(bool(f.wakeups.queues) for f in (*end.left, *end.right)) in (1, len(parents))
+    assert sum(bool(f.follow_ups.queues) for f in (*end.left, *end.right)) in (1, len(parents))
 
 
 async def test_join_join(exploring: Exploring, calls: Statements) -> None:

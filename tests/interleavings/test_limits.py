@@ -84,7 +84,7 @@ WAIT = """perform pg_advisory_xact_lock(ordered.lock_id)
 GATE = "and pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate));"
 POLICY = (
     "where pg_try_advisory_xact_lock_shared("
-    "hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(wanted.gate)))\n"
+    "hashtext('@schema'), @schema.policy_lock_key(@schema.key_of_gate(wanted.gate)))\n"
 )
 
 
@@ -226,7 +226,7 @@ async def test_policy_sweep(exploring: Exploring, calls: Statements) -> None:
 async def test_without_the_lock_of_the_policy_the_sweep_tells_by_the_old_one(
     exploring: Exploring, calls: Statements
 ) -> None:
-    policy = "@schema.policy_lock_id(@schema.gate_key(freed.gate))"
+    policy = "@schema.policy_lock_key(@schema.key_of_gate(freed.gate))"
     lock = f"or pg_try_advisory_xact_lock_shared(hashtext('@schema'), {policy})"
     async with exploring(Cure("unblock", lock, "or true"), quiet=["unblock_slots", "reapply_limit"]) as explorer:
         report = await explorer.explore(

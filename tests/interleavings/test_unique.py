@@ -15,10 +15,10 @@ from tests.support.rows import LIVE, executing, instance
 
 from gen_durable.starts import Start
 from gen_durable.store.statements import Statement, Statements
-from gen_durable.store.types import Commit, Inserted
+from gen_durable.store.types import Commit, InsertResult
 
 
-def insert(calls: Statements, keys: Sequence[str], on_conflict: str) -> Statement[list[Inserted]]:
+def insert(calls: Statements, keys: Sequence[str], on_conflict: str) -> Statement[list[InsertResult]]:
     return calls.insert([Start(M.s, {}, unique_key=key) for key in keys], on_conflict)
 
 

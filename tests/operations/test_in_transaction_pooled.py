@@ -38,7 +38,7 @@ async def test_transactions_through_a_pooler(dsn: str, schema: str, pooled: str,
 
 
 async def test_many_callers_share_few_server_connections(dsn: str, schema: str, pooled: str) -> None:
-    """Eight callers on three server connections: each transaction keeps to itself."""
+    """Eight callers on five server connections: each transaction keeps to itself."""
 
     async def caller(commit: bool) -> None:
         async with CONNECTIONS["asyncpg_connection"](pooled, schema) as caller:

@@ -36,7 +36,7 @@ async def test_a_direct_connection(dsn: str) -> None:
 
 
 async def test_a_pooled_connection(pooled: str) -> None:
-    """Behind one they are not, and so twelve callers of three server connections get their own answers."""
+    """Behind one they are not, and so twelve callers of five server connections get their own answers."""
 
     async def caller() -> None:
         link = PersistentConnection(Target(pooled))

@@ -38,18 +38,18 @@ from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
-CLIENT = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", "finished_of", "get", "progress_of"} | {
+CLIENT = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", "ends_of", "get", "progress_of"} | {
     "encode_message"
 }
 VIEWER = {"get", "instances_of", "list", "count", "history_of", "activities_of", "checkpoint_of", "progress_of"} | {
     "limit_states",
-    "slots_taken",
+    "count_taken_slots",
 }
 WORKER = CLIENT | {
     *(
         "pick",
         "flush",
-        "lock_and_allocate_ids",
+        "lock_parent_and_allocate_ids",
         "start_instances",
         "children_page",
         "cancel_requests_of",
@@ -80,7 +80,7 @@ WORKER = CLIENT | {
         "list",
         "count",
     ),
-    "slots_taken",
+    "count_taken_slots",
 }
 ADMIN = CLIENT | VIEWER | {"retry", "delete_instance", "set_limit", "remove_limit"}
 MAY_CALL: dict[str, set[str]] = {

@@ -146,7 +146,7 @@ def test_callers_that_block(trapped_all: str, dsn: str, bare_schema: str) -> Non
             "signal(%(id)s::bigint, 'told', '{}'::pg_catalog.jsonb)",
             "get(%(id)s)",
             "history_of(%(id)s)",
-            "finished_of(array[%(id)s::bigint])",
+            "ends_of(array[%(id)s::bigint])",
             "list('{}', null, 10)",
             "count('{}', 10)",
             "pick('w', '{default}', '{1}', '{Waiter/1/wait}', 60)",

@@ -13,10 +13,10 @@ from tests.support.store import Store
 from gen_durable.instances import Status
 from gen_durable.limits import Concurrency, Rate
 from gen_durable.starts import Start
-from gen_durable.store.types import NO_WAKEUPS, CancelTarget, Commit, Wakeups
+from gen_durable.store.types import NO_FOLLOW_UPS, CancelResult, Commit, FollowUps
 
 
-def cancel(store: Store, *targets: int | bytes, cascade: bool = True) -> list[CancelTarget]:
+def cancel(store: Store, *targets: int | bytes, cascade: bool = True) -> list[CancelResult]:
     """What became of each; the tree is not carried on."""
     several = [(t, None) if isinstance(t, int) else (None, t) for t in targets]
     answers, _ = store.run(store.calls.cancel(several, "why", cascade=cascade))
@@ -57,7 +57,7 @@ def test_what_waits_ends_at_once(store: Store, given: str) -> None:
     """Whatever it waits for; the fence goes up, the inbox is emptied, the key is free."""
     store.given(given)
     before = store.row(1)
-    assert cancel(store, 1) == [CancelTarget(1, Status(before["status"]), "ended")]
+    assert cancel(store, 1) == [CancelResult(1, Status(before["status"]), "ended")]
     row = store.row(1)
     assert (row["status"], row["last_error"], row["claims"]) == ("cancelled", "why", before["claims"] + 1)
     assert row["finished_at"] is not None
@@ -70,8 +70,8 @@ def test_what_waits_ends_at_once(store: Store, given: str) -> None:
 def test_what_executes_is_marked_and_its_worker_named(store: Store) -> None:
     store.given(executing(1))
     assert store.run(store.calls.cancel([(1, None)], "why", cascade=True)) == (
-        [CancelTarget(1, Status.EXECUTING, "requested")],
-        Wakeups(check_cancels=frozenset({"w"})),
+        [CancelResult(1, Status.EXECUTING, "requested")],
+        FollowUps(check_cancels=frozenset({"w"})),
     )
     assert (store.row(1)["status"], store.row(1)["cancel_reason"]) == ("executing", "why")
     assert store.run(store.calls.cancel_requests_of([(1, 1), (2, 1)])) == {1: "why"}
@@ -81,8 +81,8 @@ def test_what_executes_is_marked_and_its_worker_named(store: Store) -> None:
 def test_asked_again_the_first_reason_stays(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
-    answers, wakeups = store.run(store.calls.cancel([(1, None)], "another", cascade=True))
-    assert (answers[0].verdict, wakeups.check_cancels) == ("requested", {"w"})
+    answers, follow_ups = store.run(store.calls.cancel([(1, None)], "another", cascade=True))
+    assert (answers[0].verdict, follow_ups.check_cancels) == ("requested", {"w"})
     assert store.row(1)["cancel_reason"] == "why"
 
 
@@ -92,20 +92,20 @@ def test_by_key_and_in_a_batch(store: Store) -> None:
     assert [a.verdict for a in cancel(store, 4, b"k", 3, b"nobody", 99, 1)] == [
         "requested", "ended", "over", "no_target", "no_target", "ended",
     ]  # fmt: skip
-    assert cancel(store, b"k") == [CancelTarget(None, None, "no_target")]
+    assert cancel(store, b"k") == [CancelResult(None, None, "no_target")]
 
 
 def test_a_scope_that_outlives_the_end_keeps_its_key(store: Store) -> None:
     store.given(instance(1, unique_key=b"k", unique_scope="{runnable,cancelled}"))
     cancel(store, b"k")
     assert bytes(store.row(1)["unique_guard"]) == b"k"
-    assert cancel(store, b"k") == [CancelTarget(1, Status.CANCELLED, "over")]
+    assert cancel(store, b"k") == [CancelResult(1, Status.CANCELLED, "over")]
 
 
 def test_one_that_has_ended_is_left_as_it_is(store: Store) -> None:
     store.given(ended(1))
     before = store.row(1)
-    assert cancel(store, 1) == [CancelTarget(1, Status.DONE, "over")]
+    assert cancel(store, 1) == [CancelResult(1, Status.DONE, "over")]
     after = store.row(1)
     assert [after[c] for c in ("status", "claims", "last_error")] == [
         before[c] for c in ("status", "claims", "last_error")
@@ -122,7 +122,7 @@ def test_no_outcome_leads_on_from_a_marked_row(store: Store, kind: str) -> None:
         "children": fan_out(1, child("c")),
     }.get(kind, Commit(1, 1, 0, kind, step="t", extra='{"consumed": [1]}'))
     flushed = store.flush(commit)
-    assert (flushed.cancel_requested, flushed.stale, flushed.already, flushed.wakeups.queues) == (
+    assert (flushed.cancel_requested, flushed.stale, flushed.already_committed, flushed.follow_ups.queues) == (
         {1},
         set(),
         set(),
@@ -152,7 +152,7 @@ def test_a_lost_answer_of_a_cancel_commit(store: Store) -> None:
 def test_many_children_of_a_marked_row_are_not_begun(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
-    assert store.run(store.calls.lock_and_allocate_ids(Commit(1, 1, 0, "children"), 2000)) is None
+    assert store.run(store.calls.lock_parent_and_allocate_ids(Commit(1, 1, 0, "children"), 2000)) is None
 
 
 def test_the_reaper_ends_what_is_marked(store: Store) -> None:
@@ -201,14 +201,14 @@ def test_a_tree_ends_from_the_root_to_the_leaves(store: Store) -> None:
     store.given(FAMILY)
     cancel(store, 1)
     assert status(store, 1, 2, 3, 4) == ["cancelled", "awaiting_children", "executing", "awaiting_signal"]
-    assert store.run(store.calls.reap(10, None)).wakeups == NO_WAKEUPS  # whoever has cancelled it is at it
+    assert store.run(store.calls.reap(10, None)).follow_ups == NO_FOLLOW_UPS  # whoever has cancelled it is at it
     store.sql("update @schema.cascades set inserted_at = now() - interval '3 seconds'")
-    assert store.run(store.calls.reap(10, None)).wakeups == Wakeups(cancel_children=frozenset({None}))
+    assert store.run(store.calls.reap(10, None)).follow_ups == FollowUps(cancel_children=frozenset({None}))
     assert carry_on(store) == (2, 1)
     assert status(store, 1, 2, 3, 4) == ["cancelled", "cancelled", "executing", "cancelled"]
     assert store.run(store.calls.cancel_requests_of([(3, 1)])) == {3: "why"}
     assert store.sql("select * from @schema.cascades") == []
-    assert store.run(store.calls.reap(10, None)).wakeups == NO_WAKEUPS
+    assert store.run(store.calls.reap(10, None)).follow_ups == NO_FOLLOW_UPS
 
 
 def test_without_cascade_children_go_on(store: Store) -> None:
@@ -277,7 +277,7 @@ def test_a_slot_holder_that_is_cancelled_frees_its_slot(store: Store) -> None:
     one_by_one(store, 3, limit="l")
     assert ids(store) == [101]
     cancel(store, 101)
-    assert store.flush(Commit(101, 1, 0, "cancel", error="why")).wakeups.queues == {"default"}
+    assert store.flush(Commit(101, 1, 0, "cancel", error="why")).follow_ups.queues == {"default"}
     assert ids(store) == [102]
 
 

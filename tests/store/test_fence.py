@@ -44,7 +44,7 @@ def test_a_retry_after_a_lost_answer_changes_nothing(store: Store, kind: str) ->
     assert (first.stale, first.already) == (set(), set())
     after = snapshot(store)
     again = store.flush(KINDS[kind]())
-    assert (again.stale, again.already, again.wakeups.queues) == (set(), {2}, set())
+    assert (again.stale, again.already, again.follow_ups.queues) == (set(), {2}, set())
     assert snapshot(store) == after
 
 
@@ -58,7 +58,7 @@ def test_an_outcome_of_an_older_claim_is_stale(store: Store, kind: str) -> None:
     assert (claim.id, claim.epoch, store.row(2)["locked_by"]) == (2, 3, "w")
     before = snapshot(store)
     answer = store.flush(KINDS[kind]())
-    assert (answer.stale, answer.already, answer.wakeups.queues) == ({2}, set(), set())
+    assert (answer.stale, answer.already, answer.follow_ups.queues) == ({2}, set(), set())
     assert snapshot(store) == before
 
 

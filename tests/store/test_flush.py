@@ -122,14 +122,14 @@ def test_outcome_sets_its_columns(store: Store, name: str) -> None:
 def test_flush_tells_which_queues_have_work(store: Store, kind: str, woken: set[str]) -> None:
     """Only an outcome that makes a row runnable now names its queue."""
     store.given(executing(1))
-    assert store.flush(Commit(1, 1, 0, kind)).wakeups.queues == woken
+    assert store.flush(Commit(1, 1, 0, kind)).follow_ups.queues == woken
 
 
 @pytest.mark.parametrize("kind", ["next", "retry"])
 def test_delay_sets_when_it_is_eligible(store: Store, kind: str) -> None:
     """A delay counts from now, and a delayed row wakes nobody."""
     store.given(executing(1, eligible_at=seconds(-500)))
-    assert store.flush(Commit(1, 1, 0, kind, delay=30)).wakeups.queues == set()
+    assert store.flush(Commit(1, 1, 0, kind, delay=30)).follow_ups.queues == set()
     assert store.row(1)["eligible_in"] == pytest.approx(30, abs=5)
     assert store.pick().claims == []
 
@@ -174,7 +174,7 @@ def test_await_with_a_timeout_is_due_at_its_deadline(store: Store) -> None:
 def test_await_does_not_sleep_on_a_signal_that_is_there(store: Store) -> None:
     """Parking with a matching signal in the inbox makes the row runnable at once and names its queue."""
     store.given(executing(1) + signal(7, 1))
-    assert store.flush(park(1, "go")).wakeups.queues == {"default"}
+    assert store.flush(park(1, "go")).follow_ups.queues == {"default"}
     (claim,) = store.pick().claims
     assert [received.id for received in claim.inbox] == [7]
 
@@ -216,7 +216,7 @@ def test_children_are_made_as_they_were_described(store: Store) -> None:
     store.given(executing(1, round=4))
     first = child("b", queue="q", priority=-2, partition_key="p", state={"n": 1})
     answer = store.flush(fan_out(1, first, child("a", delay=60), child(schedule_at="2100-01-01T00:00:00Z")))
-    assert answer.wakeups.queues == {"q", "default"}
+    assert answer.follow_ups.queues == {"q", "default"}
     one, two, three = store.rows()[1:]
     assert (one["queue"], one["priority"], one["partition_key"], one["state"]) == ("q", -2, "p", '{"n": 1}')
     assert (one["unique_guard"], one["parent_id"], one["parent_round"], one["status"]) == (b"b", 1, 5, "runnable")
@@ -236,7 +236,7 @@ def test_a_child_whose_key_is_taken_is_not_waited_for(store: Store) -> None:
 def test_a_parent_of_none_goes_on(store: Store) -> None:
     """All children duplicates: the parent is runnable at once, joined, with no children to read."""
     store.given(executing(1) + instance(2, unique_key=b"k", unique_scope=LIVE, queue="other"))
-    assert store.flush(fan_out(1, child("k"))).wakeups.queues == {"default"}
+    assert store.flush(fan_out(1, child("k"))).follow_ups.queues == {"default"}
     (claim,) = store.pick().claims
     assert (claim.id, claim.step, claim.children) == (1, "t", ())
 
@@ -246,10 +246,10 @@ def test_the_last_child_releases_its_parent(store: Store) -> None:
     store.given(executing(1))
     store.flush(fan_out(1, child(), child(state={"n": 2}), child()))
     one, two, three = (claim.id for claim in store.pick().claims)
-    assert store.flush(Commit(one, 1, 0, "done", value="1", parent=1)).wakeups.queues == set()
+    assert store.flush(Commit(one, 1, 0, "done", value="1", parent=1)).follow_ups.queues == set()
     assert store.row(1)["children_pending"] == 2
     last = [Commit(two, 1, 0, "fail", error="no", parent=1), Commit(three, 1, 0, "done", value="3", parent=1)]
-    assert store.flush(*last).wakeups.queues == {"default"}
+    assert store.flush(*last).follow_ups.queues == {"default"}
     (claim,) = store.pick().claims
     assert [(c.id, c.status, c.last_error, c.result) for c in claim.children] == [
         (one, "done", None, 1),

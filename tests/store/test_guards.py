@@ -12,7 +12,7 @@ from tests.support.store import Store
 
 from gen_durable.limits import Concurrency
 from gen_durable.store.journal import JournalStatements, ProgressReport
-from gen_durable.store.types import NO_WAKEUPS, Commit
+from gen_durable.store.types import NO_FOLLOW_UPS, Commit
 
 CASCADE = "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason) "
 
@@ -27,7 +27,7 @@ def test_only_claims_that_live_and_are_marked_are_asked(store: Store) -> None:
 def test_what_ends_at_once_is_not_marked(store: Store) -> None:
     """And nobody is rung for it: there is no worker to be told."""
     store.given(parked(1))
-    assert store.run(store.calls.cancel([(1, None)], "why", cascade=False))[1] == NO_WAKEUPS
+    assert store.run(store.calls.cancel([(1, None)], "why", cascade=False))[1] == NO_FOLLOW_UPS
     assert store.row(1)["cancel_reason"] is None
 
 
@@ -57,7 +57,7 @@ def test_the_reaper_rings_for_the_oldest_cascade(store: Store) -> None:
     """One that has just been written down does not hide it."""
     store.given(ended(1) + ended(2) + CASCADE + "values (1, 0, 1, 1, 'why'), (2, 0, 1, 2, 'why')")
     store.sql("update @schema.cascades set inserted_at = now() - interval '9 seconds' where parent_id = 1")
-    assert None in store.run(store.calls.reap(10, None)).wakeups.cancel_children
+    assert None in store.run(store.calls.reap(10, None)).follow_ups.cancel_children
 
 
 def test_the_reaper_keeps_a_key_whose_scope_has_cancelled(store: Store) -> None:
@@ -128,7 +128,7 @@ def test_a_slot_is_offered_in_every_queue_that_waits_for_it(store: Store) -> Non
         + executing(1, slot_key="l")
         + "".join(instance(i, queue=q, slot_key="l", blocked_on="slot/l") for i, q in enumerate("abcd", 2))
     )
-    assert store.flush(Commit(1, 1, 0, "done", value="1")).wakeups.queues == set("abcd")
+    assert store.flush(Commit(1, 1, 0, "done", value="1")).follow_ups.queues == set("abcd")
 
 
 def test_a_pick_begins_at_the_lowest_row_above_its_floor(store: Store) -> None:

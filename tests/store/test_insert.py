@@ -11,7 +11,7 @@ from tests.support.rows import LIVE, executing, instance, parked
 from tests.support.store import Store
 
 from gen_durable.starts import Start
-from gen_durable.store.types import Commit, Inserted
+from gen_durable.store.types import Commit, InsertResult
 
 
 def keyed(key: str, **more: object) -> Start[object]:
@@ -61,19 +61,19 @@ def test_skip_and_existing(store: Store) -> None:
     """skip answers without an id, existing with the holder's; new rows are made in both cases."""
     (holder,) = store.insert(keyed("a"))
     skipped, made = store.insert(keyed("a"), keyed("b"), on_conflict="skip")
-    assert skipped == Inserted(None, new=False)
+    assert skipped == InsertResult(None, new=False)
     assert made.new
     again, other = store.insert(keyed("a"), keyed("c"), on_conflict="existing")
-    assert again == Inserted(holder.id, new=False)
+    assert again == InsertResult(holder.id, new=False)
     assert other.new
 
 
 def test_duplicates_inside_one_batch(store: Store) -> None:
     """The first of a key in the batch is made; the others are told of it, skipped, or refuse the batch."""
     first, second = store.insert(keyed("a"), keyed("a"), on_conflict="existing")
-    assert (first.new, second) == (True, Inserted(first.id, new=False))
+    assert (first.new, second) == (True, InsertResult(first.id, new=False))
     third, fourth = store.insert(keyed("b"), keyed("b"), on_conflict="skip")
-    assert (third.new, fourth) == (True, Inserted(None, new=False))
+    assert (third.new, fourth) == (True, InsertResult(None, new=False))
     with pytest.raises(asyncpg.PostgresError) as caught:
         store.insert(keyed("c"), keyed("c"))
     assert caught.value.sqlstate == "GD001"
@@ -129,7 +129,7 @@ def test_a_live_holder_keeps_the_key(store: Store, status: str) -> None:
                 )
             )
     assert store.row(made.id)["status"] == status
-    assert store.insert(keyed("a"), on_conflict="existing") == [Inserted(made.id, new=False)]
+    assert store.insert(keyed("a"), on_conflict="existing") == [InsertResult(made.id, new=False)]
 
 
 def test_a_scope_with_done_outlives_the_instance(store: Store) -> None:
@@ -137,7 +137,7 @@ def test_a_scope_with_done_outlives_the_instance(store: Store) -> None:
     (made,) = store.insert(keyed("a", unique_scope=["runnable", "executing", "done"]))
     (claim,) = store.pick().claims
     store.flush(Commit(claim.id, 1, 0, "done"))
-    assert store.insert(keyed("a"), on_conflict="existing") == [Inserted(made.id, new=False)]
+    assert store.insert(keyed("a"), on_conflict="existing") == [InsertResult(made.id, new=False)]
 
 
 def test_a_scope_is_left_for_good(store: Store) -> None:

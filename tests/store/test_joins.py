@@ -12,7 +12,7 @@ from tests.support.rows import executing
 from tests.support.store import Store
 
 from gen_durable.instances import Status
-from gen_durable.store.types import Claim, Commit, Flushed, Wakeups
+from gen_durable.store.types import Claim, Commit, FlushResult, FollowUps
 
 
 def spread(store: Store, count: int, timeout: float | None = None, **barrier: Any) -> list[int]:
@@ -23,7 +23,7 @@ def spread(store: Store, count: int, timeout: float | None = None, **barrier: An
     return [claim.id for claim in store.pick(count).claims]
 
 
-def end(store: Store, *ids: int, kind: str = "done") -> Flushed:
+def end(store: Store, *ids: int, kind: str = "done") -> FlushResult:
     """Children end in one flush."""
     return store.flush(*[Commit(i, 1, 0, kind, value="1", error="no", parent=1) for i in ids])
 
@@ -47,26 +47,26 @@ DONE, FAILED, EXECUTING = Status.DONE, Status.FAILED, Status.EXECUTING
 def test_so_many_must_be_done(store: Store, at_once: bool) -> None:
     """join=2 of 4: a failure does not count; the second that is done opens the barrier; the rest go on."""
     a, b, c, d = spread(store, 4, join=2)
-    assert end(store, a, kind="fail").wakeups.queues == frozenset()
+    assert end(store, a, kind="fail").follow_ups.queues == frozenset()
     if at_once:
-        assert end(store, b, c).wakeups.queues == {"default"}
+        assert end(store, b, c).follow_ups.queues == {"default"}
     else:
-        assert end(store, b).wakeups.queues == frozenset()
-        assert end(store, c).wakeups.queues == {"default"}
+        assert end(store, b).follow_ups.queues == frozenset()
+        assert end(store, c).follow_ups.queues == {"default"}
     row = store.row(1)
     assert (row["status"], row["children_pending"], row["joined"], row["await_deadline"]) == ("runnable", 0, True, None)
     assert shown(woken(store)) == [FAILED, DONE, DONE, EXECUTING]
-    assert end(store, d).wakeups.queues == frozenset()
+    assert end(store, d).follow_ups.queues == frozenset()
     assert (store.row(1)["status"], store.row(1)["children_pending"]) == ("executing", 0)
 
 
 def test_when_too_few_are_left_it_goes_on_too(store: Store) -> None:
     """join=2 of 3: with two failed it cannot be reached any more."""
     a, b, c = spread(store, 3, join=2)
-    assert end(store, a, kind="fail").wakeups.queues == frozenset()
-    assert end(store, b, kind="fail").wakeups.queues == {"default"}
+    assert end(store, a, kind="fail").follow_ups.queues == frozenset()
+    assert end(store, b, kind="fail").follow_ups.queues == {"default"}
     assert shown(woken(store)) == [FAILED, FAILED, EXECUTING]
-    assert end(store, c).wakeups.queues == frozenset()
+    assert end(store, c).follow_ups.queues == frozenset()
 
 
 def test_too_few_were_started(store: Store) -> None:
@@ -93,17 +93,17 @@ def claim_of(store: Store) -> Claim:
 def test_all_and_a_failure(store: Store) -> None:
     """Without more words a failure is an end like others."""
     a, b = spread(store, 2)
-    assert end(store, a, kind="fail").wakeups.queues == frozenset()
-    assert end(store, b).wakeups.queues == {"default"}
+    assert end(store, a, kind="fail").follow_ups.queues == frozenset()
+    assert end(store, b).follow_ups.queues == {"default"}
 
 
 def test_the_first_failure_wakes(store: Store) -> None:
     a, b, c = spread(store, 3, on_failure="wake")
-    assert end(store, a).wakeups.queues == frozenset()
-    assert end(store, b, kind="fail").wakeups.queues == {"default"}
+    assert end(store, a).follow_ups.queues == frozenset()
+    assert end(store, b, kind="fail").follow_ups.queues == {"default"}
     assert carry_on(store) == (0, 0)
     assert shown(woken(store)) == [DONE, FAILED, EXECUTING]
-    assert end(store, c).wakeups.queues == frozenset()
+    assert end(store, c).follow_ups.queues == frozenset()
 
 
 def test_a_cancelled_child_is_a_failure(store: Store) -> None:
@@ -117,23 +117,23 @@ def test_the_first_failure_cancels_the_rest(store: Store) -> None:
     """One runs and is asked to stop, one waits and ends at once; the parent shows them as they are."""
     a, b, c = spread(store, 3, on_failure="cancel_rest")
     store.run(store.calls.release_claims([(c, 1, 60.0, None)]))
-    assert end(store, a, kind="fail").wakeups == Wakeups(frozenset({"default"}), frozenset({1}))
+    assert end(store, a, kind="fail").follow_ups == FollowUps(frozenset({"default"}), frozenset({1}))
     assert carry_on(store) == (1, 1)
     assert status(store, a, b, c) == ["failed", "executing", "cancelled"]
     assert shown(woken(store)) == [FAILED, EXECUTING, Status.CANCELLED]
-    assert end(store, b, kind="cancel").wakeups.queues == frozenset()
+    assert end(store, b, kind="cancel").follow_ups.queues == frozenset()
     assert store.row(b)["last_error"] == "no"
 
 
 def test_the_last_failure_has_no_rest(store: Store) -> None:
     (a,) = spread(store, 1, on_failure="cancel_rest", cancel_rest=True)
-    assert end(store, a, kind="fail").wakeups.queues == {"default"}
+    assert end(store, a, kind="fail").follow_ups.queues == {"default"}
     assert store.sql("select * from @schema.cascades") == []
 
 
 def test_enough_are_done_and_the_rest_is_cancelled(store: Store) -> None:
     a, b, c = spread(store, 3, join=1, cancel_rest=True)
-    assert end(store, b).wakeups == Wakeups(frozenset({"default"}), frozenset({1}))
+    assert end(store, b).follow_ups == FollowUps(frozenset({"default"}), frozenset({1}))
     assert carry_on(store) == (0, 2)
     assert store.run(store.calls.cancel_requests_of([(a, 1), (c, 1)])) == dict.fromkeys(
         (a, c), "instance 1 goes on without it"
@@ -155,7 +155,7 @@ def test_a_deadline(store: Store, cancel_rest: bool) -> None:
     assert shown(woken(store)) == [DONE, EXECUTING]
     assert (store.row(1)["children_pending"], store.row(1)["await_deadline"]) == (0, None)
     assert carry_on(store) == (0, int(cancel_rest))
-    assert end(store, b).wakeups.queues == frozenset()
+    assert end(store, b).follow_ups.queues == frozenset()
     store.sql("update @schema.instances set lease_expires_at = now() where id = 1")
     store.run(store.calls.reap(10, None))
     assert shown(woken(store)) == [DONE, DONE]  # by another worker after a crash: as they are then
@@ -164,7 +164,7 @@ def test_a_deadline(store: Store, cancel_rest: bool) -> None:
 
 def test_all_end_before_the_deadline(store: Store) -> None:
     a, b = spread(store, 2, timeout=60)
-    assert end(store, a, b).wakeups.queues == {"default"}
+    assert end(store, a, b).follow_ups.queues == {"default"}
     assert store.row(1)["await_deadline"] is None
 
 
@@ -175,7 +175,7 @@ def test_a_late_child_of_an_earlier_round(store: Store) -> None:
     assert woken(store) is not None
     extra = json.dumps({"children": [child()]})
     store.flush(Commit(1, 2, 1, "children", step="t", value='"x"', extra=extra))
-    assert end(store, b).wakeups.queues == frozenset()
+    assert end(store, b).follow_ups.queues == frozenset()
     row = store.row(1)
     assert (row["status"], row["round"], row["children_pending"]) == ("awaiting_children", 2, 1)
     assert (row["children_needed"], row["on_failure"], row["cancel_rest"]) == (None, None, None)

@@ -7,7 +7,7 @@ from tests.support.rows import LIVE, ended, executing, instance, parent, seconds
 from tests.support.store import Store
 
 from gen_durable.store.journal import JournalStatements
-from gen_durable.store.types import Commit, Reclaimed
+from gen_durable.store.types import Commit, ReapedClaim
 
 LATE = {"lease_expires_at": seconds(-1)}
 
@@ -16,7 +16,7 @@ def beat(store: Store, *claims: tuple[int, int], lease: float = 60) -> list[int]
     return store.run(store.calls.heartbeat(claims, lease))
 
 
-def reap(store: Store, batch: int = 10, max_crashes: int | None = None) -> list[Reclaimed]:
+def reap(store: Store, batch: int = 10, max_crashes: int | None = None) -> list[ReapedClaim]:
     return store.run(store.calls.reap(batch, max_crashes)).claims
 
 
@@ -62,7 +62,7 @@ def test_the_reaper_takes_back(store: Store) -> None:
     held = {"attempt": 2, "crashes": 1, "awaits": ["go"], "joined": True, "last_error": "e", "queue": "q"}
     store.given(executing(1, eligible_at=seconds(-90), **held, **LATE))
     before = store.row(1)
-    assert reap(store) == [Reclaimed(1, "m", 1, "s", "q", 2, dead=False)]
+    assert reap(store) == [ReapedClaim(1, "m", 1, "s", "q", 2, dead=False)]
     row = store.row(1)
     assert (row["status"], row["attempt"], row["claims"], row["crashes"]) == ("runnable", 3, 2, 2)
     assert (row["locked_by"], row["lease_expires_at"], row["last_error"]) == (None, None, "e")
@@ -87,7 +87,7 @@ def test_the_reaper_works_in_batches(store: Store) -> None:
 def test_a_crash_loop_ends(store: Store) -> None:
     """The claim that reaches max_crashes fails the row, says why, and frees its key."""
     store.given(executing(1, crashes=2, unique_key=b"k", unique_scope=LIVE, awaits=["go"], **LATE) + signal(7, 1))
-    assert reap(store, max_crashes=3) == [Reclaimed(1, "m", 1, "s", "default", 3, dead=True)]
+    assert reap(store, max_crashes=3) == [ReapedClaim(1, "m", 1, "s", "default", 3, dead=True)]
     row = store.row(1)
     assert (row["status"], row["crashes"], row["unique_guard"], row["awaits"]) == ("failed", 3, None, None)
     assert "crash loop" in row["last_error"]

@@ -39,7 +39,7 @@ def test_so_many_at_a_time(store: Store) -> None:
     assert ids(store) == [101, 102]
     assert blocked(store) == dict.fromkeys((103, 104, 105), "slot/l")
     assert ids(store) == []
-    assert store.flush(Commit(102, 1, 0, "done")).wakeups.queues == {"default"}
+    assert store.flush(Commit(102, 1, 0, "done")).follow_ups.queues == {"default"}
     assert ids(store) == [103]
     assert blocked(store) == dict.fromkeys((104, 105), "slot/l")
 
@@ -102,7 +102,7 @@ def test_every_outcome_gives_the_slot_back(store: Store, outcome: Commit) -> Non
     one_by_one(store, 2, limit="l")
     assert ids(store) == [101]
     assert ids(store) == []
-    assert store.flush(outcome).wakeups.queues >= {"default"}
+    assert store.flush(outcome).follow_ups.queues >= {"default"}
     assert 102 in ids(store)
 
 

@@ -14,7 +14,7 @@ from tests.support.store import Store
 from gen_durable.instances import Instance
 from gen_durable.listing import Count, Page, decode_cursor, filter_json
 from gen_durable.starts import Start
-from gen_durable.store.decode import read_instance
+from gen_durable.store.row_decoder import read_instance
 from gen_durable.store.statements import Statement
 
 NOW = datetime.now(UTC)
@@ -194,7 +194,7 @@ def test_metadata_index(zoo: Store) -> None:
     )
     assert cut(zoo, None, 5, 50, metadata={"tenant": "acme"}) == ([], 151)
     zoo.sql(zoo.schema.metadata_index)
-    zoo.sql("select @schema.metadata_indexed()")
+    zoo.sql("select @schema.has_metadata_index()")
     assert cut(zoo, None, 5, 50, metadata={"tenant": "acme"}) == ([8, 7], None)
     assert cut(zoo, None, 1, 50, metadata={"tenant": "acme"}) == ([8], 8)
     assert cut(zoo, 8, 1, 50, metadata={"tenant": "acme"}) == ([7], None)
@@ -211,7 +211,7 @@ def test_metadata_index(zoo: Store) -> None:
 
 
 def test_metadata_goes_in(store: Store) -> None:
-    """Inserted and spawned instances keep what was said about them; without it nothing is stored."""
+    """InsertResult and spawned instances keep what was said about them; without it nothing is stored."""
     store.insert(Start(M.s, {}, metadata={"a": [1, None]}), Start(M.s, {}), Start(M.s, {}, metadata={}))
     rows = store.rows()
     assert [row["metadata"] for row in rows] == ['{"a": [1, null]}', None, None]

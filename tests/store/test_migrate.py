@@ -11,7 +11,7 @@ from tests.support.machine import KNOWN, M
 
 from gen_durable.errors import ConfigError, SchemaMissing, SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.pg.installed_version import Installed, read_installed
+from gen_durable.pg.installed_version import InstalledSchema, read_installed
 from gen_durable.pg.migrate import check, library_version, migrate, script
 from gen_durable.starts import Start
 from gen_durable.store.schema import Schema
@@ -36,7 +36,7 @@ async def test_migrate_is_idempotent(dsn: str, bare_schema: str) -> None:
     """The first call applies every version, the second none, and the data stays."""
     schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
     try:
-        assert await read_installed(link, schema) == Installed()
+        assert await read_installed(link, schema) == InstalledSchema()
         with pytest.raises(SchemaMissing, match="migrate"):
             await check(link, schema)
         assert await migrate(link, schema) == [library_version(schema)]

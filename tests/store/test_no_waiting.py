@@ -212,7 +212,10 @@ def test_what_is_held_is_passed_over(store: Store, other: Store, name: str) -> N
 
 PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
     "flush": (ROW.format(1), lambda s: s.calls.flush([Commit(1, 1, 0, "done", value="1")])),
-    "lock_and_allocate_ids": (ROW.format(1), lambda s: s.calls.lock_and_allocate_ids(Commit(1, 1, 0, "children"), 2)),
+    "lock_parent_and_allocate_ids": (
+        ROW.format(1),
+        lambda s: s.calls.lock_parent_and_allocate_ids(Commit(1, 1, 0, "children"), 2),
+    ),
     "start_instances": (
         instance(90, unique_key=b"taken", unique_scope="{runnable}"),
         lambda s: s.calls.start_instances(Commit(1, 1, 0, "children"), json.dumps([child("taken", id=91)])),
@@ -245,10 +248,10 @@ def test_who_waits_gives_up_in_the_end(store: Store, other: Store, dsn: str, nam
 def test_a_reserved_parent_stays_locked(store: Store, other: Store) -> None:
     """Until its children and its outcome are committed nobody takes its claim."""
     store.given(executing(1))
-    assert other.run(other.calls.lock_and_allocate_ids(Commit(1, 1, 0, "children"), 2)) == [101, 102]
+    assert other.run(other.calls.lock_parent_and_allocate_ids(Commit(1, 1, 0, "children"), 2)) == [101, 102]
     assert store.run(store.calls.unlocked_ids([1])) == set()
     for stale in (Commit(1, 2, 0, "children"), Commit(1, 1, 1, "children")):
-        assert other.run(other.calls.lock_and_allocate_ids(stale, 2)) is None
+        assert other.run(other.calls.lock_parent_and_allocate_ids(stale, 2)) is None
 
 
 def test_a_row_that_is_being_inserted_under_a_key_is_waited_for(store: Store) -> None:

@@ -37,7 +37,7 @@ def test_of_one_insert_only_the_first_of_a_key_is_to_be_picked(store: Store) -> 
     )
     assert blocked(store) == [101, 106]
     assert [claim.id for claim in store.pick().claims] == [102, 104, 105]
-    assert store.flush(Commit(102, 1, 0, "done")).wakeups.queues == {"default"}
+    assert store.flush(Commit(102, 1, 0, "done")).follow_ups.queues == {"default"}
     assert [claim.id for claim in store.pick().claims] == [101]
 
 
@@ -70,7 +70,7 @@ def test_with_unique_keys_all_come_into_the_index(store: Store) -> None:
 def test_an_outcome_hands_the_key_over(store: Store, outcome: Commit, next_in_line: int) -> None:
     """However the holder leaves: the first of the key runs next."""
     store.given(executing(1, partition_key="k") + waiting(2) + waiting(3))
-    assert store.flush(outcome).wakeups.queues >= {"default"}
+    assert store.flush(outcome).follow_ups.queues >= {"default"}
     claims = [claim for claim in store.pick().claims if claim.partition_key == "k"]
     assert [claim.id for claim in claims] == [next_in_line]
 
@@ -78,7 +78,7 @@ def test_an_outcome_hands_the_key_over(store: Store, outcome: Commit, next_in_li
 def test_a_held_step_keeps_the_key(store: Store) -> None:
     """Running ahead does not let others of the key in between."""
     store.given(executing(1, partition_key="k") + waiting(2))
-    assert store.flush(Commit(1, 1, 0, "continue", step="t")).wakeups.queues == set()
+    assert store.flush(Commit(1, 1, 0, "continue", step="t")).follow_ups.queues == set()
     assert store.pick().claims == []
     assert blocked(store) == [2]
 
@@ -105,14 +105,14 @@ def test_the_reaper_hands_the_key_of_a_failed_row_over(store: Store) -> None:
     store.run(store.calls.reap(10, None))
     assert [claim.id for claim in store.pick().claims] == [1]
     store.given("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 1")
-    assert store.run(store.calls.reap(10, 1)).wakeups.queues == {"default"}
+    assert store.run(store.calls.reap(10, 1)).follow_ups.queues == {"default"}
     assert [claim.id for claim in store.pick().claims] == [2]
 
 
 def test_the_head_may_be_in_another_queue(store: Store) -> None:
     """The commit names the queue of the row that is next; and so does a pick that finds a row before its own."""
     store.given(executing(1, partition_key="k") + waiting(2, queue="other"))
-    assert store.flush(Commit(1, 1, 0, "done")).wakeups.queues == {"other"}
+    assert store.flush(Commit(1, 1, 0, "done")).follow_ups.queues == {"other"}
     store.given("delete from @schema.instances;" + waiting(3, queue="other") + instance(4, partition_key="k"))
     picked = store.pick()
     assert (picked.claims, picked.woken) == ([], {"other"})

@@ -127,7 +127,7 @@ def test_one_of_a_partition_key_runs(store: Store) -> None:
     picked = store.pick()
     assert (picked.claims, picked.unmet[0].contended) == ([], 0)  # they are not even looked at
     assert [store.row(i)["blocked_on"] for i in (2, 3)] == ["partition/k"] * 2
-    assert store.flush(Commit(1, 1, 0, "done")).wakeups.queues == {"default"}
+    assert store.flush(Commit(1, 1, 0, "done")).follow_ups.queues == {"default"}
     assert ids(store) == [2]
 
 

@@ -208,7 +208,7 @@ WORKS = {
         frozenset({UNIQUE, PKEY}),
         6,
     ),
-    "finished_of": Work(lambda s: s.calls.finished_of(HELD), frozenset({PKEY}), 2),
+    "ends_of": Work(lambda s: s.calls.ends_of(HELD), frozenset({PKEY}), 2),
     "get by key": Work(lambda s: s.calls.get(None, b"p7"), frozenset({PKEY, UNIQUE}), 1),
     "page of children": Work(
         lambda s: s.calls.children(900_000, HELD[-1], BATCH), frozenset({PKEY, "instances_parent"}), 2

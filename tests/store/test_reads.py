@@ -6,7 +6,7 @@ from tests.support.rows import LIVE, ended, executing, instance, parked, seconds
 from tests.support.store import Store
 
 from gen_durable.instances import Status
-from gen_durable.store.types import FinishedInstance, UnknownStep
+from gen_durable.store.types import EndedInstance, UnknownStep
 
 
 def test_get_by_id(store: Store) -> None:
@@ -43,11 +43,11 @@ def test_get_by_key(store: Store) -> None:
 def test_watch(store: Store) -> None:
     """Those that have ended are told with their result or reason, unknown ones as such, live ones not at all."""
     store.given(instance(1) + ended(2, result="7") + ended(3, status="failed", last_error="no"))
-    found = store.run(store.calls.finished_of([1, 2, 3, 99]))
+    found = store.run(store.calls.ends_of([1, 2, 3, 99]))
     assert sorted(found, key=lambda w: w.id) == [
-        FinishedInstance(2, Status.DONE, "7", None),
-        FinishedInstance(3, Status.FAILED, None, "no"),
-        FinishedInstance(99, None, None, None),
+        EndedInstance(2, Status.DONE, "7", None),
+        EndedInstance(3, Status.FAILED, None, "no"),
+        EndedInstance(99, None, None, None),
     ]
 
 

@@ -9,7 +9,7 @@ from tests.support.rows import LIVE, ended, executing, instance, parent, parked,
 from tests.support.store import Store
 
 from gen_durable.instances import Status
-from gen_durable.store.admin import DeletedInstance, RetriedInstance
+from gen_durable.store.admin import DeleteResult, RetryResult
 from gen_durable.store.types import Commit
 
 ENDS = ["done", "failed", "cancelled"]
@@ -19,9 +19,7 @@ ENDS = ["done", "failed", "cancelled"]
 def test_remove(store: Store, status: str) -> None:
     """An ended instance goes, with its signals."""
     store.given(ended(1, status=status) + signal(7, 1) + ended(2))
-    assert store.run(store.reads.delete_instance(1, None)) == DeletedInstance(
-        1, Status(status), deleted=True, parent=None
-    )
+    assert store.run(store.reads.delete_instance(1, None)) == DeleteResult(1, Status(status), deleted=True, parent=None)
     assert [row["id"] for row in store.rows()] == [2]
     assert store.inbox() == []
     assert store.run(store.reads.delete_instance(1, None)) is None
@@ -37,16 +35,14 @@ def test_remove_refuses(store: Store) -> None:
         refused = store.run(store.reads.delete_instance(id_, None))
         assert refused is not None
         assert not refused.deleted
-    assert store.run(store.reads.delete_instance(5, None)) == DeletedInstance(5, Status.DONE, deleted=False, parent=4)
+    assert store.run(store.reads.delete_instance(5, None)) == DeleteResult(5, Status.DONE, deleted=False, parent=4)
     assert len(store.rows()) == 6
 
 
 def test_remove_by_key(store: Store) -> None:
     """A key that is held beyond the end names an ended instance."""
     store.given(ended(1, unique_key=b"k", unique_scope="{runnable,done}"))
-    assert store.run(store.reads.delete_instance(None, b"k")) == DeletedInstance(
-        1, Status.DONE, deleted=True, parent=None
-    )
+    assert store.run(store.reads.delete_instance(None, b"k")) == DeleteResult(1, Status.DONE, deleted=True, parent=None)
     assert store.run(store.reads.delete_instance(None, b"k")) is None
 
 
@@ -54,7 +50,7 @@ def test_remove_by_key(store: Store) -> None:
 def test_retry(store: Store, status: str) -> None:
     """It runs again at the step it ended in; its error stays until it progresses; an old claim is stale."""
     store.given(ended(1, status=status, attempt=3, crashes=2, claims=5, seq=4, last_error="no", state="[1]", queue="q"))
-    assert store.run(store.reads.retry(1, None)) == RetriedInstance(1, Status(status), "q")
+    assert store.run(store.reads.retry(1, None)) == RetryResult(1, Status(status), "q")
     row = store.row(1)
     assert (row["status"], row["step"], row["attempt"], row["crashes"], row["claims"], row["seq"]) == (
         "runnable", "s", 0, 0, 6, 4,
@@ -74,7 +70,7 @@ def test_retry_refuses(store: Store) -> None:
     )
     before = [dict(row) for row in store.rows()]
     for row in before:
-        assert store.run(store.reads.retry(row["id"], None)) == RetriedInstance(row["id"], Status(row["status"]), None)
+        assert store.run(store.reads.retry(row["id"], None)) == RetryResult(row["id"], Status(row["status"]), None)
     assert [dict(row) for row in store.rows()] == before
     assert store.run(store.reads.retry(99, None)) is None
 
@@ -87,7 +83,7 @@ def test_retry_takes_no_key_again(store: Store) -> None:
     )  # fmt: skip
     store.run(store.reads.retry(1, None))
     assert store.row(1)["unique_guard"] is None
-    assert store.run(store.reads.retry(None, b"j")) == RetriedInstance(3, Status.FAILED, "default")
+    assert store.run(store.reads.retry(None, b"j")) == RetryResult(3, Status.FAILED, "default")
     assert store.row(3)["unique_guard"] == b"j"
 
 

@@ -26,7 +26,7 @@ _STEERING = re.compile(
     r"|\binto (ids|head_due_at|crowded_keys|found_rows, denied(_by_limits)?|gate|gates|locked_gates|old|policy)\b"
     r"|\binto (target_ids|live_ids, statuses|requested, check_cancels|marked)\b"
     r"|^(parent_ids|hidden_queues|listed_ids) := array"
-    r"|^cascade_due :=|^select\s+array_agg\(\S+gate_key"
+    r"|^cascade_due :=|^select\s+array_agg\(\S+key_of_gate"
     r"|^(gates_to_unblock := array|is_lost :=|woken := woken\s+\|\| \S+unblock_slots)|^perform \S+resolve_limit_keys"
 )
 _HEADERS = {"if": "then", "elsif": "then", "while": "loop", "for": "loop", "declare": "begin"}

@@ -25,7 +25,7 @@ import pytest
 from gen_durable import Durable, Handle, Instance, Worker, job
 from gen_durable.core.services import services_of
 from gen_durable.store.statements import Statement
-from gen_durable.store.types import Claim, Commit, Flushed, Reclaimed
+from gen_durable.store.types import Claim, Commit, FlushResult, ReapedClaim
 
 SOON = timedelta(seconds=15)
 BRIEF: dict[str, Any] = {
@@ -57,7 +57,7 @@ class Engine:
             )
         ).claims
 
-    async def complete(self, claim: Claim, result: str) -> Flushed:
+    async def complete(self, claim: Claim, result: str) -> FlushResult:
         commit = Commit(claim.id, claim.epoch, claim.seq, "done", value=result, parent=claim.parent_id)
         return await services_of(self.app).pool.run(services_of(self.app).statements.flush([commit]))
 
@@ -67,7 +67,7 @@ class Engine:
             services_of(self.app).statements.heartbeat([(claim.id, claim.epoch)], lease)
         )
 
-    async def reclaim(self, max_crashes: int | None = None) -> list[Reclaimed]:
+    async def reclaim(self, max_crashes: int | None = None) -> list[ReapedClaim]:
         return (await services_of(self.app).pool.run(services_of(self.app).statements.reap(100, max_crashes))).claims
 
     async def sql(self, text: str, *args: object) -> list[Any]:

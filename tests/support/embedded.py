@@ -21,7 +21,7 @@ import pytest
 
 from gen_durable import embedded
 from gen_durable.embedded import binaries, layout, locks, postmaster
-from gen_durable.embedded import server_user as embedded_user
+from gen_durable.embedded import user_process as embedded_user
 from gen_durable.embedded.account import Account
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from gen_durable import (
 )
 from gen_durable.core.services import services_of
 from gen_durable.instances import Ending
-from gen_durable.store.types import Claim, Commit, Flushed, Reclaimed
+from gen_durable.store.types import Claim, Commit, FlushResult, ReapedClaim
 from gen_durable.telemetry import Event
 
 E = TypeVar("E", bound=Event)
@@ -234,11 +234,11 @@ class Engine:
         )
         return picked.claims
 
-    async def reap(self, max_crashes: int | None = None) -> list[Reclaimed]:
+    async def reap(self, max_crashes: int | None = None) -> list[ReapedClaim]:
         """Take back claims whose lease has run out."""
         return (await services_of(self.app).pool.run(services_of(self.app).statements.reap(1000, max_crashes))).claims
 
-    async def flush(self, *commits: Commit) -> Flushed:
+    async def flush(self, *commits: Commit) -> FlushResult:
         """Commit outcomes made by hand."""
         return await services_of(self.app).pool.run(
             services_of(self.app).statements.flush(sorted(commits, key=lambda commit: commit.id))

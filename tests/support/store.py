@@ -14,7 +14,7 @@ from gen_durable.starts import Start
 from gen_durable.store.admin import AdminStatements
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement, Statements
-from gen_durable.store.types import Commit, Flushed, Inserted, OutgoingSignal, Picked
+from gen_durable.store.types import Commit, FlushResult, InsertResult, OutgoingSignal, PickResult
 
 T = TypeVar("T")
 
@@ -43,13 +43,13 @@ class Store:
         """Rows to begin with (see `support.rows`)."""
         self._runner.run(self._link.run_script(self.schema.render(text)))
 
-    def insert(self, *starts: Start[Any], on_conflict: str = "raise") -> list[Inserted]:
+    def insert(self, *starts: Start[Any], on_conflict: str = "raise") -> list[InsertResult]:
         return self.run(self.calls.insert(starts, on_conflict))
 
-    def pick(self, demand: int = 10, worker: str = "w", **queues: int) -> Picked:
+    def pick(self, demand: int = 10, worker: str = "w", **queues: int) -> PickResult:
         return self.run(self.calls.pick(worker, queues or {"default": demand}, KNOWN, 60))
 
-    def flush(self, *commits: Commit) -> Flushed:
+    def flush(self, *commits: Commit) -> FlushResult:
         return self.run(self.calls.flush(commits))
 
     def signal(self, *deliveries: OutgoingSignal) -> list[tuple[int | None, str, str | None]]:

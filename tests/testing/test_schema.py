@@ -37,7 +37,7 @@ async def test_a_harness_refuses_a_schema_that_was_not_made_for_tests(gen_durabl
     with pytest.raises(ConfigError, match=f"Schema '{schema}' was not created for tests"):
         async with Harness(app):
             pass
-    assert await services_of(app).ensure_open(), "what the harness opened, it closed"
+    assert await services_of(app).open_if_closed(), "what the harness opened, it closed"
     await app.close()
 
 

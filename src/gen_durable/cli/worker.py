@@ -21,7 +21,7 @@ import typer
 
 from gen_durable.cli.console import fail, report_errors
 from gen_durable.cli.import_object import load
-from gen_durable.cli.supervise import supervise
+from gen_durable.cli.process_supervisor import supervise
 from gen_durable.durations import parse_duration
 from gen_durable.errors import ConfigError, GenDurableError
 from gen_durable.worker import Worker

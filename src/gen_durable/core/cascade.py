@@ -15,7 +15,7 @@ from gen_durable.backoff import Pauses
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Wakeups
+from gen_durable.store.types import FollowUps
 
 log = logging.getLogger("gen_durable.cascade")
 BATCH: Final = 1000
@@ -24,11 +24,11 @@ LONGEST_PAUSE: Final = 0.5
 MAX_EMPTY_BATCHES: Final = 10
 
 
-class Publisher(Protocol):
+class Dispatcher(Protocol):
     """The part of the notifier that the cascader calls."""
 
-    def publish(self, wakeups: Wakeups) -> None:
-        """Send what a transaction made ready."""
+    def dispatch(self, follow_ups: FollowUps) -> None:
+        """Act on the follow-ups of a transaction."""
         ...
 
 
@@ -42,28 +42,28 @@ class CascadeCount(NamedTuple):
 class Cascader:
     """Cancels children for one `Durable`."""
 
-    __slots__ = ("_publisher", "_statement_runner", "_statements", "_tasks")
+    __slots__ = ("_dispatcher", "_statement_runner", "_statements", "_tasks")
 
-    def __init__(self, statement_runner: StatementRunner, statements: Statements, publisher: Publisher) -> None:
+    def __init__(self, statement_runner: StatementRunner, statements: Statements, dispatcher: Dispatcher) -> None:
         self._statement_runner = statement_runner
         self._statements = statements
-        self._publisher = publisher
+        self._dispatcher = dispatcher
         self._tasks: dict[int | None, asyncio.Task[None]] = {}
 
-    def start(self, parent: int | None) -> None:
-        """Cancel the children of an instance, or (None) of any, in the background; at most one task per parent."""
-        if parent not in self._tasks:
+    def start(self, origin: int | None) -> None:
+        """Cancel the descendants of `origin`, or (None) of any, in the background; at most one task per origin."""
+        if origin not in self._tasks:
             loop = asyncio.get_running_loop()
-            self._tasks[parent] = loop.create_task(self._run_in_background(parent), name="gen_durable cascade")
+            self._tasks[origin] = loop.create_task(self._run_in_background(origin), name="gen_durable cascade")
 
-    async def run(self, parent: int | None) -> CascadeCount:
-        """Cancel the descendants of an instance, or (None) of any, until none is left that can be locked."""
+    async def run(self, origin: int | None) -> CascadeCount:
+        """Cancel the descendants of `origin`, or (None) of any, until none is left that can be locked."""
         ended = requested = 0
         pauses, empty_batches_left = Pauses(FIRST_PAUSE, LONGEST_PAUSE), MAX_EMPTY_BATCHES
         try:
             while True:
-                batch = await self._statement_runner.run(self._statements.cascade(BATCH, parent), "cancel", safe=True)
-                self._publisher.publish(batch.wakeups)
+                batch = await self._statement_runner.run(self._statements.cascade(BATCH, origin), "cancel", safe=True)
+                self._dispatcher.dispatch(batch.follow_ups)
                 ended, requested = ended + batch.ended, requested + batch.requested
                 if not batch.more:
                     return CascadeCount(ended, requested)
@@ -76,8 +76,8 @@ class Cascader:
                     break
                 await asyncio.sleep(pauses.next())
         except (DatabaseRefused, DatabaseUnavailable) as error:
-            log.warning("cascade of instance %s interrupted (%s)", parent, error)
-        log.info("cascade of instance %s: the remaining children are left to the reaper of a worker", parent)
+            log.warning("cascade of instance %s interrupted (%s)", origin, error)
+        log.info("cascade of instance %s: the remaining children are left to the reaper of a worker", origin)
         return CascadeCount(ended, requested)
 
     async def close(self) -> None:
@@ -87,8 +87,8 @@ class Cascader:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run_in_background(self, parent: int | None) -> None:
+    async def _run_in_background(self, origin: int | None) -> None:
         try:
-            await self.run(parent)
+            await self.run(origin)
         finally:
-            del self._tasks[parent]
+            del self._tasks[origin]

@@ -16,11 +16,11 @@ import msgspec
 
 from gen_durable.backoff import Pauses
 from gen_durable.encryption import ERROR, RESULT, STATE, PayloadEncryption, signal_field
-from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.statements import Statement, Statements
-from gen_durable.store.types import Claim, Commit, Inserted, OutgoingSignal
+from gen_durable.store.types import Claim, Commit, InsertResult, OutgoingSignal
 
 CHUNK: Final = 100
 FIRST_PAUSE: Final = 0.02
@@ -102,14 +102,14 @@ class ClaimEncryption:
             except ConnectionLost:
                 pass
             except SqlError as error:
-                if classify(error) is Fault.REFUSED:
+                if classify(error) is FaultKind.REFUSED:
                     raise to_error(error, "allocate_ids", self._statements.schema.name) from None
             await asyncio.sleep(pauses.next())
 
 
 def encrypted_insert(
-    statements: Statements, statement: Statement[list[Inserted]], ids: list[int], encryption: PayloadEncryption
-) -> Statement[list[Inserted]]:
+    statements: Statements, statement: Statement[list[InsertResult]], ids: list[int], encryption: PayloadEncryption
+) -> Statement[list[InsertResult]]:
     """An insert with its states encrypted for the ids that were allocated."""
     states = cast("list[Any]", statement.args[3])
     encrypted = [encryption.encrypt(state, instance, STATE) for instance, state in zip(ids, states, strict=True)]

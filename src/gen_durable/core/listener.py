@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import Any, Final, Protocol
 
-from gen_durable.core.background import BackgroundTask
+from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.messages import Message, decode
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost

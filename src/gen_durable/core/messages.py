@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
 
-from gen_durable.store.types import Wakeups
+from gen_durable.store.types import FollowUps
 
 log = logging.getLogger("gen_durable.notifier")
 QUEUE: Final = "queue"
@@ -28,9 +28,9 @@ class QueueReady:
 
 @dataclass(frozen=True, slots=True)
 class CancelChildren:
-    """Cancel the listed children of `parent`; None stands for any parent."""
+    """Cancel the descendants of `origin` that are listed in `cascades`; None stands for any origin."""
 
-    parent: int | None
+    origin: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ def encode(message: Message) -> str:
     match message:
         case QueueReady(queue):
             return f"{QUEUE}:{queue}"
-        case CancelChildren(parent):
-            return f"{CANCEL_CHILDREN}:{'' if parent is None else parent}"
+        case CancelChildren(origin):
+            return f"{CANCEL_CHILDREN}:{'' if origin is None else origin}"
         case CheckCancels(worker):
             return f"{CHECK_CANCELS}:{worker}"
         case _:
@@ -72,11 +72,11 @@ def decode(payload: str) -> Message | None:
     return None
 
 
-def messages_of(wakeups: Wakeups) -> Iterator[Message]:
-    """The messages that wake-ups stand for."""
-    for queue in wakeups.queues:
+def messages_of(follow_ups: FollowUps) -> Iterator[Message]:
+    """The messages that follow-ups stand for."""
+    for queue in follow_ups.queues:
         yield QueueReady(queue)
-    for parent in wakeups.cancel_children:
-        yield CancelChildren(parent)
-    for worker in wakeups.check_cancels:
+    for origin in follow_ups.cancel_children:
+        yield CancelChildren(origin)
+    for worker in follow_ups.check_cancels:
         yield CheckCancels(worker)

@@ -20,7 +20,7 @@ from gen_durable.pg.connection import Target
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Wakeups
+from gen_durable.store.types import FollowUps
 
 log = logging.getLogger("gen_durable.notifier")
 FULL_PICK_INTERVAL: Final = 0.5
@@ -43,7 +43,7 @@ class WorkerEndpoint(Protocol):
         """Pick from every queue now."""
         ...
 
-    def check_cancels(self) -> None:
+    def apply_pending_cancels(self) -> None:
         """Read the cancel requests of the rows that the worker runs."""
         ...
 
@@ -88,26 +88,26 @@ class Notifier:
         if self._wake_here(queue) < count:
             self._send(QueueReady(queue))
 
-    def wake_all(self, queues: Iterable[str]) -> None:
+    def wake_queues(self, queues: Iterable[str]) -> None:
         """Some rows became runnable in each of these queues."""
         for queue in queues:
             self.wake(queue)
 
-    def cancel_children(self, parent: int | None) -> None:
-        """Cancel the listed children of an instance, or (None) of any, in the background."""
-        self.cascader.start(parent)
+    def cancel_children(self, origin: int | None) -> None:
+        """Cancel the listed descendants of `origin`, or (None) of any, in the background."""
+        self.cascader.start(origin)
 
-    def publish(self, wakeups: Wakeups) -> None:
-        """Send what a transaction made ready."""
-        for message in messages_of(wakeups):
+    def dispatch(self, follow_ups: FollowUps) -> None:
+        """Act on the follow-ups of a transaction: here where this process can, else by messages to others."""
+        for message in messages_of(follow_ups):
             match message:
                 case QueueReady(queue):
                     self.wake(queue)
-                case CancelChildren(parent):
-                    self.cancel_children(parent)
+                case CancelChildren(origin):
+                    self.cancel_children(origin)
                 case CheckCancels(worker):
                     if worker in self._workers:
-                        self._workers[worker].check_cancels()
+                        self._workers[worker].apply_pending_cancels()
                     else:
                         self._send(message)
                 case _:
@@ -118,11 +118,11 @@ class Notifier:
         match message:
             case QueueReady(queue):
                 self._wake_here(queue)
-            case CancelChildren(parent):
-                self.cancel_children(parent)
+            case CancelChildren(origin):
+                self.cancel_children(origin)
             case CheckCancels(name):
                 if name in self._workers:
-                    self._workers[name].check_cancels()
+                    self._workers[name].apply_pending_cancels()
             case _:
                 assert_never(message)
 
@@ -134,7 +134,7 @@ class Notifier:
     def recover_missed(self) -> None:
         """Wake everything: messages may have been missed."""
         for worker in self._workers.values():
-            worker.check_cancels()
+            worker.apply_pending_cancels()
             worker.wake_all()
 
     def notify_full_pick(self, queue: str) -> None:

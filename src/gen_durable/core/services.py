@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gen_durable.core.completions import CompletionWatcher
+from gen_durable.core.completion_watcher import CompletionWatcher
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.database import Database
@@ -92,7 +92,7 @@ class Services:
         if not self.is_open:
             raise ConfigError("this Durable is not open: use `async with Durable(...) as app:` or await app.open()")
 
-    async def ensure_open(self) -> bool:
+    async def open_if_closed(self) -> bool:
         """Open unless open already; returns whether this call opened it."""
         if self.is_open:
             return False

@@ -39,7 +39,7 @@ from gen_durable.errors import EmbeddedUnavailable
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from gen_durable.embedded.server_user import ServerUser
+    from gen_durable.embedded.user_process import UserProcess
 
 __all__ = ["EmbeddedServer", "release", "start"]
 
@@ -56,7 +56,7 @@ class EmbeddedServer:
     directory: Path
     """The directory of the data. Delete it while no process uses it to start afresh."""
 
-    _user: ServerUser = field(repr=False, compare=False)
+    _user: UserProcess = field(repr=False, compare=False)
 
     @property
     def notice(self) -> str:
@@ -91,13 +91,13 @@ def start(directory: Path | None = None) -> EmbeddedServer:
     if sys.platform == "win32":
         raise EmbeddedUnavailable("The embedded server runs on Linux and macOS only. Pass a DSN or set DATABASE_URL.")
     # Imported late: these need fcntl, which Windows lacks, and users there get the error above.
-    from gen_durable.embedded import address, binaries, server_user
+    from gen_durable.embedded import address, binaries, user_process
     from gen_durable.embedded.layout import prepare
 
     found = binaries.find()
     layout = prepare(Path.cwd() / ".gen_durable" if directory is None else directory)
     dsn = f"postgresql://postgres@/postgres?host={address.publish(layout)}&port={address.PORT}"
-    server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=server_user.join(layout, found))
+    server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=user_process.join(layout, found))
     logger.info("%s", server.notice)
     return server
 

@@ -21,16 +21,16 @@ from typing import Final, assert_never
 import msgspec
 
 from gen_durable.config import WorkerOptions
-from gen_durable.core.completions import CompletionWatcher
+from gen_durable.core.completion_watcher import CompletionWatcher
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.claims import ClaimTable
+from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.outcome_encoder import EncodedOutcome, advance
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
-from gen_durable.engine.transactional import TransactionalExecutor
+from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, OutcomeRejected
 from gen_durable.instances import Status
 from gen_durable.pg.faults import loggable
@@ -130,7 +130,7 @@ class ClaimRunner:
                 started = time.perf_counter()
                 self._advance(active, encoded)
         except (UndecodableState, LeaseLost) as error:
-            self._give_up(active, error)
+            self._end_without_outcome(active, error)
         except asyncio.CancelledError:
             if active.cancel_reason is None or not active.in_step:
                 raise
@@ -151,7 +151,7 @@ class ClaimRunner:
         match result:
             case CommitResult.COMMITTED:
                 self._claims.remove(active)
-                self._report_commit(active, encoded)
+                self._notify_after_commit(active, encoded)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
             case CommitResult.STALE:
@@ -169,7 +169,7 @@ class ClaimRunner:
             case _:
                 assert_never(result)
 
-    def _report_commit(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
+    def _notify_after_commit(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
         claim, commit = active.claim, encoded.commit
         match commit.kind:
@@ -202,7 +202,7 @@ class ClaimRunner:
             encoded, result = await self._transactional.execute(active)
         except StepRaised as raised:
             took = time.perf_counter() - started
-            encoded = await self._executor.answer_error(active.claim, active.entry, raised.error)
+            encoded = await self._executor.answer_error_after_step(active.claim, active.entry, raised.error)
             encoded.commit.began, encoded.commit.took = started, took
             await self._commit_claim_end(active, encoded, took)
         else:
@@ -228,7 +228,7 @@ class ClaimRunner:
         too, the instance fails.
         """
         claim, entry = active.claim, active.entry
-        encoded = await self._executor.answer_error(claim, entry, rejected)
+        encoded = await self._executor.answer_error_after_step(claim, entry, rejected)
         encoded.commit.began, encoded.commit.took = former.began, former.took
         try:
             result = await self._committer.commit(encoded.commit)
@@ -249,7 +249,7 @@ class ClaimRunner:
         active.entry = self._registry.get(claim.machine, claim.version, claim.step)
         active.in_thread = not active.entry.spec.is_async
 
-    def _give_up(self, active: ActiveClaim, error: UndecodableState | LeaseLost) -> None:
+    def _end_without_outcome(self, active: ActiveClaim, error: UndecodableState | LeaseLost) -> None:
         """End a claim without an outcome."""
         claim = active.claim
         match error:

@@ -18,12 +18,12 @@ from typing import Final, Protocol, assert_never
 
 from gen_durable.backoff import Pauses
 from gen_durable.core.notifier import Notifier
-from gen_durable.engine.fanout import commit_in_transaction
+from gen_durable.engine.fanout import flush_in_transaction
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sqlstate
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, sqlstate
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Commit, Flushed
+from gen_durable.store.types import Commit, FlushResult
 
 log = logging.getLogger("gen_durable.committer")
 FIRST_PAUSE: Final = 0.01
@@ -143,7 +143,7 @@ class Committer:
                 tasks.add(self._task)
             await asyncio.wait(tasks)
 
-    async def close(self) -> None:
+    async def cancel_flushes(self) -> None:
         """Cancel flushes that the database has not answered in time."""
         tasks = [t for t in (self._task, *self._aside) if t is not None]
         for task in tasks:
@@ -173,14 +173,14 @@ class Committer:
             try:
                 flushed = await self._send([commit for commit, _ in batch], connection)
             except (ConnectionLost, SqlError) as error:
-                match Fault.GONE if isinstance(error, ConnectionLost) else classify(error):
-                    case Fault.REFUSED if len(batch) == 1:
+                match FaultKind.GONE if isinstance(error, ConnectionLost) else classify(error):
+                    case FaultKind.REFUSED if len(batch) == 1:
                         return _reject(batch[0], error)
-                    case Fault.REFUSED:
+                    case FaultKind.REFUSED:
                         return await self._write_halves(batch, connection)
-                    case Fault.BLOCKED if connection is self._connection:
+                    case FaultKind.LOCK_TIMED_OUT if connection is self._connection:
                         return await self._set_locked_aside(batch)
-                    case Fault.BLOCKED | Fault.GONE | Fault.BUSY:
+                    case FaultKind.LOCK_TIMED_OUT | FaultKind.GONE | FaultKind.BUSY:
                         failures += 1
                     case fault:
                         assert_never(fault)
@@ -191,21 +191,21 @@ class Committer:
             pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
             await asyncio.sleep(pauses.next())
 
-    async def _send(self, commits: list[Commit], connection: PersistentConnection) -> Flushed:
+    async def _send(self, commits: list[Commit], connection: PersistentConnection) -> FlushResult:
         if commits[0].many_children is not None:
             work = functools.partial(
-                commit_in_transaction, statements=self._statements, commit=commits[0], worker=self._worker
+                flush_in_transaction, statements=self._statements, commit=commits[0], worker=self._worker
             )
             return await connection.run_in_transaction(work)
         return await connection.run(self._statements.flush(commits, self._worker, time.perf_counter()))
 
-    def _answer(self, batch: list[_Entry], flushed: Flushed) -> None:
+    def _answer(self, batch: list[_Entry], flushed: FlushResult) -> None:
         stale, cancelled = flushed.stale, flushed.cancel_requested
         for commit, receiver in batch:
             receiver.receive_result(
                 STALE if commit.id in stale else CANCEL_REQUESTED if commit.id in cancelled else COMMITTED
             )
-        notify(self._notifier, flushed)
+        dispatch_follow_ups(self._notifier, flushed)
 
     async def _write_halves(self, batch: list[_Entry], connection: PersistentConnection) -> None:
         middle = len(batch) // 2
@@ -243,13 +243,13 @@ class Committer:
         task.add_done_callback(self._aside.discard)
 
 
-def notify(notifier: Notifier, flushed: Flushed) -> None:
-    """Publish what a flush made runnable."""
-    if flushed.already:
+def dispatch_follow_ups(notifier: Notifier, flushed: FlushResult) -> None:
+    """Wake what a flush made runnable, and start the cascades it began."""
+    if flushed.already_committed:
         # An earlier try committed some of it, and its answer, which named the queues, is lost: wake every queue.
         notifier.wake_workers()
-    elif flushed.wakeups:
-        notifier.publish(flushed.wakeups)
+    elif flushed.follow_ups:
+        notifier.dispatch(flushed.follow_ups)
 
 
 def _reject(entry: _Entry, error: Exception) -> None:

@@ -68,7 +68,7 @@ class DeadLetterHook:
         while self._waiting:
             instance_id = self._waiting.pop(0)
             try:
-                found = await self._pool.run_safely(self._statements.get(instance_id, None))
+                found = await self._pool.run_idempotent(self._statements.get(instance_id, None))
             except (ConnectionLost, SqlError) as error:
                 log.error("on_dead_letter: instance %d could not be read (%s)", instance_id, type(error).__name__)
                 continue

@@ -99,8 +99,8 @@ class Executor:
             if entry.is_job:
                 returned = Done(returned)
             encoded = encode_outcome(claim, entry.spec, ctx, returned, may_continue=may_continue)
-            if encoded.rest is not None:
-                await _in_time(self._encode_rest(encoded, entry.spec), entry.spec)
+            if encoded.remaining_children is not None:
+                await _in_time(self._encode_remaining_children(encoded, entry.spec), entry.spec)
             return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.is_interrupted:
@@ -115,7 +115,7 @@ class Executor:
             error = StepCancelled(f"step {entry.spec.label} raised {describe(raised)}, which does not end a worker")
         if transaction is not None:
             raise StepRaised(error) from error
-        return await self.run_on_error(claim, entry, ctx, error, may_continue=may_continue)
+        return await self.answer_error(claim, entry, ctx, error, may_continue=may_continue)
 
     def _decode(self, claim: Claim, entry: Entry) -> object:
         try:
@@ -127,9 +127,9 @@ class Executor:
         except Exception as error:
             raise UndecodableState(describe(error)) from error
 
-    async def answer_error(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
+    async def answer_error_after_step(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
         """Run `on_error` for an error found after the step: a refused outcome, or a transaction rolled back."""
-        return await self.run_on_error(claim, entry, self._context(claim, entry.spec), error, may_continue=False)
+        return await self.answer_error(claim, entry, self._context(claim, entry.spec), error, may_continue=False)
 
     async def encode_failure(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
         """A `Fail` for an instance whose `on_error` answer was refused too, with a reason that can be stored."""
@@ -146,7 +146,7 @@ class Executor:
         encoded = encode_outcome(claim, entry.spec, ctx, Fail(clean_error(reason)), may_continue=False)
         return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
 
-    async def run_on_error(
+    async def answer_error(
         self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         """Answer an error of a step: by `on_error` of its machine, or by the retry policy of its job."""
@@ -164,8 +164,8 @@ class Executor:
                 if inspect.isawaitable(answer):
                     answer = await answer
             encoded = encode_outcome(claim, entry.spec, ctx, answer, may_continue=may_continue, error=error)
-            if encoded.rest is not None:
-                await self._encode_rest(encoded, entry.spec)
+            if encoded.remaining_children is not None:
+                await self._encode_remaining_children(encoded, entry.spec)
             return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.is_interrupted:
@@ -201,7 +201,7 @@ class Executor:
             raised = error
         except BaseException as error:
             raised = error
-        # The kind of the error, as in run_on_error.
+        # The kind of the error, as in answer_error.
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(raised).__name__)
         return clean_error(f"{reason} (and then on_cancel raised {describe(raised)})")
 
@@ -233,7 +233,7 @@ class Executor:
             transaction,
         )
 
-    async def _encode_rest(self, encoded: EncodedOutcome, spec: StepSpec) -> None:
+    async def _encode_remaining_children(self, encoded: EncodedOutcome, spec: StepSpec) -> None:
         """Encode the rest of many children chunk by chunk, on the loop or in a thread, wherever the step itself ran."""
         more = True
         while more:

@@ -15,28 +15,30 @@ from gen_durable.encryption import PayloadEncryption
 from gen_durable.pg.connection import RunStatement
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Commit, Flushed
+from gen_durable.store.types import Commit, FlushResult
 
 INSERT_BATCH: Final = 1000
 PAGE: Final = 1000
 
 
-async def commit_in_transaction(
+async def flush_in_transaction(
     run: RunStatement, *, statements: Statements, commit: Commit, worker: str | None = None
-) -> Flushed:
+) -> FlushResult:
     """Flush one outcome inside a transaction, with its children if they are many."""
     children = commit.many_children
     if children is None:
         return await run(statements.flush([commit], worker, time.perf_counter()))
     queues: set[str] = set()
-    ids = await run(statements.lock_and_allocate_ids(commit, 0 if children.ids is not None else len(children.encoded)))
+    ids = await run(
+        statements.lock_parent_and_allocate_ids(commit, 0 if children.ids is not None else len(children.encoded))
+    )
     if ids is not None:  # else the fence does not match, and the flush answers why
         for part in children.parts(children.ids or ids, INSERT_BATCH):
             woken = await run(statements.start_instances(commit, part))
             queues.update(woken)
     flushed = await run(statements.flush([commit], worker, time.perf_counter()))
-    wakeups = dataclasses.replace(flushed.wakeups, queues=flushed.wakeups.queues | queues)
-    return dataclasses.replace(flushed, wakeups=wakeups)
+    follow_ups = dataclasses.replace(flushed.follow_ups, queues=flushed.follow_ups.queues | queues)
+    return dataclasses.replace(flushed, follow_ups=follow_ups)
 
 
 class ChildrenReader:
@@ -51,5 +53,5 @@ class ChildrenReader:
 
     async def read(self, parent: int, after: int) -> list[Child]:
         """The page of children whose ids follow `after`."""
-        children = await self._pool.run_safely(self._statements.children(parent, after, PAGE))
+        children = await self._pool.run_idempotent(self._statements.children(parent, after, PAGE))
         return children if self._encryption is None else list(self._encryption.children(children))

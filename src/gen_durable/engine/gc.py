@@ -9,7 +9,7 @@ import random
 from datetime import timedelta
 
 from gen_durable.config import WorkerOptions
-from gen_durable.core.background import BackgroundTask
+from gen_durable.core.background_task import BackgroundTask
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.statements import Statements
 from gen_durable.telemetry import Events, InstancesCollected

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from gen_durable.backoff import Pauses
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.claims import ClaimTable
+from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.store.statements import Statements
@@ -111,7 +111,7 @@ class Heartbeat:
         failed = False
         while not self._stopping.is_set():
             began = time.monotonic()
-            _call_on(loop, self._report_lag, began)
+            _call_on(loop, self._report_loop_lag, began)
             pause = longest
             try:
                 lost = await self.extend_leases()
@@ -134,7 +134,7 @@ class Heartbeat:
             with contextlib.suppress(Exception):
                 await self._connection.close()
 
-    def _report_lag(self, sent_at: float) -> None:
+    def _report_loop_lag(self, sent_at: float) -> None:
         """Runs on the worker's loop: the time since `sent_at` is how long the loop was blocked."""
         lag = time.monotonic() - sent_at
         if lag <= REPORTED_LAG:

@@ -19,11 +19,11 @@ from typing import Any, Final, TypeVar, assert_never
 
 from gen_durable.backoff import Pauses
 from gen_durable.encryption import PayloadEncryption
-from gen_durable.engine.progress import ProgressWriter
+from gen_durable.engine.progress_writer import ProgressWriter
 from gen_durable.engine.step_journal import Action, Actions, CallActivity, SleepBeforeRetry, StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost
-from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.journal import Fence, JournalStatements
@@ -88,13 +88,13 @@ class JournalWriter:
             )
         return journal
 
-    async def perform(self, actions: Actions) -> Any:
+    async def run_actions(self, actions: Actions) -> Any:
         """Perform actions on the event loop."""
         try:
             action = next(actions)
             while True:
                 try:
-                    answer = await self._perform(action)
+                    answer = await self._run_action(action)
                 except BaseException as error:  # the generator decides whether to retry
                     action = actions.throw(error)
                 else:
@@ -102,7 +102,7 @@ class JournalWriter:
         except StopIteration as end:
             return end.value
 
-    def perform_in_thread(self, actions: Actions) -> Any:
+    def run_actions_in_thread(self, actions: Actions) -> Any:
         """Perform actions in the thread of a `def` step."""
         if threading.get_ident() == self._thread:
             actions.close()
@@ -111,7 +111,7 @@ class JournalWriter:
             action = next(actions)
             while True:
                 try:
-                    answer = self._perform_in_thread(action)
+                    answer = self._run_action_in_thread(action)
                 except BaseException as error:
                     action = actions.throw(error)
                 else:
@@ -125,7 +125,7 @@ class JournalWriter:
         for future in list(self._thread_calls):
             future.cancel()
 
-    async def _perform(self, action: Action) -> Any:
+    async def _run_action(self, action: Action) -> Any:
         match action:
             case CallActivity(fn, args):
                 if inspect.iscoroutinefunction(fn):
@@ -140,7 +140,7 @@ class JournalWriter:
                 return await self._write(action)
         assert_never(action)
 
-    def _perform_in_thread(self, action: Action) -> Any:
+    def _run_action_in_thread(self, action: Action) -> Any:
         match action:
             case CallActivity(fn, args):
                 answer = fn(*args)
@@ -161,7 +161,7 @@ class JournalWriter:
             except ConnectionLost as error:
                 cause: Exception = error
             except SqlError as error:
-                if classify(error) is Fault.REFUSED:
+                if classify(error) is FaultKind.REFUSED:
                     raise to_error(error, "the journal", self._schema) from None
                 cause = error
             log.debug("instance %s: its journal cannot be written (%s)", statement.args[0], type(cause).__name__)

@@ -70,10 +70,10 @@ class LimitsInStep:
                 await asyncio.sleep(answer.wait_seconds or pause)
         except BaseException:
             if request is not None:
-                await asyncio.shield(self._loop.create_task(self._release_after(request, ticket)))
+                await asyncio.shield(self._loop.create_task(self._release_once_answered(request, ticket)))
             raise
 
-    async def _release_after(self, request: asyncio.Task[LimitAnswer], ticket: int) -> None:
+    async def _release_once_answered(self, request: asyncio.Task[LimitAnswer], ticket: int) -> None:
         """Release a ticket after an interrupted wait, once the request that may have granted it is answered."""
         await asyncio.wait([request])
         if request.exception() is None:
@@ -86,7 +86,7 @@ class LimitsInStep:
     async def release(self, ticket: int) -> None:
         """Release a ticket, and wake the queues of rows that were unblocked by it."""
         queues = await self._statement_runner.run(self._statements.release_limit(ticket), "ctx.limit", safe=True)
-        self._notifier.wake_all(queues)
+        self._notifier.wake_queues(queues)
 
     def call_from_thread(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the worker's loop and wait for it, from the thread of a `def` step."""

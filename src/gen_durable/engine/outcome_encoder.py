@@ -42,9 +42,9 @@ CHUNK: Final = 1000
 class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
     """An outcome as the row of a flush, with what the worker needs to continue.
 
-    `state` is decoded from what is being committed: the next step of a kept claim is given it. `rest` are children
-    beyond the first chunk, which are encoded chunk by chunk so that other work runs in between. `gc=False` as in
-    store/types.py.
+    `state` is decoded from what is being committed: the next step of a kept claim is given it. `remaining_children`
+    are those beyond the first chunk, which are encoded chunk by chunk so that other work runs in between. `gc=False`
+    as in store/types.py.
     """
 
     commit: Commit
@@ -52,12 +52,12 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
     consumed: tuple[int, ...] = ()  # ids of signals
     queue: str | None = None  # a new queue
     state: object = None
-    rest: Iterator[Start[Any]] | None = None
+    remaining_children: Iterator[Start[Any]] | None = None
     plain_state: str | None = None  # the encoded state before encryption
 
     def encode_more(self) -> bool:
         """Encode the next chunk of children; returns whether there may be more."""
-        children, rest = self.commit.many_children, self.rest
+        children, rest = self.commit.many_children, self.remaining_children
         if children is None or rest is None:
             return False
         chunk = [_child(child) for child in islice(rest, CHUNK)]
@@ -100,7 +100,7 @@ def encode_outcome(
             _await(commit, extra, outcome, claim, spec, ctx=ctx)
         case ScheduleChildren():
             encoded.consumed = _ids(ctx.awaited)
-            encoded.rest = _schedule_children(commit, extra, outcome, claim, spec)
+            encoded.remaining_children = _schedule_children(commit, extra, outcome, claim, spec)
         case Done():
             _done(commit, extra, outcome, claim, spec)
         case Fail():
@@ -113,21 +113,21 @@ def encode_outcome(
         commit.error = describe(error)
     if encoded.consumed:
         extra["consumed"] = encoded.consumed
-    _finish(commit, extra, claim, spec)
+    _add_history_and_extra(commit, extra, claim, spec)
     return encoded
 
 
 def encode_cancel(claim: Claim, spec: StepSpec, reason: str) -> EncodedOutcome:
     """The outcome that ends an instance which was cancelled while this worker had its claim."""
     commit = Commit(claim.id, claim.epoch, claim.seq, "cancel", error=reason, parent=claim.parent_id)
-    _finish(commit, {}, claim, spec)
+    _add_history_and_extra(commit, {}, claim, spec)
     return EncodedOutcome(commit, "Cancel")
 
 
-def _finish(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec) -> None:
+def _add_history_and_extra(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec) -> None:
     """Add what the history keeps of an outcome (record_transitions.sql), and encode `extra`."""
     if spec.machine.history != "off":
-        commit.origin = spec.name
+        commit.ran_step = spec.name
         if claim.attempt:
             extra["attempt"] = claim.attempt
         if spec.machine.history == "states":
@@ -139,7 +139,7 @@ def _finish(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec)
 def _retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
     commit.kind = "retry"
     if not isinstance(outcome.state, Unchanged):
-        commit.value, _ = _state_for(spec, spec, outcome.state)
+        commit.value, _ = _encode_state(spec, spec, outcome.state)
     commit.delay = outcome.delay
 
 
@@ -156,7 +156,7 @@ def _schedule_children(
 ) -> Iterator[Start[Any]] | None:
     """Returns the children that remain to be encoded, if they are many."""
     commit.kind = "children"
-    commit.value, _ = _state_for(outcome.then, spec, outcome.state)
+    commit.value, _ = _encode_state(outcome.then, spec, outcome.state)
     commit.step = outcome.then.name
     _limit(extra, outcome.then.limits_for(outcome.state), claim)
     _barrier(commit, extra, outcome)
@@ -171,7 +171,7 @@ def _next(
     commit: Commit, extra: dict[str, Any], outcome: Next[Any], claim: Claim, spec: StepSpec, *, may_continue: bool
 ) -> object:
     """Returns the state as the next step is given it."""
-    commit.value, state = _state_for(outcome.step, spec, outcome.state)
+    commit.value, state = _encode_state(outcome.step, spec, outcome.state)
     commit.step = outcome.step.name
     commit.delay = outcome.delay or None
     if outcome.queue is not None and outcome.queue != claim.queue:
@@ -197,7 +197,7 @@ def _await(
     commit: Commit, extra: dict[str, Any], outcome: Await[Any], claim: Claim, spec: StepSpec, *, ctx: Context
 ) -> None:
     commit.kind = "await"
-    commit.value, _ = _state_for(outcome.then or spec, spec, outcome.state)
+    commit.value, _ = _encode_state(outcome.then or spec, spec, outcome.state)
     commit.delay = outcome.timeout
     if outcome.then is not None and outcome.then is not spec:
         commit.step = outcome.then.name
@@ -213,7 +213,7 @@ def _limit(extra: dict[str, Any], limits: tuple[Limit, ...], claim: Claim) -> No
         extra["limits"] = [[limit.name, limit.partition, limit.weight] for limit in limits]
 
 
-def _state_for(target: StepSpec, current: StepSpec, state: object) -> tuple[str, object]:
+def _encode_state(target: StepSpec, current: StepSpec, state: object) -> tuple[str, object]:
     if target.machine is not current.machine:
         raise InvalidOutcome(
             f"step {current.label} goes on to {target.label}, a step of another machine: "
@@ -238,7 +238,7 @@ def _children(
 ) -> Iterator[Start[Any]] | None:
     """Encode the children if they fit into one statement. Else encode the first chunk and return the rest."""
     rest = iter(outcome.children)
-    # A generator that was made in a thread is iterated there (Executor._encode_rest).
+    # A generator that was made in a thread is iterated there (Executor._encode_remaining_children).
     here = spec.is_async or isinstance(outcome.children, Sized)
     first = _encode_starts(islice(rest, CHUNK + 1)) if here else []
     if here and len(first) <= CHUNK:

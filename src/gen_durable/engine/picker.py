@@ -15,15 +15,15 @@ from typing import Final
 import msgspec
 
 from gen_durable.config import WorkerOptions
-from gen_durable.core.background import BackgroundTask
+from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
-from gen_durable.engine.claims import ClaimTable
+from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.scan_floors import ScanFloors
 from gen_durable.engine.slots import Slots
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Picked
+from gen_durable.store.types import PickResult
 from gen_durable.telemetry import (
     Events,
     PartitionContended,
@@ -51,14 +51,14 @@ class FairCursors:
         self._group_kinds = group_kinds
         self._last_groups: dict[str, str | None] = {}
 
-    def parameter(self, queues: Iterable[str]) -> str | None:
+    def pick_argument(self, queues: Iterable[str]) -> str | None:
         """The cursors of these queues as JSON for `pick`; None if none of them is fair."""
         if not self._group_kinds:
             return None
         fair = {q: (self._group_kinds[q], self._last_groups.get(q)) for q in queues if q in self._group_kinds}
         return msgspec.json.encode(fair).decode() if fair else None
 
-    def update(self, picked: Picked) -> None:
+    def update(self, picked: PickResult) -> None:
         self._last_groups.update(picked.last_groups)
 
 
@@ -96,7 +96,7 @@ class Picker(BackgroundTask):
         self._picked_at = 0.0
         self._floors = ScanFloors()
         self._cursors = FairCursors(options.fair)
-        self._pick_task: asyncio.Task[Picked] | None = None
+        self._pick_task: asyncio.Task[PickResult] | None = None
 
     def wake(self, queue: str) -> int:
         """Pick from a queue as soon as it has capacity. Returns how many more rows this worker could take."""
@@ -138,9 +138,9 @@ class Picker(BackgroundTask):
             pass
         return 0.0
 
-    async def _pick(self, demands: dict[str, int]) -> Picked:
+    async def _pick(self, demands: dict[str, int]) -> PickResult:
         for name in demands:
-            self._slots.queues[name].begin_pick()
+            self._slots.queues[name].reset_for_pick()
         self._pick_task = asyncio.get_running_loop().create_task(self._pick_now(demands), name="gen_durable pick")
         try:
             # A stop must not interrupt the pick: rows claimed by a statement whose answer is dropped are lost to
@@ -151,16 +151,16 @@ class Picker(BackgroundTask):
                 self._slots.queues[name].has_work = True
             raise
 
-    async def _pick_now(self, demands: dict[str, int]) -> Picked:
+    async def _pick_now(self, demands: dict[str, int]) -> PickResult:
         started = time.monotonic()
-        floors = self._floors.parameter(demands)
+        floors = self._floors.pick_argument(demands)
         statement = self._statements.pick(
             self._worker,
             demands,
             self._known_steps,
             self._lease_seconds,
             floors=floors,
-            fair=self._cursors.parameter(demands),
+            fair=self._cursors.pick_argument(demands),
         )
         picked = await self._connection.run(statement)
         self._floors.update(picked, floors, time.monotonic() - started)
@@ -169,10 +169,10 @@ class Picker(BackgroundTask):
             self._claims.add(picked.claims, started)
         self._plan_next_pick(demands, picked)
         if picked.woken:
-            self._notifier.wake_all(picked.woken)
+            self._notifier.wake_queues(picked.woken)
         return picked
 
-    def _plan_next_pick(self, demands: dict[str, int], picked: Picked) -> None:
+    def _plan_next_pick(self, demands: dict[str, int], picked: PickResult) -> None:
         now = time.monotonic()
         reports = {report.queue: report for report in picked.unmet}
         for name in demands:
@@ -193,7 +193,7 @@ class Picker(BackgroundTask):
         if self._events.active:
             self._emit_events(demands, picked)
 
-    def _emit_events(self, demands: dict[str, int], picked: Picked) -> None:
+    def _emit_events(self, demands: dict[str, int], picked: PickResult) -> None:
         counts = dict.fromkeys(demands, 0)
         for claim in picked.claims:
             counts[claim.queue] += 1

@@ -12,13 +12,13 @@ from datetime import timedelta
 from typing import Final
 
 from gen_durable.config import WorkerOptions
-from gen_durable.core.background import BackgroundTask
+from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Reclaimed, UnknownStep
+from gen_durable.store.types import ReapedClaim, UnknownStep
 from gen_durable.telemetry import (
     ClaimsReaped,
     Events,
@@ -66,7 +66,7 @@ class Reaper(BackgroundTask):
     async def run_once(self) -> float:
         """Reap one batch; a full batch is followed by the next at once."""
         reaped = await self._connection.run(self._statements.reap(REAP_BATCH, self._max_crashes, self._without_history))
-        self._notifier.publish(reaped.wakeups)
+        self._notifier.dispatch(reaped.follow_ups)
         if reaped.claims:
             self._report_reaped(reaped.claims)
         await self._unblock_missed()
@@ -79,7 +79,7 @@ class Reaper(BackgroundTask):
             return 0.0
         return self._interval_seconds * random.uniform(0.9, 1.0)
 
-    def _report_reaped(self, claims: list[Reclaimed]) -> None:
+    def _report_reaped(self, claims: list[ReapedClaim]) -> None:
         log.warning("took back %d claims whose leases had ended", len(claims))
         for queue in {row.queue for row in claims}:
             self._notifier.wake(queue, sum(row.queue == queue for row in claims))
@@ -98,7 +98,7 @@ class Reaper(BackgroundTask):
         for _ in range(UNBLOCK_BATCHES):
             statement = self._statements.unblock_missed(self._unblocked_up_to, UNBLOCK_BATCH)
             self._unblocked_up_to, queues = await self._connection.run(statement)
-            self._notifier.wake_all(queues)
+            self._notifier.wake_queues(queues)
             if self._events.active:
                 for queue in queues:
                     self._events.emit(RowsUnblocked(queue))

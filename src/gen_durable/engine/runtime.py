@@ -3,7 +3,7 @@
     picker -> claims -> slots -> claim runner -> executor -> committer -> notifier
                  ^ heartbeat, in a thread          reaper, gc: on every worker
 
-`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `check_cancels`.
+`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `apply_pending_cancels`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import logging
 from typing import Final
 
 from gen_durable.config import WorkerOptions
-from gen_durable.core.background import BackgroundTask
+from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.claim_encryption import ClaimEncryption
 from gen_durable.core.services import Services
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimRunner
-from gen_durable.engine.claims import ClaimTable
+from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.executor import Executor
@@ -33,7 +33,7 @@ from gen_durable.engine.reaper import Reaper
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.engine.transactional import TransactionalExecutor
+from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.registry import Registry
 from gen_durable.telemetry import QueueDrained
@@ -172,9 +172,9 @@ class Runtime:
         """Pick from every queue."""
         self.picker.wake_all()
 
-    def check_cancels(self) -> None:
+    def apply_pending_cancels(self) -> None:
         """Read the cancel requests of this worker's claims, and act on them."""
-        self.claims.check_cancels()
+        self.claims.apply_pending_cancels()
 
     async def start(self) -> None:
         """Start the background parts. A worker without queues only maintains the database."""
@@ -219,7 +219,7 @@ class Runtime:
             for connection in self._connections:
                 connection.close_soon()
             self._transactional.close_soon()
-            await self.committer.close()
+            await self.committer.cancel_flushes()
             await self._journal.close()
             self._threads.close()
 

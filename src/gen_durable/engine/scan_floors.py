@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from gen_durable.store.types import Picked
+from gen_durable.store.types import PickResult
 
 MIN_SECONDS: Final = 1.0
 SCAN_FACTOR: Final = 20.0
@@ -28,7 +28,7 @@ class ScanFloors:
         self._heads: dict[str, str] = {}
         self._full_scan_at = 0.0
 
-    def parameter(self, queues: Iterable[str]) -> str | None:
+    def pick_argument(self, queues: Iterable[str]) -> str | None:
         """The floors of these queues as JSON for `pick`; None for a full scan."""
         if not self._heads:
             return None
@@ -38,7 +38,7 @@ class ScanFloors:
         known = [f'"{queue}":{self._heads[queue]}' for queue in queues if queue in self._heads]
         return "{" + ",".join(known) + "}" if known else None
 
-    def update(self, picked: Picked, sent: str | None, seconds: float) -> None:
+    def update(self, picked: PickResult, sent: str | None, seconds: float) -> None:
         """Take over the floors that a pick of this duration reported; `sent` is the parameter it was given."""
         if not picked.floors:
             return

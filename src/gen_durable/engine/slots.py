@@ -85,7 +85,7 @@ class QueueSlots:
         worthwhile = least if has_idle_slot else max(least, self.prefetch // 2)
         return min(capacity, MAX_PICK) if capacity >= worthwhile else 0
 
-    def begin_pick(self) -> None:
+    def reset_for_pick(self) -> None:
         """Forget the reasons for this pick, and adapt `prefetch` to the pace since the last one."""
         self.has_work = False
         self.due_at = NEVER

@@ -26,7 +26,7 @@ from gen_durable.encryption import PayloadEncryption, activity_field
 from gen_durable.errors import GenDurableError, InputError, LeaseLost
 from gen_durable.jobs import Abort
 from gen_durable.outcomes import describe
-from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, check_format
+from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, check_checkpoint_format
 from gen_durable.store.statements import Statement
 from gen_durable.validation import check_delay, check_name, clean_error
 
@@ -105,7 +105,7 @@ class StepJournal:
     def _read(self, stored: StoredJournal) -> None:
         if stored.checkpoint is not None:
             format_, _, value = stored.checkpoint
-            check_format(format_)
+            check_checkpoint_format(format_)
             self.checkpoint = self._decrypt(bytes(value), "checkpoint")
         for number, name, finished, result in stored.activities or ():
             self._next = number + 1

@@ -1,4 +1,4 @@
-"""Cancel: end an instance at once, or have its worker end it, and then cancel its descendants.
+"""Cancel: end an instance at once, or have its worker end it; its descendants are cancelled without waiting for that.
 
 The target is cancelled first, in a transaction of its own; `core.cascade` cancels the descendants, in batches.
 """
@@ -12,7 +12,7 @@ from gen_durable.core.services import Services
 from gen_durable.errors import InputError, NotFound
 from gen_durable.handles import Handle, describe_target, parse_target
 from gen_durable.instances import Cancellation, Status
-from gen_durable.store.types import CancelTarget
+from gen_durable.store.types import CancelResult
 from gen_durable.validation import clean_error
 
 NO_DESCENDANTS = CascadeCount(0, 0)
@@ -23,8 +23,8 @@ async def cancel(
 ) -> Cancellation:
     """Cancel an instance, and with `cascade` its descendants. `reason` is one that `checked_reason` returned."""
     statement = services.statements.cancel([parse_target(target)], reason, cascade=cascade)
-    (found,), wakeups = await services.statement_runner.run(statement, "cancel", safe=True)
-    services.notifier.publish(wakeups)
+    (found,), follow_ups = await services.statement_runner.run(statement, "cancel", safe=True)
+    services.notifier.dispatch(follow_ups)
     descendants = NO_DESCENDANTS
     if cascade and found.id is not None:
         descendants = await services.notifier.cascader.run(found.id)
@@ -41,7 +41,7 @@ def checked_reason(reason: str) -> str:
 
 
 def to_cancellation(
-    found: CancelTarget, target: int | str | bytes | Handle[Any], descendants: CascadeCount = NO_DESCENDANTS
+    found: CancelResult, target: int | str | bytes | Handle[Any], descendants: CascadeCount = NO_DESCENDANTS
 ) -> Cancellation:
     """The answer of a cancel. Raises `NotFound`."""
     if found.id is None or found.was is None:

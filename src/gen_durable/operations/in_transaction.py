@@ -13,17 +13,17 @@ from gen_durable.core.claim_encryption import encrypted_insert, encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError
 from gen_durable.operations.insert import OnConflict, check_starts
-from gen_durable.pg.faults import server_error, sqlstate
-from gen_durable.pg.foreign import run_awaiting, run_blocking
+from gen_durable.pg.caller_connection import run_awaiting, run_blocking
+from gen_durable.pg.faults import sqlstate, unwrap_driver_error
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.starts import Start
 from gen_durable.store.statements import Statement
 from gen_durable.store.text_params import TextStatements
-from gen_durable.store.types import CancelTarget, Inserted, OutgoingSignal, Row
+from gen_durable.store.types import CancelResult, InsertResult, OutgoingSignal, Row
 
 T = TypeVar("T")
 
-Steps = Generator[Statement[Any], Any, T]
+CallStatements = Generator[Statement[Any], Any, T]
 """The statements of a call: each is sent the answer to the one before; the generator returns the call's answer."""
 RunOnConnection = Callable[[object, Statement[Any]], Awaitable[Sequence[Row]]]
 
@@ -62,31 +62,33 @@ class TransactionCalls:
 
     async def cancel(
         self, connection: object, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
-    ) -> CancelTarget:
+    ) -> CancelResult:
         """Cancel an instance. Workers cancel its descendants after the commit."""
         return await self._run(connection, self._cancel(instance, key, reason, cascade=cascade), "cancel")
 
     def cancel_blocking(
         self, connection: object, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
-    ) -> CancelTarget:
+    ) -> CancelResult:
         """As `cancel`, on a blocking connection."""
         return self._run_blocking(connection, self._cancel(instance, key, reason, cascade=cascade), "cancel")
 
-    def _insert(self, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> Steps[list[int | None]]:
+    def _insert(self, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> CallStatements[list[int | None]]:
         if not starts:
             return []
         statement = self._statements.statements.insert(starts, on_conflict)
         if self._encryption is not None:
             ids = yield self._statements.allocate_ids(len(starts))
             statement = encrypted_insert(self._statements.statements, statement, ids, self._encryption)
-        rows: list[Inserted] = yield self._statements.insert(statement)
+        rows: list[InsertResult] = yield self._statements.insert(statement)
         return [row.id for row in rows]
 
-    def _cancel(self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool) -> Steps[CancelTarget]:
+    def _cancel(
+        self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
+    ) -> CallStatements[CancelResult]:
         (target,), _ = yield self._statements.cancel(instance, key, reason, cascade=cascade)
-        return cast(CancelTarget, target)
+        return cast(CancelResult, target)
 
-    def _signal(self, outgoing: OutgoingSignal) -> Steps[str]:
+    def _signal(self, outgoing: OutgoingSignal) -> CallStatements[str]:
         if self._encryption is not None:
             target = outgoing.target
             if target is None and outgoing.key is not None:
@@ -98,12 +100,16 @@ class TransactionCalls:
         return str(verdict)
 
     async def _run(
-        self, connection: object, steps: Steps[T], operation: str, run_statement: RunOnConnection = run_awaiting
+        self,
+        connection: object,
+        statements: CallStatements[T],
+        operation: str,
+        run_statement: RunOnConnection = run_awaiting,
     ) -> T:
         answer: Any = None
         while True:
             try:
-                statement = steps.send(answer)
+                statement = statements.send(answer)
             except StopIteration as end:
                 return cast(T, end.value)
             try:
@@ -111,11 +117,11 @@ class TransactionCalls:
             except Exception as error:
                 raise self._to_error(error, operation) from None
 
-    def _run_blocking(self, connection: object, steps: Steps[T], operation: str) -> T:
-        # The same driver: with a runner that blocks, its coroutine never suspends, so one `send` runs it to its end.
-        driver = self._run(connection, steps, operation, _run_without_suspending)
+    def _run_blocking(self, connection: object, statements: CallStatements[T], operation: str) -> T:
+        # The same call: with a runner that blocks, its coroutine never suspends, so one `send` runs it to its end.
+        call = self._run(connection, statements, operation, _run_without_suspending)
         try:
-            driver.send(None)
+            call.send(None)
         except StopIteration as end:
             return cast(T, end.value)
         raise AssertionError("a call on a blocking connection was suspended")
@@ -124,7 +130,7 @@ class TransactionCalls:
         if isinstance(error, GenDurableError):
             return error
         # Not the text of a wrapped error: SQLAlchemy puts the statement and its parameters into it.
-        original = server_error(error)
+        original = unwrap_driver_error(error)
         code = sqlstate(original)
         if code is None:
             return DatabaseUnavailable(f"{operation}: your connection could not be used ({type(error).__name__})")

@@ -23,7 +23,7 @@ async def remove_limit(services: Services, name: str) -> bool:
     """Remove a limit. Returns whether it existed."""
     statement = services.statements.remove_limit(check_name(name, LIMIT_NAME))
     removed, woken = await services.statement_runner.run(statement, "remove_limit", safe=True)
-    services.notifier.wake_all(woken)
+    services.notifier.wake_queues(woken)
     return removed
 
 
@@ -36,5 +36,5 @@ async def _set_limit(services: Services, name: str, policy: Policy, *, declared:
     check_policy(check_name(name, LIMIT_NAME), policy)
     statement = services.statements.set_limit(name, policy, declared=declared)
     changed, woken = await services.statement_runner.run(statement, f"limit {name!r}", safe=True)
-    services.notifier.wake_all(woken)
+    services.notifier.wake_queues(woken)
     return changed

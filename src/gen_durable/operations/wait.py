@@ -11,7 +11,7 @@ from gen_durable.encryption import ERROR, RESULT, PayloadEncryption
 from gen_durable.errors import DatabaseUnavailable, NotFound
 from gen_durable.instances import Cancelled, Ending, Failed, Finished, Pending, Status
 from gen_durable.pg.faults import ConnectionLost
-from gen_durable.store.types import FinishedInstance
+from gen_durable.store.types import EndedInstance
 from gen_durable.validation import check_delay
 
 R = TypeVar("R")
@@ -37,13 +37,13 @@ async def wait(services: Services, instance: int, codec: Codec[R], timeout: Dura
             raise NotFound(f"instance {instance} is unknown; ended instances are deleted after their retention")
 
 
-def _result(finished: FinishedInstance, encryption: PayloadEncryption | None) -> str:
+def _result(finished: EndedInstance, encryption: PayloadEncryption | None) -> str:
     if finished.result is None:
         return "null"
     return finished.result if encryption is None else encryption.decrypt(finished.result, finished.id, RESULT)
 
 
-def _error(finished: FinishedInstance, encryption: PayloadEncryption | None) -> str:
+def _error(finished: EndedInstance, encryption: PayloadEncryption | None) -> str:
     if encryption is None:
         return finished.last_error or ""
     return encryption.readable_text(finished.last_error, finished.id, ERROR) or ""

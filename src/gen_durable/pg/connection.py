@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import asyncpg
 
 from gen_durable.pg.connect import HostConnection, Target, connect
-from gen_durable.pg.faults import ConnectionLost, Fault, classify, connection_lost
+from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, connection_lost
 from gen_durable.pg.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PersistentConnection:
                     rows = await driver_connection.fetch(statement.text, *statement.args, timeout=timeout)
             except BaseException as error:
                 self._drop_after(error)
-                if isinstance(error, Exception) and classify(error) is Fault.GONE:
+                if isinstance(error, Exception) and classify(error) is FaultKind.GONE:
                     raise connection_lost(error) from error
                 raise
         return statement.read(rows)
@@ -82,7 +82,7 @@ class PersistentConnection:
                     await driver_connection.execute("commit")
             except BaseException as error:
                 self.drop()
-                if isinstance(error, Exception) and classify(error) is Fault.GONE:
+                if isinstance(error, Exception) and classify(error) is FaultKind.GONE:
                     raise connection_lost(error) from error
                 raise
         return result
@@ -96,7 +96,7 @@ class PersistentConnection:
                     await driver_connection.execute(sql)
             except BaseException as error:
                 self._drop_after(error)
-                if isinstance(error, Exception) and classify(error) is Fault.GONE:
+                if isinstance(error, Exception) and classify(error) is FaultKind.GONE:
                     raise connection_lost(error) from error
                 raise
 
@@ -148,7 +148,7 @@ class PersistentConnection:
 
     def _drop_after(self, error: BaseException) -> None:
         # A cancelled statement leaves the protocol in the middle of a result, so its connection is dropped, too.
-        if not isinstance(error, Exception) or classify(error) is Fault.GONE:
+        if not isinstance(error, Exception) or classify(error) is FaultKind.GONE:
             self.drop()
 
     async def _connect(self) -> asyncpg.Connection[Any]:

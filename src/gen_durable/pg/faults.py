@@ -12,12 +12,14 @@ from typing import Final
 import asyncpg
 
 
-class Fault(enum.Enum):
+class FaultKind(enum.Enum):
     """How the caller can react to an error."""
 
     GONE = "gone"  # the connection is dead or useless: reconnect; whether the statement committed is unknown
     BUSY = "busy"  # nothing was committed, the same statement may succeed later
-    BLOCKED = "blocked"  # a lock timed out: nothing was committed, another session holds a row of this batch
+    LOCK_TIMED_OUT = (
+        "lock timed out"  # a lock timed out: nothing was committed, another session holds a row of this batch
+    )
     REFUSED = "refused"  # the statement's data or text is at fault: the same statement will fail again
 
 
@@ -45,18 +47,18 @@ _BUSY_CODES: Final = frozenset({"40001", "40P01", "57014"})
 _BUSY_CLASSES: Final = frozenset({"53", "58", "25", "XX"})
 
 
-def classify(error: BaseException) -> Fault:
+def classify(error: BaseException) -> FaultKind:
     """Classify an error of the driver."""
     code = getattr(error, "sqlstate", None)
     if not isinstance(error, asyncpg.PostgresError) or not isinstance(code, str):
-        return Fault.GONE
+        return FaultKind.GONE
     if code in _GONE_CODES or code.startswith("08"):
-        return Fault.GONE
+        return FaultKind.GONE
     if code == "55P03":
-        return Fault.BLOCKED
+        return FaultKind.LOCK_TIMED_OUT
     if code in _BUSY_CODES or code[:2] in _BUSY_CLASSES:
-        return Fault.BUSY
-    return Fault.REFUSED
+        return FaultKind.BUSY
+    return FaultKind.REFUSED
 
 
 def connection_lost(error: Exception) -> ConnectionLost:
@@ -90,7 +92,7 @@ def message_of(error: BaseException) -> str:
     return str(error) if diagnostics is None else str(diagnostics.message_primary)
 
 
-def server_error(error: BaseException) -> BaseException:
+def unwrap_driver_error(error: BaseException) -> BaseException:
     """The driver's error inside a wrapper of SQLAlchemy or Django."""
     while (inner := error.__cause__) is not None and sqlstate(inner) is not None:
         error = inner

@@ -21,7 +21,7 @@ SHOWN_OBJECTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledSchema:
     """The content of a schema.
 
     `version` is 0 if no version of gen_durable is installed; `is_unreleased` is set for the layout of an unreleased
@@ -49,17 +49,17 @@ class Installed:
             )
 
 
-async def read_installed(connection: PersistentConnection | Pool, schema: Schema) -> Installed:
+async def read_installed(connection: PersistentConnection | Pool, schema: Schema) -> InstalledSchema:
     """What the schema holds."""
     has_migrations, has_old_table = await connection.run(Statement(_TABLES, (schema.name,), _first_row))
     if has_migrations:
         query = schema.render("select min(version), max(version) from @schema.migrations")
         oldest, newest = await connection.run(Statement(query, (), _first_row))
         if oldest is not None:
-            return Installed(newest, is_unreleased=oldest < migrations(schema)[0].version)
+            return InstalledSchema(newest, is_unreleased=oldest < migrations(schema)[0].version)
     if has_old_table:
-        return Installed(is_unreleased=True)
-    return Installed(foreign_objects=await connection.run(Statement(_OBJECTS, (schema.name,), _first_column)))
+        return InstalledSchema(is_unreleased=True)
+    return InstalledSchema(foreign_objects=await connection.run(Statement(_OBJECTS, (schema.name,), _first_column)))
 
 
 def _first_row(rows: Sequence[Row]) -> Sequence[Any]:

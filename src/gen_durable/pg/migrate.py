@@ -18,7 +18,7 @@ import asyncpg
 from gen_durable.errors import ConfigError, DatabaseRefused, DatabaseUnavailable, SchemaMissing, SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, loggable, message_of, sqlstate
-from gen_durable.pg.installed_version import Installed, read_installed
+from gen_durable.pg.installed_version import InstalledSchema, read_installed
 from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations
 from gen_durable.store.split_sql import split_sql
@@ -81,7 +81,7 @@ async def check(connection: PersistentConnection | Pool, schema: Schema) -> None
         )
 
 
-def check_can_migrate(installed: Installed, schema: Schema) -> None:
+def check_can_migrate(installed: InstalledSchema, schema: Schema) -> None:
     """Raise an error unless this library may migrate the schema: `SchemaConflict` or `SchemaTooNew`."""
     installed.check_usable(schema)
     newest = library_version(schema)

@@ -17,7 +17,7 @@ import asyncpg
 from gen_durable.backoff import Pauses
 from gen_durable.errors import ConfigError
 from gen_durable.pg.connection import PersistentConnection, Target, has_unread_input
-from gen_durable.pg.faults import ConnectionLost, Fault, classify, connection_lost
+from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, connection_lost
 
 if TYPE_CHECKING:
     from gen_durable.store.statements import Statement
@@ -39,7 +39,7 @@ class Pool(ABC):
     async def close(self) -> None:
         """Close the connections that this pool has opened."""
 
-    async def run_safely(self, statement: Statement[T], *, tries: int = 5) -> T:
+    async def run_idempotent(self, statement: Statement[T], *, tries: int = 5) -> T:
         """Run an idempotent statement (a read, or a write that recognises its repetition) until it gets a result."""
         pauses = Pauses(0.05, 1.0)
         while True:
@@ -98,7 +98,7 @@ class CallerPool(Pool):
         try:
             rows = await connection.fetch(statement.text, *statement.args, timeout=timeout)
         except Exception as error:
-            if classify(error) is Fault.GONE:
+            if classify(error) is FaultKind.GONE:
                 raise connection_lost(error) from error
             raise
         finally:

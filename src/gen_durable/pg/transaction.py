@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gen_durable.pg.connection import PersistentConnection, RunStatement
-from gen_durable.pg.faults import ConnectionLost, Fault, classify, connection_lost
+from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, connection_lost
 
 if TYPE_CHECKING:
     import asyncpg
@@ -72,7 +72,7 @@ class Transaction:
                 async with self.driver_connection.transaction():
                     return await work(run)
         except Exception as error:
-            if classify(error) is Fault.GONE:
+            if classify(error) is FaultKind.GONE:
                 raise connection_lost(error) from error
             raise
 
@@ -82,7 +82,7 @@ class Transaction:
             with self._connection.watched():
                 await self._inner.commit()
         except Exception as error:
-            if classify(error) is Fault.GONE:
+            if classify(error) is FaultKind.GONE:
                 self._connection.drop()
                 raise connection_lost(error) from error
             raise

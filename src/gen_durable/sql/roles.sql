@@ -14,16 +14,16 @@ declare
   ];
   -- Insert, signal and cancel; read the instances that the login itself has inserted.
   client constant text[] := array[
-    'insert', 'allocate_ids', 'id_of_key', 'signal', 'cancel', 'cascade', 'finished_of', 'get', 'progress_of',
+    'insert', 'allocate_ids', 'id_of_key', 'signal', 'cancel', 'cascade', 'ends_of', 'get', 'progress_of',
     'encode_message'
   ];
   viewer constant text[] := array['get', 'instances_of', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
-    'progress_of', 'limit_states', 'slots_taken'];
+    'progress_of', 'limit_states', 'count_taken_slots'];
   worker constant text[] := client || array[
-    'pick', 'flush', 'lock_and_allocate_ids', 'start_instances', 'children_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed',
+    'pick', 'flush', 'lock_parent_and_allocate_ids', 'start_instances', 'children_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed',
     'release_claims', 'gc', 'unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_limit', 'release_limit',
     'delete_full_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
-    'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'slots_taken'
+    'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'count_taken_slots'
   ];
   admin constant text[] := client || viewer || array[
     'retry', 'delete_instance', 'set_limit', 'remove_limit'

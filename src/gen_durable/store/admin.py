@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from gen_durable.instances import Instance, Status
 from gen_durable.listing import MAX_COUNT, Count, Page, encode_cursor
-from gen_durable.store.decode import INSTANCE, read_instance
+from gen_durable.store.row_decoder import INSTANCE, read_instance
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Row
 
 
 @dataclass(frozen=True, slots=True)
-class DeletedInstance:
+class DeleteResult:
     """The result of a delete: the status, whether the instance was deleted, and the waiting parent that prevents it."""
 
     id: int
@@ -24,7 +24,7 @@ class DeletedInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class RetriedInstance:
+class RetryResult:
     """The result of a retry: the status before, and the queue of the instance if it runs again."""
 
     id: int
@@ -54,15 +54,15 @@ class AdminStatements:
     def count(self, filter_json: str) -> Statement[Count]:
         return Statement(self._count, (filter_json, MAX_COUNT), lambda rows: Count(*rows[0]))
 
-    def delete_instance(self, instance: int | None, key: bytes | None) -> Statement[DeletedInstance | None]:
-        def read(rows: Sequence[Row]) -> DeletedInstance | None:
-            return DeletedInstance(rows[0][0], Status(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
+    def delete_instance(self, instance: int | None, key: bytes | None) -> Statement[DeleteResult | None]:
+        def read(rows: Sequence[Row]) -> DeleteResult | None:
+            return DeleteResult(rows[0][0], Status(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
 
         return Statement(self._delete, (instance, key), read)
 
-    def retry(self, instance: int | None, key: bytes | None) -> Statement[RetriedInstance | None]:
-        def read(rows: Sequence[Row]) -> RetriedInstance | None:
-            return RetriedInstance(rows[0][0], Status(rows[0][1]), rows[0][2]) if rows else None
+    def retry(self, instance: int | None, key: bytes | None) -> Statement[RetryResult | None]:
+        def read(rows: Sequence[Row]) -> RetryResult | None:
+            return RetryResult(rows[0][0], Status(rows[0][1]), rows[0][2]) if rows else None
 
         return Statement(self._retry, (instance, key), read)
 

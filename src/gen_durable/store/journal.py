@@ -152,7 +152,7 @@ class JournalStatements:
         return Statement(self._installation, (), lambda rows: str(rows[0][0]))
 
 
-def check_format(written: int) -> None:
+def check_checkpoint_format(written: int) -> None:
     """Raise `DecodeError` if a newer version of the library wrote the checkpoint."""
     if written > CHECKPOINT_FORMAT:
         raise DecodeError(
@@ -164,7 +164,7 @@ def check_format(written: int) -> None:
 def _read_checkpoint(rows: Sequence[Row]) -> Checkpoint | None:
     if not rows:
         return None
-    check_format(rows[0][0])
+    check_checkpoint_format(rows[0][0])
     return Checkpoint(*_raw(rows[0][1:], 2))
 
 

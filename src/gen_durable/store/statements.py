@@ -14,7 +14,7 @@ from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
 from gen_durable.limits import Concurrency, Limit, LimitState, Policy
 from gen_durable.starts import Start
-from gen_durable.store.decode import (
+from gen_durable.store.row_decoder import (
     CLAIM,
     INSTANCE,
     read_cancelled,
@@ -28,20 +28,20 @@ from gen_durable.store.decode import (
 )
 from gen_durable.store.schema import Schema
 from gen_durable.store.types import (
-    CancelTarget,
-    Cascaded,
+    CancelResult,
+    CascadeResult,
     Commit,
-    FinishedInstance,
-    Flushed,
-    Inserted,
+    EndedInstance,
+    FlushResult,
+    FollowUps,
+    InsertResult,
     LimitAnswer,
     OutgoingSignal,
-    Picked,
-    Reaping,
-    Released,
+    PickResult,
+    ReapResult,
+    ReleaseResult,
     Row,
     UnknownStep,
-    Wakeups,
 )
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Statements:
         "_cascade",
         "_children",
         "_delete_full_buckets",
-        "_finished_of",
+        "_ends_of",
         "_flush",
         "_gc",
         "_get",
@@ -76,7 +76,7 @@ class Statements:
         "_insert",
         "_insert_as",
         "_limits",
-        "_lock_and_allocate_ids",
+        "_lock_parent_and_allocate_ids",
         "_notify",
         "_pick",
         "_reap",
@@ -106,10 +106,10 @@ class Statements:
         self._id_of_key = f"select {s}.id_of_key($1)"
         self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._flush = (
-            "select stale, already, woken, cancel_children, cancel_requested from "  # noqa: S608
-            f"{s}.flush($1,$2,$3,{_words(4)},{_words(5)},$6,$7,$8,$9,$10,$11,{_words(12)},$13,$14)"
+            "select stale, already_committed, woken, cancel_children, cancel_requested from "  # noqa: S608
+            f"{s}.flush($1,$2,$3,{_names_parameter(4)},{_names_parameter(5)},$6,$7,$8,$9,$10,$11,{_names_parameter(12)},$13,$14)"
         )
-        self._lock_and_allocate_ids = f"select {s}.lock_and_allocate_ids($1,$2,$3,$4)"
+        self._lock_parent_and_allocate_ids = f"select {s}.lock_parent_and_allocate_ids($1,$2,$3,$4)"
         self._start_instances = f"select {s}.start_instances($1,$2,$3,array['children'],$4)"
         self._children = f"select {s}.children_page($1,null,$2,$3)"
         self._signal = (
@@ -127,7 +127,7 @@ class Statements:
         self._unblock_missed = f"select last_gate, woken from {s}.unblock_missed($1,$2)"  # noqa: S608
         self._release_claims = f"select released, woken from {s}.release_claims($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select {s}.gc($1,$2,$3,$4)"
-        self._finished_of = f"select id, status, result::text, last_error from {s}.finished_of($1)"  # noqa: S608
+        self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
         self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.unknown_steps($1,$2)"  # noqa: S608
         self._unlocked_ids = f"select id from {s}.unlocked_ids($1)"  # noqa: S608
@@ -147,7 +147,7 @@ class Statements:
         self._release_limit = f"select {s}.release_limit($1)"
         self._delete_full_buckets = f"select {s}.delete_full_buckets()"
 
-    def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Statement[list[Inserted]]:
+    def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Statement[list[InsertResult]]:
         return Statement(
             self._insert,
             (
@@ -167,12 +167,12 @@ class Statements:
                 _sparse([s.group for s in starts]),
                 _sparse([s.metadata for s in starts]),
             ),
-            lambda rows: [Inserted(row[1], row[2]) for row in rows],
+            lambda rows: [InsertResult(row[1], row[2]) for row in rows],
         )
 
     def insert_as(
-        self, statement: Statement[list[Inserted]], ids: list[int], states: list[str]
-    ) -> Statement[list[Inserted]]:
+        self, statement: Statement[list[InsertResult]], ids: list[int], states: list[str]
+    ) -> Statement[list[InsertResult]]:
         """An `insert` with allocated ids, and the states that were encrypted for them."""
         args = (*statement.args[:3], states, *statement.args[4:], ids)
         return Statement(self._insert_as, args, statement.read)
@@ -194,15 +194,15 @@ class Statements:
         *,
         floors: str | None = None,
         fair: str | None = None,
-    ) -> Statement[Picked]:
+    ) -> Statement[PickResult]:
         """`floors` and `fair` are JSON, from the reports of earlier picks (`pick.sql`)."""
         args = (worker, list(demands), list(demands.values()), known, lease, floors, fair)
         return Statement(self._pick, args, read_picked)
 
-    def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Statement[Flushed]:
+    def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Statement[FlushResult]:
         """`commits` in the order of ids: rows are locked in that order. `now` is the clock of `Commit.began`."""
-        origins = _joined([c.origin for c in commits])
-        recorded = commits if origins else ()
+        ran_steps = _join_names([c.ran_step for c in commits])
+        recorded = commits if ran_steps else ()
         return Statement(
             self._flush,
             (
@@ -210,28 +210,28 @@ class Statements:
                 [c.epoch for c in commits],
                 [c.seq for c in commits],
                 " ".join([c.kind for c in commits]),
-                _joined([c.step for c in commits]),
+                _join_names([c.step for c in commits]),
                 [c.value for c in commits],
                 _sparse([c.delay for c in commits]),
                 _sparse([c.error for c in commits]),
                 _sparse([c.parent for c in commits]),
                 _sparse([c.extra for c in commits]),
                 worker,
-                origins,
+                ran_steps,
                 [now - c.began for c in recorded],
                 [c.took for c in recorded],
             ),
             read_flushed,
         )
 
-    def lock_and_allocate_ids(self, commit: Commit, count: int) -> Statement[list[int] | None]:
+    def lock_parent_and_allocate_ids(self, commit: Commit, count: int) -> Statement[list[int] | None]:
         """Lock the row of a commit and allocate ids for its children. Returns None if the claim was taken over."""
         return Statement(
-            self._lock_and_allocate_ids, (commit.id, commit.epoch, commit.seq, count), lambda rows: rows[0][0]
+            self._lock_parent_and_allocate_ids, (commit.id, commit.epoch, commit.seq, count), lambda rows: rows[0][0]
         )
 
     def start_instances(self, commit: Commit, children: str) -> Statement[list[str]]:
-        """Insert children, a JSON array, of a row that `lock_and_allocate_ids` has locked."""
+        """Insert children, a JSON array, of a row that `lock_parent_and_allocate_ids` has locked."""
         extra = f'{{"children":{children}}}'
         args = ([commit.id], [commit.epoch], [commit.seq], [extra])
         return Statement(self._start_instances, args, lambda rows: rows[0][0] or [])
@@ -255,12 +255,12 @@ class Statements:
 
     def cancel(
         self, targets: Sequence[tuple[int | None, bytes | None]], reason: str, *, cascade: bool
-    ) -> Statement[tuple[list[CancelTarget], Wakeups]]:
+    ) -> Statement[tuple[list[CancelResult], FollowUps]]:
         """`targets` are (id, key), one of them None."""
         args = ([t[0] for t in targets], [t[1] for t in targets], reason, cascade)
         return Statement(self._cancel, args, read_cancelled)
 
-    def cascade(self, batch: int, origin: int | None) -> Statement[Cascaded]:
+    def cascade(self, batch: int, origin: int | None) -> Statement[CascadeResult]:
         """Cancel up to `batch` descendants of cancelled instances; with `origin`, only of this one."""
         return Statement(self._cascade, (batch, origin), read_cascaded)
 
@@ -277,15 +277,15 @@ class Statements:
             lambda rows: [row[0] for row in rows],
         )
 
-    def reap(self, batch: int, max_crashes: int | None, silent: Sequence[str] = ()) -> Statement[Reaping]:
-        """`silent`: names of machines without a history."""
-        return Statement(self._reap, (batch, max_crashes, list(silent)), read_reaping)
+    def reap(self, batch: int, max_crashes: int | None, without_history: Sequence[str] = ()) -> Statement[ReapResult]:
+        """`without_history`: names of machines without a history."""
+        return Statement(self._reap, (batch, max_crashes, list(without_history)), read_reaping)
 
     def unblock_missed(self, after: str | None, batch: int) -> Statement[tuple[str | None, list[str]]]:
         """Unblock rows whose gate is free, a batch of gates at a time. Returns the last gate and the woken queues."""
         return Statement(self._unblock_missed, (after, batch), lambda rows: (rows[0][0], rows[0][1] or []))
 
-    def release_claims(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[Released]:
+    def release_claims(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[ReleaseResult]:
         """`claims` are (id, epoch, delay, reason), in the order of ids."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
         return Statement(self._release_claims, tuple(columns), read_released)
@@ -324,11 +324,11 @@ class Statements:
     def gc(self, done: float | None, failed: float | None, cancelled: float | None, batch: int) -> Statement[int]:
         return Statement(self._gc, (done, failed, cancelled, batch), lambda rows: int(rows[0][0]))
 
-    def finished_of(self, ids: Sequence[int]) -> Statement[list[FinishedInstance]]:
+    def ends_of(self, ids: Sequence[int]) -> Statement[list[EndedInstance]]:
         return Statement(
-            self._finished_of,
+            self._ends_of,
             (list(ids),),
-            lambda rows: [FinishedInstance(r[0], None if r[1] is None else Status(r[1]), r[2], r[3]) for r in rows],
+            lambda rows: [EndedInstance(r[0], None if r[1] is None else Status(r[1]), r[2], r[3]) for r in rows],
         )
 
     def get(self, instance: int | None, key: bytes | None) -> Statement[Instance | None]:
@@ -355,11 +355,11 @@ def _sparse(column: list[T | None]) -> list[T | None]:
     return column if column.count(None) < len(column) else []
 
 
-def _words(n: int) -> str:
+def _names_parameter(n: int) -> str:
     """A parameter of names as an array: names contain no space, and one text is encoded faster than many."""
     return f"pg_catalog.string_to_array(${n}, ' ', '')"
 
 
-def _joined(names: list[str | None]) -> str:
-    """Names for `_words`; an empty text if all are None."""
+def _join_names(names: list[str | None]) -> str:
+    """Names for `_names_parameter`; an empty text if all are None."""
     return " ".join([name or "" for name in names]) if names.count(None) < len(names) else ""

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final, cast
 
 from gen_durable.store.statements import Statement, Statements
-from gen_durable.store.types import CancelTarget, Inserted, OutgoingSignal, Wakeups
+from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal
 
 INSERT: Final = (
     *("text[]", "int4[]", "text[]", "jsonb[]", "text[]", "int2[]", "text[]", "float8[]", "timestamptz[]"),
@@ -36,7 +36,7 @@ class TextStatements:
     def _schema(self) -> str:
         return f'"{self.statements.schema.name}"'
 
-    def insert(self, statement: Statement[list[Inserted]]) -> Statement[list[Inserted]]:
+    def insert(self, statement: Statement[list[InsertResult]]) -> Statement[list[InsertResult]]:
         """`statement` is an `insert` or an `insert_as`."""
         types = (*INSERT, IDS)[: len(statement.args)]
         columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
@@ -77,7 +77,7 @@ class TextStatements:
 
     def cancel(
         self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
-    ) -> Statement[tuple[list[CancelTarget], Wakeups]]:
+    ) -> Statement[tuple[list[CancelResult], FollowUps]]:
         """The caller's commit sends the messages, so the answer holds no wake-ups."""
         statement = self.statements.cancel([(instance, key)], reason, cascade=cascade)
         text = (
@@ -109,7 +109,7 @@ def with_named_parameters(text: str, before: str, after: str = "") -> str:
 
 
 def named_arguments(args: Sequence[object]) -> dict[str, object]:
-    """The parameters that go with `named`."""
+    """The parameters of a statement that `with_named_parameters` made."""
     return {f"p{n}": value for n, value in enumerate(args, start=1)}
 
 

@@ -20,11 +20,11 @@ Row = Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Wakeups:
-    """The wake-ups that a transaction caused; `Notifier.publish` turns them into messages.
+class FollowUps:
+    """What must follow a committed transaction; `Notifier.dispatch` does it.
 
-    `cancel_children`: parents whose children must be cancelled; None stands for any parent. `check_cancels`: workers
-    that run an instance with a cancel request.
+    `queues`: they have new runnable rows. `cancel_children`: origins whose descendants must be cancelled; None stands
+    for any. `check_cancels`: workers that run an instance with a cancel request.
     """
 
     queues: frozenset[str] = frozenset()
@@ -35,7 +35,7 @@ class Wakeups:
         return bool(self.queues or self.cancel_children or self.check_cancels)
 
 
-NO_WAKEUPS: Final = Wakeups()
+NO_FOLLOW_UPS: Final = FollowUps()
 
 
 class Claim(msgspec.Struct, eq=False, gc=False):
@@ -96,7 +96,7 @@ class UnmetDemand:
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class PickResult:
     """The result of a pick.
 
     `floors`: by queue, where its live rows begin, as JSON, if the search for them was slow. `last_groups`: by fair
@@ -161,27 +161,27 @@ class Commit(msgspec.Struct, eq=False, gc=False):
     extra: str | None = None
     many_children: ManyChildren | None = None
     # For the history: the step that ran, or None if the machine has no history; times are of a monotonic clock.
-    origin: str | None = None
+    ran_step: str | None = None
     began: float = 0.0
     took: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
+class FlushResult:
     """The result of a flush, by instance id.
 
-    `stale`: rejected by the fence. `already`: committed by an earlier try. `cancel_requested`: not committed, because
+    `stale`: rejected by the fence. `already_committed`: by an earlier try. `cancel_requested`: not committed, because
     the row has a cancel request.
     """
 
     stale: frozenset[int] = frozenset()
-    already: frozenset[int] = frozenset()
-    wakeups: Wakeups = NO_WAKEUPS
+    already_committed: frozenset[int] = frozenset()
+    follow_ups: FollowUps = NO_FOLLOW_UPS
     cancel_requested: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Inserted:
+class InsertResult:
     """The result for one start: the id, or None if it was skipped, and whether the instance is new."""
 
     id: int | None
@@ -200,7 +200,7 @@ class OutgoingSignal:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTarget:
+class CancelResult:
     """The result for one target of a cancel: its id, or None if it does not exist, its status before, and a verdict."""
 
     id: int | None
@@ -209,17 +209,17 @@ class CancelTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Cascaded:
+class CascadeResult:
     """The result of one batch of a cascade: instances ended, cancels requested, and whether children are left."""
 
     ended: int
     requested: int
-    wakeups: Wakeups
+    follow_ups: FollowUps
     more: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Reclaimed:
+class ReapedClaim:
     """A claim taken back by the reaper; `dead` if the instance was failed after too many crashes."""
 
     id: int
@@ -232,15 +232,15 @@ class Reclaimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reaping:
+class ReapResult:
     """The result of a reap: the claims taken back, and the wake-ups that this caused."""
 
-    claims: list[Reclaimed]
-    wakeups: Wakeups
+    claims: list[ReapedClaim]
+    follow_ups: FollowUps
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ReleaseResult:
     """The result of a release: the released rows, and the queues of rows that were unblocked."""
 
     ids: list[int]
@@ -248,7 +248,7 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedInstance:
+class EndedInstance:
     """The end of an instance that a client waits for; `status` is None if the instance does not exist."""
 
     id: int

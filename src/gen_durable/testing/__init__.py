@@ -7,8 +7,8 @@ from gen_durable.testing.contexts import child_done, child_failed, make_context,
 from gen_durable.testing.drain_result import DrainResult, Execution, Runaway
 from gen_durable.testing.explorer import Sends, Starts, explore, sends, starts
 from gen_durable.testing.harness import Harness, HarnessFactory
+from gen_durable.testing.instance_snapshot import Snapshot
 from gen_durable.testing.schema import throw_away_schema
-from gen_durable.testing.snapshot import Snapshot
 
 __all__ = [
     "ANYTHING",

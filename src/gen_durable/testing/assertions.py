@@ -19,7 +19,7 @@ from gen_durable.signals import Signal
 from gen_durable.starts import Startable, step_of
 from gen_durable.testing.drain_result import list_waiting
 from gen_durable.testing.harness_statements import HarnessStatements
-from gen_durable.testing.snapshot import Snapshot, shorten
+from gen_durable.testing.instance_snapshot import Snapshot, shorten
 from gen_durable.validation import check_key
 
 R = TypeVar("R")

@@ -12,7 +12,7 @@ from typing import Final
 
 from gen_durable.errors import GenDurableError
 from gen_durable.instances import Status
-from gen_durable.testing.snapshot import Snapshot
+from gen_durable.testing.instance_snapshot import Snapshot
 
 LOST: Final = "lost"
 UNDECODABLE: Final = "undecodable"

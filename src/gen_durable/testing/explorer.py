@@ -22,7 +22,7 @@ from gen_durable.signals import Signal
 from gen_durable.starts import Start, Startable, StartOptions
 from gen_durable.testing.drain_result import Execution
 from gen_durable.testing.harness import Harness, HarnessFactory
-from gen_durable.testing.snapshot import Snapshot
+from gen_durable.testing.instance_snapshot import Snapshot
 from gen_durable.validation import check_delay
 
 if TYPE_CHECKING:

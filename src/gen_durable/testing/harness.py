@@ -23,8 +23,8 @@ from gen_durable.registry import Registry
 from gen_durable.store.types import Claim
 from gen_durable.testing.assertions import Assertions, Target
 from gen_durable.testing.drain_result import DrainResult, Execution, Runaway, list_waiting, missing_code_hint
+from gen_durable.testing.instance_snapshot import Snapshot
 from gen_durable.testing.schema import check_throw_away
-from gen_durable.testing.snapshot import Snapshot
 from gen_durable.testing.stepper import Stepper
 from gen_durable.validation import check_delay
 
@@ -44,7 +44,7 @@ class Harness(Assertions):
     async def __aenter__(self) -> Self:
         if self._stepper is not None:
             raise ConfigError("this harness is open already")
-        self._opened = await services_of(self.app).ensure_open()
+        self._opened = await services_of(self.app).open_if_closed()
         try:
             await check_throw_away(self.app)
             stepper = Stepper(self.app, self._registry, self._statements, self._errors)

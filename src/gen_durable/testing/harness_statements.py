@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
-from gen_durable.testing.snapshot import Snapshot, read_snapshot
+from gen_durable.testing.instance_snapshot import Snapshot, read_snapshot
 
 _SQL = files("gen_durable.testing").joinpath("sql")
 

@@ -44,13 +44,13 @@ class MemoryJournal:
         """The same journal for every claim."""
         return self._step_journal
 
-    async def perform(self, actions: Actions) -> Any:
+    async def run_actions(self, actions: Actions) -> Any:
         """Perform actions on the event loop."""
         try:
             action = next(actions)
             while True:
                 try:
-                    answer = _perform(action)
+                    answer = _run_action(action)
                     if inspect.isawaitable(answer):
                         answer = await answer
                 except Exception as error:
@@ -60,15 +60,15 @@ class MemoryJournal:
         except StopIteration as end:
             return end.value
 
-    def perform_in_thread(self, actions: Actions) -> Any:
+    def run_actions_in_thread(self, actions: Actions) -> Any:
         """Perform actions where no event loop runs."""
-        return asyncio.run(self.perform(actions))
+        return asyncio.run(self.run_actions(actions))
 
     def report(self, *_: object, **__: object) -> None:
         """Drop the report."""
 
 
-def _perform(action: Action) -> Any:
+def _run_action(action: Action) -> Any:
     return action.fn(*action.args) if isinstance(action, CallActivity) else True
 
 

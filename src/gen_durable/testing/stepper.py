@@ -24,7 +24,7 @@ from gen_durable.core.notifier import Notifier
 from gen_durable.core.services import Services, services_of
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimRunner
-from gen_durable.engine.claims import ClaimTable
+from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.fanout import ChildrenReader
@@ -34,12 +34,12 @@ from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.engine.transactional import TransactionalExecutor
+from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
 from gen_durable.step_services import StepTransaction
-from gen_durable.store.types import Claim, Wakeups
+from gen_durable.store.types import Claim, FollowUps
 from gen_durable.telemetry import Event, Events, StateUndecodable, StepCommitted
 from gen_durable.testing.drain_result import LOST, UNDECODABLE, Execution
 from gen_durable.testing.harness_statements import HarnessStatements
@@ -149,7 +149,7 @@ class Stepper:
         await self._connection.run_script("set synchronous_commit = off")
 
     async def close(self) -> None:
-        await self._committer.close()
+        await self._committer.cancel_flushes()
         await self._journal.close()
         self._threads.close()
         closing = (self._connection.close(), self._side_connection.close(), self._transactional.close())
@@ -296,11 +296,11 @@ class StepperNotifier(Notifier):
     def wake(self, queue: str, count: int = 1) -> None:
         pass
 
-    def cancel_children(self, parent: int | None) -> None:
+    def cancel_children(self, origin: int | None) -> None:
         self.has_children_to_cancel = True
 
-    def publish(self, wakeups: Wakeups) -> None:
-        if wakeups.cancel_children:
+    def dispatch(self, follow_ups: FollowUps) -> None:
+        if follow_ups.cancel_children:
             self.has_children_to_cancel = True
 
 
@@ -327,8 +327,8 @@ class RecordingExecutor(Executor):
             self.errors[claim.id] = error
             raise
 
-    async def run_on_error(
+    async def answer_error(
         self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         self.errors[claim.id] = error
-        return await super().run_on_error(claim, entry, ctx, error, may_continue=may_continue)
+        return await super().answer_error(claim, entry, ctx, error, may_continue=may_continue)

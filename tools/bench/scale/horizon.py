@@ -127,7 +127,7 @@ async def _drain(table: Table, tally: _Tally, stop: asyncio.Event) -> None:
         if stop.is_set():
             return
         await _run(connection, calls.insert(starts, "raise"))
-        sent = floors.parameter(["default"])
+        sent = floors.pick_argument(["default"])
         pick = calls.pick("w", {"default": 100}, KNOWN, LEASE, floors=sent)
         began = time.perf_counter()
         rows = await connection.fetch(pick.text, *pick.args)

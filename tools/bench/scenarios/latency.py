@@ -111,7 +111,7 @@ async def other_bare(parent: Parent, app: Durable, *, samples: int) -> dict[str,
         await message.wait()
         await finish(runner, app, await pick(runner, app, 1))
         committed.append(time.monotonic() - began)
-        await client(services_of(app).statements.finished_of([row.id]))
+        await client(services_of(app).statements.ends_of([row.id]))
         known.append(time.monotonic() - began)
     return {"committed": committed[WARM:], "known": known[WARM:]}
 

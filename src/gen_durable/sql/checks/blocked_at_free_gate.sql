@@ -20,7 +20,7 @@ where case
       not exists (
         select from @schema.instances ahead where ahead.slot_key = blocked.slot_key and ahead.queue = blocked.queue and ahead.due_at <= now()
       )
-      and @schema.slots_taken(blocked.slot_key, 1000000) < coalesce((
+      and @schema.count_taken_slots(blocked.slot_key, 1000000) < coalesce((
         select policy.slots from @schema.limits policy
         where policy.name = split_part(blocked.slot_key, '/', 1) and policy.kind = 'concurrency'
       ), 1000000)

@@ -31,7 +31,7 @@ declare
   deficit_seconds float8;  -- until the bucket holds enough tokens; negative if it holds more
 begin
   perform @schema.resolve_limit_keys(array[jsonb_build_array(jsonb_build_array(name, part, weight))]);
-  perform pg_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(name));
+  perform pg_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_key(name));
   select stored.kind, stored.slots, stored.period, stored.burst into policy
   from @schema.limits stored where stored.name = name;
   is_lost := not exists (
@@ -55,7 +55,7 @@ begin
       insert into @schema.step_slots (ticket, slot_key, instance_id, claim) values (ticket, key, instance, epoch)
       returning id into place;
     end if;
-    is_granted := policy.slots >= @schema.slots_taken(key, policy.slots) - (
+    is_granted := policy.slots >= @schema.count_taken_slots(key, policy.slots) - (
       select count(*) from @schema.step_slots slot
       join @schema.instances i on i.id = slot.instance_id and i.claims = slot.claim and i.lease_expires_at is not null
       where slot.slot_key = key and slot.id > place

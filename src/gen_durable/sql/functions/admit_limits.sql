@@ -15,8 +15,8 @@
 -- A row whose weight exceeds a since-lowered burst takes the whole bucket. Rows that are refused a token go to unblock,
 -- which gives the first of them a token_at.
 -- Index: instances_slot; primary keys of limits and rate_buckets.
--- Locks: policies (shared) and gates, by try-lock, then rows as lock_due_rows_of_gates.sql. The lock on a gate keeps the counts
--- true until commit, the shared lock on the policy keeps the limit unchanged.
+-- Locks: policies (shared) and gates, by try-lock, then rows as lock_due_rows_of_gates.sql. The lock on a gate keeps
+-- the counts true until commit, the shared lock on the policy keeps the limit unchanged.
 -- Guarded by tests/store/test_limits.py, tests/interleavings/test_limits.py (test_pick_pick_of_one_slot,
 -- test_policy_pick_fewer_slots).
 create or replace function @schema.admit_limits(
@@ -50,7 +50,7 @@ begin
     cross join lateral (values (@schema.gate_name('slot', i.slot_key)), (@schema.gate_name('rate', i.rate_key))) as either (gate)
     where i.ctid = any (found_rows) and either.gate is not null
   ) as wanted
-  where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(wanted.gate)))
+  where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_key(@schema.key_of_gate(wanted.gate)))
     and pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate));
 
   -- Objects instead of joins: a call may concern hundreds of gates, and nested loops would compare all pairs.
@@ -71,7 +71,7 @@ begin
   ),
   free_slots as materialized (
     select jsonb_object_agg(needed.key, policy.slots
-      - @schema.slots_taken(needed.key, policy.slots)
+      - @schema.count_taken_slots(needed.key, policy.slots)
       - coalesce((claimed_per_slot ->> needed.key)::int, 0)
     ) as by_key
     from (

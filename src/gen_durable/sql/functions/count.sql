@@ -18,7 +18,7 @@ declare
     (wanted ->> 'inserted_before')::timestamptz, (wanted ->> 'updated_before')::timestamptz,
     (wanted ->> 'finished_before')::timestamptz
   );
-  newest constant bigint := coalesce(@schema.id_bound_of_time(before), 9223372036854775807);
+  newest constant bigint := coalesce(@schema.id_above_time(before), 9223372036854775807);
   query record;
   examined int;
   lowest bigint;
@@ -39,7 +39,7 @@ begin
     return query select seen, true;
     return;
   end if;
-  if wanted ? 'metadata' and @schema.metadata_indexed() then
+  if wanted ? 'metadata' and @schema.has_metadata_index() then
     -- As in list.sql: matches that are rare in the whole table are counted by their index.
     execute format(
       'select count(*) filter (where %s), count(*) from (select i.* from @schema.instances i '

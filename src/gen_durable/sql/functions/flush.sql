@@ -11,19 +11,20 @@
 --   parents            the parent of a row that ends; null for most
 --   extras             null for most, else an object: queue, priority, partition_key, limits, left (the gates of the
 --                      step that ran), awaits, seen, consumed, children, join (how many children must be done),
---                      on_failure, cancel_rest, spawn (instances to start without waiting for them), attempt and with_state
---                      (record_transitions.sql)
---   origins            the step that ran, for the history; null keeps none. agos, durations and worker belong to it
--- Returns one row: stale, ids whose claim was taken over; already, ids that an earlier call has committed; woken, the
--- queues in which rows became runnable; cancel_children, parents whose other children cascade.sql must cancel;
--- cancel_requested, ids with a pending cancel: flush accepts only an end from them, and the worker must commit one
--- (tests/interleavings: cancel_flush).
+--                      on_failure, cancel_rest, spawn (instances to start without waiting for them), attempt and
+--                      with_state (record_transitions.sql)
+--   ran_steps          the step that ran, for the history; null keeps none. started_ago (how many seconds ago it began),
+--                      durations and worker are for the history too
+-- Returns one row: stale, ids whose claim was taken over; already_committed, ids that an earlier call has committed;
+-- woken, the queues in which rows became runnable; cancel_children, parents whose other children cascade.sql must
+-- cancel; cancel_requested, ids with a pending cancel: flush accepts only an end from them, and the worker must commit
+-- one (tests/interleavings: cancel_flush).
 --
 -- The fence is id + claims + seq and needs no status: every exit from executing that is not the worker's own outcome
 -- increments claims, the worker's own increments seq. All effects of an outcome depend on the rows that the fenced
 -- update returned.
--- A delay counts from the statement, here and in insert and start_instances: a transactional step, or the caller's transaction,
--- may have begun long before, and now() is its beginning.
+-- A delay counts from the statement, here and in insert and start_instances: a transactional step, or the caller's
+-- transaction, may have begun long before, and now() is its beginning.
 -- Index: the primary key throughout. Nested loops are forced: a generic plan that misjudges the number of executing
 -- rows turns a flush of 500 from 9 into 100 ms.
 -- Locks: own rows and parents in id order before anything else, gates last (tests/interleavings: join_join,
@@ -31,11 +32,11 @@
 -- Long because: one update writes the outcomes of a batch, and all effects share the rows that it returns.
 create or replace function @schema.flush(
   ids bigint[], claims int[], seqs int[], kinds text[], steps text[], payloads jsonb[], delays float8[], errors text[],
-  parents bigint[], extras jsonb[], worker text default null, origins text[] default '{}', agos float8[] default '{}',
-  durations float8[] default '{}'
+  parents bigint[], extras jsonb[], worker text default null, ran_steps text[] default '{}',
+  started_ago float8[] default '{}', durations float8[] default '{}'
 )
 returns table (
-  stale bigint[], already bigint[], woken text[], cancel_children bigint[], cancel_requested bigint[]
+  stale bigint[], already_committed bigint[], woken text[], cancel_children bigint[], cancel_requested bigint[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -70,8 +71,8 @@ begin
   end if;
 
   -- Insert children while the parents' rows are locked but not yet changed: an insert waits for a change of the row
-  -- that holds its key, not for a lock on it. With the change first, two parents that start each other's keys would deadlock
-  -- (tests/interleavings: spawn_spawn_of_each_other).
+  -- that holds its key, not for a lock on it. With the change first, two parents that start each other's keys would
+  -- deadlock (tests/interleavings: spawn_spawn_of_each_other).
   if starts_instances then
     spawn_queues := @schema.start_instances(ids, claims, seqs, kinds, extras);
   end if;
@@ -177,16 +178,16 @@ begin
       array_agg(outcome.id) filter (where i.id is null),
       array_agg(outcome.id) filter (where i.seq = outcome.seq + 1),
       array_agg(outcome.id) filter (where i.seq = outcome.seq)
-    into stale, already, cancel_requested
+    into stale, already_committed, cancel_requested
     from unnest(ids, claims, seqs) as outcome (id, epoch, seq)
     left join @schema.instances i
       on i.id = outcome.id and i.claims = outcome.epoch and i.seq in (outcome.seq, outcome.seq + 1)
     where outcome.id <> all (coalesce(written, '{}'));
   end if;
 
-  if cardinality(origins) > 0 and written is not null then
+  if cardinality(ran_steps) > 0 and written is not null then
     perform @schema.record_transitions(
-      ids, seqs, kinds, steps, errors, extras, worker, origins, agos, durations,
+      ids, seqs, kinds, steps, errors, extras, worker, ran_steps, started_ago, durations,
       case when cardinality(written) < cardinality(ids) then written end
     );
   end if;
@@ -209,7 +210,7 @@ begin
   end if;
 
   if parked_places is not null then
-    more := @schema.recheck_inbox(parked_places);
+    more := @schema.wake_parked_rows(parked_places);
     queues := coalesce(queues, '{}') || more;
   end if;
 

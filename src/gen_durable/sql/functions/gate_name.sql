@@ -1,7 +1,7 @@
 -- gate_name: the name of what a row waits for: 'partition/KEY', 'slot/KEY' or 'rate/KEY' (README.md, "Gates").
 --
--- A SQL-standard body without SET is inlined, so an index on blocked_on serves `blocked_on = gate_name('slot', key)` as it
--- serves the written-out text. Null if the key is null.
+-- A SQL-standard body without SET is inlined, so an index on blocked_on serves `blocked_on = gate_name('slot', key)` as
+-- it serves the written-out text. Null if the key is null.
 create or replace function @schema.gate_name(kind text, key text)
 returns text
 language sql immutable parallel safe

@@ -43,6 +43,6 @@ as $$
         )
     ) as gated
     left join @schema.limits policy
-      on gated.queue_step is not null and policy.name = split_part(@schema.gate_key(gated.gate), '/', 1)
+      on gated.queue_step is not null and policy.name = split_part(@schema.key_of_gate(gated.gate), '/', 1)
   ) as ranked
 $$;

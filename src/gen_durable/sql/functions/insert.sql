@@ -2,8 +2,10 @@
 --
 -- Parameters: one array per column; an array whose values are all null may be shorter. delays: seconds from now, null
 -- for none. schedule_ats: a time takes precedence over the delay. unique_scopes: each the text of an array of statuses.
--- priorities: null means 0. limits: as resolve_limit_keys.sql takes them. groups: 'KIND/GROUP'. metadatas: objects or null.
--- drawn: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id is rejected.
+-- priorities: null means 0. limits: as resolve_limit_keys.sql takes them. groups: 'KIND/GROUP'. metadatas: objects or
+-- null.
+-- allocated_ids: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id is
+-- rejected.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
 -- Returns one row per input row, in input order.
 -- Index: instances_unique.
@@ -25,7 +27,7 @@ create or replace function @schema.insert(
   limits jsonb[] default '{}',
   groups text[] default '{}',
   metadatas jsonb[] default '{}',
-  drawn bigint[] default '{}'
+  allocated_ids bigint[] default '{}'
 )
 returns table (ord int, id bigint, inserted boolean)
 language plpgsql
@@ -53,20 +55,20 @@ begin
   end if;
 
   -- Ids in input order, so that rows of equal priority run in the order of the input.
-  if cardinality(drawn) = 0 then
+  if cardinality(allocated_ids) = 0 then
     select array_agg(nextval('@schema.instances_id_seq'::regclass)) into ids from generate_series(1, total);
   else
     -- An id above the sequence would collide with a later row.
-    if cardinality(drawn) <> total
+    if cardinality(allocated_ids) <> total
       or exists (
-        select from unnest(drawn) as drawn_id (value)
-        where drawn_id.value is null or drawn_id.value < 1
-          or drawn_id.value > (select last_value from @schema.instances_id_seq)
+        select from unnest(allocated_ids) as allocated_id (value)
+        where allocated_id.value is null or allocated_id.value < 1
+          or allocated_id.value > (select last_value from @schema.instances_id_seq)
       )
     then
-      raise exception 'drawn must hold an id of allocate_ids() for each row' using errcode = '22023';
+      raise exception 'allocated_ids must hold an id of allocate_ids() for each row' using errcode = '22023';
     end if;
-    ids := drawn;
+    ids := allocated_ids;
   end if;
 
   if cardinality(limits) > 0 then

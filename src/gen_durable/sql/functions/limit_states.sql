@@ -24,7 +24,7 @@ as $$
       group by slot.slot_key
       union all
       select case when starts_with(i.blocked_on, 'slot/') then 'concurrency' else 'rate' end,
-        @schema.gate_key(i.blocked_on), 0, count(*)
+        @schema.key_of_gate(i.blocked_on), 0, count(*)
       from @schema.instances i where not starts_with(i.blocked_on, 'partition/') group by i.blocked_on
       union all
       select 'rate', i.rate_key, 0, count(*)

@@ -1,4 +1,5 @@
--- lock_due_rows_of_gates: lock more due rows of gates at which pick has just blocked many, so that they are blocked together.
+-- lock_due_rows_of_gates: lock more due rows of gates at which pick has just blocked many, so that they are blocked
+-- together.
 --
 -- Parameters: the crowded gates; all gates that this transaction has locked; rows that pick has found, to leave out.
 -- Returns up to 1,000 rows per gate. admit_limits blocks them with the others.
@@ -19,7 +20,7 @@ begin
     select behind.tid from unnest(crowded_gates) as crowd (gate)
     cross join lateral (
       select i.ctid as tid from @schema.instances i
-      where i.slot_key = @schema.gate_key(crowd.gate) and starts_with(crowd.gate, 'slot/')
+      where i.slot_key = @schema.key_of_gate(crowd.gate) and starts_with(crowd.gate, 'slot/')
         and i.partition_key is null
         and coalesce(i.due_at, 'infinity') <= now() and coalesce(i.due_at, 'infinity') < 'infinity'
         and i.ctid <> all (excluded_rows)
@@ -29,7 +30,7 @@ begin
     select behind.tid from unnest(crowded_gates) as crowd (gate)
     cross join lateral (
       select i.ctid as tid from @schema.instances i
-      where i.rate_key = @schema.gate_key(crowd.gate) and starts_with(crowd.gate, 'rate/') and i.token_at is null
+      where i.rate_key = @schema.key_of_gate(crowd.gate) and starts_with(crowd.gate, 'rate/') and i.token_at is null
         and coalesce(i.due_at, 'infinity') <= now() and coalesce(i.due_at, 'infinity') < 'infinity'
         and i.partition_key is null and i.ctid <> all (excluded_rows)
         and (i.slot_key is null or @schema.gate_name('slot', i.slot_key) = any (locked_gates))

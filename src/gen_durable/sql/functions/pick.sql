@@ -20,8 +20,8 @@
 -- below a floor are found when the caller omits the floors again (engine/scan_floors.py).
 -- Gates: admit_partitions.sql and admit_limits.sql decide which rows may run, and block the others, so that each row is
 -- skipped once. Fair queues: lock_fair_rows.sql finds the rows.
--- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority (first_of_next_priority.sql), the
--- search never reads rows that are due in the future, however urgent.
+-- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority
+-- (first_of_next_priority.sql), the search never reads rows that are due in the future, however urgent.
 -- Locks: FOR NO KEY UPDATE SKIP LOCKED, so pickers wait neither for each other nor for a delivery in progress.
 -- Long because: the loop shares its counters with every branch; passing them on would take more lines than it saves.
 -- Guarded by tests/store/test_pick.py, test_guards.py, tests/interleavings/test_claim_claim.py.
@@ -97,8 +97,8 @@ begin
       level := level + 1;
       level_floor := floors -> queue_name -> level;
       search_began := clock_timestamp();
-      select first_of_next_priority.priority, first_of_next_priority.due_at, first_of_next_priority.id into level_priority, head_due_at, head_id
-      from @schema.first_of_next_priority(queue_name, level_priority, level_floor);
+      select head.priority, head.due_at, head.id into level_priority, head_due_at, head_id
+      from @schema.first_of_next_priority(queue_name, level_priority, level_floor) as head;
       search_time := search_time + (clock_timestamp() - search_began);
       exit when level_priority is null;
       if head_due_at is null then
@@ -171,7 +171,7 @@ begin
             claimed_slots := claimed_slots || admitted_slots;
             denied := denied + denied_by_limits;
             if refused_counts is not null then
-              blocked_counts := @schema.merge_counts(blocked_counts, refused_counts);
+              blocked_counts := @schema.add_counts(blocked_counts, refused_counts);
             end if;
           end if;
           skipped_count := skipped_count + denied + contended_count;

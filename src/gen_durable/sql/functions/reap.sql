@@ -1,19 +1,19 @@
 -- reap: take back claims whose lease has expired. Fails rows that crashed too often, ends rows with a cancel request.
 --
 -- Parameters: batch, the most rows to take back; max_crashes, after how many crashes a row fails (null for never);
--- silent, the machines that keep no history, as far as the caller knows.
+-- without_history, the machines that keep no history, as far as the caller knows.
 -- Returns one row: reclaimed, an array of {id, machine, version, step, queue, crashes, dead}, or null; woken, the
 -- queues in which rows became runnable; cancel_children, parents whose other children cascade.sql must cancel;
 -- cascade_due, whether a cascade is older than 2 s, so the process that carried it out has died.
 -- Every worker runs this; there is no leader. A row that is taken back keeps its eligible_at and so its place: within a
 -- partition key it stays the head. The end of a row is recorded in its history if it has one: the transition of its
--- last outcome shows that, or, for a row without an outcome, `silent`.
+-- last outcome shows that, or, for a row without an outcome, `without_history`.
 -- Index: instances_lease; primary keys.
 -- Locks: the rows in id order, then the parents of rows that end, both with SKIP LOCKED, then gates. Parents come after
 -- their children here and before them in flush and signal, so waiting for one would deadlock (tests/interleavings:
 -- reap_flush).
 create or replace function @schema.reap(
-  batch int, max_crashes int default null, silent text[] default '{}',
+  batch int, max_crashes int default null, without_history text[] default '{}',
   out reclaimed jsonb, out woken text[], out cancel_children bigint[], out cascade_due boolean
 )
 language plpgsql
@@ -85,7 +85,7 @@ begin
       coalesce(i.cancel_reason, @schema.crash_loop_error(i.step, i.crashes + 1))
     from @schema.instances i
     where i.id = any (ending) and case
-      when i.seq = 0 then i.fsm <> all (silent)
+      when i.seq = 0 then i.fsm <> all (without_history)
       else exists (select from @schema.transitions t where t.instance_id = i.id and t.seq = i.seq)
     end;
   end if;

@@ -8,7 +8,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 begin
-  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.policy_lock_id(name));
+  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.policy_lock_key(name));
   delete from @schema.limits stored where stored.name = name;
   removed := found;
   if removed then

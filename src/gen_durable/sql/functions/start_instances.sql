@@ -1,8 +1,8 @@
--- start_instances: insert the children of parents that this transaction has locked and is about to park, and the instances that
--- other outcomes start without waiting for them.
+-- start_instances: insert the children of parents that this transaction has locked and is about to park, and the
+-- instances that other outcomes start without waiting for them.
 --
 -- Parameters: the arrays of flush with the fence, the kind, and extras: `children`, an array of objects, or `spawn`,
--- the same. A child with an id (lock_and_allocate_ids.sql) keeps it.
+-- the same. A child with an id (lock_parent_and_allocate_ids.sql) keeps it.
 -- Returns the queues in which rows became runnable.
 -- The fence is checked here as in flush, and a row with a pending cancel starts no instances; the lock guarantees that
 -- both checks agree. A child whose unique key is taken is neither inserted nor waited for. Rows are inserted in the

@@ -41,14 +41,14 @@ begin
       select freed.gate from unnest(gates) as freed (gate)
       where (
           starts_with(freed.gate, 'partition/')
-          or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_id(@schema.gate_key(freed.gate)))
+          or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_key(@schema.key_of_gate(freed.gate)))
         )
         and pg_try_advisory_xact_lock(@schema.gate_lock_id(freed.gate))
     );
   end if;
 
   select
-    array_agg(@schema.gate_key(locked.gate)) filter (where starts_with(locked.gate, 'partition/')),
+    array_agg(@schema.key_of_gate(locked.gate)) filter (where starts_with(locked.gate, 'partition/')),
     array_agg(locked.gate) filter (where not starts_with(locked.gate, 'partition/'))
   into partition_keys, limit_gates
   from unnest(locked_gates) as locked (gate);

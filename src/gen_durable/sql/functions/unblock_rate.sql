@@ -36,11 +36,11 @@ begin
       greatest(extract(epoch from bucket.drained_until - moment), 0)::float8 as drained_seconds
     from @schema.queues_of_blocked_rows(gates) as waiting
     left join @schema.limits policy
-      on policy.name = split_part(@schema.gate_key(waiting.gate), '/', 1) and policy.kind = 'rate'
-    left join @schema.rate_buckets bucket on bucket.key = @schema.gate_key(waiting.gate)
+      on policy.name = split_part(@schema.key_of_gate(waiting.gate), '/', 1) and policy.kind = 'rate'
+    left join @schema.rate_buckets bucket on bucket.key = @schema.key_of_gate(waiting.gate)
     cross join lateral (
       select coalesce(sum(least(coalesce(i.weight, 1), policy.burst)), 0) as weight from @schema.instances i
-      where i.rate_key = @schema.gate_key(waiting.gate) and i.queue = waiting.queue
+      where i.rate_key = @schema.key_of_gate(waiting.gate) and i.queue = waiting.queue
         and i.token_at > moment - interval '5 seconds' and i.ctid <> all (claimed_rows)
     ) as promised
     where starts_with(waiting.gate, 'rate/')

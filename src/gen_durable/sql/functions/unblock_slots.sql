@@ -28,11 +28,11 @@ begin
   with offer as materialized (
     select waiting.gate, waiting.queue, policy.slots is not null as has_policy, case
       when policy.slots is null then bulk
-      else least(policy.slots - @schema.slots_taken(@schema.gate_key(waiting.gate), policy.slots), bulk)
+      else least(policy.slots - @schema.count_taken_slots(@schema.key_of_gate(waiting.gate), policy.slots), bulk)
     end as free_slots
     from @schema.queues_of_blocked_rows(gates) as waiting
     left join @schema.limits policy
-      on policy.name = split_part(@schema.gate_key(waiting.gate), '/', 1) and policy.kind = 'concurrency'
+      on policy.name = split_part(@schema.key_of_gate(waiting.gate), '/', 1) and policy.kind = 'concurrency'
     where starts_with(waiting.gate, 'slot/')
   ),
   locked_row as materialized (
@@ -42,7 +42,7 @@ begin
       select count(*) as total, count(*) filter (where due_row.updated_at > now() - interval '5 seconds') as fresh
       from (
         select i.updated_at from @schema.instances i
-        where offer.has_policy and i.slot_key = @schema.gate_key(offer.gate) and i.queue = offer.queue
+        where offer.has_policy and i.slot_key = @schema.key_of_gate(offer.gate) and i.queue = offer.queue
           and coalesce(i.due_at, 'infinity') <= now() and coalesce(i.due_at, 'infinity') < 'infinity'
         limit greatest(offer.free_slots, 0)
       ) as due_row

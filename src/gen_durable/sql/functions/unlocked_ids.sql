@@ -1,5 +1,5 @@
--- unlocked_ids: the given rows that no other session has locked at this moment. The committer calls it when flush ran into
--- its lock_timeout, to postpone the outcomes whose row or parent a long transaction has locked.
+-- unlocked_ids: the given rows that no other session has locked at this moment. The committer calls it when flush ran
+-- into its lock_timeout, to postpone the outcomes whose row or parent a long transaction has locked.
 --
 -- Index: primary key. Locks: SKIP LOCKED, released at once with the transaction of the statement.
 create or replace function @schema.unlocked_ids(ids bigint[])

@@ -288,7 +288,7 @@ comment on column @schema.step_slots.ticket is 'Chosen by the caller, so that a 
 comment on column @schema.step_slots.claim is
   'The fencing number of the claim that acquires the slot. The row counts while that claim is current.';
 
--- acquire_limit, slots_taken: the slots of a limit, in order of arrival.
+-- acquire_limit, count_taken_slots: the slots of a limit, in order of arrival.
 create index step_slots_key on @schema.step_slots (slot_key, id);
 
 -- reap: the slots of claims whose lease has expired.

@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from gen_durable.core.background import BackgroundTask
+from gen_durable.core.background_task import BackgroundTask
 from gen_durable.errors import ConfigError
 from gen_durable.instances import Status
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import FinishedInstance
+from gen_durable.store.types import EndedInstance
 
 FIRST_PAUSE: Final = 0.003
 LONGEST_PAUSE: Final = 0.25
@@ -34,13 +34,13 @@ class CompletionWatcher(BackgroundTask):
         self._pool = pool
         self._statements = statements
         # By instance, the waiters and since when each waits, by the clock of `Commit.began`.
-        self._waiters: dict[int, dict[asyncio.Future[FinishedInstance], float]] = {}
+        self._waiters: dict[int, dict[asyncio.Future[EndedInstance], float]] = {}
         self._poll_now = asyncio.Event()
         self._pause = FIRST_PAUSE
 
-    async def wait(self, instance: int, timeout: float | None) -> FinishedInstance | None:
+    async def wait(self, instance: int, timeout: float | None) -> EndedInstance | None:
         """Wait until an instance has ended. Returns None if it has not ended within `timeout` seconds."""
-        future: asyncio.Future[FinishedInstance] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[EndedInstance] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(instance, {})[future] = time.perf_counter()
         self._poll_soon()
         if self._task is None:
@@ -50,7 +50,7 @@ class CompletionWatcher(BackgroundTask):
                 return await future
         except TimeoutError:
             # Read once more, so that a timeout of zero gives a true answer too.
-            for finished in await self._pool.run_safely(self._statements.finished_of([instance])):
+            for finished in await self._pool.run_idempotent(self._statements.ends_of([instance])):
                 return finished
             return None
         finally:
@@ -78,7 +78,7 @@ class CompletionWatcher(BackgroundTask):
         if not waiters:
             return
         earlier = [future for future, since in waiters.items() if since <= returned_at]
-        _resolve(earlier, FinishedInstance(instance, status, result if status is Status.DONE else None, error))
+        _resolve(earlier, EndedInstance(instance, status, result if status is Status.DONE else None, error))
         if len(earlier) < len(waiters):
             self._poll_soon()  # this end may be older than the other waiters: let the database answer them
 
@@ -88,7 +88,7 @@ class CompletionWatcher(BackgroundTask):
         polled = {instance: list(waiters) for instance, waiters in self._waiters.items()}
         ids = list(polled)
         for i in range(0, len(ids), BATCH):
-            for finished in await self._pool.run_safely(self._statements.finished_of(ids[i : i + BATCH])):
+            for finished in await self._pool.run_idempotent(self._statements.ends_of(ids[i : i + BATCH])):
                 _resolve(polled[finished.id], finished)
         pause, self._pause = self._pause, min(self._pause * GROWTH, LONGEST_PAUSE)
         with contextlib.suppress(TimeoutError):
@@ -100,7 +100,7 @@ class CompletionWatcher(BackgroundTask):
         self._pause = FIRST_PAUSE
         self._poll_now.set()
 
-    def _remove(self, instance: int, future: asyncio.Future[FinishedInstance]) -> None:
+    def _remove(self, instance: int, future: asyncio.Future[EndedInstance]) -> None:
         waiters = self._waiters.get(instance)
         if waiters is not None:
             waiters.pop(future, None)
@@ -108,7 +108,7 @@ class CompletionWatcher(BackgroundTask):
                 del self._waiters[instance]
 
 
-def _resolve(futures: Iterable[asyncio.Future[FinishedInstance]], finished: FinishedInstance) -> None:
+def _resolve(futures: Iterable[asyncio.Future[EndedInstance]], finished: EndedInstance) -> None:
     for future in futures:
         if not future.done():
             future.set_result(finished)

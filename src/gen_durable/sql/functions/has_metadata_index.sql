@@ -1,5 +1,5 @@
--- metadata_indexed: true if the optional index of metadata (metadata_index.sql) exists and is valid.
-create or replace function @schema.metadata_indexed()
+-- has_metadata_index: true if the optional index of metadata (metadata_index.sql) exists and is valid.
+create or replace function @schema.has_metadata_index()
 returns boolean
 language sql
 stable

@@ -1,8 +1,8 @@
--- finished_of: how the given instances ended.
+-- ends_of: how the given instances ended.
 --
 -- Returns one row per id that has ended or does not exist (status null). To a login that may read only its own
 -- instances (may_read_column.sql), others do not exist. Index: primary key. Locks: none.
-create or replace function @schema.finished_of(ids bigint[])
+create or replace function @schema.ends_of(ids bigint[])
 returns table (id bigint, status text, result jsonb, last_error text)
 language sql
 stable
@@ -15,6 +15,6 @@ as $$
   where i.id is null or i.finished_at is not null
 $$;
 
-comment on function @schema.finished_of(bigint[]) is
+comment on function @schema.ends_of(bigint[]) is
   'Returns status, result and error of the given instances that have ended; the status is null for an id that '
   'does not exist.';

@@ -61,7 +61,7 @@ class SupervisorGuard:
                 return  # the interpreter is shutting down and starts no process any more
 
 
-class ServerUser:
+class UserProcess:
     """One call of `start`: keeps the server running until `release`."""
 
     def __init__(self, share: Lock, guard: SupervisorGuard) -> None:
@@ -76,7 +76,7 @@ class ServerUser:
         self._share.close()
 
 
-def join(layout: Layout, binaries: Binaries) -> ServerUser:
+def join(layout: Layout, binaries: Binaries) -> UserProcess:
     """Become a user of the server. Returns when it accepts connections."""
     share = locks.shared(layout.users_lock, _START_TIMEOUT)
     if share is None:
@@ -90,7 +90,7 @@ def join(layout: Layout, binaries: Binaries) -> ServerUser:
         raise
     guard = SupervisorGuard(layout, binaries)
     guard.start()
-    return ServerUser(share, guard)
+    return UserProcess(share, guard)
 
 
 def ensure_supervisor(layout: Layout, binaries: Binaries) -> None:

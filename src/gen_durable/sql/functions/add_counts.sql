@@ -1,5 +1,5 @@
--- merge_counts: add two objects of counts, {name: count}, key by key. pick counts the rows that it blocks by gate.
-create or replace function @schema.merge_counts(counts jsonb, more jsonb)
+-- add_counts: add two objects of counts, {name: count}, key by key. pick counts the rows that it blocks by gate.
+create or replace function @schema.add_counts(counts jsonb, more jsonb)
 returns jsonb
 language sql immutable
 set search_path = pg_catalog, pg_temp

@@ -17,19 +17,26 @@ from typing import Final
 from gen_durable.backoff import Pauses
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.committer import CANCEL_REQUESTED, COMMITTED, STALE, CommitResult, describe_fault, notify
+from gen_durable.engine.committer import (
+    CANCEL_REQUESTED,
+    COMMITTED,
+    STALE,
+    CommitResult,
+    describe_fault,
+    dispatch_follow_ups,
+)
 from gen_durable.engine.executor import Executor, StepRaised
-from gen_durable.engine.fanout import commit_in_transaction
+from gen_durable.engine.fanout import flush_in_transaction
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import InvalidOutcome, OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.pg.faults import ConnectionLost, Fault, SqlError, classify, sqlstate
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, sqlstate
 from gen_durable.pg.transaction import Transaction
 from gen_durable.registry import Entry
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.statements import Statements
-from gen_durable.store.types import Claim, Commit, Flushed
+from gen_durable.store.types import Claim, Commit, FlushResult
 
 log = logging.getLogger("gen_durable.worker")
 FLUSH_RETRIES: Final = 10
@@ -142,7 +149,7 @@ class TransactionalExecutor:
         except BaseException:
             transaction.drop()
             raise
-        notify(self._notifier, flushed)
+        dispatch_follow_ups(self._notifier, flushed)
         return encoded, STALE if flushed.stale else CANCEL_REQUESTED if flushed.cancel_requested else COMMITTED
 
     async def _execute_in(self, transaction: Transaction, active: ActiveClaim) -> EncodedOutcome:
@@ -171,10 +178,10 @@ class TransactionalExecutor:
             raise
         return encoded
 
-    async def _flush_and_commit(self, transaction: Transaction, commit: Commit, entry: Entry) -> Flushed:
+    async def _flush_and_commit(self, transaction: Transaction, commit: Commit, entry: Entry) -> FlushResult:
         """Flush and commit; roll back if the flush did not write the outcome."""
         flushed = await self._flush(transaction, commit, entry)
-        if flushed.stale or flushed.already or flushed.cancel_requested:
+        if flushed.stale or flushed.already_committed or flushed.cancel_requested:
             await transaction.rollback()
             return flushed
         try:
@@ -185,8 +192,8 @@ class TransactionalExecutor:
             ) from error
         return flushed
 
-    async def _flush(self, transaction: Transaction, commit: Commit, entry: Entry) -> Flushed:
-        work = functools.partial(commit_in_transaction, statements=self._statements, commit=commit, worker=self._worker)
+    async def _flush(self, transaction: Transaction, commit: Commit, entry: Entry) -> FlushResult:
+        work = functools.partial(flush_in_transaction, statements=self._statements, commit=commit, worker=self._worker)
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         for retries_left in range(FLUSH_RETRIES, -1, -1):
             try:
@@ -196,18 +203,18 @@ class TransactionalExecutor:
                     raise StepRaised(_aborted(entry)) from error
                 # Another session holds a lock on the row. Bound the wait: that session may itself wait for the
                 # user's writes. A serialization failure recurs in the same transaction.
-                if retries_left == 0 or classify(error) is Fault.REFUSED or sqlstate(error) == "40001":
+                if retries_left == 0 or classify(error) is FaultKind.REFUSED or sqlstate(error) == "40001":
                     message = f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
                     raise StepRaised(OutcomeRejected(message)) from error
             await asyncio.sleep(pauses.next())
         raise AssertionError("unreachable")
 
-    async def _find_commit(self, connection: PersistentConnection, commit: Commit) -> Flushed | None:
+    async def _find_commit(self, connection: PersistentConnection, commit: Commit) -> FlushResult | None:
         """Find out whether a transaction committed whose answer was lost. Returns None if it did not and never will."""
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
-                if await connection.run(self._statements.lock_and_allocate_ids(commit, 0)) is not None:
+                if await connection.run(self._statements.lock_parent_and_allocate_ids(commit, 0)) is not None:
                     return None
                 # The fence does not match, or the row has a cancel request. A bare `next` writes nothing in either
                 # case, and its answer shows which. (The outcome itself, if it ends the instance, would be accepted:

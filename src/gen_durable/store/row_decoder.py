@@ -16,18 +16,18 @@ from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
 from gen_durable.signals import Received
 from gen_durable.store.types import (
-    NO_WAKEUPS,
-    CancelTarget,
-    Cascaded,
+    NO_FOLLOW_UPS,
+    CancelResult,
+    CascadeResult,
     Claim,
-    Flushed,
-    Picked,
-    Reaping,
-    Reclaimed,
-    Released,
+    FlushResult,
+    FollowUps,
+    PickResult,
+    ReapedClaim,
+    ReapResult,
+    ReleaseResult,
     Row,
     UnmetDemand,
-    Wakeups,
 )
 
 TOO_MANY: Final = "true"  # children_of.sql
@@ -64,10 +64,10 @@ class PickReport(msgspec.Struct, frozen=True):
 
 
 _decode_report = msgspec.json.Decoder(PickReport).decode
-_decode_reclaimed = msgspec.json.Decoder(list[Reclaimed]).decode
+_decode_reclaimed = msgspec.json.Decoder(list[ReapedClaim]).decode
 
 
-def read_picked(rows: Sequence[Row]) -> Picked:
+def read_picked(rows: Sequence[Row]) -> PickResult:
     """The claims, and the report, which is in a row without an id."""
     claims: list[Claim] = []
     report: PickReport | None = None
@@ -77,9 +77,9 @@ def read_picked(rows: Sequence[Row]) -> Picked:
         else:
             report = _decode_report(row[-1])
     if report is None:
-        return Picked(claims, [])
+        return PickResult(claims, [])
     queues = report.queues or {}
-    return Picked(
+    return PickResult(
         claims,
         [UnmetDemand(name, queue.next_due, queue.contended) for name, queue in queues.items() if queue.unmet],
         {name: floors.decode() for name, queue in queues.items() if (floors := bytes(queue.floors))},
@@ -127,51 +127,51 @@ def read_children(text: str) -> tuple[Child, ...]:
     )
 
 
-def read_reaping(rows: Sequence[Row]) -> Reaping:
+def read_reaping(rows: Sequence[Row]) -> ReapResult:
     """The result of `reap.sql`."""
     reclaimed, woken, cancel_children, cascade_due = rows[0]
     parents: list[int | None] = [*(cancel_children or ()), *([None] if cascade_due else ())]
-    return Reaping(_decode_reclaimed(reclaimed) if reclaimed else [], read_wakeups(woken, parents))
+    return ReapResult(_decode_reclaimed(reclaimed) if reclaimed else [], read_follow_ups(woken, parents))
 
 
-def read_released(rows: Sequence[Row]) -> Released:
+def read_released(rows: Sequence[Row]) -> ReleaseResult:
     """The result of `release_claims.sql`."""
     released, woken = rows[0]
-    return Released(released or [], woken or [])
+    return ReleaseResult(released or [], woken or [])
 
 
-def read_flushed(rows: Sequence[Row]) -> Flushed:
+def read_flushed(rows: Sequence[Row]) -> FlushResult:
     """The result of `flush.sql`."""
-    stale, already, woken, cancel_children, cancel_requested = rows[0]
-    return Flushed(
+    stale, already_committed, woken, cancel_children, cancel_requested = rows[0]
+    return FlushResult(
         frozenset(stale or ()),
-        frozenset(already or ()),
-        read_wakeups(woken, cancel_children),
+        frozenset(already_committed or ()),
+        read_follow_ups(woken, cancel_children),
         frozenset(cancel_requested or ()),
     )
 
 
-def read_cascaded(rows: Sequence[Row]) -> Cascaded:
+def read_cascaded(rows: Sequence[Row]) -> CascadeResult:
     """The result of `cascade.sql`."""
     ended, requested, woken, cancel_children, check_cancels, more = rows[0]
-    return Cascaded(ended, requested, read_wakeups(woken, cancel_children, check_cancels), more)
+    return CascadeResult(ended, requested, read_follow_ups(woken, cancel_children, check_cancels), more)
 
 
-def read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelTarget], Wakeups]:
+def read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelResult], FollowUps]:
     """The result of `cancel.sql`; its first row also holds the wake-ups."""
-    targets = [CancelTarget(row[1], None if row[2] is None else Status(row[2]), row[3]) for row in rows]
-    return targets, read_wakeups(*rows[0][4:7])
+    targets = [CancelResult(row[1], None if row[2] is None else Status(row[2]), row[3]) for row in rows]
+    return targets, read_follow_ups(*rows[0][4:7])
 
 
-def read_wakeups(
+def read_follow_ups(
     woken: Sequence[str] | None,
     cancel_children: Sequence[int | None] | None,
     check_cancels: Sequence[str] | None = None,
-) -> Wakeups:
-    """Wake-ups, from the columns `woken`, `cancel_children` and `check_cancels`."""
+) -> FollowUps:
+    """Follow-ups, from the columns `woken`, `cancel_children` and `check_cancels`."""
     if not (woken or cancel_children or check_cancels):
-        return NO_WAKEUPS
-    return Wakeups(frozenset(woken or ()), frozenset(cancel_children or ()), frozenset(check_cancels or ()))
+        return NO_FOLLOW_UPS
+    return FollowUps(frozenset(woken or ()), frozenset(cancel_children or ()), frozenset(check_cancels or ()))
 
 
 def read_instance(row: Row) -> Instance:

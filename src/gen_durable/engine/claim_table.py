@@ -132,8 +132,8 @@ class ClaimTable:
             return
         rows = sorted((active.claim.id, active.claim.epoch, delay, reason) for active, delay, reason in returns)
         try:
-            released = await self._pool.run_safely(self._statements.release_claims(rows))
-            self._notifier.wake_all(released.woken)
+            released = await self._pool.run_idempotent(self._statements.release_claims(rows))
+            self._notifier.wake_queues(released.woken)
             for active, delay, _ in returns:
                 if delay is not None:
                     self._slots.schedule_pick(active.claim.queue, delay)
@@ -166,15 +166,15 @@ class ClaimTable:
         if active.task is None:
             self._slots.drop(active)
 
-    def check_cancels(self) -> None:
+    def apply_pending_cancels(self) -> None:
         """Find out which claims have a cancel request, and cancel them."""
-        self._tasks.spawn(self._fetch_cancel_requests())
+        self._tasks.spawn(self._fetch_and_apply_cancel_requests())
 
-    async def _fetch_cancel_requests(self) -> None:
+    async def _fetch_and_apply_cancel_requests(self) -> None:
         claims = sorted((active.claim.id, active.claim.epoch) for active in self.all())
         if claims:
             with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat asks again
-                self.apply_cancel_requests(await self._pool.run_safely(self._statements.cancel_requests_of(claims)))
+                self.apply_cancel_requests(await self._pool.run_idempotent(self._statements.cancel_requests_of(claims)))
 
     def apply_cancel_requests(self, reasons: dict[int, str]) -> None:
         """Cancel claims, by instance id and reason. A repeated request changes nothing."""
@@ -189,7 +189,7 @@ class ClaimTable:
     async def fetch_cancel_reason(self, active: ActiveClaim) -> str:
         """Read the reason of a cancel that a commit reported before the heartbeat or a notification did."""
         try:
-            requests = await self._pool.run_safely(
+            requests = await self._pool.run_idempotent(
                 self._statements.cancel_requests_of([(active.claim.id, active.claim.epoch)])
             )
         except (ConnectionLost, SqlError):
