@@ -60,7 +60,7 @@ async def test_complete(engine: Opening) -> None:
         (claim,) = await e.claim()
         assert not (await e.complete(claim, "2")).stale
         assert await handle.wait(SOON) == Finished(handle.id, 2)
-        assert (await e.complete(claim, "3")).already == {handle.id}
+        assert (await e.complete(claim, "3")).already_committed == {handle.id}
         assert (await handle.get()).result == 2
 
 

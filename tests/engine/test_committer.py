@@ -59,7 +59,7 @@ async def flusher(app: Durable) -> AsyncIterator[tuple[Committer, list[int], lis
     try:
         yield flush, calls.sizes, wakes
     finally:
-        await flush.close()
+        await flush.cancel_flushes()
         for link in links:
             await link.close()
 
@@ -143,7 +143,7 @@ async def test_outcomes_of_one_instance_by_two_claims_go_apart(dsn: str, schema:
             await services_of(app).pool.run(services_of(app).statements.pick("w", {"default": 1}, ["noop/1/run"], 60))
         ).claims
         handed_in = [several[0], former, again, several[2]]
-        commits = [Commit(c.id, c.epoch, c.seq, "done", value="1", origin="run") for c in handed_in]
+        commits = [Commit(c.id, c.epoch, c.seq, "done", value="1", ran_step="run") for c in handed_in]
         answers = await asyncio.gather(*(flush.commit(commit) for commit in commits))
         assert answers == [CommitResult.COMMITTED, CommitResult.STALE, CommitResult.COMMITTED, CommitResult.COMMITTED]
         assert sizes == [3, 1]  # together they would have been refused, and halved

@@ -281,7 +281,7 @@ async def test_a_stale_fan_out_makes_no_children(dsn: str, schema: str) -> None:
         try:
             assert await flush.commit(many(claim, list(range(2000)))) is CommitResult.STALE
         finally:
-            await flush.close()
+            await flush.cancel_flushes()
             for link in links:
                 await link.close()
         assert await count_of(dsn, schema) == 0

@@ -151,7 +151,9 @@ async def test_a_stale_outcome_starts_nothing(dsn: str, schema: str) -> None:
             "default",
             "elsewhere",
         }
-        assert (await services_of(app).pool.run(services_of(app).statements.flush([commit]))).already == {handle.id}
+        assert (await services_of(app).pool.run(services_of(app).statements.flush([commit]))).already_committed == {
+            handle.id
+        }
         assert len(await rows(dsn, schema)) == 2
 
 

@@ -138,7 +138,9 @@ class Histories(RuleBasedStateMachine):
         expected = self.model.verdict(claim.id, claim.epoch, claim.seq, kind)
         commit = Commit(claim.id, claim.epoch, claim.seq, kind, parent=row.parent if kind in ENDS else None, **more)
         flushed = self.store.flush(commit)
-        found = [w for w in ("stale", "already", "cancel_requested") if claim.id in getattr(flushed, w)] or ["written"]
+        found = [w for w in ("stale", "already_committed", "cancel_requested") if claim.id in getattr(flushed, w)] or [
+            "written"
+        ]
         assert found == [expected]
         if expected == "stale":
             self.let_go(claim)
@@ -221,7 +223,9 @@ class Histories(RuleBasedStateMachine):
         if expected == "written":  # its worker was thought dead, and nobody has taken the claim back yet: not late
             return
         flushed = self.store.flush(Commit(id, claim, seq, kind, step=None, extra=extra))
-        assert [w for w in ("stale", "already", "cancel_requested") if id in getattr(flushed, w)] == [expected]
+        assert [w for w in ("stale", "already_committed", "cancel_requested") if id in getattr(flushed, w)] == [
+            expected
+        ]
 
     @rule(n=st.integers(0, 9))
     def crash(self, n: int) -> None:

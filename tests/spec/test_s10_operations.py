@@ -151,8 +151,8 @@ async def test_an_outcome_sent_twice_is_recognised(engine: Opening, kind: str) -
         first = await e.flush(sent)
         row, children = await e.row(handle), await e.children(handle)
         second = await e.flush(sent)
-        assert (first.stale, first.already) == (frozenset(), frozenset())
-        assert (second.stale, second.already) == (frozenset(), {handle.id})
+        assert (first.stale, first.already_committed) == (frozenset(), frozenset())
+        assert (second.stale, second.already_committed) == (frozenset(), {handle.id})
         assert differing(row, await e.row(handle)) == set()
         assert await e.children(handle) == children
         assert row["seq"] == 1

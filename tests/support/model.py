@@ -114,7 +114,7 @@ class Model:
         if row is None or row.claims != claim or row.seq not in (seq, seq + 1):
             return "stale"
         if row.seq == seq + 1:
-            return "already"
+            return "already_committed"
         return "cancel_requested" if row.marked and kind not in ENDS else "written"
 
     def commit(self, row: Row, kind: str, *, step: str | None, delay: float | None, consumed: Iterable[int]) -> None:

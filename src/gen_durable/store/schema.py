@@ -79,8 +79,13 @@ def migrations(schema: Schema) -> list[Migration]:
 
 
 def functions(schema: Schema) -> list[SqlFile]:
-    """The files of all functions, which each migration installs again with `create or replace`."""
-    return sorted(_read("functions", schema), key=lambda file: _name_of(file) != "may_read_column")
+    """The files of all functions, which each migration installs again with `create or replace`.
+
+    Helpers without a quoted body come first: the others call them, and the body of a SQL function is parsed when a
+    client runs the printed script.
+    """
+    files = _read("functions", schema)
+    return sorted(files, key=lambda file: "$$" in file.text and _name_of(file) != "may_read_column")
 
 
 def checks(schema: Schema) -> list[tuple[str, str]]:
