@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.slots import Slots
+from gen_durable.engine.slots import RELEASE_SECONDS, Slots
 from gen_durable.engine.tasks import TaskSet
 
 
@@ -25,6 +25,7 @@ class Track:
         self.begun: list[int] = []
         self.ends: dict[int, asyncio.Future[None]] = {}
         self.errors: list[tuple[int, str]] = []
+        self.released: list[int] = []
 
     async def run(self, active: ActiveClaim) -> None:
         self.begun.append(active.claim.id)
@@ -34,10 +35,16 @@ class Track:
     def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
         self.errors.append((active.claim.id, repr(error)))
 
-    async def take(self, *ids: int) -> list[ActiveClaim]:
+    def release_unstarted(self, claims: list[ActiveClaim]) -> None:
+        self.released += [active.claim.id for active in claims]
+
+    async def take(self, *ids: int, priority: int = 0) -> list[ActiveClaim]:
         """Claims come in; those that have a slot begin."""
         entry = cast(Any, SimpleNamespace(spec=SimpleNamespace(is_async=True)))
-        several = [ActiveClaim(cast(Any, SimpleNamespace(id=i, queue="q")), entry, leased_at=0.0) for i in ids]
+        several = [
+            ActiveClaim(cast(Any, SimpleNamespace(id=i, queue="q", priority=priority)), entry, leased_at=0.0)
+            for i in ids
+        ]
         for held in several:
             self.slots.start(held)
         await settled()
@@ -160,3 +167,29 @@ async def test_a_buffered_claim_starts_without_a_slot_to_be_cancelled() -> None:
     assert (track.queue.running, len(track.queue.buffer)) == (2, 1)
     await track.end(3)
     assert (track.begun, track.queue.running) == ([1, 2, 3], 2)
+
+
+async def test_the_buffer_is_ordered_by_priority() -> None:
+    """An urgent claim starts before those that were buffered earlier; equal ones keep their order."""
+    track = Track()
+    await track.take(1, 2, 3, 4)
+    await track.take(5, 6, priority=-5)
+    await track.take(7)
+    assert [active.claim.id for active in track.queue.buffer] == [5, 6, 3, 4, 7]
+    await track.end(1)
+    await track.end(2)
+    assert track.begun == [1, 2, 5, 6]
+
+
+async def test_claims_that_wait_too_long_are_released_and_none_is_claimed_ahead_until_a_step_ends() -> None:
+    """The slots are busy for longer than expected: the buffer is given up, and the queue asks for no more rows."""
+    track = Track()
+    await track.take(1, 2)
+    await track.end(1)
+    await track.take(3, 4, 5)
+    await asyncio.sleep(RELEASE_SECONDS + 0.05)
+    assert (track.released, list(track.queue.buffer)) == ([4, 5], [])
+    assert track.queue.demand(1) == 0
+    await track.end(2)
+    track.queue.adapt_prefetch(asyncio.get_running_loop().time())
+    assert track.queue.demand(1) >= 1

@@ -16,6 +16,8 @@ class ActiveClaim:
     claim: Claim
     entry: Entry
     leased_at: float  # monotonic time at which its lease was made or last extended
+    start_by: float = 0.0  # while buffered: when it is released unless it has started
+    started_at: float = 0.0  # when its current step got its slot
     task: asyncio.Task[None] | None = None
     in_thread: bool = False
     has_slot: bool = True

@@ -144,6 +144,10 @@ class ClaimRunner:
         log.error("instance %d: %s\n%s", active.claim.id, loggable(error), frames)
         self._claims.postpone(active, f"an error of the engine: {loggable(error)}")
 
+    def release_unstarted(self, claims: list[ActiveClaim]) -> None:
+        """Release claims that have not begun, for another worker to run."""
+        self._tasks.spawn(self._claims.release(claims))
+
     def receive_result(
         self, active: ActiveClaim, encoded: EncodedOutcome, took: float, result: CommitResult | OutcomeRejected
     ) -> None:

@@ -220,9 +220,10 @@ class Picker(BackgroundTask):
         polling = now - self._picked_at >= self._poll_seconds
         demands: dict[str, int] = {}
         for name, slots in self._slots.queues.items():
-            has_reason = slots.has_work or polling or slots.due_at <= now
-            if has_reason and (demand := slots.demand(self._min_demand)):
-                demands[name] = demand
+            if slots.has_work or polling or slots.due_at <= now:
+                slots.adapt_prefetch(now)
+                if demand := slots.demand(self._min_demand):
+                    demands[name] = demand
         return demands
 
     def _seconds_to_next_pick(self) -> float | None:

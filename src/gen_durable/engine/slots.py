@@ -1,24 +1,27 @@
 """The concurrency slots of each queue, the claims that run in them, and the buffer of claims behind them.
 
 No more steps of a queue run at once than it has slots, also while slots are lent (tests/worker/test_saturated.py).
-`changed` wakes the picker whenever it may be able to take more rows.
+`changed` wakes the picker whenever it may be able to take more rows. The buffer is ordered by priority, and a claim
+that waits RELEASE_SECONDS longer in it than expected is released, so that a free slot elsewhere can run it
+(tests/worker/test_claim_ahead.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final, Protocol
 
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.pace import Pace
 from gen_durable.engine.tasks import TaskSet
 
 MAX_PICK: Final = 1000
-PREFETCH_SECONDS: Final = 0.04
-MAX_PREFETCH: Final = 1000
+RELEASE_SECONDS: Final = 0.1
 NEVER: Final = float("inf")
 
 
@@ -29,35 +32,35 @@ class Runner(Protocol):
 
     def handle_engine_error(self, active: ActiveClaim, error: BaseException, /) -> None: ...
 
+    def release_unstarted(self, claims: list[ActiveClaim], /) -> None: ...
+
 
 class QueueSlots:
     """The slots of one queue of one worker, its buffer, and when to pick from it next.
 
-    Without a fixed `prefetch`, a queue buffers as many rows as it will start within PREFETCH_SECONDS at its present
-    pace: hundreds of short steps, or no long one. So buffered rows are not withheld from other workers.
+    Without a fixed `prefetch`, a queue buffers as many rows as will start within a few hundredths of a second at its
+    present pace (`Pace`): hundreds of short steps, or no long one.
     """
 
     __slots__ = (
         "_fixed_prefetch",
-        "_pace",
-        "_paced_at",
         "buffer",
         "concurrency",
         "due_at",
         "has_work",
         "lent",
         "name",
+        "pace",
         "prefetch",
+        "release_timer",
         "returning",
         "running",
-        "started",
     )
 
     def __init__(self, name: str, concurrency: int, prefetch: int | None) -> None:
         self.name = name
         self.concurrency = concurrency
         self.running = 0
-        self.started = 0  # since the last pick
         self.lent = 0  # slots of claims that wait for a commit and continue after it
         self.returning: deque[asyncio.Future[None]] = deque()  # claims that wait to get their slot back
         self.buffer: deque[ActiveClaim] = deque()
@@ -65,8 +68,8 @@ class QueueSlots:
         self.due_at = NEVER  # monotonic time at which a row is known to become due
         self.prefetch = prefetch or 0
         self._fixed_prefetch = prefetch
-        self._pace = 0.0
-        self._paced_at = time.monotonic()
+        self.pace = Pace(concurrency, time.monotonic())
+        self.release_timer: asyncio.TimerHandle | None = None  # for the claim in the buffer that is overdue first
 
     @property
     def capacity(self) -> int:
@@ -74,9 +77,14 @@ class QueueSlots:
         return self.concurrency + self.prefetch - self.running - self.lent - len(self.buffer)
 
     @property
+    def is_adaptive(self) -> bool:
+        """The number of rows claimed ahead follows the pace; a fixed number is the user's, and its rows are kept."""
+        return self._fixed_prefetch is None
+
+    @property
     def has_short_steps(self) -> bool:
         """Steps are so short that a slot lent for the time of a commit comes back at once."""
-        return self._fixed_prefetch is None and self.prefetch >= self.concurrency
+        return self.is_adaptive and self.prefetch >= self.concurrency
 
     def demand(self, least: int) -> int:
         """How many rows to pick now; 0 while a pick is not worth a statement."""
@@ -86,15 +94,24 @@ class QueueSlots:
         return min(capacity, MAX_PICK) if capacity >= worthwhile else 0
 
     def reset_for_pick(self) -> None:
-        """Forget the reasons for this pick, and adapt `prefetch` to the pace since the last one."""
+        """Forget the reasons for this pick."""
         self.has_work = False
         self.due_at = NEVER
-        now = time.monotonic()
-        pace = self.started / max(now - self._paced_at, 1e-4)
-        self._pace = (self._pace + pace) / 2
-        self._paced_at, self.started = now, 0
-        if self._fixed_prefetch is None:
-            self.prefetch = min(int(self._pace * PREFETCH_SECONDS), MAX_PREFETCH)
+
+    def adapt_prefetch(self, now: float) -> None:
+        """Claim as many rows ahead as the present pace allows."""
+        if self.is_adaptive:
+            self.prefetch = self.pace.rows_ahead(now, is_busy=self.running >= self.concurrency)
+
+    def buffer_claim(self, active: ActiveClaim, now: float) -> None:
+        """Put a claim behind the buffered ones that are as urgent."""
+        active.start_by = now + self.pace.seconds_to_start(len(self.buffer)) + RELEASE_SECONDS
+        priority = active.claim.priority
+        if not self.buffer or self.buffer[-1].claim.priority <= priority:
+            self.buffer.append(active)
+        else:
+            place = bisect_right(self.buffer, priority, key=lambda other: other.claim.priority)
+            self.buffer.insert(place, active)
 
 
 class Slots:
@@ -120,7 +137,26 @@ class Slots:
         if queue.running < queue.concurrency:
             self._start(queue, active)
         else:
-            queue.buffer.append(active)
+            queue.buffer_claim(active, self._loop.time())
+            if queue.release_timer is None and queue.is_adaptive:
+                queue.release_timer = self._loop.call_at(active.start_by, self._release_overdue, queue)
+
+    def _release_overdue(self, queue: QueueSlots) -> None:
+        """Release buffered claims that should have started: the steps before them are longer than expected."""
+        queue.release_timer = None
+        if self.stopping:
+            return  # the drain releases all of them
+        now = self._loop.time()
+        overdue = [active for active in queue.buffer if active.start_by <= now]
+        if overdue:
+            queue.pace.stall()
+            queue.adapt_prefetch(now)
+            for active in overdue:
+                queue.buffer.remove(active)
+            self.runner.release_unstarted(overdue)
+        if queue.buffer:
+            next_at = min(active.start_by for active in queue.buffer)
+            queue.release_timer = self._loop.call_at(next_at, self._release_overdue, queue)
 
     def start_without_slot(self, active: ActiveClaim) -> None:
         """Start a buffered claim out of turn: one that has a cancel request, and so runs no step."""
@@ -137,7 +173,10 @@ class Slots:
     def lend_slot(self, active: ActiveClaim) -> None:
         """A claim waits for its commit. While steps are short, another claim runs in its slot meanwhile."""
         queue = self.queues[active.claim.queue]
-        queue.started += 1  # for the pace, the next step of a claim counts like the first step of another
+        now = self._loop.time()
+        queue.pace.step_ended(now - active.started_at, now)
+        queue.pace.step_started()  # the next step of a claim counts like the first step of another
+        active.started_at = now
         if queue.has_short_steps:
             active.has_slot = False
             queue.running -= 1
@@ -163,6 +202,7 @@ class Slots:
                 raise
         queue.lent -= 1
         active.has_slot = True
+        active.started_at = self._loop.time()
 
     def schedule_pick(self, queue: str, seconds: float) -> None:
         """A row of a queue becomes due in `seconds`: pick then, or wake the workers that serve the queue."""
@@ -177,7 +217,8 @@ class Slots:
 
     def _start(self, queue: QueueSlots, active: ActiveClaim) -> None:
         queue.running += 1
-        queue.started += 1
+        queue.pace.step_started()
+        active.started_at = self._loop.time()
         active.in_thread = not active.entry.spec.is_async
         task = self._loop.create_task(self.runner.run(active))
         active.task = task
@@ -188,6 +229,8 @@ class Slots:
         self._tasks.running.discard(task)
         if active.has_slot:
             queue.running -= 1
+            now = self._loop.time()
+            queue.pace.step_ended(now - active.started_at, now)
         else:
             queue.lent -= 1
         self._report_error(active, task)
@@ -209,4 +252,5 @@ class Slots:
             elif queue.buffer and not self.stopping:
                 self._start(queue, queue.buffer.popleft())
             else:
+                queue.pace.buffer_ran_empty()
                 return

@@ -1,0 +1,69 @@
+"""The pace of a queue: how long its steps take and how many start per second. Decides how many rows to claim ahead.
+
+Two measures, of which the slower counts. The length of steps follows each step that ends, and the time since the last
+one ended: a queue whose steps have become long stops claiming ahead before the first long step has ended. The rate is
+counted over a window of WINDOW_SECONDS in which the buffer never ran empty: it is what the worker and its database
+really reach. Pure: the caller passes the time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+AHEAD_SECONDS: Final = 0.04  # claim ahead what starts within this time
+MAX_AHEAD: Final = 1000
+WINDOW_SECONDS: Final = 0.1
+WEIGHT: Final = 1 / 8  # of the newest step in the mean
+UNKNOWN: Final = float("inf")
+
+
+class Pace:
+    """The pace of one queue of one worker, with `slots` slots."""
+
+    __slots__ = ("_ended_at", "_is_stalled", "_mean", "_ran_empty", "_rate", "_slots", "_started", "_window_began")
+
+    def __init__(self, slots: int, now: float) -> None:
+        self._slots = slots
+        self._mean = UNKNOWN  # seconds
+        self._ended_at = now
+        self._rate = UNKNOWN  # starts per second
+        self._started = 0
+        self._window_began = now
+        self._ran_empty = False
+        self._is_stalled = False
+
+    def step_started(self) -> None:
+        self._started += 1
+
+    def step_ended(self, seconds: float, now: float) -> None:
+        self._mean = seconds if self._mean == UNKNOWN else self._mean + (seconds - self._mean) * WEIGHT
+        self._ended_at = now
+        self._is_stalled = False
+
+    def buffer_ran_empty(self) -> None:
+        """A slot is free and no row waits for it, so the rate of this window is that of the work, not of the worker."""
+        self._ran_empty = True
+
+    def stall(self) -> None:
+        """Rows that were claimed ahead did not start in time: claim none ahead until a step ends."""
+        self._is_stalled = True
+
+    def seconds_to_start(self, position: int) -> float:
+        """How long a row at this position of the buffer is expected to wait for a slot."""
+        return 0.0 if self._mean == UNKNOWN else (position + 1) * self._mean / self._slots
+
+    def rows_ahead(self, now: float, *, is_busy: bool) -> int:
+        """How many rows to claim ahead now. `is_busy`: every slot is taken, so no step has ended since the last one."""
+        self._close_window(now)
+        length = max(self._mean, now - self._ended_at) if is_busy else self._mean
+        if self._is_stalled or length == UNKNOWN:
+            return 0
+        rate = min(self._slots / max(length, 1e-6), self._rate)
+        return int(min(rate * AHEAD_SECONDS, MAX_AHEAD))
+
+    def _close_window(self, now: float) -> None:
+        elapsed = now - self._window_began
+        if elapsed < WINDOW_SECONDS:
+            return
+        self._rate = UNKNOWN if self._ran_empty else self._started / elapsed
+        self._started, self._window_began, self._ran_empty = 0, now, False

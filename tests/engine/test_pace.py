@@ -1,0 +1,64 @@
+"""Pace: how many rows a queue claims ahead."""
+
+from __future__ import annotations
+
+from gen_durable.engine.pace import AHEAD_SECONDS, MAX_AHEAD, WINDOW_SECONDS, Pace
+
+
+def steady(slots: int, seconds: float, count: int = 40) -> tuple[Pace, float]:
+    """A queue that has run `count` steps of this length, one after the other in each slot, and the time now."""
+    pace, now = Pace(slots, 0.0), 0.0
+    for _ in range(count):
+        now += seconds / slots
+        pace.step_started()
+        pace.step_ended(seconds, now)
+    return pace, now
+
+
+def test_nothing_is_claimed_ahead_before_a_step_has_ended() -> None:
+    """The length of steps is not known yet."""
+    assert Pace(10, 0.0).rows_ahead(5.0, is_busy=True) == 0
+
+
+def test_as_many_rows_as_start_within_the_time() -> None:
+    """Ten slots with steps of 10 ms start a thousand a second."""
+    pace, now = steady(10, 0.01)
+    assert pace.rows_ahead(now, is_busy=True) in (39, 40)
+    assert steady(10, 0.00001)[0].rows_ahead(0.0, is_busy=False) == MAX_AHEAD
+
+
+def test_long_steps_are_not_claimed_ahead() -> None:
+    """Ten slots with steps of a second start less than one within the time."""
+    pace, now = steady(10, 1.0)
+    assert pace.rows_ahead(now, is_busy=True) == 0
+
+
+def test_steps_that_become_long_count_before_the_first_of_them_has_ended() -> None:
+    """Every slot is busy and no step has ended for half a second: they take at least that long."""
+    pace, now = steady(10, 0.001)
+    assert pace.rows_ahead(now, is_busy=True) >= 300
+    pace.buffer_ran_empty()
+    assert pace.rows_ahead(now + 0.5, is_busy=True) == 0
+    assert pace.rows_ahead(now + 0.5, is_busy=False) >= 300  # an idle queue is not a slow one
+
+
+def test_the_rate_of_a_busy_worker_is_a_bound() -> None:
+    """Steps are short, but the worker starts only a hundred of them in a window: a slow database, or a busy loop."""
+    pace, _ = steady(10, 0.0001, count=100)
+    now = 2 * WINDOW_SECONDS
+    assert pace.rows_ahead(now, is_busy=False) == int(100 / now * AHEAD_SECONDS)
+
+
+def test_an_idle_window_is_no_bound() -> None:
+    """The buffer ran empty, so few starts are due to little work."""
+    pace, _ = steady(10, 0.0001, count=100)
+    pace.buffer_ran_empty()
+    assert pace.rows_ahead(2 * WINDOW_SECONDS, is_busy=False) == MAX_AHEAD
+
+
+def test_a_stalled_queue_claims_nothing_ahead_until_a_step_ends() -> None:
+    pace, now = steady(10, 0.001)
+    pace.stall()
+    assert pace.rows_ahead(now, is_busy=False) == 0
+    pace.step_ended(0.001, now)
+    assert pace.rows_ahead(now, is_busy=False) >= 300
