@@ -7,7 +7,7 @@ import time
 
 from tests.support.engine import Engine, Opening, seconds
 
-from gen_durable import Context, Machine, Next, Outcome, job, step
+from gen_durable import Concurrency, Context, Limit, Machine, Next, Outcome, job, step
 from gen_durable.outcomes import Done
 from gen_durable.starts import Start
 
@@ -91,3 +91,19 @@ async def test_an_urgent_row_does_not_wait_behind_rows_claimed_ahead(engine: Ope
             handle = await e.app.insert(note_start, time.monotonic(), priority=-10)
             delays.append(await handle.result(seconds(20)))
         assert sorted(delays)[-2] <= 2 * STEP_SECONDS + 0.05 + MACHINE_SECONDS, delays
+
+
+async def test_rows_claimed_ahead_take_no_slots_of_a_limit(engine: Opening) -> None:
+    """Rows of a limit wait in the queue until a slot of the worker is free: others may use the limit meanwhile."""
+    async with engine() as e:
+        await e.app.set_limit("stripe", Concurrency(8))
+        async with e.worker(short, slow, queues={"default": 2}):
+            await warm_up(e)
+            handles = await e.app.insert_many([Start(slow, 100, limit=Limit("stripe")) for _ in range(8)])
+            seen = 0
+            while (taken := await executing(e)) or not seen:
+                seen = max(seen, taken)
+                assert taken <= 2
+                await asyncio.sleep(0.01)
+            for handle in handles:
+                assert await handle.result(seconds(20)) == 100

@@ -8,6 +8,7 @@ on time and an idle worker sends few statements.
 from __future__ import annotations
 
 import asyncio
+import operator
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -154,6 +155,7 @@ class Picker(BackgroundTask):
     async def _pick_now(self, demands: dict[str, int]) -> PickResult:
         started = time.monotonic()
         floors = self._floors.pick_argument(demands)
+        free = [self._slots.queues[name].free for name in demands]
         statement = self._statements.pick(
             self._worker,
             demands,
@@ -161,6 +163,7 @@ class Picker(BackgroundTask):
             self._lease_seconds,
             floors=floors,
             fair=self._cursors.pick_argument(demands),
+            free=free if any(map(operator.lt, free, demands.values())) else None,
         )
         picked = await self._connection.run(statement)
         self._floors.update(picked, floors, time.monotonic() - started)
@@ -181,6 +184,7 @@ class Picker(BackgroundTask):
                 slots.has_work = True  # the demand was met, so there may be more rows
                 self._notifier.notify_full_pick(name)
             else:
+                slots.needs_slot = report.needs_slot
                 moments = [m for m in (report.next_due, self._floors.seconds_to_full_scan(name)) if m is not None]
                 if moments:
                     # schedule_pick may have set a nearer moment while the statement was under way.

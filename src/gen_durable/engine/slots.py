@@ -50,6 +50,7 @@ class QueueSlots:
         "has_work",
         "lent",
         "name",
+        "needs_slot",
         "pace",
         "prefetch",
         "release_timer",
@@ -65,6 +66,7 @@ class QueueSlots:
         self.returning: deque[asyncio.Future[None]] = deque()  # claims that wait to get their slot back
         self.buffer: deque[ActiveClaim] = deque()
         self.has_work = True  # something said so: a wake-up, or a full pick
+        self.needs_slot = False  # due rows wait that may be claimed only for a free slot
         self.due_at = NEVER  # monotonic time at which a row is known to become due
         self.prefetch = prefetch or 0
         self._fixed_prefetch = prefetch
@@ -75,6 +77,11 @@ class QueueSlots:
     def capacity(self) -> int:
         """How many more rows the queue can take, its buffer included."""
         return self.concurrency + self.prefetch - self.running - self.lent - len(self.buffer)
+
+    @property
+    def free(self) -> int:
+        """How many claims would start at once. A lent slot is not free: its claim continues in it."""
+        return max(self.concurrency - self.running - self.lent - len(self.buffer), 0)
 
     @property
     def is_adaptive(self) -> bool:
@@ -253,4 +260,6 @@ class Slots:
                 self._start(queue, queue.buffer.popleft())
             else:
                 queue.pace.buffer_ran_empty()
+                if queue.needs_slot:
+                    queue.needs_slot, queue.has_work = False, True
                 return

@@ -51,6 +51,7 @@ class QueueReport(msgspec.Struct, frozen=True):
     unmet: bool = False
     next_due: float | None = None
     contended: int = 0
+    needs_slot: bool = False
     floors: msgspec.Raw = msgspec.Raw()
     last_group: str | msgspec.UnsetType | None = msgspec.UNSET
 
@@ -81,7 +82,11 @@ def read_picked(rows: Sequence[Row]) -> PickResult:
     queues = report.queues or {}
     return PickResult(
         claims,
-        [UnmetDemand(name, queue.next_due, queue.contended) for name, queue in queues.items() if queue.unmet],
+        [
+            UnmetDemand(name, queue.next_due, queue.contended, queue.needs_slot)
+            for name, queue in queues.items()
+            if queue.unmet
+        ],
         {name: floors.decode() for name, queue in queues.items() if (floors := bytes(queue.floors))},
         {name: queue.last_group for name, queue in queues.items() if queue.last_group is not msgspec.UNSET},
         frozenset(report.woken or ()),

@@ -104,7 +104,7 @@ class Statements:
         self._insert_as = self._insert[:-1] + ",$16)"
         self._allocate_ids = f"select {s}.allocate_ids($1)"
         self._id_of_key = f"select {s}.id_of_key($1)"
-        self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
+        self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7,$8)"  # noqa: S608
         self._flush = (
             "select stale, already_committed, woken, cancel_children, cancel_requested from "  # noqa: S608
             f"{s}.flush($1,$2,$3,{_names_parameter(4)},{_names_parameter(5)},$6,$7,$8,$9,$10,$11,{_names_parameter(12)},$13,$14)"
@@ -194,9 +194,10 @@ class Statements:
         *,
         floors: str | None = None,
         fair: str | None = None,
+        free: Sequence[int] | None = None,
     ) -> Statement[PickResult]:
-        """`floors` and `fair` are JSON, from the reports of earlier picks (`pick.sql`)."""
-        args = (worker, list(demands), list(demands.values()), known, lease, floors, fair)
+        """`floors` and `fair` are JSON, from the reports of earlier picks; `free` are slots by queue (`pick.sql`)."""
+        args = (worker, list(demands), list(demands.values()), known, lease, floors, fair, free)
         return Statement(self._pick, args, read_picked)
 
     def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Statement[FlushResult]:

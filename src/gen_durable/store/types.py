@@ -88,11 +88,13 @@ class UnmetDemand:
     """A queue in which a pick found fewer rows than it demanded.
 
     `next_due`: seconds until the next row is due, None if none waits. `contended`: due rows behind a busy gate.
+    `needs_slot`: due rows were left, because they may be claimed only for a free slot.
     """
 
     queue: str
     next_due: float | None
     contended: int
+    needs_slot: bool = False
 
 
 @dataclass(frozen=True, slots=True)

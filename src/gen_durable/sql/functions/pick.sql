@@ -6,12 +6,14 @@
 --   known             the steps that the worker can run (step_name.sql)
 --   floors            {queue: [[priority, due_at, id], ...]}, as an earlier pick has reported them
 --   fair              {queue: [kind of its groups, the group served last or null]} for fair queues
+--   free              how many rows of each queue start at once; the others are claimed ahead, and must leave limits and
+--                     contended partition keys alone (rows_to_claim_ahead.sql). Null if all start at once
 -- Returns one row per claim, the most urgent first. `limited` is the slot that the row takes, '' for a row with a rate
 -- limit only. If there is anything to report, one more row has a null id and only `report`:
---   queues    {queue: {unmet, next_due, contended, floors, last_group}}: `unmet` if fewer rows than demanded were
---             found; then next_due is the number of seconds until the next row is due (null if no row waits), and
---             contended the number of due rows that were skipped because their gate is busy. floors and last_group are
---             for the next pick.
+--   queues    {queue: {unmet, next_due, contended, needs_slot, floors, last_group}}: `unmet` if fewer rows than demanded
+--             were found; then next_due is the number of seconds until the next row is due (null if no row waits),
+--             contended the number of due rows that were skipped because their gate is busy, and needs_slot is true if
+--             due rows were left because they must not be claimed ahead. floors and last_group are for the next pick.
 --   woken     queues in which other rows became due
 --   blocked   {gate: how many rows were blocked on it}
 -- Floors: rows that were picked earlier leave dead entries at the head of the index. The next scan removes them, unless
@@ -27,7 +29,7 @@
 -- Guarded by tests/store/test_pick.py, test_guards.py, tests/interleavings/test_claim_claim.py.
 create or replace function @schema.pick(
   worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
-  fair jsonb default null
+  fair jsonb default null, free int[] default null
 )
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt int, claims int, seq int, queue text,
@@ -62,6 +64,7 @@ declare
   next_at timestamptz;
   next_due_at timestamptz;
   skipped_count int;            -- rows blocked or left behind a busy gate
+  needs_slot boolean;           -- rows were left that must not be claimed ahead
   queue_report jsonb;
   -- Of one batch of found rows:
   found_rows tid[];
@@ -87,6 +90,7 @@ begin
     demand := demands[queue_number];
     next_at := null;
     skipped_count := 0;
+    needs_slot := false;
     is_fair := coalesce(fair ? queue_name, false);
     last_group := fair -> queue_name ->> 1;
     level_priority := -32769;  -- below the lowest
@@ -150,6 +154,13 @@ begin
             select i.due_at, i.id + 1 into head_due_at, head_id from @schema.instances i
             where i.ctid = found_rows[cardinality(found_rows)];
           end if;
+          if free is not null then
+            select ahead.allowed, ahead.needs_slot into found_rows, needs_slot
+            from @schema.rows_to_claim_ahead(
+              found_rows, greatest(free[queue_number] - (demands[queue_number] - demand), 0)
+            ) as ahead;
+            exit when cardinality(found_rows) = 0;
+          end if;
           select admission.allowed, admission.denied, admission.contended, woken_queues || admission.woken,
             admission.keys, admission.ids
           into found_rows, denied, contended_count, woken_queues, admitted_keys, admitted_ids
@@ -181,8 +192,9 @@ begin
         end if;
         claimed_rows := claimed_rows || found_rows;
         demand := demand - coalesce(cardinality(found_rows), 0);
-        exit when not has_gates or skipped_count > max_skipped or (is_fair and denied = 0);
+        exit when not has_gates or needs_slot or skipped_count > max_skipped or (is_fair and denied = 0);
       end loop;
+      exit when needs_slot;
       if skipped_count > max_skipped then
         next_at := now();
         exit;
@@ -199,6 +211,9 @@ begin
       queue_report := jsonb_build_object(
         'unmet', true, 'contended', skipped_count, 'next_due', extract(epoch from next_at - clock_timestamp())::float8
       );
+      if needs_slot then
+        queue_report := queue_report || '{"needs_slot": true}';
+      end if;
     end if;
     if is_fair then
       queue_report := coalesce(queue_report, '{}') || jsonb_build_object('last_group', last_group);
