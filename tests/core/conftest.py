@@ -1,5 +1,6 @@
-"""The store, driven by hand."""
+"""A client for each test, and the store, driven by hand."""
 
+from tests.support.engine import engine
 from tests.support.store import store
 
-__all__ = ["store"]
+__all__ = ["engine", "store"]

@@ -1,16 +1,20 @@
 """The completion watcher: waits for instances to end, for all waiters of a process together.
 
-A worker of this process reports ends directly. For all other ids one statement polls at a time, ever more rarely while
-nothing ends. A waiter registers before the database is read, so no end in between is missed. Results older than the
-waiter are ignored: the instance may have been retried since.
+A worker of this process reports ends directly. All other ids are polled, one statement at a time, each ever more rarely
+while it does not end: a new waiter costs polls of its own id only, and ids that are polled rarely are polled together
+(tests/core/test_completion_watcher.py). A waiter registers before the database is read, so no end in between is missed.
+Results older than the waiter are ignored: the instance may have been retried since.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import math
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from gen_durable.core.background_task import BackgroundTask
@@ -26,6 +30,27 @@ GROWTH: Final = 1.5
 BATCH: Final = 5000
 
 
+@dataclass(slots=True, eq=False)
+class WatchedInstance:
+    """An instance that callers wait for, and when it is polled next."""
+
+    # The waiters and since when each waits, by the clock of `Commit.began`.
+    waiters: dict[asyncio.Future[EndedInstance], float] = field(
+        default_factory=dict[asyncio.Future[EndedInstance], float]
+    )
+    due_at: float | None = None  # None while it is polled
+    pause: float = FIRST_PAUSE
+
+    def plan_next_poll(self, now: float) -> float:
+        """Poll later and later. At the longest pause, instances share the same few moments."""
+        due_at = now + self.pause
+        if self.pause >= LONGEST_PAUSE:
+            due_at = math.ceil(now / LONGEST_PAUSE) * LONGEST_PAUSE
+        self.due_at = due_at
+        self.pause = min(self.pause * GROWTH, LONGEST_PAUSE)
+        return due_at
+
+
 class CompletionWatcher(BackgroundTask):
     """Waits for instances on behalf of one `Durable`."""
 
@@ -33,16 +58,16 @@ class CompletionWatcher(BackgroundTask):
         super().__init__("completion watcher")
         self._pool = pool
         self._statements = statements
-        # By instance, the waiters and since when each waits, by the clock of `Commit.began`.
-        self._waiters: dict[int, dict[asyncio.Future[EndedInstance], float]] = {}
-        self._poll_now = asyncio.Event()
-        self._pause = FIRST_PAUSE
+        self._watched: dict[int, WatchedInstance] = {}
+        self._schedule: list[tuple[float, int]] = []  # a heap; entries that do not match `due_at` are out of date
+        self._changed = asyncio.Event()
 
     async def wait(self, instance: int, timeout: float | None) -> EndedInstance | None:
         """Wait until an instance has ended. Returns None if it has not ended within `timeout` seconds."""
         future: asyncio.Future[EndedInstance] = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(instance, {})[future] = time.perf_counter()
-        self._poll_soon()
+        watched = self._watched.setdefault(instance, WatchedInstance())
+        watched.waiters[future] = time.perf_counter()
+        self._poll_soon(instance, watched)
         if self._task is None:
             self.start()
         try:
@@ -59,11 +84,11 @@ class CompletionWatcher(BackgroundTask):
     async def stop(self) -> None:
         """Stop; calls that still wait raise `ConfigError`."""
         await super().stop()
-        for waiters in self._waiters.values():
-            for future in waiters:
+        for watched in self._watched.values():
+            for future in watched.waiters:
                 if not future.done():
                     future.set_exception(ConfigError("this Durable was closed while a call waited for an instance"))
-        self._waiters.clear()
+        self._watched.clear()
 
     def report_end(
         self,
@@ -74,38 +99,57 @@ class CompletionWatcher(BackgroundTask):
         returned_at: float = float("inf"),
     ) -> None:
         """This process has committed an end; `returned_at` is when its step returned, on the performance counter."""
-        waiters = self._waiters.get(instance)
-        if not waiters:
+        watched = self._watched.get(instance)
+        if watched is None:
             return
-        earlier = [future for future, since in waiters.items() if since <= returned_at]
+        earlier = [future for future, since in watched.waiters.items() if since <= returned_at]
         _resolve(earlier, EndedInstance(instance, status, result if status is Status.DONE else None, error))
-        if len(earlier) < len(waiters):
-            self._poll_soon()  # this end may be older than the other waiters: let the database answer them
+        if len(earlier) < len(watched.waiters):
+            self._poll_soon(instance, watched)  # this end may be older than the others: let the database answer them
 
     async def run_once(self) -> float:
-        """Poll for all ids; then pause until a waiter is added or the next poll is due."""
-        self._poll_now.clear()
-        polled = {instance: list(waiters) for instance, waiters in self._waiters.items()}
-        ids = list(polled)
-        for i in range(0, len(ids), BATCH):
-            for finished in await self._pool.run_idempotent(self._statements.ends_of(ids[i : i + BATCH])):
-                _resolve(polled[finished.id], finished)
-        pause, self._pause = self._pause, min(self._pause * GROWTH, LONGEST_PAUSE)
+        """Poll the ids that are due; then pause until the next one is due or a waiter is added."""
+        self._changed.clear()
+        due = self._take_due()
+        ids = list(due)
+        try:
+            for i in range(0, len(ids), BATCH):
+                for finished in await self._pool.run_idempotent(self._statements.ends_of(ids[i : i + BATCH])):
+                    _resolve(due[finished.id], finished)
+        finally:
+            now = time.monotonic()
+            for instance in ids:
+                watched = self._watched.get(instance)
+                if watched is not None and watched.due_at is None:  # else a waiter was added meanwhile
+                    heapq.heappush(self._schedule, (watched.plan_next_poll(now), instance))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause if self._waiters else None):
-                await self._poll_now.wait()
+            async with asyncio.timeout(max(self._schedule[0][0] - now, 0.0) if self._schedule else None):
+                await self._changed.wait()
         return 0.0
 
-    def _poll_soon(self) -> None:
-        self._pause = FIRST_PAUSE
-        self._poll_now.set()
+    def _take_due(self) -> dict[int, list[asyncio.Future[EndedInstance]]]:
+        """The instances to poll now, each with the waiters that it has now."""
+        now = time.monotonic()
+        due: dict[int, list[asyncio.Future[EndedInstance]]] = {}
+        while self._schedule and self._schedule[0][0] <= now:
+            due_at, instance = heapq.heappop(self._schedule)
+            watched = self._watched.get(instance)
+            if watched is not None and watched.due_at == due_at:
+                watched.due_at = None
+                due[instance] = list(watched.waiters)
+        return due
+
+    def _poll_soon(self, instance: int, watched: WatchedInstance) -> None:
+        watched.due_at, watched.pause = time.monotonic(), FIRST_PAUSE
+        heapq.heappush(self._schedule, (watched.due_at, instance))
+        self._changed.set()
 
     def _remove(self, instance: int, future: asyncio.Future[EndedInstance]) -> None:
-        waiters = self._waiters.get(instance)
-        if waiters is not None:
-            waiters.pop(future, None)
-            if not waiters:
-                del self._waiters[instance]
+        watched = self._watched.get(instance)
+        if watched is not None:
+            watched.waiters.pop(future, None)
+            if not watched.waiters:
+                del self._watched[instance]
 
 
 def _resolve(futures: Iterable[asyncio.Future[EndedInstance]], finished: EndedInstance) -> None:
