@@ -13,6 +13,7 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -63,9 +64,17 @@ class Worker:
         self._stop_task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Work until SIGTERM or SIGINT, then drain. A second signal exits at once."""
+        """Work until SIGTERM or SIGINT, then drain. A second signal exits at once.
+
+        Signals reach the main thread only. In another thread, use `async with worker:`.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                "Worker.run() handles signals and so needs the main thread: use `async with worker:`, or start and stop"
+            )
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        starting: asyncio.Task[bool] = loop.create_task(self._open_and_start())
 
         def on_signal(number: int) -> None:
             if stop.is_set():
@@ -75,20 +84,42 @@ class Worker:
                 sys.stderr.flush()
                 os._exit(128 + number)
             stop.set()
+            starting.cancel()
 
-        opened = await self._services.open_if_closed()
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, on_signal, number)
+        opened = False
         try:
-            async with self:
-                await stop.wait()
-                log.info("worker %s: stopping", self.name)
+            try:
+                opened = await starting
+            except asyncio.CancelledError:
+                if not stop.is_set():
+                    raise
+                log.info("worker %s: stopped while it started", self.name)
+                return
+            await stop.wait()
+            log.info("worker %s: stopping", self.name)
         finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
+            try:
+                await self.stop()
+            finally:
+                for number in signals:
+                    loop.remove_signal_handler(number)
+                starting.cancel()
+                if opened:
+                    await self._app.close()
+
+    async def _open_and_start(self) -> bool:
+        """Start, and open the `Durable` if it is not open. Returns whether this call opened it."""
+        opened = await self._services.open_if_closed()
+        try:
+            await self.start()
+        except BaseException:
             if opened:
                 await self._app.close()
+            raise
+        return opened
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -122,12 +153,17 @@ class Worker:
         log.info("worker %s: %s", self.name, slots or "maintenance only")
 
     async def stop(self) -> None:
-        """Drain: stop picking, release rows that have not started, wait for steps under way, commit, close."""
+        """Drain: stop picking, release rows that have not started, wait for steps under way, commit, close.
+
+        Called inside a step of this worker, it begins the drain and returns: the drain waits for that step.
+        """
         if self._runtime is None:
             return
         if self._stop_task is None:
             self._runtime.begin_stop()
             self._stop_task = asyncio.get_running_loop().create_task(self._runtime.stop(), name="gen_durable stop")
+        if asyncio.current_task() in self._runtime.tasks.running:
+            return
         try:
             await asyncio.shield(self._stop_task)
         except asyncio.CancelledError:

@@ -45,6 +45,12 @@ class BackgroundTask(ABC):
             task.cancel()
             await asyncio.wait([task])
 
+    def stop_soon(self) -> None:
+        """Stop without waiting for it."""
+        self._stopping = True
+        if self._task is not None:
+            self._task.cancel()
+
     async def _run(self) -> None:
         while not self._stopping:
             try:

@@ -146,6 +146,8 @@ class Notifier:
 
     async def close(self) -> None:
         """Stop listening and cascading; let the notification under way finish within `CLOSE_TIMEOUT` seconds."""
+        for name in self._workers:
+            log.error("worker %s still runs while its Durable is closed: stop the worker first", name)
         await self.cascader.close()
         task = self._task
         if task is not None:

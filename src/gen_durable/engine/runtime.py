@@ -210,6 +210,8 @@ class Runtime:
         finally:
             # The heartbeat must not extend leases of rows that no task runs.
             self._heartbeat.stop_soon()
+            for part in (self.picker, *self._upkeep):
+                part.stop_soon()
             if self._dead_letters is not None:
                 self._dead_letters.cancel()
             self._notifier.remove_worker(self)
