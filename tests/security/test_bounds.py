@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -59,6 +60,9 @@ CALLS: dict[str, tuple[type[Exception], Callable[[Durable], Awaitable[object]]]]
     ),
     "10,001 instances": (TooLarge, lambda app: app.insert_many([Start(anything, 1)] * (MAX_BATCH + 1))),
     "a name of 201 characters": (InputError, lambda app: app.insert(anything, 1, queue="x" * 201)),
+    "the last moment": (InputError, lambda app: app.insert(anything, 1, schedule_at=datetime.max.replace(tzinfo=UTC))),
+    "the first moment": (InputError, lambda app: app.insert(anything, 1, schedule_at=datetime.min.replace(tzinfo=UTC))),
+    "a delay without end": (InputError, lambda app: app.insert(anything, 1, delay=float("inf"))),
     "a page of more than it may have": (InputError, lambda app: app.list(limit=100_000)),
 }
 

@@ -27,7 +27,10 @@ create table @schema.instances (
   parent_id         bigint,
   inserted_at       timestamptz not null default now(),
   updated_at        timestamptz not null default now(),
-  eligible_at       timestamptz not null default now(),
+  -- Moments that Python can read, none of them infinite: Postgres before 17 cannot compute with infinity, so one such
+  -- row would fail every pick of its queue.
+  eligible_at       timestamptz not null default now()
+    check (eligible_at >= '0002-01-01 00:00+00' and eligible_at < '9999-01-01 00:00+00'),
   await_deadline    timestamptz,
   lease_expires_at  timestamptz,
   finished_at       timestamptz,
@@ -39,7 +42,7 @@ create table @schema.instances (
       when status = 'awaiting_signal'    then coalesce(token_at, await_deadline)
       when status = 'awaiting_children'  then coalesce(token_at, await_deadline)
     end
-  ) stored,
+  ) stored check (due_at < '9999-01-01 00:00+00'),  -- also deadlines and tokens
   token_at          timestamptz,
   fsm_version       int not null default 1,
   attempt           int not null default 0,
