@@ -18,7 +18,7 @@ def test_without_a_fair_queue_nothing_is_sent() -> None:
     """The argument stays null, so that a pick does not even look for groups."""
     options = WorkerOptions(queues={"default": 10, "mail": Queue(5)})
     assert options.fair == {}
-    assert FairCursors(options.fair).parameter(["default", "mail"]) is None
+    assert FairCursors(options.fair).pick_argument(["default", "mail"]) is None
 
 
 def test_only_what_is_asked_of_fair_queues_is_sent() -> None:
@@ -26,17 +26,17 @@ def test_only_what_is_asked_of_fair_queues_is_sent() -> None:
     options = WorkerOptions(queues={"default": Queue(10, fair_by="tenant"), "mail": 5})
     assert options.fair == {"default": "tenant"}
     turns = FairCursors(options.fair)
-    assert turns.parameter(["mail"]) is None
-    assert json.loads(turns.parameter(["default", "mail"]) or "") == {"default": ["tenant", None]}
+    assert turns.pick_argument(["mail"]) is None
+    assert json.loads(turns.pick_argument(["default", "mail"]) or "") == {"default": ["tenant", None]}
 
 
 def test_the_next_pick_goes_on_after_the_last_turn() -> None:
     """What one pick was told the next one sends, queue by queue."""
     turns = FairCursors({"a": "tenant", "b": "tenant"})
     turns.update(picked(a="tenant/acme"))
-    assert json.loads(turns.parameter(["a", "b"]) or "") == {"a": ["tenant", "tenant/acme"], "b": ["tenant", None]}
+    assert json.loads(turns.pick_argument(["a", "b"]) or "") == {"a": ["tenant", "tenant/acme"], "b": ["tenant", None]}
     turns.update(picked(b="tenant/zoo"))
-    assert json.loads(turns.parameter(["b", "a"]) or "") == {
+    assert json.loads(turns.pick_argument(["b", "a"]) or "") == {
         "a": ["tenant", "tenant/acme"],
         "b": ["tenant", "tenant/zoo"],
     }
