@@ -21,6 +21,7 @@ MAX_CHILDREN: Final = 100_000
 MAX_SPAWNED: Final = 1000
 MAX_CHILDREN_BYTES: Final = 64_000_000
 MAX_BATCH: Final = 10_000
+MAX_BATCH_BYTES: Final = 64_000_000
 MAX_INBOX: Final = 10_000  # signal.sql
 MAX_METADATA: Final = 8_000
 MAX_DELAY: Final = timedelta(days=36_500)
