@@ -146,7 +146,7 @@ def test_a_lost_answer_of_a_cancel_commit(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
     store.flush(Commit(1, 1, 0, "cancel", error="why"))
-    assert store.flush(Commit(1, 1, 0, "cancel", error="why")).already == {1}
+    assert store.flush(Commit(1, 1, 0, "cancel", error="why")).already_committed == {1}
 
 
 def test_many_children_of_a_marked_row_are_not_begun(store: Store) -> None:

@@ -41,10 +41,10 @@ def test_a_retry_after_a_lost_answer_changes_nothing(store: Store, kind: str) ->
     """The same outcome sent twice: the second is told `already`, and every effect has happened once."""
     store.given(GIVEN)
     first = store.flush(KINDS[kind]())
-    assert (first.stale, first.already) == (set(), set())
+    assert (first.stale, first.already_committed) == (set(), set())
     after = snapshot(store)
     again = store.flush(KINDS[kind]())
-    assert (again.stale, again.already, again.follow_ups.queues) == (set(), {2}, set())
+    assert (again.stale, again.already_committed, again.follow_ups.queues) == (set(), {2}, set())
     assert snapshot(store) == after
 
 
@@ -58,7 +58,7 @@ def test_an_outcome_of_an_older_claim_is_stale(store: Store, kind: str) -> None:
     assert (claim.id, claim.epoch, store.row(2)["locked_by"]) == (2, 3, "w")
     before = snapshot(store)
     answer = store.flush(KINDS[kind]())
-    assert (answer.stale, answer.already, answer.follow_ups.queues) == ({2}, set(), set())
+    assert (answer.stale, answer.already_committed, answer.follow_ups.queues) == ({2}, set(), set())
     assert snapshot(store) == before
 
 
@@ -78,7 +78,7 @@ def test_a_retry_of_a_held_chain_is_known_at_every_step(store: Store) -> None:
     store.given(executing(2))
     for seq in range(3):
         store.flush(Commit(2, 1, seq, "continue", value=str(seq)))
-    assert store.flush(Commit(2, 1, 2, "continue", value="2")).already == {2}
+    assert store.flush(Commit(2, 1, 2, "continue", value="2")).already_committed == {2}
     assert store.flush(Commit(2, 1, 1, "continue", value="1")).stale == {2}
     row = store.row(2)
     assert (row["seq"], row["state"]) == (3, "2")
@@ -104,7 +104,7 @@ def test_a_partly_known_batch(store: Store) -> None:
     store.given(executing(1) + executing(2) + executing(3, claims=4))
     store.flush(Commit(2, 1, 0, "done", value="1"))
     answer = store.flush(Commit(1, 1, 0, "done"), Commit(2, 1, 0, "done", value="2"), Commit(3, 1, 0, "done"))
-    assert (answer.stale, answer.already) == ({3}, {2})
+    assert (answer.stale, answer.already_committed) == ({3}, {2})
     assert (store.row(1)["status"], store.row(2)["result"], store.row(3)["status"]) == ("done", "1", "executing")
 
 

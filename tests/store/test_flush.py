@@ -111,7 +111,7 @@ def test_outcome_sets_its_columns(store: Store, name: str) -> None:
     row = store.row(1)
     assert {column: row[column] for column in expected} == expected
     assert (row["claims"], row["seq"], row["crashes"]) == (5, 5, 0)
-    assert (answer.stale, answer.already) == (set(), set())
+    assert (answer.stale, answer.already_committed) == (set(), set())
     assert (row["finished_at"] is not None) == (row["status"] in ("done", "failed"))
 
 
@@ -286,4 +286,4 @@ def test_a_batch_of_every_kind(store: Store) -> None:
     assert statuses == [
         *("executing", "runnable", "runnable", "awaiting_signal", "awaiting_children", "done", "failed", "executing")
     ]
-    assert (answer.stale, answer.already) == ({8}, set())
+    assert (answer.stale, answer.already_committed) == ({8}, set())

@@ -44,7 +44,7 @@ def journal(store: Store) -> JournalStatements:
 
 def told(commit: Commit, *, keep: bool = False) -> Commit:
     """An outcome of a machine that keeps history, of a step that began 2 s before moment 10 and took 1.5 s."""
-    commit.origin, commit.began, commit.took = "s", 8.0, 1.5
+    commit.ran_step, commit.began, commit.took = "s", 8.0, 1.5
     extra = {**json.loads(commit.extra or "{}"), "attempt": 3} | ({"with_state": True} if keep else {})
     commit.extra = json.dumps(extra)
     return commit
@@ -82,7 +82,7 @@ def test_of_a_batch_only_what_was_committed_is_told(store: Store, journal: Journ
     store.flush(Commit(4, 1, 0, "done", value="1"))
     commits = [told(Commit(i, 1, 0, "done", value="1")) for i in (2, 3, 4)]
     answer = store.run(store.calls.flush(commits, "w", 10.0))
-    assert (answer.stale, answer.already) == ({3}, {4})
+    assert (answer.stale, answer.already_committed) == ({3}, {4})
     assert [len(store.run(journal.history(i, None))) for i in (2, 3, 4)] == [1, 0, 0]
 
 

@@ -152,7 +152,7 @@ WORKS = {
     "pick of nothing": Work(lambda s: s.calls.pick("w", {"empty": BATCH}, KNOWN, 60), frozenset({PICK}), 1),
     "continue": Work(commits("continue", value="{}"), frozenset({PKEY}), 3),
     "continue with history": Work(
-        commits("continue", value="{}", origin="s", extra='{"with_state": true}'), frozenset({PKEY}), 3
+        commits("continue", value="{}", ran_step="s", extra='{"with_state": true}'), frozenset({PKEY}), 3
     ),
     "next": Work(commits("next"), frozenset({PKEY}), 3),
     "await": Work(commits("await", delay=None, extra='{"awaits": ["go"], "seen": []}'), frozenset({PKEY}), 3),
