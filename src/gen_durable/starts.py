@@ -20,9 +20,9 @@ from gen_durable.validation import (
     check_delay,
     check_group,
     check_key,
-    check_moment,
     check_name,
     check_priority,
+    check_schedule,
     check_text_key,
 )
 
@@ -129,7 +129,7 @@ class Start(Generic[R_co]):
         if delay is not None and schedule_at is not None:
             raise InputError("give either delay or schedule_at, not both")
         self.delay = check_delay(delay, "delay") if delay is not None else 0.0
-        self.schedule_at = check_moment(schedule_at, "schedule_at") if schedule_at is not None else None
+        self.schedule_at = check_schedule(schedule_at, "schedule_at") if schedule_at is not None else None
         self.unique_key = check_key(unique_key, "unique_key") if unique_key is not None else None
         self.unique_scope = _scope(unique_scope) if self.unique_key is not None else ()
         self.limits: tuple[Limit, ...] = limits_of(limit, "limit") if limit is not None else self.step.limits_for(state)

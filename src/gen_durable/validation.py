@@ -21,9 +21,12 @@ MAX_CHILDREN: Final = 100_000
 MAX_SPAWNED: Final = 1000
 MAX_CHILDREN_BYTES: Final = 64_000_000
 MAX_BATCH: Final = 10_000
+MAX_BATCH_BYTES: Final = 64_000_000
 MAX_INBOX: Final = 10_000  # signal.sql
 MAX_METADATA: Final = 8_000
 MAX_DELAY: Final = timedelta(days=36_500)
+MIN_YEAR: Final = 2  # 0004_baseline.sql
+MAX_YEAR: Final = 9998  # 0004_baseline.sql
 _MAX_SECONDS: Final = MAX_DELAY.total_seconds()
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
@@ -116,6 +119,14 @@ def check_moment(moment: datetime, what: str) -> datetime:
         moment.astimezone(UTC)
     except OverflowError:
         raise InputError(f"{what} is beyond the years 1 to 9999 in UTC, got {moment}") from None
+    return moment
+
+
+def check_schedule(moment: datetime, what: str) -> datetime:
+    """A moment at which a row becomes due. Drivers send the first and the last datetime as infinity."""
+    year = check_moment(moment, what).astimezone(UTC).year
+    if not MIN_YEAR <= year <= MAX_YEAR:
+        raise InputError(f"{what} must be in the years {MIN_YEAR} to {MAX_YEAR} in UTC, got {moment}")
     return moment
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from gen_durable import Durable, Start, job
 from gen_durable.core.services import services_of
+from gen_durable.engine import committer
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.store.statements import Statements
-from gen_durable.store.types import Claim, Commit, FollowUps
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import Claim, Commit, FollowUps, ManyChildren
 
 
 @job
@@ -49,8 +50,10 @@ class Notifications:
 
 
 @asynccontextmanager
-async def flusher(app: Durable) -> AsyncIterator[tuple[Committer, list[int], list[FollowUps | None]]]:
-    calls = Counting(services_of(app).statements.schema)
+async def flusher(
+    app: Durable, statements: type[Counting] = Counting
+) -> AsyncIterator[tuple[Committer, list[int], list[FollowUps | None]]]:
+    calls = statements(services_of(app).statements.schema)
     calls.sizes = []
     target = Target(services_of(app).target.dsn, application_name=f"flush {services_of(app).statements.schema.name}")
     links = PersistentConnection(target), PersistentConnection(target)
@@ -218,3 +221,118 @@ async def test_an_empty_answer_wakes_nobody(dsn: str, schema: str) -> None:
         assert wakes == []
         await flush.commit(Commit(second.id, second.epoch, second.seq, "retry", value="1"))
         assert wakes == [FollowUps(frozenset({"default"}))]
+
+
+class Broken(Counting):
+    """Statements that fail with an error of Python for one instance, before anything is sent."""
+
+    culprit: int = 0
+
+    def flush(self, commits, worker=None, now=0.0):  # type: ignore[no-untyped-def]
+        statement = super().flush(commits, worker, now)
+        if any(commit.id == self.culprit for commit in commits):
+            raise TypeError("secret payload")
+        return statement
+
+
+async def test_an_unexpected_error_rejects_one_outcome_and_commits_the_others(
+    dsn: str, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mistake of the engine costs the outcome that meets it: it is answered, and the committer goes on."""
+    async with Durable(dsn, schema=schema) as app, flusher(app, Broken) as (flush, sizes, _):
+        several = await claims(app, 20)
+        cast(Any, flush)._statements.culprit = several[7].id
+        answers = await asyncio.wait_for(
+            asyncio.gather(*(flush.commit(done(c)) for c in several[:15]), return_exceptions=True), 20
+        )
+        assert isinstance(answers[7], OutcomeRejected)
+        assert [a for n, a in enumerate(answers) if n != 7] == [CommitResult.COMMITTED] * 14
+        assert len(sizes) <= 10
+        later = await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in several[15:])), 20)
+        assert later == [CommitResult.COMMITTED] * 5
+        logged = [r.getMessage() for r in caplog.records if "TypeError" in r.getMessage()]
+        assert len(logged) == 1
+        assert "secret" not in caplog.text
+        cast(Any, flush)._statements.culprit = 0
+        await flush.commit(done(several[7]))
+
+
+class RaisingReceiver:
+    """A receiver with a mistake in it."""
+
+    def receive_result(self, result: CommitResult | OutcomeRejected) -> None:
+        raise KeyError("secret payload")
+
+
+async def test_a_receiver_that_raises_does_not_keep_the_answers_of_others(
+    dsn: str, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answers of one flush are given one by one: each arrives, whatever another's receiver does."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
+        several = await claims(app, 4)
+        flush.enqueue(done(several[0]), RaisingReceiver())
+        answers = await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in several[1:])), 10)
+        assert answers == [CommitResult.COMMITTED] * 3
+        assert "KeyError" in caplog.text
+        assert "secret" not in caplog.text
+
+
+async def test_a_mistake_in_a_fan_out_is_answered(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children that are committed in a transaction of their own: an error of Python in it is no lost connection."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
+        (claim,) = await claims(app, 1)
+        children = ManyChildren.empty()
+        children.add(b'{"fsm":"noop"}', None)
+        monkeypatch.setattr(ManyChildren, "parts", None)
+        commit = Commit(claim.id, claim.epoch, claim.seq, "children", step="run", value="1", many_children=children)
+        with pytest.raises(OutcomeRejected, match="TypeError"):
+            await asyncio.wait_for(flush.commit(commit), 10)
+        assert await asyncio.wait_for(flush.commit(done(claim)), 10) is CommitResult.COMMITTED
+
+
+async def test_a_flush_is_cut_by_bytes(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large outcomes go in several statements, in their order; one that is larger than the bound goes alone."""
+    monkeypatch.setattr(committer, "MAX_FLUSH_BYTES", 1000)
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
+        several = await claims(app, 9)
+        lengths = [400, 400, 400, 1, 1, 5000, 1, 600, 600]
+        answers = await asyncio.gather(
+            *(flush.commit(done(c, '"' + "x" * n + '"')) for c, n in zip(several, lengths, strict=True))
+        )
+        assert set(answers) == {CommitResult.COMMITTED}
+        assert sizes == [2, 3, 1, 2, 1]
+
+
+class Losing(Counting):
+    """Statements after which the connection is lost while a batch is larger than the server takes."""
+
+    largest: int = 3
+
+    def flush(self, commits, worker=None, now=0.0):  # type: ignore[no-untyped-def]
+        statement = super().flush(commits, worker, now)
+        if len(commits) > self.largest:
+            return Statement("select pg_terminate_backend(pg_backend_pid())", (), statement.read)
+        return statement
+
+
+async def test_a_batch_whose_connection_is_lost_is_sent_in_halves(dsn: str, schema: str) -> None:
+    """A batch that the server cannot take ends its connection each time: only smaller ones get through."""
+    async with Durable(dsn, schema=schema) as app, flusher(app, Losing) as (flush, sizes, _):
+        several = await claims(app, 10)
+        answers = await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in several)), 20)
+        assert set(answers) == {CommitResult.COMMITTED}
+        assert sizes == [10, 5, 2, 3, 5, 2, 3]
+
+
+async def test_an_outcome_that_always_loses_the_connection_does_not_hold_up_others(dsn: str, schema: str) -> None:
+    """It is tried again on the second connection, apart from the batches."""
+    async with Durable(dsn, schema=schema) as app, flusher(app, Losing) as (flush, _, _):
+        poison, *others = await claims(app, 5)
+        cast(Any, flush)._statements.largest = 0
+        lost = flush.commit(done(poison))
+        await asyncio.wait([cast(Any, flush)._task], timeout=20)
+        assert (flush.pending, lost.done()) == (0, False)
+        cast(Any, flush)._statements.largest = 500
+        answers = await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in others)), 10)
+        assert set(answers) == {CommitResult.COMMITTED}
+        assert await asyncio.wait_for(lost, 10) is CommitResult.COMMITTED

@@ -30,10 +30,11 @@ from gen_durable import (
     step,
 )
 from gen_durable.core.services import services_of
-from gen_durable.engine import fanout
+from gen_durable.engine import fanout, outcome_encoder
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.errors import TooLarge
 from gen_durable.pg.connection import PersistentConnection
+from gen_durable.store.statements import Statements
 from gen_durable.store.types import Claim, Commit, FlushResult, ManyChildren
 
 Proxied = Callable[[], AbstractAsyncContextManager[Any]]
@@ -297,3 +298,40 @@ async def test_others_commit_while_a_fan_out_is_committed(dsn: str, schema: str)
             assert isinstance(await ended(await app.insert(leaf, 1, queue="beside")), Finished)
             beside += 1
         assert beside >= 5
+
+
+class Wide(Machine):
+    """A few large children, given as a list."""
+
+    @step
+    async def spread(self, count: int, ctx: Context) -> Outcome[int]:
+        return ScheduleChildren([Start(long, "x" * 1000) for _ in range(count)], then=self.join, state=count)
+
+    @step
+    async def join(self, count: int, ctx: Context) -> Outcome[int]:
+        return Done(sum(ctx.results(long)))
+
+
+@job
+async def long(text: str) -> int:
+    return len(text)
+
+
+async def test_large_children_go_in_statements_of_bounded_size(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer children than one statement may have, but too large together: they go in parts, in one transaction."""
+    monkeypatch.setattr(outcome_encoder, "CHUNK_BYTES", 5000)
+    monkeypatch.setattr(fanout, "INSERT_BYTES", 5000)
+    sent: list[int] = []
+    start_instances = Statements.start_instances
+
+    def counted(self: Statements, commit: Commit, children: str) -> Any:
+        sent.append(len(children))
+        return start_instances(self, commit, children)
+
+    monkeypatch.setattr(Statements, "start_instances", counted)
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Wide()], jobs=[long], queues=QUEUES):
+        assert (await ended(await app.insert(Wide.spread, 20))).result == 20_000
+    assert max(sent) < 5100
+    assert len(sent) >= 5

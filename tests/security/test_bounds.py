@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -26,7 +27,16 @@ from gen_durable import (
 )
 from gen_durable.errors import EncodeError, InputError, TooLarge
 from gen_durable.pg.dsn import find_tls_weakness
-from gen_durable.validation import MAX_BATCH, MAX_CHILDREN, MAX_INBOX, MAX_KEY, MAX_METADATA, MAX_PAYLOAD, MAX_SPAWNED
+from gen_durable.validation import (
+    MAX_BATCH,
+    MAX_BATCH_BYTES,
+    MAX_CHILDREN,
+    MAX_INBOX,
+    MAX_KEY,
+    MAX_METADATA,
+    MAX_PAYLOAD,
+    MAX_SPAWNED,
+)
 
 NOWHERE = "postgresql://127.0.0.1:1/none"
 big = Signal("big", str)
@@ -58,7 +68,14 @@ CALLS: dict[str, tuple[type[Exception], Callable[[Durable], Awaitable[object]]]]
         lambda app: app.insert(anything, 1, metadata={"x": "y" * MAX_METADATA}),
     ),
     "10,001 instances": (TooLarge, lambda app: app.insert_many([Start(anything, 1)] * (MAX_BATCH + 1))),
+    "instances of more than 64 MB": (
+        TooLarge,
+        lambda app: app.insert_many([Start(anything, "x" * 900_000)] * (MAX_BATCH_BYTES // 900_000 + 1)),
+    ),
     "a name of 201 characters": (InputError, lambda app: app.insert(anything, 1, queue="x" * 201)),
+    "the last moment": (InputError, lambda app: app.insert(anything, 1, schedule_at=datetime.max.replace(tzinfo=UTC))),
+    "the first moment": (InputError, lambda app: app.insert(anything, 1, schedule_at=datetime.min.replace(tzinfo=UTC))),
+    "a delay without end": (InputError, lambda app: app.insert(anything, 1, delay=float("inf"))),
     "a page of more than it may have": (InputError, lambda app: app.list(limit=100_000)),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 import pytest
-from tests.support.rows import ended, executing, instance, signal
+from tests.support.rows import ended, executing, instance, parked, signal
 from tests.support.store import Store
 
 LIMIT = "insert into @schema.limits (name, kind, slots, period, burst) values "
@@ -29,6 +29,12 @@ UNFIT = {
     "no-queue": instance(1, queue=""),
     "empty-partition-key": instance(1, partition_key=""),
     "empty-unique-key": instance(1, unique_key=b""),
+    "due-never": instance(1, eligible_at="infinity"),
+    "due-since-ever": instance(1, eligible_at="-infinity"),
+    "due-in-a-year-that-python-cannot-read": instance(1, eligible_at="10000-01-01 00:00+00"),
+    "blocked-for-ever": instance(1, eligible_at="infinity", blocked_on="partition/k", partition_key="k"),
+    "waiting-for-ever": parked(1, await_deadline="infinity"),
+    "token-at-no-time": instance(1, rate_key="r", token_at="infinity"),
     "unknown-on-failure": instance(1, on_failure="shrug"),
     "nameless-signal": instance(1) + signal(1, 1, name=""),
     "empty-dedup-key": instance(1) + signal(1, 1, dedup_key=""),

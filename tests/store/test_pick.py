@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
+from tests.support.machine import M
 from tests.support.rows import ended, executing, instance, parent, parked, seconds, signal
 from tests.support.store import Store
 
+from gen_durable.starts import Start
 from gen_durable.store.types import Commit
 
 
@@ -185,3 +189,14 @@ def test_locked_rows_are_passed_over(store: Store, dsn: str) -> None:
     finally:
         other.close()
     assert ids(store) == [1]
+
+
+def test_rows_due_at_the_ends_of_time_do_not_stop_a_pick(store: Store) -> None:
+    """The earliest and the latest moment that a client may ask for: one is picked, the other waits, and both read."""
+    early, late = datetime(2, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
+    first, last = store.insert(Start(M.s, {}, schedule_at=early), Start(M.s, {}, schedule_at=late))
+    picked = store.pick()
+    assert [claim.id for claim in picked.claims] == [first.id]
+    (report,) = picked.unmet
+    assert report.next_due == pytest.approx((late - datetime.now(UTC)).total_seconds(), abs=60)
+    assert store.row(last.id or 0)["eligible_at"] == late

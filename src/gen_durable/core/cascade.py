@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from gen_durable.backoff import Pauses
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
+from gen_durable.pg.faults import loggable
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import FollowUps
 
@@ -90,5 +91,7 @@ class Cascader:
     async def _run_in_background(self, origin: int | None) -> None:
         try:
             await self.run(origin)
+        except Exception as error:
+            log.error("cascade of instance %s failed (%s); the reaper of a worker tries again", origin, loggable(error))
         finally:
             del self._tasks[origin]

@@ -17,7 +17,6 @@ from gen_durable.core.listener import Listener
 from gen_durable.core.messages import CancelChildren, CheckCancels, Message, QueueReady, encode, messages_of
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.pg.connection import Target
-from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import FollowUps
@@ -173,7 +172,7 @@ class Notifier:
                 messages, self._unsent = self._unsent, set()
                 try:
                     await self._pool.run(self._statements.notify(sorted(map(encode, messages))))
-                except (ConnectionLost, SqlError) as error:
+                except Exception as error:
                     log.debug("a notification was not sent (%s); polling finds the work", type(error).__name__)
         finally:
             self._task = None

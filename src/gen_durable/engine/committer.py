@@ -2,9 +2,10 @@
 
 Outcomes gather while one flush is under way and go together in the next: an idle worker commits at once, a busy one in
 large batches. Each outcome is answered exactly once, whatever happens to the connection: a batch whose answer was lost
-is sent again, and the fence shows what was committed before. One bad outcome does not harm its batch: a refused batch
-is halved until the refused outcome is alone. An outcome whose row is locked by a long transaction waits on a second
-connection, apart from the batch (tests/engine/test_committer.py).
+is sent again in halves, and the fence shows what was committed before. One bad outcome does not harm its batch: a
+refused batch, also one that meets an unexpected error, is halved until the refused outcome is alone. An outcome whose
+row is locked by a long transaction, or that loses each connection, waits on a second connection, apart from the batch
+(tests/engine/test_committer.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gen_durable.core.notifier import Notifier
 from gen_durable.engine.fanout import flush_in_transaction
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, sqlstate
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, loggable, sqlstate
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Commit, FlushResult
 
@@ -29,6 +30,7 @@ log = logging.getLogger("gen_durable.committer")
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 QUIET_FAILURES: Final = 3  # so many failures of one batch are not logged
+MAX_FLUSH_BYTES: Final = 16_000_000  # of payloads in one flush; a larger outcome goes alone
 
 
 class CommitResult(enum.Enum):
@@ -154,7 +156,8 @@ class Committer:
     async def _flush_queued(self) -> None:
         try:
             while self._queued:
-                batch, self._queued = self._queued[: self._batch_size], self._queued[self._batch_size :]
+                count = _count_within_bounds(self._queued, self._batch_size)
+                batch, self._queued = self._queued[:count], self._queued[count:]
                 batch.sort(key=lambda entry: entry[0].id)
                 if len({commit.id for commit, _ in batch}) < len(batch):
                     batch, later = _first_of_each_instance(batch)
@@ -172,14 +175,21 @@ class Committer:
         while True:
             try:
                 flushed = await self._send([commit for commit, _ in batch], connection)
-            except (ConnectionLost, SqlError) as error:
-                match FaultKind.GONE if isinstance(error, ConnectionLost) else classify(error):
+            except Exception as error:
+                match _fault_of(error):
                     case FaultKind.REFUSED if len(batch) == 1:
                         return _reject(batch[0], error)
                     case FaultKind.REFUSED:
                         return await self._write_halves(batch, connection)
                     case FaultKind.LOCK_TIMED_OUT if connection is self._connection:
                         return await self._set_locked_aside(batch)
+                    case FaultKind.GONE if len(batch) > 1 and _was_sent(error):
+                        await asyncio.sleep(FIRST_PAUSE)
+                        return await self._write_halves(batch, connection)
+                    case FaultKind.GONE if (
+                        failures == QUIET_FAILURES and connection is self._connection and _was_sent(error)
+                    ):
+                        return self._commit_aside(batch[0])
                     case FaultKind.LOCK_TIMED_OUT | FaultKind.GONE | FaultKind.BUSY:
                         failures += 1
                     case fault:
@@ -202,10 +212,16 @@ class Committer:
     def _answer(self, batch: list[_Entry], flushed: FlushResult) -> None:
         stale, cancelled = flushed.stale, flushed.cancel_requested
         for commit, receiver in batch:
-            receiver.receive_result(
-                STALE if commit.id in stale else CANCEL_REQUESTED if commit.id in cancelled else COMMITTED
-            )
-        dispatch_follow_ups(self._notifier, flushed)
+            try:
+                receiver.receive_result(
+                    STALE if commit.id in stale else CANCEL_REQUESTED if commit.id in cancelled else COMMITTED
+                )
+            except Exception as error:  # the other outcomes of the batch must have their answers
+                log.error("instance %d: the answer to its outcome met %s", commit.id, loggable(error))
+        try:
+            dispatch_follow_ups(self._notifier, flushed)
+        except Exception as error:
+            log.error("the queues that a flush made runnable were not woken (%s); polling finds them", loggable(error))
 
     async def _write_halves(self, batch: list[_Entry], connection: PersistentConnection) -> None:
         middle = len(batch) // 2
@@ -217,7 +233,7 @@ class Committer:
         ids = {i for commit, _ in batch for i in (commit.id, commit.parent) if i is not None}
         try:
             unlocked = await self._connection.run(self._statements.unlocked_ids(sorted(ids)))
-        except (ConnectionLost, SqlError):
+        except Exception:  # of any kind: the batch is halved below, until the locked row is alone
             unlocked = ids
         ready: list[_Entry] = []
         for entry in batch:
@@ -252,10 +268,40 @@ def dispatch_follow_ups(notifier: Notifier, flushed: FlushResult) -> None:
         notifier.dispatch(flushed.follow_ups)
 
 
+def _count_within_bounds(queued: list[_Entry], batch_size: int) -> int:
+    """How many of the first outcomes go in one flush: at most `batch_size`, and `MAX_FLUSH_BYTES` of payloads."""
+    count = min(len(queued), batch_size)
+    size = 0
+    for n in range(count):
+        commit = queued[n][0]
+        size += len(commit.value or "") + len(commit.extra or "")
+        if size > MAX_FLUSH_BYTES and n:
+            return n
+    return count
+
+
+def _fault_of(error: Exception) -> FaultKind:
+    """An error that is neither of the connection nor of the server is a mistake here, and comes again: refused."""
+    if isinstance(error, ConnectionLost):
+        return FaultKind.GONE
+    return classify(error) if isinstance(error, SqlError) else FaultKind.REFUSED
+
+
+def _was_sent(error: Exception) -> bool:
+    return isinstance(error, SqlError) or (isinstance(error, ConnectionLost) and error.sent)
+
+
 def _reject(entry: _Entry, error: Exception) -> None:
     commit, receiver = entry
-    message = f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
-    receiver.receive_result(OutcomeRejected(message))
+    if isinstance(error, SqlError):
+        message = f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
+    else:
+        message = f"the outcome of instance {commit.id} cannot be committed: {loggable(error)}"
+        log.error("%s", message)
+    try:
+        receiver.receive_result(OutcomeRejected(message))
+    except Exception as raised:
+        log.error("instance %d: the answer to its outcome met %s", commit.id, loggable(raised))
 
 
 def _first_of_each_instance(batch: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:

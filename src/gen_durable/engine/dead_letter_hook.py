@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from gen_durable.config import OnDeadLetter
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statements
 
@@ -69,7 +68,7 @@ class DeadLetterHook:
             instance_id = self._waiting.pop(0)
             try:
                 found = await self._pool.run_idempotent(self._statements.get(instance_id, None))
-            except (ConnectionLost, SqlError) as error:
+            except Exception as error:
                 log.error("on_dead_letter: instance %d could not be read (%s)", instance_id, type(error).__name__)
                 continue
             if found is None:

@@ -18,6 +18,7 @@ from gen_durable.store.statements import Statements
 from gen_durable.store.types import Commit, FlushResult
 
 INSERT_BATCH: Final = 1000
+INSERT_BYTES: Final = 16_000_000
 PAGE: Final = 1000
 
 
@@ -33,7 +34,7 @@ async def flush_in_transaction(
         statements.lock_parent_and_allocate_ids(commit, 0 if children.ids is not None else len(children.encoded))
     )
     if ids is not None:  # else the fence does not match, and the flush answers why
-        for part in children.parts(children.ids or ids, INSERT_BATCH):
+        for part in children.parts(children.ids or ids, INSERT_BATCH, INSERT_BYTES):
             woken = await run(statements.start_instances(commit, part))
             queues.update(woken)
     flushed = await run(statements.flush([commit], worker, time.perf_counter()))

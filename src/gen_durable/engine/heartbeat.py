@@ -19,7 +19,7 @@ from gen_durable.backoff import Pauses
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.pg.faults import ConnectionLost, SqlError
+from gen_durable.pg.faults import ConnectionLost, loggable
 from gen_durable.store.statements import Statements
 from gen_durable.telemetry import EventLoopBlocked, Events
 
@@ -118,12 +118,12 @@ class Heartbeat:
                 requests = await self.read_cancel_requests()
                 failed = False
                 pauses.reset()
-            except (ConnectionLost, SqlError) as error:
+            except Exception as error:  # of any kind: without this thread all claims of the worker are lost
                 lost, requests = [], {}
                 pause = pauses.next()
                 if not failed:
                     failed = True
-                    cause = error if isinstance(error, ConnectionLost) else type(error).__name__
+                    cause = error if isinstance(error, ConnectionLost) else loggable(error)
                     log.warning("heartbeats fail (%s); trying again", cause)
             if lost:
                 _call_on(loop, self._claims.drop_lost, lost)

@@ -37,6 +37,7 @@ from gen_durable.store.types import Claim, Commit, ManyChildren
 from gen_durable.validation import MAX_CHILDREN_BYTES, clean_error
 
 CHUNK: Final = 1000
+CHUNK_BYTES: Final = 16_000_000
 
 
 class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
@@ -236,12 +237,12 @@ def _barrier(commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[An
 def _children(
     commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any], spec: StepSpec
 ) -> Iterator[Start[Any]] | None:
-    """Encode the children if they fit into one statement. Else encode the first chunk and return the rest."""
+    """Encode the children if they fit into one statement, by number and size. Else return those beyond the first."""
     rest = iter(outcome.children)
     # A generator that was made in a thread is iterated there (Executor._encode_remaining_children).
     here = spec.is_async or isinstance(outcome.children, Sized)
     first = _encode_starts(islice(rest, CHUNK + 1)) if here else []
-    if here and len(first) <= CHUNK:
+    if here and len(first) <= CHUNK and sum(_state_size(child) for child in first) <= CHUNK_BYTES:
         extra["children"] = first
         return None
     commit.many_children = ManyChildren.empty()
@@ -255,10 +256,14 @@ def _encode_starts(starts: Iterable[Start[Any]]) -> list[dict[str, object]]:
     size = 0
     for start in starts:
         one = _child(start)
-        size += len(memoryview(cast(Buffer, one["state"])))
+        size += _state_size(one)
         _check_size(size)
         encoded.append(one)
     return encoded
+
+
+def _state_size(child: dict[str, object]) -> int:
+    return len(memoryview(cast(Buffer, child["state"])))
 
 
 def _check_size(size: int) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import select
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -73,17 +73,19 @@ class PersistentConnection:
             driver_connection = await self._connect()
 
             async def run(statement: Statement[U]) -> U:
-                return statement.read(await driver_connection.fetch(statement.text, *statement.args))
+                with _connection_errors():
+                    rows = await driver_connection.fetch(statement.text, *statement.args)
+                return statement.read(rows)
 
             try:
                 with self.watched():
-                    await driver_connection.execute("begin")
-                    result = await work(run)
-                    await driver_connection.execute("commit")
-            except BaseException as error:
+                    with _connection_errors():
+                        await driver_connection.execute("begin")
+                    result = await work(run)  # an error of its own is no lost connection, and is raised as it is
+                    with _connection_errors():
+                        await driver_connection.execute("commit")
+            except BaseException:
                 self.drop()
-                if isinstance(error, Exception) and classify(error) is FaultKind.GONE:
-                    raise connection_lost(error) from error
                 raise
         return result
 
@@ -171,6 +173,17 @@ class PersistentConnection:
         self._current = current
         self._pid = os.getpid()
         return current.driver_connection
+
+
+@contextlib.contextmanager
+def _connection_errors() -> Generator[None]:
+    """Raise `ConnectionLost` for an error of the driver after which the connection is useless."""
+    try:
+        yield
+    except Exception as error:
+        if classify(error) is FaultKind.GONE:
+            raise connection_lost(error) from error
+        raise
 
 
 def _is_usable(current: HostConnection) -> bool:

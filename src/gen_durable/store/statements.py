@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from gen_durable.codec import encode
 from gen_durable.context import Child
+from gen_durable.errors import TooLarge
 from gen_durable.instances import Instance, Status
 from gen_durable.limits import Concurrency, Limit, LimitState, Policy
 from gen_durable.starts import Start
@@ -43,6 +44,7 @@ from gen_durable.store.types import (
     Row,
     UnknownStep,
 )
+from gen_durable.validation import MAX_BATCH_BYTES
 
 T = TypeVar("T")
 
@@ -154,7 +156,7 @@ class Statements:
                 [s.step.machine.name for s in starts],
                 [s.step.machine.version for s in starts],
                 [s.step.name for s in starts],
-                [s.step.state_codec.encode_checked(s.state)[0] for s in starts],
+                _encode_states(starts),
                 [s.queue for s in starts],
                 _sparse([s.priority or None for s in starts]),
                 _sparse([s.partition_key for s in starts]),
@@ -349,6 +351,22 @@ class Statements:
 def encode_limits(limits: Sequence[Limit]) -> str:
     """Limits as the JSON that `resolve_limit_keys.sql` reads."""
     return encode([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
+
+
+def _encode_states(starts: Sequence[Start[Any]]) -> list[str]:
+    """The states of an insert. Raises `TooLarge` if they are too large together, before the rest is encoded."""
+    states: list[str] = []
+    size = 0
+    for start in starts:
+        state, _ = start.step.state_codec.encode_checked(start.state)
+        size += len(state) + (len(start.metadata) if start.metadata is not None else 0)
+        if size > MAX_BATCH_BYTES:
+            raise TooLarge(
+                f"the instances of one call are over {MAX_BATCH_BYTES:,} bytes of JSON: insert them in several calls, "
+                "or store large data elsewhere and pass a reference to it"
+            )
+        states.append(state)
+    return states
 
 
 def _sparse(column: list[T | None]) -> list[T | None]:

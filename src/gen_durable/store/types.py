@@ -135,16 +135,26 @@ class ManyChildren:
         self.keys.append(key)
         self.size += len(encoded)
 
-    def parts(self, ids: Sequence[int], size: int) -> Iterator[str]:
-        """JSON arrays of at most `size` children with their ids, ordered by unique key where there are keys.
+    def parts(self, ids: Sequence[int], count: int, size: int) -> Iterator[str]:
+        """JSON arrays of at most `count` children with their ids, ordered by unique key where there are keys.
+
+        An array is at most `size` bytes, apart from a single child that is larger.
 
         Every insert takes unique keys in this order, so that two inserts cannot deadlock.
         """
         order: Sequence[int] = range(len(self.encoded))
         if any(key is not None for key in self.keys):
             order = sorted(order, key=lambda n: (self.keys[n] is None, self.keys[n] or b"", n))
-        for i in range(0, len(order), size):
-            part = (b'{"id":%d,' % ids[n] + self.encoded[n][1:] for n in order[i : i + size])
+        part: list[bytes] = []
+        part_size = 0
+        for n in order:
+            child = b'{"id":%d,' % ids[n] + self.encoded[n][1:]
+            if part and (len(part) == count or part_size + len(child) > size):
+                yield (b"[" + b",".join(part) + b"]").decode()
+                part, part_size = [], 0
+            part.append(child)
+            part_size += len(child)
+        if part:
             yield (b"[" + b",".join(part) + b"]").decode()
 
 

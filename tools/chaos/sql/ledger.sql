@@ -34,7 +34,7 @@ create table chaos.grants (
 );
 
 -- The users' own rows, written by transactional steps. Nothing forbids a second one: it would be seen.
-create table chaos.book (id bigint not null, seq int not null, visit int not null, receipt text not null);
+create table chaos.book (id bigint not null, seq bigint not null, visit bigint not null, receipt text not null);
 
 create function chaos.note() returns trigger language plpgsql as $$
 begin
@@ -63,7 +63,7 @@ create trigger chaos after update on gen_durable.instances for each row
 
 -- What the other side knows; filled when all is over.
 create unlogged table chaos.effects (
-  worker text not null, id bigint not null, claims int not null, seq int not null, attempt int not null,
+  worker text not null, id bigint not null, claims bigint not null, seq bigint not null, attempt bigint not null,
   step text not null, began bigint not null, ended bigint
 );
 create unlogged table chaos.expected (

@@ -14,7 +14,7 @@
 -- Locks: the policy (shared), then the gate.
 -- Guarded by tests/store/test_acquire_limit.py, tests/interleavings/test_limits.py (test_enter_enter, test_enter_pick).
 create or replace function @schema.acquire_limit(
-  instance bigint, epoch int, name text, part text, weight int, ticket bigint,
+  instance bigint, epoch bigint, name text, part text, weight int, ticket bigint,
   out is_granted boolean, out wait_seconds float8, out has_ticket boolean, out is_lost boolean
 )
 language plpgsql

@@ -5,7 +5,7 @@
 -- Index: primary key of activities; instances_unique. Locks: none.
 create or replace function @schema.activities_of(instance bigint, key bytea default null, last int default null)
 returns table (
-  visit int, name text, attempt int, started_at timestamptz, duration float8, error text, parameters jsonb, result jsonb
+  visit bigint, name text, attempt int, started_at timestamptz, duration float8, error text, parameters jsonb, result jsonb
 )
 language sql
 stable

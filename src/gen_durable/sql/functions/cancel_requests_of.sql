@@ -1,7 +1,7 @@
 -- cancel_requests_of: the claims of a worker with a pending cancel request, and the reasons.
 --
 -- Parameters: ids and epochs. Index: primary key. Locks: none.
-create or replace function @schema.cancel_requests_of(ids bigint[], claims int[])
+create or replace function @schema.cancel_requests_of(ids bigint[], claims bigint[])
 returns table (id bigint, reason text)
 language sql
 stable

@@ -4,7 +4,7 @@
 -- (may_read_column.sql).
 -- Index: primary keys; instances_unique. Locks: none.
 create or replace function @schema.checkpoint_of(instance bigint, key bytea default null)
-returns table (format int, version int, updated_at timestamptz, value jsonb)
+returns table (format int, version bigint, updated_at timestamptz, value jsonb)
 language sql
 stable
 set search_path = pg_catalog, pg_temp

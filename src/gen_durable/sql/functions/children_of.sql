@@ -2,7 +2,7 @@
 --
 -- Returns true if there are more than 10,000: a claim with them would be slow and large, so the parent reads them page
 -- by page (children_page.sql).
-create or replace function @schema.children_of(parent bigint, of_round int)
+create or replace function @schema.children_of(parent bigint, of_round bigint)
 returns jsonb
 language plpgsql
 stable

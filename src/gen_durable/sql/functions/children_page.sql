@@ -3,7 +3,7 @@
 -- Parameters: the parent; its round, null for the current one; the id after which to begin; the size of the page.
 -- Index: instances_parent, in its order: no page is sorted, and none reads the rows of the pages before it. Locks:
 -- none.
-create or replace function @schema.children_page(parent bigint, of_round int, after bigint, count int)
+create or replace function @schema.children_page(parent bigint, of_round bigint, after bigint, count int)
 returns jsonb
 language plpgsql
 stable
@@ -13,7 +13,7 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $$
 declare
-  wanted constant int := coalesce(of_round, (select i.round from @schema.instances i where i.id = parent));
+  wanted constant bigint := coalesce(of_round, (select i.round from @schema.instances i where i.id = parent));
 begin
   return (
     select jsonb_agg(

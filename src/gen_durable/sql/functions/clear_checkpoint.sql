@@ -2,7 +2,7 @@
 --
 -- Parameters: the fence (fence_journal.sql). Returns false if the claim is lost and nothing was changed.
 -- Index: primary keys. Locks: the instance.
-create or replace function @schema.clear_checkpoint(instance bigint, epoch int, seq int)
+create or replace function @schema.clear_checkpoint(instance bigint, epoch bigint, seq bigint)
 returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp

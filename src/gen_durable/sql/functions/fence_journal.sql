@@ -4,8 +4,8 @@
 -- Returns the visit, or null if the claim is lost or the step has been left. The row stays locked until the write
 -- commits, so the claim cannot be taken over in between (tests/interleavings: reap_checkpoint).
 -- Index: primary key. Locks: the row.
-create or replace function @schema.fence_journal(instance bigint, epoch int, seq int)
-returns int
+create or replace function @schema.fence_journal(instance bigint, epoch bigint, seq bigint)
+returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -13,7 +13,7 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_variable
 declare
-  found_visit int;
+  found_visit bigint;
   already_flagged boolean;
 begin
   select i.visit, i.has_journal into found_visit, already_flagged from @schema.instances i

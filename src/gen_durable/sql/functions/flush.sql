@@ -31,8 +31,8 @@
 -- park_deliver).
 -- Long because: one update writes the outcomes of a batch, and all effects share the rows that it returns.
 create or replace function @schema.flush(
-  ids bigint[], claims int[], seqs int[], kinds text[], steps text[], payloads jsonb[], delays float8[], errors text[],
-  parents bigint[], extras jsonb[], worker text default null, ran_steps text[] default '{}',
+  ids bigint[], claims bigint[], seqs bigint[], kinds text[], steps text[], payloads jsonb[], delays float8[],
+  errors text[], parents bigint[], extras jsonb[], worker text default null, ran_steps text[] default '{}',
   started_ago float8[] default '{}', durations float8[] default '{}'
 )
 returns table (

@@ -4,7 +4,7 @@
 create or replace function @schema.get(instance bigint, key bytea default null)
 returns table (
   id bigint, fsm text, fsm_version int, step text, status text, queue text, priority smallint, partition_key text,
-  unique_key bytea, awaits text[], attempt int, crashes int, claims int, seq int, last_error text, locked_by text,
+  unique_key bytea, awaits text[], attempt bigint, crashes int, claims bigint, seq bigint, last_error text, locked_by text,
   parent_id bigint, children_pending int, eligible_at timestamptz, await_deadline timestamptz, inserted_at timestamptz,
   updated_at timestamptz, finished_at timestamptz, state jsonb, result jsonb, metadata jsonb, blocked_on text,
   due_at timestamptz

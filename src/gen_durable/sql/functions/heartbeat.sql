@@ -6,7 +6,7 @@
 -- Index: primary key.
 -- Locks: id order, SKIP LOCKED. The reaper skips a row that a flush or a delivery has locked as well, and the next
 -- heartbeat comes well before the lease ends (tests/interleavings: reap_heartbeat).
-create or replace function @schema.heartbeat(ids bigint[], claims int[], lease float8)
+create or replace function @schema.heartbeat(ids bigint[], claims bigint[], lease float8)
 returns table (lost bigint)
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -5,7 +5,7 @@
 -- Index: primary key of transitions; instances_unique. Locks: none.
 create or replace function @schema.history_of(instance bigint, key bytea default null, last int default null)
 returns table (
-  seq int, step text, outcome text, next_step text, attempt int, started_at timestamptz, duration float8, worker text,
+  seq bigint, step text, outcome text, next_step text, attempt bigint, started_at timestamptz, duration float8, worker text,
   error text, state jsonb
 )
 language sql

@@ -4,7 +4,7 @@
 -- Returns {"checkpoint": [format, version, value], "activities": [[n, name, finished, result], ...]}, where either may
 -- be null, or null if there is neither. pick calls it for rows with has_journal.
 -- Index: primary keys. Locks: none.
-create or replace function @schema.journal_of_claim(instance bigint, at_visit int)
+create or replace function @schema.journal_of_claim(instance bigint, at_visit bigint)
 returns jsonb
 language sql
 stable

@@ -6,7 +6,7 @@
 -- that follows in the same transaction reports which.
 -- Index: primary key. Locks: the parent's row, until the end of the transaction.
 -- Guarded by tests/store/test_no_waiting.py (test_a_reserved_parent_stays_locked).
-create or replace function @schema.lock_parent_and_allocate_ids(parent bigint, epoch int, seq int, count int)
+create or replace function @schema.lock_parent_and_allocate_ids(parent bigint, epoch bigint, seq bigint, count int)
 returns bigint[]
 language plpgsql
 set search_path = pg_catalog, pg_temp

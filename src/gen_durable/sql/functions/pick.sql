@@ -32,9 +32,9 @@ create or replace function @schema.pick(
   fair jsonb default null, free int[] default null
 )
 returns table (
-  id bigint, fsm text, fsm_version int, step text, state jsonb, attempt int, claims int, seq int, queue text,
+  id bigint, fsm text, fsm_version int, step text, state jsonb, attempt bigint, claims bigint, seq bigint, queue text,
   priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], limited text,
-  inbox jsonb, children jsonb, visit int, journal jsonb, report jsonb
+  inbox jsonb, children jsonb, visit bigint, journal jsonb, report jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -7,7 +7,7 @@
 -- Index: primary keys. Locks: the instance.
 -- Guarded by tests/store/test_journal.py.
 create or replace function @schema.record_activity(
-  instance bigint, epoch int, seq int, number int, name text, parameters jsonb, result jsonb, error text,
+  instance bigint, epoch bigint, seq bigint, number int, name text, parameters jsonb, result jsonb, error text,
   ago float8, duration float8, attempt int
 )
 returns boolean
@@ -18,7 +18,7 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_variable
 declare
-  at_visit int;
+  at_visit bigint;
 begin
   at_visit := @schema.fence_journal(instance, epoch, seq);
   if at_visit is null then

@@ -5,8 +5,8 @@
 -- written.
 -- Index: primary keys. Locks: the instance.
 -- Guarded by tests/store/test_journal.py.
-create or replace function @schema.record_checkpoint(instance bigint, epoch int, seq int, value jsonb, format int)
-returns int
+create or replace function @schema.record_checkpoint(instance bigint, epoch bigint, seq bigint, value jsonb, format int)
+returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -14,8 +14,8 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_variable
 declare
-  at_visit int;
-  written int;
+  at_visit bigint;
+  written bigint;
 begin
   at_visit := @schema.fence_journal(instance, epoch, seq);
   if at_visit is null then

@@ -6,7 +6,7 @@
 -- The fence has no seq: a report that arrives just after the outcome of its step is still about that step.
 -- Index: primary keys. Locks: id order, SKIP LOCKED: a report never waits (tests/store/test_no_waiting.py).
 create or replace function @schema.record_progress(
-  ids bigint[], claims int[], steps text[], branches text[], fractions float8[], messages text[], details jsonb[]
+  ids bigint[], claims bigint[], steps text[], branches text[], fractions float8[], messages text[], details jsonb[]
 )
 returns table (locked bigint)
 language plpgsql

@@ -7,7 +7,7 @@
 -- as a function in FROM, each would first be copied into a tuplestore.
 -- Index: primary key, for states. Locks: none beyond those of flush.
 create or replace function @schema.record_transitions(
-  ids bigint[], seqs int[], kinds text[], steps text[], errors text[], extras jsonb[], worker text, ran_steps text[],
+  ids bigint[], seqs bigint[], kinds text[], steps text[], errors text[], extras jsonb[], worker text, ran_steps text[],
   started_ago float8[], durations float8[], written bigint[]
 )
 returns void
@@ -35,7 +35,7 @@ begin
       when 'children' then 'ScheduleChildren' when 'done' then 'Done' when 'fail' then 'Fail' when 'cancel' then 'Cancel'
     end,
     coalesce(outcome.step, case when outcome.kind not in ('done', 'fail', 'cancel') then outcome.ran_step end),
-    coalesce((outcome.extra ->> 'attempt')::int, 0), to_timestamp(clock - outcome.ago),
+    coalesce((outcome.extra ->> 'attempt')::bigint, 0), to_timestamp(clock - outcome.ago),
     outcome.duration, worker, outcome.error,
     case when outcome.extra ? 'with_state' then (select i.state from @schema.instances i where i.id = outcome.id) end
   from (

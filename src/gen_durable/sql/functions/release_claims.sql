@@ -6,7 +6,7 @@
 -- `claims` goes up, so a late outcome of the old epoch is stale (tests/interleavings: release_flush).
 -- Index: primary key. Locks: the rows in id order, then their gates.
 create or replace function @schema.release_claims(
-  ids bigint[], claims int[], delays float8[], reasons text[], out released bigint[], out woken text[]
+  ids bigint[], claims bigint[], delays float8[], reasons text[], out released bigint[], out woken text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -9,7 +9,9 @@
 -- order of their keys (insert.sql).
 -- Index: instances_unique, primary key. Locks: none beyond those of flush and of the keys.
 -- Guarded by tests/interleavings/test_unique.py and test_cancel.py.
-create or replace function @schema.start_instances(ids bigint[], claims int[], seqs int[], kinds text[], extras jsonb[])
+create or replace function @schema.start_instances(
+  ids bigint[], claims bigint[], seqs bigint[], kinds text[], extras jsonb[]
+)
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -27,7 +27,10 @@ create table @schema.instances (
   parent_id         bigint,
   inserted_at       timestamptz not null default now(),
   updated_at        timestamptz not null default now(),
-  eligible_at       timestamptz not null default now(),
+  -- Moments that Python can read, none of them infinite: Postgres before 17 cannot compute with infinity, so one such
+  -- row would fail every pick of its queue.
+  eligible_at       timestamptz not null default now()
+    check (eligible_at >= '0002-01-01 00:00+00' and eligible_at < '9999-01-01 00:00+00'),
   await_deadline    timestamptz,
   lease_expires_at  timestamptz,
   finished_at       timestamptz,
@@ -39,18 +42,19 @@ create table @schema.instances (
       when status = 'awaiting_signal'    then coalesce(token_at, await_deadline)
       when status = 'awaiting_children'  then coalesce(token_at, await_deadline)
     end
-  ) stored,
+  ) stored check (due_at < '9999-01-01 00:00+00'),  -- also deadlines and tokens
   token_at          timestamptz,
+  -- Counters that grow for ever: at 500 wake-ups a second an int overflows in 50 days.
+  attempt           bigint not null default 0,
+  claims            bigint not null default 0,
+  seq               bigint not null default 0,
+  visit             bigint not null default 0,
+  round             bigint not null default 0,
+  parent_round      bigint,
   fsm_version       int not null default 1,
-  attempt           int not null default 0,
-  claims            int not null default 0,
-  seq               int not null default 0,
-  visit             int not null default 0,
   crashes           int not null default 0,
   children_pending  int not null default 0 check (children_pending >= 0),
   children_needed   int,
-  round             int not null default 0,
-  parent_round      int,
   status            @schema.durable_status not null default 'runnable',
   priority          smallint not null default 0,
   has_signals       boolean not null default false,
@@ -204,8 +208,8 @@ create index instances_ended_badly on @schema.instances (id) where status in ('f
 create table @schema.cascades (
   id           bigint generated always as identity primary key,
   parent_id    bigint,
-  first_round  int,
-  last_round   int,
+  first_round  bigint,
+  last_round   bigint,
   after        bigint not null default 0,
   origin       bigint not null,
   reason       text not null,
@@ -280,7 +284,7 @@ create table @schema.step_slots (
   id           bigint generated always as identity,
   slot_key     text collate "C" not null,
   instance_id  bigint not null,
-  claim        int not null
+  claim        bigint not null
 );
 comment on table @schema.step_slots is
   'Slots of concurrency limits acquired inside steps (ctx.limit), and requests that wait for one, in order of arrival.';
@@ -300,8 +304,8 @@ create table @schema.transitions (
   instance_id  bigint not null,
   started_at   timestamptz not null,
   duration     float8 not null,
-  seq          int not null,
-  attempt      int not null,
+  seq          bigint not null,
+  attempt      bigint not null,
   step         text not null,
   outcome      text not null,
   next_step    text,
@@ -323,8 +327,8 @@ comment on column @schema.transitions.state is 'The state after the outcome, for
 create table @schema.checkpoints (
   instance_id  bigint primary key,
   updated_at   timestamptz not null default now(),
-  visit        int not null,
-  version      int not null,
+  visit        bigint not null,
+  version      bigint not null,
   format       int not null,
   value        jsonb not null
 )
@@ -341,7 +345,7 @@ create table @schema.activities (
   instance_id  bigint not null,
   started_at   timestamptz not null,
   duration     float8 not null,
-  visit        int not null,
+  visit        bigint not null,
   n            int not null,
   attempt      int not null,
   name         text not null check (name <> ''),
