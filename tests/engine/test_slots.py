@@ -34,10 +34,13 @@ class Track:
     def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
         self.errors.append((active.claim.id, repr(error)))
 
+    def handle_stray_cancellation(self, active: ActiveClaim) -> None:
+        self.errors.append((active.claim.id, "cancelled"))
+
     async def take(self, *ids: int) -> list[ActiveClaim]:
         """Claims come in; those that have a slot begin."""
         entry = cast(Any, SimpleNamespace(spec=SimpleNamespace(is_async=True)))
-        several = [ActiveClaim(cast(Any, SimpleNamespace(id=i, queue="q")), entry, leased_at=0.0) for i in ids]
+        several = [ActiveClaim(cast(Any, SimpleNamespace(id=i, queue="q", is_interrupted=False)), entry, leased_at=0.0) for i in ids]
         for held in several:
             self.slots.start(held)
         await settled()

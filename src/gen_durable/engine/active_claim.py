@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.registry import Entry
 from gen_durable.store.types import Claim
 
@@ -21,6 +22,7 @@ class ActiveClaim:
     has_slot: bool = True
     in_step: bool = False  # its task is in user code, which a cancel may interrupt
     cancel_reason: str | None = None
+    unanswered: EncodedOutcome | None = None  # handed to the committer by a task that ended before the answer
 
     def is_cancel_requested(self) -> bool:
         """A method, because the heartbeat or a notification changes the answer during any await."""

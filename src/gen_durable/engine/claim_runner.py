@@ -117,12 +117,15 @@ class ClaimRunner:
                 self._slots.lend_slot(active)
                 try:
                     result = await committing
+                    if not active.has_slot and result is not STALE:
+                        await self._slots.regain_slot(active)
                 except OutcomeRejected as rejected:
                     return await self._commit_error(active, rejected, encoded.commit)
+                except asyncio.CancelledError:
+                    active.unanswered = encoded
+                    raise
                 if result is STALE:
                     return self.receive_result(active, encoded, took, result)
-                if not active.has_slot:
-                    await self._slots.regain_slot(active)
                 if result is CANCEL_REQUESTED:
                     return await self._commit_cancel(active, took)
                 if self._events.active:
@@ -144,11 +147,30 @@ class ClaimRunner:
         log.error("instance %d: %s\n%s", active.claim.id, loggable(error), frames)
         self._claims.postpone(active, f"an error of the engine: {loggable(error)}")
 
+    def handle_stray_cancellation(self, active: ActiveClaim) -> None:
+        """Return the row of a task that was cancelled by user code, not by the engine: by a timer that a step has left.
+
+        An outcome that was handed to the committer is sent again, because only its answer tells where the row is. (The
+        task itself cannot absorb the cancellation: one that the end of the event loop sends looks the same.)
+        """
+        if not self._claims.has(active):
+            return
+        claim, encoded = active.claim, active.unanswered
+        log.warning("instance %d: code of %s cancelled its task outside of its step", claim.id, active.entry.spec.label)
+        if encoded is not None:
+            active.unanswered = None
+            self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, encoded.commit.took))
+            return
+        self._claims.postpone(active, "its task was cancelled outside of its step")
+        self._notifier.wake_workers()  # a transaction may have committed without an answer
+
     def receive_result(
         self, active: ActiveClaim, encoded: EncodedOutcome, took: float, result: CommitResult | OutcomeRejected
     ) -> None:
         """Act on the answer to an outcome that ends the claim."""
         match result:
+            case CommitResult.COMMITTED if encoded.commit.kind == "continue":
+                self._tasks.spawn(self._claims.release([active]))  # its task has ended
             case CommitResult.COMMITTED:
                 self._claims.remove(active)
                 self._notify_after_commit(active, encoded)
@@ -161,11 +183,11 @@ class ClaimRunner:
                 if self._events.active:
                     self._events.emit(StaleOutcome(claim.id, claim.machine, active.entry.spec.name))
             case CommitResult.CANCEL_REQUESTED:
-                self._tasks.spawn(self._commit_cancel(active, took))
+                self._slots.spawn(active, self._commit_cancel(active, took))
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
-                self._tasks.spawn(self._commit_error(active, result, encoded.commit))
+                self._slots.spawn(active, self._commit_error(active, result, encoded.commit))
             case _:
                 assert_never(result)
 
@@ -194,7 +216,12 @@ class ClaimRunner:
         # Many children are large: keep the slot until they are committed, so that no other step makes more.
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took, answered))
-        await answered
+        try:
+            await answered
+        except asyncio.CancelledError:
+            if active.claim.is_interrupted:
+                raise
+            # A stray cancellation: the outcome is with the committer, only the slot is free early.
 
     async def _run_transactional(self, active: ActiveClaim, started: float) -> None:
         """Run a step whose writes commit with its outcome. `on_error` runs after they are rolled back."""
@@ -213,6 +240,7 @@ class ClaimRunner:
         claim, task = active.claim, asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()  # the cancellation was meant for the step, which has received it
+        claim.is_interrupted = False
         reason = active.cancel_reason
         if reason is None:
             reason = await self._claims.fetch_cancel_reason(active)
@@ -231,16 +259,19 @@ class ClaimRunner:
         encoded = await self._executor.answer_error_after_step(claim, entry, rejected)
         encoded.commit.began, encoded.commit.took = former.began, former.took
         try:
-            result = await self._committer.commit(encoded.commit)
-        except OutcomeRejected:
-            encoded = await self._executor.encode_failure(claim, entry, rejected)
-            encoded.commit.began, encoded.commit.took = former.began, former.took
             try:
                 result = await self._committer.commit(encoded.commit)
-            except OutcomeRejected as again:
-                self._claims.postpone(active, str(again))
-                return
-        self.receive_result(active, encoded, former.took, result)
+            except OutcomeRejected:
+                encoded = await self._executor.encode_failure(claim, entry, rejected)
+                encoded.commit.began, encoded.commit.took = former.began, former.took
+                result = await self._committer.commit(encoded.commit)
+        except OutcomeRejected as again:
+            self._claims.postpone(active, str(again))
+        except asyncio.CancelledError:
+            active.unanswered = encoded
+            raise
+        else:
+            self.receive_result(active, encoded, former.took, result)
 
     def _advance(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Bring a kept claim to its next step."""

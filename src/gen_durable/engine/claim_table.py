@@ -103,6 +103,9 @@ class ClaimTable:
             if self._claims.get(active.claim.id) is active:
                 del self._claims[active.claim.id]
 
+    def has(self, active: ActiveClaim) -> bool:
+        return self._claims.get(active.claim.id) is active
+
     def all(self) -> list[ActiveClaim]:
         with self._lock:
             return list(self._claims.values())
@@ -152,7 +155,7 @@ class ClaimTable:
         """Stop the tasks of claims that another claim has superseded. Their outcomes would be stale."""
         for active in lost:
             claim = active.claim
-            if self._claims.get(claim.id) is not active:
+            if not self.has(active):
                 continue  # it ended after the heartbeat was sent
             log.warning("instance %d: another worker took over the claim, its step is interrupted", claim.id)
             if self._events.active:

@@ -195,8 +195,7 @@ class Executor:
         except TimeoutError as error:
             raised: BaseException = error if not limit.expired() else StepTimeout(f"it took longer than {timeout:g} s")
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if claim.is_interrupted:
                 raise  # the worker stops
             raised = error
         except BaseException as error:

@@ -130,7 +130,7 @@ class Stepper:
             notifier=self._notifier,
             events=self._events,
         )
-        self._runner = ClaimRunner(
+        slots.runner = self._runner = ClaimRunner(
             self._executor,
             self._transactional,
             self._committer,
