@@ -40,7 +40,10 @@ class Track:
     async def take(self, *ids: int) -> list[ActiveClaim]:
         """Claims come in; those that have a slot begin."""
         entry = cast(Any, SimpleNamespace(spec=SimpleNamespace(is_async=True)))
-        several = [ActiveClaim(cast(Any, SimpleNamespace(id=i, queue="q", is_interrupted=False)), entry, leased_at=0.0) for i in ids]
+        several = [
+            ActiveClaim(cast(Any, SimpleNamespace(id=i, queue="q", is_interrupted=False)), entry, leased_at=0.0)
+            for i in ids
+        ]
         for held in several:
             self.slots.start(held)
         await settled()

@@ -31,7 +31,7 @@ from gen_durable.engine.outcome_encoder import EncodedOutcome, advance
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.errors import LeaseLost, OutcomeRejected
+from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
 from gen_durable.instances import Status
 from gen_durable.pg.faults import loggable
 from gen_durable.registry import Registry
@@ -132,7 +132,7 @@ class ClaimRunner:
                     self._emit_committed(active, encoded, took)
                 started = time.perf_counter()
                 self._advance(active, encoded)
-        except (UndecodableState, LeaseLost) as error:
+        except (UndecodableState, LeaseLost, NoFreeThread) as error:
             self._end_without_outcome(active, error)
         except asyncio.CancelledError:
             if active.cancel_reason is None or not active.in_step:
@@ -280,7 +280,7 @@ class ClaimRunner:
         active.entry = self._registry.get(claim.machine, claim.version, claim.step)
         active.in_thread = not active.entry.spec.is_async
 
-    def _end_without_outcome(self, active: ActiveClaim, error: UndecodableState | LeaseLost) -> None:
+    def _end_without_outcome(self, active: ActiveClaim, error: UndecodableState | LeaseLost | NoFreeThread) -> None:
         """End a claim without an outcome."""
         claim = active.claim
         match error:
@@ -288,6 +288,9 @@ class ClaimRunner:
                 log.error("instance %d of %s: %s", claim.id, active.entry.spec.label, error)
                 if self._events.active:
                     self._events.emit(StateUndecodable(claim.id, claim.machine, claim.step, str(error)))
+                self._claims.postpone(active, str(error))
+            case NoFreeThread():
+                log.warning("instance %d of %s is put back: %s", claim.id, active.entry.spec.label, error)
                 self._claims.postpone(active, str(error))
             case LeaseLost():
                 log.warning("instance %d: the claim was lost during a step", claim.id)

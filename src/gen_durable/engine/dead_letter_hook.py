@@ -37,13 +37,12 @@ class DeadLetterHook:
         hook: OnDeadLetter,
         pool: Pool,
         statements: Statements,
-        threads: ThreadPool,
         encryption: PayloadEncryption | None,
     ) -> None:
         self._hook = hook
         self._pool = pool
         self._statements = statements
-        self._threads = threads
+        self._threads = ThreadPool(1)  # its own: a hook that hangs takes no thread from steps, nor they from it
         self._encryption = encryption
         self._waiting: list[int] = []
         self._task: asyncio.Task[None] | None = None
@@ -61,6 +60,7 @@ class DeadLetterHook:
         self.cancel()
 
     def cancel(self) -> None:
+        self._threads.close()
         if self._task is not None:
             self._task.cancel()
 
@@ -87,7 +87,6 @@ class DeadLetterHook:
         if inspect.iscoroutinefunction(self._hook):
             answer = self._hook(instance)
         else:
-            _, done = self._threads.run(partial(self._hook, instance))
-            answer = await done
+            answer = await (await self._threads.start(partial(self._hook, instance)))
         if inspect.isawaitable(answer):
             await answer

@@ -22,7 +22,7 @@ from gen_durable.core.claim_encryption import ClaimEncryption
 from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
+from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, StepTimeout
 from gen_durable.jobs import Abort, Job
 from gen_durable.machines import Machine, StepSpec
 from gen_durable.outcomes import UNCHANGED, Done, Fail, Outcome, Retry, ScheduleChildren, describe
@@ -82,7 +82,9 @@ class Executor:
         task: asyncio.Task[Any] | None = None,
         transaction: StepTransaction | None = None,
     ) -> EncodedOutcome:
-        """Execute a step and encode its outcome. Raises only `UndecodableState`, `LeaseLost` and cancellation.
+        """Execute a step and encode its outcome.
+
+        Raises only `UndecodableState`, `LeaseLost`, `NoFreeThread` and cancellation.
 
         `previous` is the committed outcome of the same claim that led here; it holds the decoded state. `task` is the
         current task, if the caller knows it. With a `transaction` the step's error is raised as `StepRaised`.
@@ -107,7 +109,7 @@ class Executor:
                 raise
             await _forget_cancellation(claim)
             error: Exception = StepCancelled(f"step {entry.spec.label} was cancelled from inside")
-        except LeaseLost:
+        except (LeaseLost, NoFreeThread):
             raise
         except Exception as raised:
             error = raised
@@ -171,7 +173,7 @@ class Executor:
             if claim.is_interrupted:
                 raise
             second: BaseException = StepCancelled("on_error was cancelled from inside")
-        except LeaseLost:
+        except (LeaseLost, NoFreeThread):
             raise
         except BaseException as raised:
             second = raised
@@ -240,17 +242,15 @@ class Executor:
                 await asyncio.sleep(0)
                 more = encoded.encode_more()
             else:
-                begun, done = self._threads.run(encoded.encode_more)
-                await begun
-                more = await done
+                more = await (await self._threads.start(encoded.encode_more))
 
     async def _call(self, entry: Entry, state: object, ctx: Context) -> Any:
         arguments = (state, ctx) if entry.wants_context else (state,)
         if entry.spec.is_async:
             return await _in_time(entry.call(*arguments), entry.spec)
         call: Callable[[], Any] = functools.partial(_list_children, functools.partial(entry.call, *arguments))
-        begun, done = self._threads.run(functools.partial(contextvars.copy_context().run, call))
-        await begun  # a timeout bounds the execution, not the wait for a free thread
+        # A timeout bounds the execution, not the wait for a free thread.
+        done = await self._threads.start(functools.partial(contextvars.copy_context().run, call))
         result = await _in_time(done, entry.spec)
         return await result if inspect.isawaitable(result) else result
 

@@ -131,8 +131,7 @@ class JournalWriter:
                 if inspect.iscoroutinefunction(fn):
                     return await fn(*args)
                 call = functools.partial(contextvars.copy_context().run, fn, *args)
-                begun, done = self._threads.run(call)
-                await begun
+                done = await self._threads.start(call)
                 return await _result_of(await done)
             case SleepBeforeRetry(seconds):
                 return await asyncio.sleep(seconds)
