@@ -22,7 +22,8 @@ class ActiveClaim:
     has_slot: bool = True
     in_step: bool = False  # its task is in user code, which a cancel may interrupt
     cancel_reason: str | None = None
-    unanswered: EncodedOutcome | None = None  # handed to the committer by a task that ended before the answer
+    has_outcome: bool = False  # the committer has the outcome that ends it: the answer is awaited without its task
+    unanswered: EncodedOutcome | None = None  # an outcome whose task was cancelled before the answer
 
     def is_cancel_requested(self) -> bool:
         """A method, because the heartbeat or a notification changes the answer during any await."""

@@ -16,7 +16,8 @@ import asyncio
 import logging
 import time
 import traceback
-from typing import Final, assert_never
+from collections.abc import Coroutine
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -119,11 +120,8 @@ class ClaimRunner:
                     result = await committing
                     if not active.has_slot and result is not STALE:
                         await self._slots.regain_slot(active)
-                except OutcomeRejected as rejected:
-                    return await self._commit_error(active, rejected, encoded.commit)
-                except asyncio.CancelledError:
-                    active.unanswered = encoded
-                    raise
+                except (OutcomeRejected, asyncio.CancelledError) as error:
+                    return await self._end_commit(active, encoded, error)
                 if result is STALE:
                     return self.receive_result(active, encoded, took, result)
                 if result is CANCEL_REQUESTED:
@@ -138,7 +136,9 @@ class ClaimRunner:
             if active.cancel_reason is None or not active.in_step:
                 raise
             active.in_step = False
-            await self._commit_cancel(active, time.perf_counter() - started)
+            await self._contain_exit(active, self._commit_cancel(active, time.perf_counter() - started))
+        except (SystemExit, KeyboardInterrupt) as error:  # as in _contain_exit
+            self.handle_engine_error(active, error)
 
     def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
         """Log an error that is no step's, and return the row with a back-off."""
@@ -183,13 +183,26 @@ class ClaimRunner:
                 if self._events.active:
                     self._events.emit(StaleOutcome(claim.id, claim.machine, active.entry.spec.name))
             case CommitResult.CANCEL_REQUESTED:
-                self._slots.spawn(active, self._commit_cancel(active, took))
+                self._spawn(active, self._commit_cancel(active, took))
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
-                self._slots.spawn(active, self._commit_error(active, result, encoded.commit))
+                self._slots.spawn(
+                    active, self._contain_exit(active, self._commit_error(active, result, encoded.commit))
+                )
             case _:
                 assert_never(result)
+
+    def _spawn(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
+        active.has_outcome = False
+        self._slots.spawn(active, self._contain_exit(active, coroutine))
+
+    async def _contain_exit(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Treat SystemExit as an error of the engine: out of a task, asyncio passes it on to the whole event loop."""
+        try:
+            await coroutine
+        except (SystemExit, KeyboardInterrupt) as error:
+            self.handle_engine_error(active, error)
 
     def _notify_after_commit(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
@@ -208,20 +221,25 @@ class ClaimRunner:
         if claim.partition_key is not None:
             self._notifier.wake(claim.queue)
 
+    async def _end_commit(
+        self, active: ActiveClaim, encoded: EncodedOutcome, error: OutcomeRejected | asyncio.CancelledError
+    ) -> None:
+        """The task of a claim that was meant to go on has no answer to its outcome."""
+        if isinstance(error, OutcomeRejected):
+            return await self._commit_error(active, error, encoded.commit)
+        active.unanswered = encoded
+        raise error
+
     async def _commit_claim_end(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         """Hand an outcome that ends the claim to the committer."""
+        active.has_outcome = True
         if encoded.commit.many_children is None:
             self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
             return
         # Many children are large: keep the slot until they are committed, so that no other step makes more.
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took, answered))
-        try:
-            await answered
-        except asyncio.CancelledError:
-            if active.claim.is_interrupted:
-                raise
-            # A stray cancellation: the outcome is with the committer, only the slot is free early.
+        await answered
 
     async def _run_transactional(self, active: ActiveClaim, started: float) -> None:
         """Run a step whose writes commit with its outcome. `on_error` runs after they are rolled back."""
@@ -249,6 +267,7 @@ class ClaimRunner:
             reason = await self._executor.run_on_cancel(claim, active.entry, reason, self._cancel_timeout)
         encoded = self._executor.encode_cancel(claim, active.entry, reason)
         encoded.commit.began, encoded.commit.took = time.perf_counter() - took, took
+        active.has_outcome = True
         self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
 
     async def _commit_error(self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit) -> None:

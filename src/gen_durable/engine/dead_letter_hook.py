@@ -77,7 +77,9 @@ class DeadLetterHook:
                 continue
             try:
                 await self._call(found if self._encryption is None else self._encryption.instance(found))
-            except Exception as error:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # a SystemExit would end the event loop, and with it the worker
                 # Traceback and kind only: the hook was given payloads, which the text of its error may quote.
                 frames = "".join(traceback.format_tb(error.__traceback__))
                 log.error("on_dead_letter raised %s for instance %d\n%s", type(error).__name__, instance_id, frames)

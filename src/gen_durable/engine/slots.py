@@ -203,7 +203,7 @@ class Slots:
     def _report_end(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
         """A task that ends without an outcome must not leave its row to the heartbeat."""
         if task.cancelled():
-            if not active.claim.is_interrupted:
+            if not active.claim.is_interrupted and not active.has_outcome:
                 self.runner.handle_stray_cancellation(active)
         elif (error := task.exception()) is not None:
             self.runner.handle_engine_error(active, error)

@@ -173,6 +173,6 @@ def _answer(future: asyncio.Future[Any], result: object, error: BaseException | 
         # A GeneratorExit would close the waiting coroutine; SystemExit and cancellation must not reach the worker.
         future.set_exception(StepCancelled(f"the step raised {describe(error)}, which does not end a worker"))
     elif isinstance(error, StopIteration):
-        future.set_exception(RuntimeError(f"the step raised {error!r}"))  # a future cannot hold StopIteration
+        future.set_exception(RuntimeError(f"the step raised {describe(error)}"))  # a future cannot hold StopIteration
     else:
         future.set_exception(error)
