@@ -98,6 +98,7 @@ async def test_a_claim_without_a_thread_is_put_back(
             handle = await e.app.insert(start, "good")
             row = await put_back(e, handle)
             assert "no free thread" in row["last_error"]
+            assert (row["crashes"], row["attempt"]) == (0, 0)
         await e.rows.fetch("update @.instances set eligible_at = now() where id = $1", handle.id)
         async with e.worker(Slow(), **ONE_THREAD):
             assert await e.end(handle) == Finished(handle.id, "good")
