@@ -14,6 +14,7 @@
     ├── StepCancelled          a step cancelled its own task
     ├── OutcomeRejected        the database rejected an outcome
     ├── LeaseLost              another worker has taken over the claim
+    ├── NoFreeThread           calls that timed out hold the threads of the worker
     ├── InstanceFailed         `Handle.result`: the instance has failed
     ├── InstanceCancelled      `Handle.result`: the instance was cancelled
     ├── WaitTimeout            `Handle.result`: the instance has not ended in time (also a `TimeoutError`)
@@ -93,6 +94,13 @@ class OutcomeRejected(GenDurableError):
 
 class LeaseLost(GenDurableError):
     """Another worker has taken over the claim: the outcome of this execution will not be committed.
+
+    Let it propagate out of the step.
+    """
+
+
+class NoFreeThread(GenDurableError):
+    """Calls that timed out and have not returned hold too many threads of this worker. The instance is put back.
 
     Let it propagate out of the step.
     """

@@ -271,11 +271,12 @@ def is_outcome(value: object) -> TypeIs[AnyOutcome]:
 
 def describe(error: BaseException) -> str:
     """An exception as it is stored in `last_error`: its type and its message."""
+    kind = type(error).__name__
     try:
         words = str(error)
-    except Exception:
-        words = "(its str() raised)"
-    return clean_error(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+        return clean_error(f"{kind}: {words}" if words else kind)
+    except BaseException:  # user code: a SystemExit of it would end the process
+        return clean_error(f"{kind}: (its str() raised)")
 
 
 def _check_spawned(starts: Iterable[Start[Any]], where: str) -> tuple[Start[Any], ...]:

@@ -215,7 +215,7 @@ class Events:
         for subscription in self._subscriptions:
             try:
                 subscription.call(event)
-            except Exception:
+            except BaseException:  # a SystemExit would end the event loop, and with it the worker
                 if not subscription.broken:
                     subscription.broken = True
                     log.exception("a telemetry subscriber raised; its further errors are not logged")

@@ -38,11 +38,18 @@ class Track:
     def release_unstarted(self, claims: list[ActiveClaim]) -> None:
         self.released += [active.claim.id for active in claims]
 
+    def handle_stray_cancellation(self, active: ActiveClaim) -> None:
+        self.errors.append((active.claim.id, "cancelled"))
+
     async def take(self, *ids: int, priority: int = 0) -> list[ActiveClaim]:
         """Claims come in; those that have a slot begin."""
         entry = cast(Any, SimpleNamespace(spec=SimpleNamespace(is_async=True)))
         several = [
-            ActiveClaim(cast(Any, SimpleNamespace(id=i, queue="q", priority=priority)), entry, leased_at=0.0)
+            ActiveClaim(
+                cast(Any, SimpleNamespace(id=i, queue="q", priority=priority, is_interrupted=False)),
+                entry,
+                leased_at=0.0,
+            )
             for i in ids
         ]
         for held in several:

@@ -191,13 +191,28 @@ def test_release_of_what_was_not_started(store: Store) -> None:
     assert (row["locked_by"], row["lease_expires_at"]) == (None, None)
 
 
-def test_release_with_a_reason(store: Store) -> None:
-    """It is put off, counts as a claim without an outcome, and says why; the attempt is not burned."""
+def test_a_put_back_is_no_crash(store: Store) -> None:
+    """The row rests and says why; neither a crash nor an attempt is counted."""
     store.given(executing(1, attempt=2, crashes=1))
     assert store.run(store.calls.release_claims([(1, 1, 30.0, "cannot be read")])).ids == [1]
     row = store.row(1)
-    assert (row["attempt"], row["crashes"], row["last_error"]) == (2, 2, "cannot be read")
+    assert (row["attempt"], row["crashes"], row["last_error"]) == (2, 1, "cannot be read")
     assert row["eligible_in"] == pytest.approx(30, abs=5)
+
+
+def test_the_rest_doubles_with_put_backs_in_a_row(store: Store) -> None:
+    """The first rest is the one that was given, however often the row was claimed; an outcome starts again with it."""
+    store.given(executing(1, claims=1000))
+    rests: list[float] = []
+    for epoch in range(1000, 1020, 2):
+        store.run(store.calls.release_claims([(1, epoch, 5.0, "cannot be read")]))
+        rests.append(store.row(1)["eligible_in"])
+        store.sql("update @schema.instances set eligible_at = now()")
+        assert [c.epoch for c in store.pick().claims] == [epoch + 2]
+    assert rests == [pytest.approx(min(5 * 2**n, 600), rel=0.12, abs=1) for n in range(10)]
+    assert store.run(store.calls.flush([Commit(1, 1020, 0, "continue")])).stale == frozenset()
+    store.run(store.calls.release_claims([(1, 1020, 5.0, "cannot be read")]))
+    assert store.row(1)["eligible_in"] == pytest.approx(5, abs=2)
 
 
 def test_release_of_what_is_not_held(store: Store) -> None:

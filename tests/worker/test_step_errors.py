@@ -42,6 +42,34 @@ class Mute(Exception):
         raise RuntimeError("no words")
 
 
+class Endless(Exception):
+    def __str__(self) -> str:
+        return str(self)
+
+
+class ExitsInStr(Exception):
+    """Ends the process that formats it."""
+
+    def __str__(self) -> str:
+        raise SystemExit(7)
+
+    __repr__ = __str__
+
+
+class InterruptsInStr(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    __repr__ = __str__
+
+
+class EndsIteration(StopIteration):
+    def __repr__(self) -> str:
+        raise SystemExit(7)
+
+    __str__ = __repr__
+
+
 def boom(error: BaseException) -> Any:
     raise error
 
@@ -61,6 +89,10 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "stop iteration": lambda: next(iter([])),
     "stop async iteration": lambda: boom(StopAsyncIteration()),
     "mute": lambda: boom(Mute()),
+    "exits in str": lambda: boom(ExitsInStr()),
+    "interrupts in str": lambda: boom(InterruptsInStr()),
+    "recurses in str": lambda: boom(Endless()),
+    "stop iteration that exits in repr": lambda: boom(EndsIteration()),
     "group": lambda: boom(ExceptionGroup("several", [ValueError("a")])),
     "returns None": lambda: None,
     "returns a state": lambda: {"x": 1},
@@ -115,6 +147,10 @@ EXPECTED = {
     "stop iteration": "RuntimeError",
     "stop async iteration": "StopAsyncIteration",
     "mute": "Mute",
+    "exits in str": "ExitsInStr",
+    "interrupts in str": "InterruptsInStr",
+    "recurses in str": "Endless",
+    "stop iteration that exits in repr": "RuntimeError",
     "group": "ExceptionGroup",
     "unencodable": "EncodeError",
     "nul": "EncodeError",

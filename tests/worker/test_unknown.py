@@ -142,6 +142,25 @@ async def test_undecodable_states(engine: Opening) -> None:
             assert 4 < (row["eligible_at"] - row["updated_at"]).total_seconds() < 30
 
 
+async def test_put_backs_are_no_crashes(engine: Opening) -> None:
+    """A row that was put back, and claimed often before, survives its first crash; its first rest is short."""
+    async with engine() as e, e.worker(Shop(), max_crashes=2, **BRIEF):
+        number = await written(e, state="{}", claims=500)
+        for count in (1, 2, 3):
+            await e.seen.until(StateUndecodable, count=count)
+            row = await e.rows.until(number, status="runnable")
+            assert (row["crashes"], row["attempt"]) == (0, 0)
+            rest = (row["eligible_at"] - row["updated_at"]).total_seconds()
+            assert 5 * 2 ** (count - 1) <= rest <= 6 * 2 ** (count - 1)
+            await e.rows.fetch("update @.instances set eligible_at = now() where id = $1 and $2 < 3", number, count)
+        await e.rows.fetch(
+            "update @.instances set status = 'executing', claims = claims + 1, locked_by = 'dead', "
+            "state = '{\"id\": 3}', lease_expires_at = now() - interval '1 s', eligible_at = now() where id = $1",
+            number,
+        )
+        assert await e.end(e.app.handle(number, Shop.open)) == Finished(number, "sold 3")
+
+
 async def test_an_undecodable_row_runs_when_it_fits_again(engine: Opening) -> None:
     """The row is not lost: once the code (or the row) is mended it runs, and its error is gone."""
     async with engine() as e, e.worker(Shop(), poll_interval=seconds(0.1), max_poll_interval=seconds(0.1)):

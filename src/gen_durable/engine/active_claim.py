@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.registry import Entry
 from gen_durable.store.types import Claim
 
@@ -23,6 +24,8 @@ class ActiveClaim:
     has_slot: bool = True
     in_step: bool = False  # its task is in user code, which a cancel may interrupt
     cancel_reason: str | None = None
+    has_outcome: bool = False  # the committer has the outcome that ends it: the answer is awaited without its task
+    unanswered: EncodedOutcome | None = None  # an outcome whose task was cancelled before the answer
 
     def is_cancel_requested(self) -> bool:
         """A method, because the heartbeat or a notification changes the answer during any await."""

@@ -16,7 +16,8 @@ import asyncio
 import logging
 import time
 import traceback
-from typing import Final, assert_never
+from collections.abc import Coroutine
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -31,7 +32,7 @@ from gen_durable.engine.outcome_encoder import EncodedOutcome, advance
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.errors import LeaseLost, OutcomeRejected
+from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
 from gen_durable.instances import Status
 from gen_durable.pg.faults import loggable
 from gen_durable.registry import Registry
@@ -117,25 +118,27 @@ class ClaimRunner:
                 self._slots.lend_slot(active)
                 try:
                     result = await committing
-                except OutcomeRejected as rejected:
-                    return await self._commit_error(active, rejected, encoded.commit)
+                    if not active.has_slot and result is not STALE:
+                        await self._slots.regain_slot(active)
+                except (OutcomeRejected, asyncio.CancelledError) as error:
+                    return await self._end_commit(active, encoded, error)
                 if result is STALE:
                     return self.receive_result(active, encoded, took, result)
-                if not active.has_slot:
-                    await self._slots.regain_slot(active)
                 if result is CANCEL_REQUESTED:
                     return await self._commit_cancel(active, took)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
                 started = time.perf_counter()
                 self._advance(active, encoded)
-        except (UndecodableState, LeaseLost) as error:
+        except (UndecodableState, LeaseLost, NoFreeThread) as error:
             self._end_without_outcome(active, error)
         except asyncio.CancelledError:
             if active.cancel_reason is None or not active.in_step:
                 raise
             active.in_step = False
-            await self._commit_cancel(active, time.perf_counter() - started)
+            await self._contain_exit(active, self._commit_cancel(active, time.perf_counter() - started))
+        except (SystemExit, KeyboardInterrupt) as error:  # as in _contain_exit
+            self.handle_engine_error(active, error)
 
     def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
         """Log an error that is no step's, and return the row with a back-off."""
@@ -148,11 +151,30 @@ class ClaimRunner:
         """Release claims that have not begun, for another worker to run."""
         self._tasks.spawn(self._claims.release(claims))
 
+    def handle_stray_cancellation(self, active: ActiveClaim) -> None:
+        """Return the row of a task that was cancelled by user code, not by the engine: by a timer that a step has left.
+
+        An outcome that was handed to the committer is sent again, because only its answer tells where the row is. (The
+        task itself cannot absorb the cancellation: one that the end of the event loop sends looks the same.)
+        """
+        if not self._claims.has(active):
+            return
+        claim, encoded = active.claim, active.unanswered
+        log.warning("instance %d: code of %s cancelled its task outside of its step", claim.id, active.entry.spec.label)
+        if encoded is not None:
+            active.unanswered = None
+            self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, encoded.commit.took))
+            return
+        self._claims.postpone(active, "its task was cancelled outside of its step")
+        self._notifier.wake_workers()  # a transaction may have committed without an answer
+
     def receive_result(
         self, active: ActiveClaim, encoded: EncodedOutcome, took: float, result: CommitResult | OutcomeRejected
     ) -> None:
         """Act on the answer to an outcome that ends the claim."""
         match result:
+            case CommitResult.COMMITTED if encoded.commit.kind == "continue":
+                self._tasks.spawn(self._claims.release([active]))  # its task has ended
             case CommitResult.COMMITTED:
                 self._claims.remove(active)
                 self._notify_after_commit(active, encoded)
@@ -165,13 +187,26 @@ class ClaimRunner:
                 if self._events.active:
                     self._events.emit(StaleOutcome(claim.id, claim.machine, active.entry.spec.name))
             case CommitResult.CANCEL_REQUESTED:
-                self._tasks.spawn(self._commit_cancel(active, took))
+                self._spawn(active, self._commit_cancel(active, took))
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
-                self._tasks.spawn(self._commit_error(active, result, encoded.commit))
+                self._slots.spawn(
+                    active, self._contain_exit(active, self._commit_error(active, result, encoded.commit))
+                )
             case _:
                 assert_never(result)
+
+    def _spawn(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
+        active.has_outcome = False
+        self._slots.spawn(active, self._contain_exit(active, coroutine))
+
+    async def _contain_exit(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Treat SystemExit as an error of the engine: out of a task, asyncio passes it on to the whole event loop."""
+        try:
+            await coroutine
+        except (SystemExit, KeyboardInterrupt) as error:
+            self.handle_engine_error(active, error)
 
     def _notify_after_commit(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
@@ -190,8 +225,18 @@ class ClaimRunner:
         if claim.partition_key is not None:
             self._notifier.wake(claim.queue)
 
+    async def _end_commit(
+        self, active: ActiveClaim, encoded: EncodedOutcome, error: OutcomeRejected | asyncio.CancelledError
+    ) -> None:
+        """The task of a claim that was meant to go on has no answer to its outcome."""
+        if isinstance(error, OutcomeRejected):
+            return await self._commit_error(active, error, encoded.commit)
+        active.unanswered = encoded
+        raise error
+
     async def _commit_claim_end(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         """Hand an outcome that ends the claim to the committer."""
+        active.has_outcome = True
         if encoded.commit.many_children is None:
             self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
             return
@@ -217,6 +262,7 @@ class ClaimRunner:
         claim, task = active.claim, asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()  # the cancellation was meant for the step, which has received it
+        claim.is_interrupted = False
         reason = active.cancel_reason
         if reason is None:
             reason = await self._claims.fetch_cancel_reason(active)
@@ -225,6 +271,7 @@ class ClaimRunner:
             reason = await self._executor.run_on_cancel(claim, active.entry, reason, self._cancel_timeout)
         encoded = self._executor.encode_cancel(claim, active.entry, reason)
         encoded.commit.began, encoded.commit.took = time.perf_counter() - took, took
+        active.has_outcome = True
         self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
 
     async def _commit_error(self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit) -> None:
@@ -235,16 +282,19 @@ class ClaimRunner:
         encoded = await self._executor.answer_error_after_step(claim, entry, rejected)
         encoded.commit.began, encoded.commit.took = former.began, former.took
         try:
-            result = await self._committer.commit(encoded.commit)
-        except OutcomeRejected:
-            encoded = await self._executor.encode_failure(claim, entry, rejected)
-            encoded.commit.began, encoded.commit.took = former.began, former.took
             try:
                 result = await self._committer.commit(encoded.commit)
-            except OutcomeRejected as again:
-                self._claims.postpone(active, str(again))
-                return
-        self.receive_result(active, encoded, former.took, result)
+            except OutcomeRejected:
+                encoded = await self._executor.encode_failure(claim, entry, rejected)
+                encoded.commit.began, encoded.commit.took = former.began, former.took
+                result = await self._committer.commit(encoded.commit)
+        except OutcomeRejected as again:
+            self._claims.postpone(active, str(again))
+        except asyncio.CancelledError:
+            active.unanswered = encoded
+            raise
+        else:
+            self.receive_result(active, encoded, former.took, result)
 
     def _advance(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Bring a kept claim to its next step."""
@@ -253,7 +303,7 @@ class ClaimRunner:
         active.entry = self._registry.get(claim.machine, claim.version, claim.step)
         active.in_thread = not active.entry.spec.is_async
 
-    def _end_without_outcome(self, active: ActiveClaim, error: UndecodableState | LeaseLost) -> None:
+    def _end_without_outcome(self, active: ActiveClaim, error: UndecodableState | LeaseLost | NoFreeThread) -> None:
         """End a claim without an outcome."""
         claim = active.claim
         match error:
@@ -261,6 +311,9 @@ class ClaimRunner:
                 log.error("instance %d of %s: %s", claim.id, active.entry.spec.label, error)
                 if self._events.active:
                     self._events.emit(StateUndecodable(claim.id, claim.machine, claim.step, str(error)))
+                self._claims.postpone(active, str(error))
+            case NoFreeThread():
+                log.warning("instance %d of %s is put back: %s", claim.id, active.entry.spec.label, error)
                 self._claims.postpone(active, str(error))
             case LeaseLost():
                 log.warning("instance %d: the claim was lost during a step", claim.id)

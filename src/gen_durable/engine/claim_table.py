@@ -11,10 +11,8 @@ import contextlib
 import logging
 import threading
 import time
-from datetime import timedelta
 from typing import Final
 
-from gen_durable.backoff import backoff
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.slots import Slots
@@ -27,9 +25,7 @@ from gen_durable.store.types import Claim
 from gen_durable.telemetry import ClaimLost, Events
 
 log = logging.getLogger("gen_durable.worker")
-RETURN_FIRST: Final = timedelta(seconds=5)
-RETURN_LONGEST: Final = timedelta(minutes=10)
-RETURN_DOUBLINGS: Final = 8
+FIRST_REST: Final = 5.0  # seconds; release_claims.sql doubles it
 DEFAULT_REASON: Final = "cancelled"
 
 
@@ -103,6 +99,9 @@ class ClaimTable:
             if self._claims.get(active.claim.id) is active:
                 del self._claims[active.claim.id]
 
+    def has(self, active: ActiveClaim) -> bool:
+        return self._claims.get(active.claim.id) is active
+
     def all(self) -> list[ActiveClaim]:
         with self._lock:
             return list(self._claims.values())
@@ -122,10 +121,8 @@ class ClaimTable:
         await self._release([(active, None, None) for active in claims])
 
     def postpone(self, active: ActiveClaim, reason: str) -> None:
-        """Make a row runnable again after a back-off that grows with its claims; `reason` becomes its last error."""
-        attempt = min(active.claim.epoch, RETURN_DOUBLINGS)
-        delay = backoff(attempt, base=RETURN_FIRST, cap=RETURN_LONGEST).total_seconds()
-        self._tasks.spawn(self._release([(active, delay, reason)]))
+        """Make a row runnable again after a rest; `reason` becomes its last error."""
+        self._tasks.spawn(self._release([(active, FIRST_REST, reason)]))
 
     async def _release(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
         if not returns:
@@ -152,7 +149,7 @@ class ClaimTable:
         """Stop the tasks of claims that another claim has superseded. Their outcomes would be stale."""
         for active in lost:
             claim = active.claim
-            if self._claims.get(claim.id) is not active:
+            if not self.has(active):
                 continue  # it ended after the heartbeat was sent
             log.warning("instance %d: another worker took over the claim, its step is interrupted", claim.id)
             if self._events.active:

@@ -36,13 +36,12 @@ class DeadLetterHook:
         hook: OnDeadLetter,
         pool: Pool,
         statements: Statements,
-        threads: ThreadPool,
         encryption: PayloadEncryption | None,
     ) -> None:
         self._hook = hook
         self._pool = pool
         self._statements = statements
-        self._threads = threads
+        self._threads = ThreadPool(1)  # its own: a hook that hangs takes no thread from steps, nor they from it
         self._encryption = encryption
         self._waiting: list[int] = []
         self._task: asyncio.Task[None] | None = None
@@ -60,6 +59,7 @@ class DeadLetterHook:
         self.cancel()
 
     def cancel(self) -> None:
+        self._threads.close()
         if self._task is not None:
             self._task.cancel()
 
@@ -76,7 +76,9 @@ class DeadLetterHook:
                 continue
             try:
                 await self._call(found if self._encryption is None else self._encryption.instance(found))
-            except Exception as error:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # a SystemExit would end the event loop, and with it the worker
                 # Traceback and kind only: the hook was given payloads, which the text of its error may quote.
                 frames = "".join(traceback.format_tb(error.__traceback__))
                 log.error("on_dead_letter raised %s for instance %d\n%s", type(error).__name__, instance_id, frames)
@@ -86,7 +88,6 @@ class DeadLetterHook:
         if inspect.iscoroutinefunction(self._hook):
             answer = self._hook(instance)
         else:
-            _, done = self._threads.run(partial(self._hook, instance))
-            answer = await done
+            answer = await (await self._threads.start(partial(self._hook, instance)))
         if inspect.isawaitable(answer):
             await answer

@@ -13,7 +13,7 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sized
+from collections.abc import Awaitable, Sized
 from itertools import islice
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from gen_durable.core.claim_encryption import ClaimEncryption
 from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.errors import LeaseLost, StepCancelled, StepTimeout
+from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, StepTimeout
 from gen_durable.jobs import Abort, Job
 from gen_durable.machines import Machine, StepSpec
 from gen_durable.outcomes import UNCHANGED, Done, Fail, Outcome, Retry, ScheduleChildren, describe
@@ -82,7 +82,7 @@ class Executor:
         task: asyncio.Task[Any] | None = None,
         transaction: StepTransaction | None = None,
     ) -> EncodedOutcome:
-        """Execute a step and encode its outcome. Raises only `UndecodableState`, `LeaseLost` and cancellation.
+        """Execute a step and encode its outcome. Raises `UndecodableState`, `LeaseLost`, `NoFreeThread`, cancellation.
 
         `previous` is the committed outcome of the same claim that led here; it holds the decoded state. `task` is the
         current task, if the caller knows it. With a `transaction` the step's error is raised as `StepRaised`.
@@ -92,13 +92,19 @@ class Executor:
         try:
             if entry.plain:
                 returned = await (entry.call(state, ctx) if entry.wants_context else entry.call(state))
+            elif entry.spec.is_async:
+                call = entry.call(state, ctx) if entry.wants_context else entry.call(state)
+                returned = await _in_time(call, entry.spec)
             else:
-                returned = await self._call(entry, state, ctx)
+                returned = await self._call_in_thread(claim, entry, state, ctx, may_continue=may_continue)
             if task is None or task.cancelling():
                 await _forget_cancellation(claim)
-            if entry.is_job:
-                returned = Done(returned)
-            encoded = encode_outcome(claim, entry.spec, ctx, returned, may_continue=may_continue)
+            if isinstance(returned, EncodedOutcome):
+                encoded = returned
+            else:
+                if entry.is_job:
+                    returned = Done(returned)
+                encoded = encode_outcome(claim, entry.spec, ctx, returned, may_continue=may_continue)
             if encoded.remaining_children is not None:
                 await _in_time(self._encode_remaining_children(encoded, entry.spec), entry.spec)
             return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
@@ -107,7 +113,7 @@ class Executor:
                 raise
             await _forget_cancellation(claim)
             error: Exception = StepCancelled(f"step {entry.spec.label} was cancelled from inside")
-        except LeaseLost:
+        except (LeaseLost, NoFreeThread):
             raise
         except Exception as raised:
             error = raised
@@ -124,7 +130,7 @@ class Executor:
             if claim.journal is not None:
                 self._journal.step_journal(claim, claim.seq)
             return entry.spec.state_codec.decode(claim.state)
-        except Exception as error:
+        except BaseException as error:  # types of the user are built here: a SystemExit would end the process
             raise UndecodableState(describe(error)) from error
 
     async def answer_error_after_step(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
@@ -171,7 +177,7 @@ class Executor:
             if claim.is_interrupted:
                 raise
             second: BaseException = StepCancelled("on_error was cancelled from inside")
-        except LeaseLost:
+        except (LeaseLost, NoFreeThread):
             raise
         except BaseException as raised:
             second = raised
@@ -195,8 +201,7 @@ class Executor:
         except TimeoutError as error:
             raised: BaseException = error if not limit.expired() else StepTimeout(f"it took longer than {timeout:g} s")
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if claim.is_interrupted:
                 raise  # the worker stops
             raised = error
         except BaseException as error:
@@ -241,17 +246,25 @@ class Executor:
                 await asyncio.sleep(0)
                 more = encoded.encode_more()
             else:
-                begun, done = self._threads.run(encoded.encode_more)
-                await begun
-                more = await done
+                more = await (await self._threads.start(encoded.encode_more))
 
-    async def _call(self, entry: Entry, state: object, ctx: Context) -> Any:
-        arguments = (state, ctx) if entry.wants_context else (state,)
-        if entry.spec.is_async:
-            return await _in_time(entry.call(*arguments), entry.spec)
-        call: Callable[[], Any] = functools.partial(_list_children, functools.partial(entry.call, *arguments))
-        begun, done = self._threads.run(functools.partial(contextvars.copy_context().run, call))
-        await begun  # a timeout bounds the execution, not the wait for a free thread
+    async def _call_in_thread(
+        self, claim: Claim, entry: Entry, state: object, ctx: Context, *, may_continue: bool
+    ) -> object:
+        """Call a `def` step. Returns its outcome, encoded in its thread: a thread that the step has left running may
+        change what it returned before the loop has the answer (tests/worker/test_left_threads.py).
+        """
+
+        def call() -> object:
+            returned: object = entry.call(state, ctx) if entry.wants_context else entry.call(state)
+            if inspect.isawaitable(returned):
+                return returned
+            _list_children(returned)
+            outcome = Done(returned) if entry.is_job else returned
+            return encode_outcome(claim, entry.spec, ctx, outcome, may_continue=may_continue)
+
+        # A timeout bounds the execution, not the wait for a free thread.
+        done = await self._threads.start(functools.partial(contextvars.copy_context().run, call))
         result = await _in_time(done, entry.spec)
         return await result if inspect.isawaitable(result) else result
 
@@ -262,12 +275,10 @@ async def _encrypt(encoded: EncodedOutcome, encryption: ClaimEncryption) -> Enco
     return encoded
 
 
-def _list_children(call: Callable[[], Any]) -> object:
+def _list_children(returned: object) -> None:
     """Exhaust a generator of children in the step's own thread, whose resources it may use, and within its timeout."""
-    returned: object = call()
     if isinstance(returned, ScheduleChildren) and not isinstance(returned.children, Sized):
         returned.children = tuple(islice(returned.children, MAX_CHILDREN + 1))
-    return returned  # pyright: ignore[reportUnknownVariableType]
 
 
 async def _in_time(running: Awaitable[Any], spec: StepSpec) -> Any:

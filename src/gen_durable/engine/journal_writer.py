@@ -14,7 +14,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar, assert_never
 
 from gen_durable.backoff import Pauses
@@ -22,7 +22,8 @@ from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.progress_writer import ProgressWriter
 from gen_durable.engine.step_journal import Action, Actions, CallActivity, SleepBeforeRetry, StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.errors import InputError, LeaseLost
+from gen_durable.errors import InputError, LeaseLost, StepCancelled
+from gen_durable.outcomes import describe
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_error
@@ -131,8 +132,7 @@ class JournalWriter:
                 if inspect.iscoroutinefunction(fn):
                     return await fn(*args)
                 call = functools.partial(contextvars.copy_context().run, fn, *args)
-                begun, done = self._threads.run(call)
-                await begun
+                done = await self._threads.start(call)
                 return await _result_of(await done)
             case SleepBeforeRetry(seconds):
                 return await asyncio.sleep(seconds)
@@ -144,7 +144,7 @@ class JournalWriter:
         match action:
             case CallActivity(fn, args):
                 answer = fn(*args)
-                return self._call_on_loop(_result_of(answer)) if inspect.isawaitable(answer) else answer
+                return self._call_on_loop(_contained(answer)) if inspect.isawaitable(answer) else answer
             case SleepBeforeRetry(seconds):
                 return time.sleep(seconds)
             case Statement():
@@ -178,3 +178,11 @@ class JournalWriter:
 
 async def _result_of(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
+
+
+async def _contained(answer: Awaitable[Any]) -> Any:
+    """Await in a task of its own what an activity returned. A SystemExit in a task would end the event loop."""
+    try:
+        return await answer
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise StepCancelled(f"the activity raised {describe(error)}, which does not end a worker") from error

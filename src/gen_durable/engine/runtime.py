@@ -144,9 +144,7 @@ class Runtime:
         )
         hook = options.on_dead_letter
         self._dead_letters = (
-            None
-            if hook is None
-            else DeadLetterHook(hook, services.pool, services.statements, self._threads, services.encryption)
+            None if hook is None else DeadLetterHook(hook, services.pool, services.statements, services.encryption)
         )
         self._upkeep: list[BackgroundTask] = []
         if options.reap_interval is not None:

@@ -34,6 +34,8 @@ class Runner(Protocol):
 
     def release_unstarted(self, claims: list[ActiveClaim], /) -> None: ...
 
+    def handle_stray_cancellation(self, active: ActiveClaim, /) -> None: ...
+
 
 class QueueSlots:
     """The slots of one queue of one worker, its buffer, and when to pick from it next.
@@ -168,8 +170,12 @@ class Slots:
     def start_without_slot(self, active: ActiveClaim) -> None:
         """Start a buffered claim out of turn: one that has a cancel request, and so runs no step."""
         self.drop(active)
-        active.task = task = self._tasks.spawn(self.runner.run(active))
-        task.add_done_callback(lambda done: self._report_error(active, done))
+        self.spawn(active, self.runner.run(active))
+
+    def spawn(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as the task of a claim, without a slot."""
+        active.task = task = self._tasks.spawn(coroutine)
+        task.add_done_callback(lambda done: self._report_end(active, done))
 
     def drop(self, active: ActiveClaim) -> None:
         """Take a claim out of the buffer, if it is there."""
@@ -240,12 +246,16 @@ class Slots:
             queue.pace.step_ended(now - active.started_at, now)
         else:
             queue.lent -= 1
-        self._report_error(active, task)
+        self._report_end(active, task)
         self._fill(queue)
         self.changed.set()
 
-    def _report_error(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+    def _report_end(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+        """A task that ends without an outcome must not leave its row to the heartbeat."""
+        if task.cancelled():
+            if not active.claim.is_interrupted and not active.has_outcome:
+                self.runner.handle_stray_cancellation(active)
+        elif (error := task.exception()) is not None:
             self.runner.handle_engine_error(active, error)
 
     def _fill(self, queue: QueueSlots) -> None:

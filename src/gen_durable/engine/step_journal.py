@@ -23,7 +23,7 @@ from gen_durable.backoff import backoff as default_backoff
 from gen_durable.codec import Codec, codec_for, encode
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption, activity_field
-from gen_durable.errors import GenDurableError, InputError, LeaseLost
+from gen_durable.errors import GenDurableError, InputError, LeaseLost, NoFreeThread
 from gen_durable.jobs import Abort
 from gen_durable.outcomes import describe
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, check_checkpoint_format
@@ -189,7 +189,7 @@ class StepJournal:
             failure: Exception | None = None
             try:
                 result, value = codec.encode_checked((yield invoke))
-            except LeaseLost:
+            except (LeaseLost, NoFreeThread):
                 raise
             except Exception as error:
                 failure = error

@@ -1,75 +1,167 @@
-"""Threads for `def` steps.
+"""Threads for `def` steps and `def` activities.
 
 They are daemon threads. The interpreter joins the threads of `concurrent.futures` when it exits, so a long step would
 keep a drained worker from exiting; here its row is left to its lease instead.
+
+A call that timed out keeps its thread until it returns, perhaps for ever. Such a thread is replaced, at most as many
+times as the pool has threads; beyond that a call that gets no thread in time is refused, so that its row can run in
+another worker (tests/worker/test_hanging_threads.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, Literal
 
-from gen_durable.errors import StepCancelled
+from gen_durable.errors import NoFreeThread, StepCancelled
 from gen_durable.outcomes import describe
+
+log = logging.getLogger("gen_durable.worker")
+LONGEST_WAIT: Final = 5.0  # seconds that a call waits for a thread while abandoned calls hold too many
+
+
+class _Call:
+    """A call in a thread. The pool changes `state` under its lock; the futures belong to the loop."""
+
+    __slots__ = ("begun", "done", "function", "loop", "state")
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[Any] = self.loop.create_future()
+        self.done: asyncio.Future[Any] = self.loop.create_future()
+        self.state: Literal["waiting", "withdrawn", "running", "abandoned", "ended"] = "waiting"
+
+    def run(self) -> tuple[object, BaseException | None]:
+        self.answer(self.begun, None, None)
+        try:
+            return self.function(), None
+        except BaseException as raised:  # reported on the loop, where the step is awaited
+            return None, raised
+
+    def answer(self, future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker is gone
+            self.loop.call_soon_threadsafe(_answer, future, result, error)
 
 
 class ThreadPool:
-    """At most `size` threads, started on demand."""
+    """At most `size` threads, started on demand, and one more for each that an abandoned call holds, up to `size`."""
 
-    __slots__ = ("_idle", "_jobs", "_lock", "_size", "_started")
+    __slots__ = ("_abandoned", "_calls", "_idle", "_lock", "_size", "_started")
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._started = 0
-        self._idle = 0
+        self._idle = 0  # below zero: calls that wait for a thread
+        self._abandoned = 0
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
 
-    def run(self, function: Callable[[], Any]) -> tuple[asyncio.Future[Any], asyncio.Future[Any]]:
-        """Call a function in a thread. Returns two futures: one of its start, one of its result.
+    async def start(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Start a call in a thread, once one is free. Returns a future of its result. Raises `NoFreeThread`.
 
-        Cancelling the first before the start prevents the call. A function that has started runs to its end; if the
-        second future is cancelled its result is dropped.
+        A function that has started runs to its end. If the future is cancelled before, the call is abandoned and its
+        result dropped.
         """
-        loop = asyncio.get_running_loop()
-        begun: asyncio.Future[Any] = loop.create_future()
-        done: asyncio.Future[Any] = loop.create_future()
-
-        def work() -> None:
-            if begun.cancelled():
-                return
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the worker is gone
-                loop.call_soon_threadsafe(_answer, begun, None, None)
-            try:
-                result, error = function(), None
-            except BaseException as raised:  # reported on the loop, where the step is awaited
-                result, error = None, raised
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_answer, done, result, error)
-
+        call = _Call(function)
         with self._lock:
-            if self._idle <= 0 and self._started < self._size:  # below zero: calls that wait for a thread
-                self._started += 1
-                threading.Thread(target=self._serve, name="gen_durable step", daemon=True).start()
-            else:
+            is_waiting = self._idle <= 0 and not self._start_thread()
+            if is_waiting or self._idle > 0:
                 self._idle -= 1
-        self._jobs.put(work)
-        return begun, done
+        self._calls.put(call)
+        try:
+            if is_waiting:
+                await self._wait_for_thread(call)
+            else:
+                await call.begun
+        except asyncio.CancelledError:
+            if not self._withdraw(call):
+                self._abandon(call)
+            raise
+        call.done.add_done_callback(lambda done: self._abandon(call) if done.cancelled() else None)
+        return call.done
 
     def close(self) -> None:
         """Let idle threads end now, and busy ones after their call."""
         for _ in range(self._started):
-            self._jobs.put(None)
+            self._calls.put(None)
+
+    async def _wait_for_thread(self, call: _Call) -> None:
+        while not (await asyncio.wait([call.begun], timeout=LONGEST_WAIT))[0]:
+            # Without abandoned calls the wait is ordinary: there are fewer threads than slots.
+            if self._abandoned > self._size and self._withdraw(call):
+                raise NoFreeThread(
+                    f"no free thread: calls that timed out and have not returned hold {self._abandoned} threads "
+                    f"of a worker with threads={self._size}"
+                )
+
+    def _withdraw(self, call: _Call) -> bool:
+        """Prevent a call that no thread has taken yet. Returns False if one has."""
+        with self._lock:
+            if call.state != "waiting":
+                return False
+            call.state = "withdrawn"
+            del call.function  # its place in the queue stays until a thread takes it
+            return True
+
+    def _abandon(self, call: _Call) -> None:
+        """The result of a call is not awaited any more: replace its thread."""
+        with self._lock:
+            if call.state != "running":
+                return
+            call.state = "abandoned"
+            self._abandoned = abandoned = self._abandoned + 1
+            if self._idle < 0 and self._start_thread():
+                self._idle += 1
+        if abandoned <= self._size:
+            log.warning(
+                "abandoned calls hold %d threads, which are replaced, up to %d: a step or an activity timed out and "
+                "has not returned; let what it calls time out by itself",
+                abandoned,
+                self._size,
+            )
+        elif abandoned == self._size + 1:
+            log.error(
+                "abandoned calls hold %d threads, and no more are replaced: instances that get no thread are put back",
+                abandoned,
+            )
+
+    def _start_thread(self) -> bool:
+        """Start a thread if the pool may have one more. The caller holds the lock."""
+        if self._started >= self._limit:
+            return False
+        self._started += 1
+        threading.Thread(target=self._serve, name="gen_durable step", daemon=True).start()
+        return True
+
+    @property
+    def _limit(self) -> int:
+        return self._size + min(self._abandoned, self._size)
 
     def _serve(self) -> None:
-        while (work := self._jobs.get()) is not None:
-            work()
+        while (call := self._calls.get()) is not None:
             with self._lock:
-                self._idle += 1
+                if call.state == "waiting":
+                    call.state = "running"
+            result, error = (None, None) if call.state == "withdrawn" else call.run()
+            with self._lock:
+                if call.state == "abandoned":
+                    self._abandoned -= 1
+                call.state = "ended"
+                is_surplus = self._started > self._limit
+                if is_surplus:
+                    self._started -= 1
+                else:
+                    self._idle += 1  # before the answer, which may free a slot: its claim finds this thread
+            call.answer(call.done, result, error)
+            if is_surplus:
+                return
+            del call, result, error  # an idle thread keeps no state alive
 
 
 def _answer(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
@@ -81,6 +173,6 @@ def _answer(future: asyncio.Future[Any], result: object, error: BaseException | 
         # A GeneratorExit would close the waiting coroutine; SystemExit and cancellation must not reach the worker.
         future.set_exception(StepCancelled(f"the step raised {describe(error)}, which does not end a worker"))
     elif isinstance(error, StopIteration):
-        future.set_exception(RuntimeError(f"the step raised {error!r}"))  # a future cannot hold StopIteration
+        future.set_exception(RuntimeError(f"the step raised {describe(error)}"))  # a future cannot hold StopIteration
     else:
         future.set_exception(error)

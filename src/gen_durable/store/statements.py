@@ -289,7 +289,7 @@ class Statements:
         return Statement(self._unblock_missed, (after, batch), lambda rows: (rows[0][0], rows[0][1] or []))
 
     def release_claims(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[ReleaseResult]:
-        """`claims` are (id, epoch, delay, reason), in the order of ids."""
+        """`claims` are (id, epoch, first delay, reason), in the order of ids."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
         return Statement(self._release_claims, tuple(columns), read_released)
 

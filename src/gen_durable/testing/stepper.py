@@ -35,7 +35,7 @@ from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.errors import LeaseLost
+from gen_durable.errors import LeaseLost, NoFreeThread
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
 from gen_durable.step_services import StepTransaction
@@ -130,7 +130,7 @@ class Stepper:
             notifier=self._notifier,
             events=self._events,
         )
-        self._runner = ClaimRunner(
+        slots.runner = self._runner = ClaimRunner(
             self._executor,
             self._transactional,
             self._committer,
@@ -224,7 +224,7 @@ class Stepper:
                     await self._in_task(claim, self._executor.execute(claim, entry, may_continue=False))
             except StepRaised as raised:
                 self._errors[claim.id] = raised.error
-            except (UndecodableState, LeaseLost):
+            except (UndecodableState, LeaseLost, NoFreeThread):
                 pass  # recorded by the executor
         await self._connection.run(self._statements.expire(claim.id, claim.epoch))
         await self.reap()
@@ -323,7 +323,7 @@ class RecordingExecutor(Executor):
             return await super().execute(
                 claim, entry, may_continue=may_continue, previous=previous, task=task, transaction=transaction
             )
-        except (UndecodableState, LeaseLost) as error:
+        except (UndecodableState, LeaseLost, NoFreeThread) as error:
             self.errors[claim.id] = error
             raise
 

@@ -107,6 +107,7 @@ begin
       -- An end stays in its visit: an instance that is retried resumes with its finished activities (retry.sql).
       visit = case when outcome.is_end or outcome.keeps_visit then i.visit else i.seq + 1 end,
       crashes = 0,
+      postponements = 0,
       eligible_at = case
         when not outcome.is_runnable then i.eligible_at
         when outcome.delay > 0 then statement_timestamp() + make_interval(secs => outcome.delay)

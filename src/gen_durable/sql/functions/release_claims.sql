@@ -1,7 +1,8 @@
 -- release_claims: give back claims that a worker did not run.
 --
 -- Parameters: ids and epochs in id order; per row a delay in seconds and a reason, both null for a row that was not
--- started: it keeps its place and its counters. With a reason it counts as a claim without an outcome.
+-- started: it keeps its place and its counters. A row with a delay is postponed: the delay doubles with each
+-- postponement in a row, up to ten minutes, and begins anew after an outcome. It is no crash.
 -- Returns one row: the ids given back, and the queues of rows that were next at their gates. The attempt stays.
 -- `claims` goes up, so a late outcome of the old epoch is stale (tests/interleavings: release_flush).
 -- Index: primary key. Locks: the rows in id order, then their gates.
@@ -22,8 +23,13 @@ begin
       -- The reaper ends a row with a pending cancel: it locks the parent in the right order.
       status = case when i.cancel_reason is null then 'runnable' else 'executing' end::@schema.durable_status,
       claims = i.claims + 1,
-      crashes = i.crashes + case when given.reason is null then 0 else 1 end,
-      eligible_at = case when given.delay is null then i.eligible_at else now() + make_interval(secs => given.delay) end,
+      postponements = i.postponements + case when given.delay is null then 0 else 1 end,
+      eligible_at = case
+        when given.delay is null then i.eligible_at
+        -- Up to a tenth more, so that rows that were postponed together do not return together.
+        else now() + (1 + random() / 10)
+          * make_interval(secs => greatest(given.delay, least(given.delay * 2 ^ least(i.postponements, 20), 600)))
+      end,
       last_error = coalesce(given.reason, i.last_error),
       locked_by = case when i.cancel_reason is not null then i.locked_by end,
       lease_expires_at = case when i.cancel_reason is not null then now() end,

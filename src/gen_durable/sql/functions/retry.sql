@@ -40,6 +40,7 @@ begin
     status = 'runnable',
     attempt = 0,
     crashes = 0,
+    postponements = 0,
     claims = i.claims + 1,
     cancel_reason = null,  -- stays with a row that was executing when it was cancelled
     children_pending = 0,

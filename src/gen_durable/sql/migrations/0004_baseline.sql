@@ -53,6 +53,7 @@ create table @schema.instances (
   parent_round      bigint,
   fsm_version       int not null default 1,
   crashes           int not null default 0,
+  postponements     int not null default 0,
   children_pending  int not null default 0 check (children_pending >= 0),
   children_needed   int,
   status            @schema.durable_status not null default 'runnable',
@@ -112,7 +113,9 @@ comment on column @schema.instances.claims is
 comment on column @schema.instances.seq is 'The number of committed outcomes.';
 comment on column @schema.instances.visit is
   'The seq with which the instance entered its step; the same for all retries of the step.';
-comment on column @schema.instances.crashes is 'Claims without an outcome since the last progress.';
+comment on column @schema.instances.crashes is 'Claims whose worker died or lost its lease, since the last outcome.';
+comment on column @schema.instances.postponements is
+  'How often a worker returned the row because it could not run it, since the last outcome.';
 comment on column @schema.instances.children_pending is 'Children of the current round that have not ended.';
 comment on column @schema.instances.children_needed is
   'How many more children must be done before the parent continues; null if all must end.';
