@@ -13,6 +13,7 @@ create or replace function @schema.start_instances(ids bigint[], claims int[], s
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 set lock_timeout = '1s'  -- as in flush
 set enable_seqscan = off
 as $$
