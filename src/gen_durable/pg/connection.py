@@ -77,7 +77,7 @@ class PersistentConnection:
 
             try:
                 with self.watched():
-                    await driver_connection.execute("begin")
+                    await driver_connection.execute("begin isolation level read committed")
                     result = await work(run)
                     await driver_connection.execute("commit")
             except BaseException as error:
@@ -113,6 +113,11 @@ class PersistentConnection:
 
     def _remember_silent_host(self, cut: HostConnection) -> None:
         self._silent_host = cut.host
+
+    @property
+    def pin(self) -> str:
+        """The script that restores the engine's settings inside a transaction, after a `reset all`."""
+        return "" if self._current is None else self._current.pin
 
     @property
     def closed(self) -> bool:
