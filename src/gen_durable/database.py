@@ -19,6 +19,7 @@ from gen_durable.pg.dsn import find_tls_weakness
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
+from gen_durable.pg.session_settings import read_role_settings
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.journal import JournalStatements
 from gen_durable.store.schema import Schema
@@ -150,6 +151,8 @@ class Database:
             else:
                 await check(connection, self.schema)
             self.installation = await connection.run(JournalStatements(self.schema).installation())
+            if connection.target.pooled:
+                (await connection.run(read_role_settings())).check()
         finally:
             await connection.close()
         if connection.target.pooled and self._pooler is None:

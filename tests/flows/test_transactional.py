@@ -260,9 +260,9 @@ async def test_a_lost_answer_to_the_commit(dsn: str, schema: str, proxied: Proxi
         async with Durable(proxy.dsn, schema=schema) as app, Worker(app, machines=[Book(schema)]):
             app.events.subscribe(events.append)
             if where == "losing":
-                proxy.losing = b"COMMIT"
+                proxy.losing = b"COMMIT;"
             else:
-                proxy.stopping = b"COMMIT"
+                proxy.stopping = b"COMMIT;"
             handle = await direct.insert(Book.second, "done")
             if where == "stopped":
                 async with asyncio.timeout(10):
@@ -284,9 +284,9 @@ async def test_kill_9(dsn: str, schema: str, spawn: Spawn, proxied: Proxied, whe
         await victim.until("ready")
         match where:
             case "before the commit":
-                proxy.stopping = b"COMMIT"
+                proxy.stopping = b"COMMIT;"
             case "after the commit":
-                proxy.answerless = b"COMMIT"
+                proxy.answerless = b"COMMIT;"
         handle = await app.insert(programs.Book.write, "row")
         await victim.until("written")
         if where != "before the flush":
@@ -346,7 +346,7 @@ async def test_a_cancel_while_the_commit_is_lost(dsn: str, schema: str, proxied:
     """The COMMIT never came to the server, and then a cancel: an end may still be taken, never without its writes."""
     async with books(dsn, schema) as look, proxied() as proxy, Durable(dsn, schema=schema) as direct:
         async with Durable(proxy.dsn, schema=schema) as app, Worker(app, machines=[Book(schema)]):
-            proxy.stopping = b"COMMIT"
+            proxy.stopping = b"COMMIT;"
             handle = await direct.insert(Book.first if step_of == "first" else Book.second, "done")
             async with asyncio.timeout(10):
                 await proxy.stalled.wait()

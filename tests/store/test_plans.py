@@ -267,8 +267,8 @@ def check_work(big: Store, work: Work) -> None:
     assert sum(indexes.values()) <= work.per_row * BATCH + 20, indexes
 
 
-def plans_of(store: Store, dsn: str, call: Statement[Any]) -> list[str]:
-    """The plans of all statements that a call runs, as text."""
+def plans_of(store: Store, dsn: str, call: Statement[Any], **settings: str) -> list[str]:
+    """The plans of all statements that a call runs, as text; `settings` are those of its session."""
 
     async def explain() -> list[str]:
         connection = await asyncpg.connect(dsn)
@@ -287,6 +287,7 @@ def plans_of(store: Store, dsn: str, call: Statement[Any]) -> list[str]:
                 "auto_explain.log_analyze": "on",
                 "auto_explain.log_timing": "off",
                 "auto_explain.log_level": "notice",
+                **settings,
             }.items():
                 await connection.execute(f"set {setting} = {value}")
             transaction = connection.transaction()

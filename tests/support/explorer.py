@@ -27,6 +27,7 @@ from gen_durable.store.schema import Schema, checks
 from gen_durable.store.statements import Statement
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
+READ_COMMITTED = "read committed"
 PATIENCE = 0.002  # before a silent session is looked for among those that wait for a lock
 SESSION = (
     "set synchronous_commit = off; set deadlock_timeout = '5ms'; set jit = off;"
@@ -65,6 +66,7 @@ class Session:
         self._commits = commits
         self.pid = connection.get_server_pid()
         self.at = At.ENDED
+        self.isolation = READ_COMMITTED
         self.answers: list[Any] = []
         self.steps: list[str] = []
         self._connection, self._leader = connection, leader
@@ -119,7 +121,9 @@ class Session:
     async def _run(self, calls: Sequence[Statement[Any]]) -> None:
         for call in calls:
             await self._stop("begin")
-            await self._connection.execute(f"begin; set local explorer.gate = {self._gate}")
+            await self._connection.execute(
+                f"begin isolation level {self.isolation}; set local explorer.gate = {self._gate}"
+            )
             try:
                 self.answers.append(call.read(await self._connection.fetch(call.text, *call.args)))
             except asyncpg.PostgresError as error:
@@ -220,11 +224,15 @@ class Explorer:
         first_fault: bool = False,
         errors: frozenset[str] = frozenset(),
         then: str = "",
+        levels: tuple[str, str] = (READ_COMMITTED, READ_COMMITTED),
     ) -> Report:
         """Run every schedule. `errors` are the SQLSTATEs that a call may end in; `first_fault` stops at the first.
 
         `then` is SQL that is run in the end of each, before it is judged: what comes by itself a little later.
+        `levels` are the isolation levels of both sides.
         """
+        for session, level in zip(self._sessions, levels, strict=True):
+            session.isolation = level
         report = Report()
         prefix: list[str] = []
         while True:

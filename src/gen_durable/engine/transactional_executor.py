@@ -31,7 +31,7 @@ from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import InvalidOutcome, OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, sqlstate
+from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify, sqlstate
 from gen_durable.pg.transaction import Transaction
 from gen_durable.registry import Entry
 from gen_durable.step_services import StepTransaction
@@ -202,8 +202,9 @@ class TransactionalExecutor:
                 if sqlstate(error) == "25P02":
                     raise StepRaised(_aborted(entry)) from error
                 # Another session holds a lock on the row. Bound the wait: that session may itself wait for the
-                # user's writes. A serialization failure recurs in the same transaction.
-                if retries_left == 0 or classify(error) is FaultKind.REFUSED or sqlstate(error) == "40001":
+                # user's writes. A serialization failure and a wrong isolation level recur in the same transaction.
+                recurs = classify(error) is FaultKind.REFUSED or sqlstate(error) in ("40001", WRONG_ISOLATION)
+                if retries_left == 0 or recurs:
                     message = f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
                     raise StepRaised(OutcomeRejected(message)) from error
             await asyncio.sleep(pauses.next())

@@ -19,6 +19,7 @@ from typing import Any, Final
 import asyncpg
 
 from gen_durable.pg.dsn import Host, split_hosts
+from gen_durable.pg.session_settings import ALLOW_WRITES, IS_READ_ONLY_ROLE, pin_session, pin_transaction
 
 log = logging.getLogger("gen_durable.pg")
 STAGGER: Final = 0.5
@@ -45,16 +46,20 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class HostConnection:
-    """A driver connection, its host, the other hosts of its DSN, and whether a pooler is in between."""
+    """A driver connection, its host, the other hosts of its DSN, and whether a pooler is in between.
+
+    `pin` is the script that restores the engine's settings inside a transaction, after a `reset all`.
+    """
 
     driver_connection: asyncpg.Connection[Any]
     host: Host
     other_hosts: tuple[Host, ...]
     pooled: bool
+    pin: str = ""
 
 
 async def connect(target: Target, avoid: Host | None = None) -> HostConnection:
-    """Connect, with TCP keepalives set. The host `avoid` is tried after all others."""
+    """Connect, with TCP keepalives and the engine's settings. The host `avoid` is tried after all others."""
     dsn_hosts = split_hosts(target.dsn)
     hosts = tuple(sorted(dsn_hosts.hosts, key=lambda host: host == avoid))
     if len(hosts) == 1:
@@ -64,15 +69,18 @@ async def connect(target: Target, avoid: Host | None = None) -> HostConnection:
         host, driver_connection = await _HostRace(hosts, target, dsn_hosts.timeout or HOST_TIMEOUT).winner()
     other_hosts = tuple(other for other in hosts if other is not host)
     _enable_keepalive(driver_connection)
-    if target.pooled is not None:
-        return HostConnection(driver_connection, host, other_hosts, target.pooled)
+    pooled = target.pooled
+    pin = pin_transaction(driver_connection.get_server_version().major)
     try:
-        pooled = await _is_pooled(driver_connection)
+        if pooled is None:
+            pooled = await _is_pooled(driver_connection, target.connect_timeout)
+        if not pooled:
+            pin = await _pin_settings(driver_connection, target.connect_timeout)
     except BaseException:
         driver_connection.terminate()
         raise
-    if not pooled:
-        return HostConnection(driver_connection, host, other_hosts, pooled)
+    if pooled == bool(target.pooled):
+        return HostConnection(driver_connection, host, other_hosts, pooled, pin)
     # This connection was opened with a statement cache: behind a pooler it would prepare a statement on one server
     # process and run it on another.
     driver_connection.terminate()
@@ -163,10 +171,23 @@ def _terminate(connecting: asyncio.Future[asyncpg.Connection[Any]]) -> None:
         connecting.result().terminate()
 
 
-async def _is_pooled(driver_connection: asyncpg.Connection[Any]) -> bool:
+async def _pin_settings(driver_connection: asyncpg.Connection[Any], timeout: float) -> str:
+    """Set what the engine relies on. Returns the script that does it."""
+    pin = pin_session(driver_connection.get_server_version().major)
+    # Postgres 14 and later report the setting, so only a session that is read-only costs a question.
+    if getattr(driver_connection.get_settings(), "default_transaction_read_only", "on") == "on":
+        tag = await driver_connection.execute(IS_READ_ONLY_ROLE, timeout=timeout)
+        if tag != "SELECT 0":
+            pin = f"{pin};{ALLOW_WRITES}"
+    await driver_connection.execute(pin, timeout=timeout)
+    return pin
+
+
+async def _is_pooled(driver_connection: asyncpg.Connection[Any], timeout: float) -> bool:
     # Without parameters asyncpg prepares no statement; the command tag carries the row count.
     tag = await driver_connection.execute(
-        f"select 1 where pg_catalog.pg_backend_pid() operator(pg_catalog.<>) {driver_connection.get_server_pid()}"
+        f"select 1 where pg_catalog.pg_backend_pid() operator(pg_catalog.<>) {driver_connection.get_server_pid()}",
+        timeout=timeout,
     )
     return tag != "SELECT 0"
 

@@ -80,7 +80,7 @@ class PersistentConnection:
             try:
                 with self.watched():
                     with _connection_errors():
-                        await driver_connection.execute("begin")
+                        await driver_connection.execute("begin isolation level read committed")
                     result = await work(run)  # an error of its own is no lost connection, and is raised as it is
                     with _connection_errors():
                         await driver_connection.execute("commit")
@@ -115,6 +115,11 @@ class PersistentConnection:
 
     def _remember_silent_host(self, cut: HostConnection) -> None:
         self._silent_host = cut.host
+
+    @property
+    def pin(self) -> str:
+        """The script that restores the engine's settings inside a transaction, after a `reset all`."""
+        return "" if self._current is None else self._current.pin
 
     @property
     def closed(self) -> bool:

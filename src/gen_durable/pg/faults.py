@@ -43,7 +43,8 @@ class ConnectionLost(Exception):
 READ_ONLY: Final = "25006"
 _GONE_CODES: Final = frozenset({READ_ONLY, "57P01", "57P02", "57P03", "57P04", "57P05", "53300"})
 _UNUSABLE_CODES: Final = frozenset({READ_ONLY, "57P01", "57P02", "57P03"})
-_BUSY_CODES: Final = frozenset({"40001", "40P01", "57014"})
+WRONG_ISOLATION: Final = "GD006"  # it lies in the session, not in the statement
+_BUSY_CODES: Final = frozenset({"40001", "40P01", "57014", WRONG_ISOLATION})
 _BUSY_CLASSES: Final = frozenset({"53", "58", "25", "XX"})
 
 

@@ -22,6 +22,8 @@ def to_error(error: BaseException, operation: str, schema: str) -> GenDurableErr
             )
         case "GD003" | "GD004" | "GD005":  # raised by resolve_limit_keys.sql and set_limit.sql
             return InputError(f"{operation}: {message_of(error)}")
+        case "GD006":  # raised by require_read_committed.sql
+            return InputError(f"{operation}: {message_of(error)}: use READ COMMITTED for it")
         case "42501":
             return DatabaseRefused(
                 f"{operation}: permission denied: this login may not do that in schema {schema!r}; if it should, grant "

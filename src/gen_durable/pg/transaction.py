@@ -39,15 +39,15 @@ class Transaction:
 
     @classmethod
     async def begin(cls, connection: PersistentConnection) -> Transaction:
-        """Begin a transaction, with the settings of earlier users of the connection reset. Raises `ConnectionLost`."""
+        """Begin a transaction with the engine's settings, without those of earlier steps. Raises `ConnectionLost`."""
         driver_connection = await connection.connect()
         # The driver's own transaction: inside it `connection.transaction()` of the user makes a savepoint.
-        inner = driver_connection.transaction()
+        inner = driver_connection.transaction(isolation="read_committed")
         try:
             with connection.watched():
                 await inner.start()
                 # Inside the transaction: behind a pooler an earlier statement may reach another server connection.
-                await driver_connection.execute("reset all")
+                await driver_connection.execute(f"reset all;{connection.pin}")
         except Exception as error:
             connection.drop()
             raise ConnectionLost(error, sent=False) from error

@@ -5,6 +5,7 @@ create or replace function @schema.allocate_ids(count int)
 returns bigint[]
 language sql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select array(
     select nextval('@schema.instances_id_seq'::regclass) from generate_series(1, least(allocate_ids.count, 100000))

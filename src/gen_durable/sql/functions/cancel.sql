@@ -91,6 +91,7 @@ create or replace function @schema.cancel(target bigint, reason text, cascades b
 returns text
 language sql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select cancelled.verdict from @schema.cancel(array[target], array[null::bytea], reason, cascades, true) as cancelled
 $$;
@@ -99,6 +100,7 @@ create or replace function @schema.cancel(key text, reason text, cascades boolea
 returns text
 language sql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select cancelled.verdict
   from @schema.cancel(array[null::bigint], array[convert_to(key, 'UTF8')], reason, cascades, true) as cancelled

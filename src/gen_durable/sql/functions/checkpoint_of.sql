@@ -8,6 +8,7 @@ returns table (format int, version bigint, updated_at timestamptz, value jsonb)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
   select checkpoint.format, checkpoint.version, checkpoint.updated_at,

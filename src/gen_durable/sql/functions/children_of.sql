@@ -7,6 +7,7 @@ returns jsonb
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 declare
   page constant jsonb := @schema.children_page(parent, of_round, 0, 10001);

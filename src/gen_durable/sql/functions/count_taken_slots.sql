@@ -8,6 +8,7 @@ create or replace function @schema.count_taken_slots(key text, most int)
 returns bigint
 language sql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select (
     select count(*) from (

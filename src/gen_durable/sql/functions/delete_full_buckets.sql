@@ -6,6 +6,7 @@ create or replace function @schema.delete_full_buckets()
 returns bigint
 language sql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   with deleted as (
     delete from @schema.rate_buckets bucket where bucket.key = any (array(

@@ -7,6 +7,7 @@ create or replace function @schema.delete_signals_trg()
 returns trigger
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
 begin

@@ -7,6 +7,7 @@ returns table (id bigint, status text, result jsonb, last_error text)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select given.id, i.status::text, i.result, i.last_error
   from unnest(ids) as given (id)

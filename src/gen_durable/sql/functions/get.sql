@@ -12,6 +12,7 @@ returns table (
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
 begin

@@ -4,6 +4,7 @@ returns boolean
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select coalesce(
     (select i.indisvalid from pg_index i where i.indexrelid = to_regclass('@schema.instances_metadata')), false

@@ -11,6 +11,7 @@ returns table (
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
   select latest.* from (

@@ -9,6 +9,7 @@ returns bigint
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
 declare

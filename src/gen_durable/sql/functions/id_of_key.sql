@@ -4,6 +4,7 @@ returns bigint
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
   select i.id from @schema.instances i where i.unique_guard = id_of_key.key

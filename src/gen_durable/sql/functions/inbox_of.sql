@@ -4,6 +4,7 @@ returns jsonb
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select jsonb_agg(
     jsonb_build_object(

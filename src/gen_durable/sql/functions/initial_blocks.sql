@@ -14,6 +14,7 @@ create or replace function @schema.initial_blocks(
 returns text[]
 language sql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select array_agg(case when ranked.place > ranked.admitted then ranked.gate end order by ranked.position)
   from (

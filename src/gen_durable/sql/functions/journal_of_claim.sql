@@ -9,6 +9,7 @@ returns jsonb
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
   select jsonb_build_object('checkpoint', checkpoint.one, 'activities', activity.several)

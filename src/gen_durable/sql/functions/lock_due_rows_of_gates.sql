@@ -12,6 +12,7 @@ create or replace function @schema.lock_due_rows_of_gates(crowded_gates text[], 
 returns tid[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 declare
   bulk constant int := 1000;

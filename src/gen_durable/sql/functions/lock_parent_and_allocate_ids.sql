@@ -10,6 +10,7 @@ create or replace function @schema.lock_parent_and_allocate_ids(parent bigint, e
 returns bigint[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 set lock_timeout = '1s'  -- as in flush
 set enable_seqscan = off
 as $$

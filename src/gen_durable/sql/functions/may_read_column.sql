@@ -8,6 +8,7 @@ returns boolean
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select session_user = current_user or (
     select i.roles is null or has_column_privilege(session_user, '@schema.instances'::regclass, named, 'select')

@@ -8,6 +8,7 @@ returns table (step text, branch text, fraction float8, message text, updated_at
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
   select report.step, report.branch, report.fraction, report.message, report.updated_at, report.detail

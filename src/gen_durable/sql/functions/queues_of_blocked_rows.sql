@@ -7,6 +7,7 @@ create or replace function @schema.queues_of_blocked_rows(gates text[])
 returns table (gate text, queue text)
 language sql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   with recursive waiting as (
     select wanted.gate, (

@@ -13,6 +13,7 @@ create or replace function @schema.record_transitions(
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
 #variable_conflict use_column

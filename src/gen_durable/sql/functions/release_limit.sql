@@ -6,6 +6,7 @@ create or replace function @schema.release_limit(ticket bigint)
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 declare
   key text;

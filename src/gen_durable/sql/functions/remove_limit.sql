@@ -5,6 +5,7 @@
 create or replace function @schema.remove_limit(name text, out removed boolean, out woken text[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 #variable_conflict use_variable
 begin

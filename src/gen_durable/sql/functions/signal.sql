@@ -103,6 +103,7 @@ create or replace function @schema.signal(target bigint, name text, payload json
 returns text
 language sql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select delivery.verdict
   from @schema.signal(array[target], array[null::bytea], array[name], array[payload], array[dedup_key]) as delivery
@@ -112,6 +113,7 @@ create or replace function @schema.signal(key text, name text, payload jsonb def
 returns text
 language sql
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
   select delivery.verdict
   from @schema.signal(

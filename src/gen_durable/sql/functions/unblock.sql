@@ -31,6 +31,7 @@ declare
   limit_gates text[];
   woken text[];
 begin
+  perform @schema.require_read_committed();
   if should_wait then
     perform pg_advisory_xact_lock(ordered.lock_id)
     from (

@@ -8,6 +8,7 @@ returns table (fsm text, fsm_version int, step text, queue text, waiting int)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
   select unknown.fsm, unknown.fsm_version, unknown.step, unknown.queue, count(*)::int

@@ -6,6 +6,7 @@ create or replace function @schema.unlocked_ids(ids bigint[])
 returns table (id bigint)
 language sql
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
   select i.id from @schema.instances i where i.id = any (ids) order by i.id for no key update skip locked

@@ -14,6 +14,7 @@
 create or replace function @schema.wake_parents(ended bigint[], out woken text[], out cancel_children bigint[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off

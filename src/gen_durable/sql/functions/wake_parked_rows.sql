@@ -14,6 +14,7 @@ create or replace function @schema.wake_parked_rows(parked tid[])
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set jit = off
 set enable_seqscan = off
 as $$
 declare
