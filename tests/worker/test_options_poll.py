@@ -45,10 +45,10 @@ async def test_an_idle_worker_backs_off(engine: Opening) -> None:
     """Empty picks come at doubling distances up to max_poll_interval, then at that distance."""
     async with engine() as e, e.worker(double, poll_interval=seconds(0.05), max_poll_interval=seconds(0.3)):
         await e.rows.when(lambda: listening(e))  # a listener that connects late wakes the picker once more
-        times = await idle_picks(e, 8)
+        times = await idle_picks(e, 9)
     gaps = [b - a for a, b in itertools.pairwise(times)]
-    assert all(gap < 0.6 for gap in gaps)
-    assert all(gap > 0.25 for gap in gaps[-3:])
+    assert all(gap < 0.6 for gap in gaps), gaps
+    assert sum(gap > 0.25 for gap in gaps) >= 4, gaps  # a pick that the machine slows down plans one more (scan floors)
 
 
 async def test_polling_finds_what_nobody_told(engine: Opening) -> None:
