@@ -79,6 +79,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
+        self._of_parents: list[object] = []  # kept for ever: they belong to the processes that this one was forked from
 
     @property
     def events(self) -> Events:
@@ -95,7 +96,8 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         self.close()
 
     def open(self) -> None:
-        """Connect, and check that the schema is there."""
+        """Connect, and check that the schema is there. A process that is forked later opens anew by itself."""
+        self._leave_parent()
         if self._loop is not None:
             raise ConfigError("this SyncDurable is open already")
         self._pid = os.getpid()
@@ -109,7 +111,8 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
             raise
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections of this process."""
+        self._leave_parent()
         if self._loop is None:
             return
         try:
@@ -315,15 +318,23 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         return self._wait(self._app.limits())
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._loop is None or self._pid != os.getpid():
+        if self._leave_parent():
+            self.open()
+        if self._loop is None:
             coroutine.close()
-            raise ConfigError(
-                "this SyncDurable is not open in this process: use `with SyncDurable(...) as app:`, after a fork"
-            )
+            raise ConfigError("this SyncDurable is not open: use `with SyncDurable(...) as app:` or app.open()")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _name(self, target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
         return _target(target)
+
+    def _leave_parent(self) -> bool:
+        """Forget what the parent process opened, if this process was forked since. Returns whether it was."""
+        if self._loop is None or self._pid == os.getpid():
+            return False
+        self._of_parents += [self._loop, self._thread, *services_of(self._app).abandon()]
+        self._loop = self._thread = None
+        return True
 
     def _halt(self) -> None:
         loop, thread = self._loop, self._thread

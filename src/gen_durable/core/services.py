@@ -119,6 +119,14 @@ class Services:
         await self._notifier.close()
         await self._database.close()
 
+    def abandon(self) -> tuple[object, ...]:
+        """After a fork: count as closed, without a word on the connections, which are the parent's.
+
+        Returns objects that the caller must keep: collecting them would touch the parent's sockets.
+        """
+        self.is_open = False
+        return self._completions, self._notifier, self._database.pool
+
     def _get_pool(self) -> Pool:
         self.check_open()
         return self._database.pool
