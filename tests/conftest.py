@@ -109,8 +109,10 @@ def schemas(dsn: str) -> Iterator[Schemas]:
 
 
 @pytest.fixture
-def later_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def later_version(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Add a migration to the package, as a later release does. Returns its version."""
+    if "schema" in request.fixturenames:
+        request.getfixturevalue("schema")  # it must be made before, by the present release
     sql = Path(str(schema_files._SQL.joinpath("migrations"))).parent
     shutil.copytree(sql, tmp_path / "sql")
     version = library_version(schema_files.Schema()) + 1

@@ -8,6 +8,7 @@ server directly, and so does every DSN of another role or server, and tests that
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from dataclasses import replace
 from typing import Any
@@ -52,6 +53,7 @@ def install() -> None:
     async def connect(target: connecting.Target, *last: Any) -> connecting.HostConnection:
         return await connected(replace(target, dsn=redirected(target.dsn)), *last)
 
+    @functools.wraps(made)
     def make(self: client.Durable, dsn: str | None = None, **options: Any) -> None:
         if isinstance(dsn, str) and redirected(dsn) != dsn:
             options = {"pooler": "transaction", "listen_dsn": dsn} | options
