@@ -43,6 +43,7 @@ create table @schema.instances (
   token_at          timestamptz,
   fsm_version       int not null default 1,
   attempt           int not null default 0,
+  step_errors       int not null default 0,
   claims            int not null default 0,
   seq               int not null default 0,
   visit             int not null default 0,
@@ -104,6 +105,8 @@ comment on column @schema.instances.token_at is
   'When a token of the rate limit is expected, for a row that was refused one.';
 comment on column @schema.instances.fsm is 'The name of the machine or job.';
 comment on column @schema.instances.attempt is 'Executions of the current step that did not lead on from it.';
+comment on column @schema.instances.step_errors is
+  'Retries of the current step because it raised; crashes are not counted. Limits the attempts of a job.';
 comment on column @schema.instances.claims is
   'The fencing number (epoch) of the newest claim. Raised by each claim and by each change that ends a claim from outside.';
 comment on column @schema.instances.seq is 'The number of committed outcomes.';
