@@ -1,7 +1,7 @@
 """Jobs: machines with one step, written as a function.
 
 `@job` turns a function of none or one typed argument, and `ctx` if it takes it, into a `Job`, which clients insert and
-workers run. A job that returns is done; a job that raises is retried after `backoff(attempt)` until `max_attempts`.
+workers run. A job that returns is done; a job that raises is retried after `backoff(n)` until `max_attempts`.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ def job(
 ) -> Any:
     """Make a durable job of a function of none or one argument, and `ctx` if it takes it.
 
-    `backoff(attempt)` is the delay before the next attempt, after an error; after `max_attempts` the job fails.
+    `backoff(n)` is the delay before the next attempt, after n earlier errors; the job fails with its error number
+    `max_attempts`. A crash of its worker costs no attempt.
     `timeout` bounds one attempt. `limit`, `transactional`: as for `step`. `version`, `history`: as for `Machine`.
     """
 

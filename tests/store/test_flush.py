@@ -16,6 +16,7 @@ WORN = executing(
     claims=5,
     seq=4,
     attempt=3,
+    step_errors=2,
     crashes=2,
     awaits=["go"],
     joined=True,
@@ -38,13 +39,13 @@ OUTCOMES = {
     "continue": (
         worn("continue", step="t", value='{"n": 1}'),
         {"status": "executing", "step": "t", "state": '{"n": 1}', "attempt": 0, "awaits": None, "joined": False}
-        | {"last_error": None, "locked_by": "w", "round": 2}
+        | {"last_error": None, "locked_by": "w", "round": 2, "step_errors": 0}
         | LIVING,
     ),
     "next": (
         worn("next", step="t", value='{"n": 1}'),
         {"status": "runnable", "step": "t", "state": '{"n": 1}', "attempt": 0, "awaits": None, "joined": False}
-        | {"last_error": None, "round": 2}
+        | {"last_error": None, "round": 2, "step_errors": 0}
         | FREE
         | LIVING,
     ),
@@ -57,13 +58,15 @@ OUTCOMES = {
     "retry": (
         worn("retry", error="why"),
         {"status": "runnable", "step": "s", "state": '{"n": 0}', "attempt": 4, "awaits": ["go"], "joined": True}
-        | {"last_error": "why"}
+        | {"last_error": "why", "step_errors": 3}
         | FREE
         | LIVING,
     ),
     "replay without a reason": (
         worn("retry", value='{"n": 1}'),
-        {"status": "runnable", "state": '{"n": 1}', "attempt": 4, "last_error": "old"} | FREE | LIVING,
+        {"status": "runnable", "state": '{"n": 1}', "attempt": 4, "last_error": "old", "step_errors": 2}
+        | FREE
+        | LIVING,
     ),
     "await": (
         worn("await", step="t", delay=None, extra='{"awaits": ["a", "b"], "seen": [3]}'),
@@ -74,12 +77,14 @@ OUTCOMES = {
     ),
     "await at the same step": (
         worn("await", delay=None, extra='{"awaits": ["a"], "seen": []}'),
-        {"status": "awaiting_signal", "step": "s", "awaits": ["a"], "seen": [], "joined": True} | FREE | LIVING,
+        {"status": "awaiting_signal", "step": "s", "awaits": ["a"], "seen": [], "joined": True, "step_errors": 2}
+        | FREE
+        | LIVING,
     ),
     "children": (
         worn("children", step="t", extra=json.dumps({"children": [child(), child()]})),
         {"status": "awaiting_children", "step": "t", "children_pending": 2, "round": 3, "joined": False}
-        | {"awaits": None, "attempt": 0}
+        | {"awaits": None, "attempt": 0, "step_errors": 0}
         | FREE
         | LIVING,
     ),
@@ -96,7 +101,7 @@ OUTCOMES = {
     "fail": (
         worn("fail", error="no"),
         {"status": "failed", "step": "s", "state": '{"n": 0}', "result": None, "attempt": 3, "awaits": None}
-        | {"last_error": "no", "unique_guard": None, "unique_scope": []}
+        | {"last_error": "no", "unique_guard": None, "unique_scope": [], "step_errors": 2}
         | FREE,
     ),
 }

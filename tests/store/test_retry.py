@@ -49,12 +49,27 @@ def test_remove_by_key(store: Store) -> None:
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
 def test_retry(store: Store, status: str) -> None:
     """It runs again at the step it ended in; its error stays until it progresses; an old claim is stale."""
-    store.given(ended(1, status=status, attempt=3, crashes=2, claims=5, seq=4, last_error="no", state="[1]", queue="q"))
+    store.given(
+        ended(
+            1,
+            status=status,
+            attempt=3,
+            step_errors=2,
+            crashes=2,
+            postponements=4,
+            claims=5,
+            seq=4,
+            last_error="no",
+            state="[1]",
+            queue="q",
+        )
+    )
     assert store.run(store.reads.retry(1, None)) == RetryResult(1, Status(status), "q")
     row = store.row(1)
     assert (row["status"], row["step"], row["attempt"], row["crashes"], row["claims"], row["seq"]) == (
         "runnable", "s", 0, 0, 6, 4,
     )  # fmt: skip
+    assert (row["step_errors"], row["postponements"]) == (0, 0)
     assert (row["finished_at"], row["last_error"], row["state"]) == (None, "no", "[1]")
     assert store.flush(Commit(1, 5, 4, "done")).stale == {1}
     (claim,) = store.pick(q=1).claims

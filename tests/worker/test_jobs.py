@@ -149,3 +149,43 @@ def test_backoff_doubles_to_a_cap() -> None:
     """The default backoff doubles from a second up to an hour, plus at most a tenth."""
     for attempt, least in ((0, 1), (1, 2), (5, 32), (11, 2048), (12, 3600), (10_000, 3600)):
         assert least <= backoff(attempt).total_seconds() <= least * 1.1
+
+
+@job(max_attempts=3, backoff=told_backoff)
+async def unlucky(_: str) -> None:
+    raise ValueError("no luck")
+
+
+async def test_crashes_cost_no_attempts(engine: Opening) -> None:
+    """Only errors of the job itself count towards `max_attempts` and its back-off; `attempt` counts all executions."""
+    asked.clear()
+    async with engine() as e:
+        handle = await e.app.insert(unlucky, "x")
+        for _ in range(5):
+            await e.rows.fetch(
+                "update @.instances set status = 'executing', claims = claims + 1, locked_by = 'dead', "
+                "lease_expires_at = now() - interval '1 s' where id = $1",
+                handle.id,
+            )
+            await e.rows.fetch("select from @.reap(10)")
+        assert (await e.rows.row(handle))["attempt"] == 5
+        async with e.worker(unlucky):
+            assert await e.end(handle) == Failed(handle.id, "ValueError: no luck (attempt 3 of 3)")
+        row = await e.rows.row(handle)
+        assert (row["attempt"], row["step_errors"], row["crashes"]) == (7, 2, 0)
+        assert asked == [0, 1]
+
+
+async def test_a_retried_job_has_all_its_attempts_again(engine: Opening) -> None:
+    """`retry` forgets the errors of a job that has failed."""
+    asked.clear()
+    async with engine() as e, e.worker(unlucky):
+        handle = await e.app.insert(unlucky, "x")
+        assert isinstance(await e.end(handle), Failed)
+        await e.app.retry(handle.id)
+        await e.rows.when(lambda: _has(asked, 4))
+        assert asked == [0, 1, 0, 1]
+
+
+async def _has(found: list[int], count: int) -> bool:
+    return len(found) >= count

@@ -162,7 +162,7 @@ class Executor:
         )
         try:
             if isinstance(entry.owner, Job):
-                answer: object = _retry(entry.owner, ctx, error)
+                answer: object = _retry(entry.owner, claim.step_errors, error)
             else:
                 # Decoded again: the failed execution may have changed its own copy of the state.
                 state = entry.spec.state_codec.decode(claim.state)
@@ -313,9 +313,11 @@ def _awaited(claim: Claim) -> tuple[Received, ...]:
     return tuple(s for s in claim.inbox if s.name in claim.awaits)
 
 
-def _retry(job: Job[Any, Any], ctx: Context, error: Exception) -> Outcome[Any]:
+def _retry(job: Job[Any, Any], earlier_errors: int, error: Exception) -> Outcome[Any]:
+    """The answer of a job to its error. Only its own errors count: `attempt` also counts crashes."""
     if isinstance(error, Abort):
         return Fail(clean_error(f"aborted: {error.reason}"))
-    if ctx.attempt + 1 >= job.max_attempts:
-        return Fail(clean_error(f"{describe(error)} (attempt {ctx.attempt + 1} of {job.max_attempts})"))
-    return Retry(UNCHANGED, delay=job.backoff(ctx.attempt))
+    errors = earlier_errors + 1
+    if errors >= job.max_attempts:
+        return Fail(clean_error(f"{describe(error)} (attempt {errors} of {job.max_attempts})"))
+    return Retry(UNCHANGED, delay=job.backoff(earlier_errors))

@@ -104,6 +104,11 @@ begin
         when outcome.is_end or outcome.keeps_visit then i.attempt
         else 0
       end,
+      step_errors = case
+        when outcome.kind = 'retry' and outcome.error is not null then i.step_errors + 1
+        when outcome.is_end or outcome.keeps_visit then i.step_errors
+        else 0
+      end,
       seq = i.seq + 1,
       -- An end stays in its visit: an instance that is retried resumes with its finished activities (retry.sql).
       visit = case when outcome.is_end or outcome.keeps_visit then i.visit else i.seq + 1 end,

@@ -34,7 +34,7 @@ create or replace function @schema.pick(
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt bigint, claims bigint, seq bigint, queue text,
   priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], limited text,
-  inbox jsonb, children jsonb, visit bigint, journal jsonb, report jsonb
+  inbox jsonb, children jsonb, visit bigint, step_errors bigint, journal jsonb, report jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -263,7 +263,7 @@ begin
       coalesce(i.slot_key, case when i.rate_key is not null then '' end),
       case when i.has_signals then @schema.inbox_of(i.id) end,
       case when i.joined then @schema.children_of(i.id, i.round) end,
-      i.visit, case when i.has_journal then @schema.journal_of_claim(i.id, i.visit) end, null::jsonb
+      i.visit, i.step_errors, case when i.has_journal then @schema.journal_of_claim(i.id, i.visit) end, null::jsonb
     from claimed i
     order by i.priority, i.eligible_at, i.id;
 end

@@ -39,6 +39,7 @@ begin
   update @schema.instances i set
     status = 'runnable',
     attempt = 0,
+    step_errors = 0,
     crashes = 0,
     postponements = 0,
     claims = i.claims + 1,

@@ -46,6 +46,7 @@ create table @schema.instances (
   token_at          timestamptz,
   -- Counters that grow for ever: at 500 wake-ups a second an int overflows in 50 days.
   attempt           bigint not null default 0,
+  step_errors       bigint not null default 0,
   claims            bigint not null default 0,
   seq               bigint not null default 0,
   visit             bigint not null default 0,
@@ -108,6 +109,8 @@ comment on column @schema.instances.token_at is
   'When a token of the rate limit is expected, for a row that was refused one.';
 comment on column @schema.instances.fsm is 'The name of the machine or job.';
 comment on column @schema.instances.attempt is 'Executions of the current step that did not lead on from it.';
+comment on column @schema.instances.step_errors is
+  'Retries of the current step because it raised; crashes are not counted. Limits the attempts of a job.';
 comment on column @schema.instances.claims is
   'The fencing number (epoch) of the newest claim. Raised by each claim and by each change that ends a claim from outside.';
 comment on column @schema.instances.seq is 'The number of committed outcomes.';
