@@ -25,7 +25,10 @@ class Endpoint:
     def wake_all(self) -> None:
         self.calls.put_nowait("wake all")
 
-    def check_cancels(self) -> None:
+    def expect(self, queue: str, count: int) -> None:
+        """Asks for nothing."""
+
+    def apply_pending_cancels(self) -> None:
         self.calls.put_nowait("check cancels")
 
     async def next(self) -> str:

@@ -168,6 +168,10 @@ class Runtime:
         """Pick from a queue. Returns how many more rows this worker could take."""
         return self.picker.wake(queue)
 
+    def expect(self, queue: str, count: int) -> None:
+        """Report rows that became runnable and that a pick does not find."""
+        self.picker.expect(queue, count)
+
     def wake_all(self) -> None:
         """Pick from every queue."""
         self.picker.wake_all()

@@ -44,6 +44,7 @@ class QueueSlots:
         "buffer",
         "concurrency",
         "due_at",
+        "expected",
         "has_work",
         "lent",
         "name",
@@ -62,6 +63,7 @@ class QueueSlots:
         self.returning: deque[asyncio.Future[None]] = deque()  # claims that wait to get their slot back
         self.buffer: deque[ActiveClaim] = deque()
         self.has_work = True  # something said so: a wake-up, or a full pick
+        self.expected = 0  # rows that became runnable since the last pick, and of which only this process knows
         self.due_at = NEVER  # monotonic time at which a row is known to become due
         self.prefetch = prefetch or 0
         self._fixed_prefetch = prefetch
@@ -85,8 +87,11 @@ class QueueSlots:
         worthwhile = least if has_idle_slot else max(least, self.prefetch // 2)
         return min(capacity, MAX_PICK) if capacity >= worthwhile else 0
 
-    def reset_for_pick(self) -> None:
-        """Forget the reasons for this pick, and adapt `prefetch` to the pace since the last one."""
+    def reset_for_pick(self) -> int:
+        """Forget the reasons for this pick, and adapt `prefetch` to the pace since the last one.
+
+        Returns how many rows the pick is expected to find.
+        """
         self.has_work = False
         self.due_at = NEVER
         now = time.monotonic()
@@ -95,6 +100,8 @@ class QueueSlots:
         self._paced_at, self.started = now, 0
         if self._fixed_prefetch is None:
             self.prefetch = min(int(self._pace * PREFETCH_SECONDS), MAX_PREFETCH)
+        expected, self.expected = self.expected, 0
+        return expected
 
 
 class Slots:
