@@ -13,6 +13,7 @@ import pytest
 from gen_durable import Durable, Start, job
 from gen_durable.core.services import services_of
 from gen_durable.engine.committer import CommitResult, Committer
+from gen_durable.engine.side_connections import SideConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.statements import Statements
@@ -53,13 +54,13 @@ async def flusher(app: Durable) -> AsyncIterator[tuple[Committer, list[int], lis
     calls = Counting(services_of(app).statements.schema)
     calls.sizes = []
     target = Target(services_of(app).target.dsn, application_name=f"flush {services_of(app).statements.schema.name}")
-    links = PersistentConnection(target), PersistentConnection(target)
+    links = PersistentConnection(target), SideConnections(target, 4), SideConnections(target, 2)
     wakes: list[FollowUps | None] = []
     flush = Committer(*links, calls, 500, notifier=cast(Any, Notifications(wakes)))
     try:
         yield flush, calls.sizes, wakes
     finally:
-        await flush.close()
+        await flush.cancel_flushes()
         for link in links:
             await link.close()
 
@@ -143,7 +144,7 @@ async def test_outcomes_of_one_instance_by_two_claims_go_apart(dsn: str, schema:
             await services_of(app).pool.run(services_of(app).statements.pick("w", {"default": 1}, ["noop/1/run"], 60))
         ).claims
         handed_in = [several[0], former, again, several[2]]
-        commits = [Commit(c.id, c.epoch, c.seq, "done", value="1", origin="run") for c in handed_in]
+        commits = [Commit(c.id, c.epoch, c.seq, "done", value="1", ran_step="run") for c in handed_in]
         answers = await asyncio.gather(*(flush.commit(commit) for commit in commits))
         assert answers == [CommitResult.COMMITTED, CommitResult.STALE, CommitResult.COMMITTED, CommitResult.COMMITTED]
         assert sizes == [3, 1]  # together they would have been refused, and halved
