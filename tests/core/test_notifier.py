@@ -25,6 +25,9 @@ class Endpoint:
     def wake_all(self) -> None:
         self.calls.put_nowait("wake all")
 
+    def expect(self, queue: str, count: int) -> None:
+        """Asks for nothing."""
+
     def apply_pending_cancels(self) -> None:
         self.calls.put_nowait("check cancels")
 

@@ -32,6 +32,7 @@ from gen_durable import (
 from gen_durable.core.services import services_of
 from gen_durable.engine import fanout, outcome_encoder
 from gen_durable.engine.committer import CommitResult, Committer
+from gen_durable.engine.side_connections import SideConnections
 from gen_durable.errors import TooLarge
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.statements import Statements
@@ -277,7 +278,8 @@ async def test_a_stale_fan_out_makes_no_children(dsn: str, schema: str) -> None:
         await services_of(app).pool.run(
             services_of(app).statements.release_claims([(claim.id, claim.epoch, None, None)])
         )
-        links = PersistentConnection(services_of(app).target), PersistentConnection(services_of(app).target)
+        target = services_of(app).target
+        links = PersistentConnection(target), SideConnections(target, 1), SideConnections(target, 1)
         flush = Committer(*links, services_of(app).statements, 500, notifier=services_of(app).notifier)
         try:
             assert await flush.commit(many(claim, list(range(2000)))) is CommitResult.STALE

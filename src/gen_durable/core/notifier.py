@@ -23,6 +23,7 @@ from gen_durable.store.types import FollowUps
 
 log = logging.getLogger("gen_durable.notifier")
 FULL_PICK_INTERVAL: Final = 0.5
+MISSED_INTERVAL: Final = 0.1
 CLOSE_TIMEOUT: Final = 1.0
 
 
@@ -40,6 +41,10 @@ class WorkerEndpoint(Protocol):
 
     def wake_all(self) -> None:
         """Pick from every queue now."""
+        ...
+
+    def expect(self, queue: str, count: int) -> None:
+        """`count` rows became runnable, and no other process was notified: report rows that a pick does not find."""
         ...
 
     def apply_pending_cancels(self) -> None:
@@ -64,6 +69,8 @@ class Notifier:
         self._unsent: set[Message] = set()
         self._task: asyncio.Task[None] | None = None
         self._full_pick_sent_at: dict[str, float] = {}
+        self._missed: dict[str, asyncio.TimerHandle] = {}
+        self._missed_sent_at: dict[str, float] = {}
         self.cascader = Cascader(statement_runner, statements, self)
 
     @property
@@ -86,6 +93,9 @@ class Notifier:
         """`count` rows became runnable: wake the workers here, and notify others if these cannot take all of them."""
         if self._wake_here(queue) < count:
             self._send(QueueReady(queue))
+            return
+        for worker in self._workers.values():
+            worker.expect(queue, count)
 
     def wake_queues(self, queues: Iterable[str]) -> None:
         """Some rows became runnable in each of these queues."""
@@ -143,11 +153,33 @@ class Notifier:
             self._full_pick_sent_at[queue] = now
             self._send(QueueReady(queue))
 
+    def notify_missed(self, queue: str) -> None:
+        """A pick did not find the rows it was woken for: notify other processes, which may know their steps.
+
+        Sent at once, and then at most every `MISSED_INTERVAL` seconds per queue, the last one late rather than never:
+        often another worker has taken the rows (tests/worker/test_shared_queue.py).
+        """
+        if queue in self._missed:
+            return
+        wait = self._missed_sent_at.get(queue, 0.0) + MISSED_INTERVAL - time.monotonic()
+        if wait <= 0:
+            self._send_missed(queue)
+        else:
+            self._missed[queue] = asyncio.get_running_loop().call_later(wait, self._send_missed, queue)
+
+    def _send_missed(self, queue: str) -> None:
+        self._missed.pop(queue, None)
+        self._missed_sent_at[queue] = time.monotonic()
+        self._send(QueueReady(queue))
+
     async def close(self) -> None:
         """Stop listening and cascading; let the notification under way finish within `CLOSE_TIMEOUT` seconds."""
         for name in self._workers:
             log.error("worker %s still runs while its Durable is closed: stop the worker first", name)
         await self.cascader.close()
+        for timer in self._missed.values():
+            timer.cancel()
+        self._missed.clear()
         task = self._task
         if task is not None:
             await asyncio.wait([task], timeout=CLOSE_TIMEOUT)

@@ -4,8 +4,8 @@ Outcomes gather while one flush is under way and go together in the next: an idl
 large batches. Each outcome is answered exactly once, whatever happens to the connection: a batch whose answer was lost
 is sent again in halves, and the fence shows what was committed before. One bad outcome does not harm its batch: a
 refused batch, also one that meets an unexpected error, is halved until the refused outcome is alone. An outcome whose
-row is locked by a long transaction, or that loses each connection, waits on a second connection, apart from the batch
-(tests/engine/test_committer.py).
+row is locked by a long transaction, or that loses each connection, waits on a side connection, apart from the batch
+(tests/engine/test_committer.py), and so does a large fan-out, on another one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Final, Protocol, assert_never
 from gen_durable.backoff import Pauses
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.fanout import flush_in_transaction
+from gen_durable.engine.side_connections import SideConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, loggable, sqlstate
@@ -78,10 +79,11 @@ class Committer:
 
     __slots__ = (
         "_aside",
-        "_aside_connection",
         "_batch_size",
         "_connection",
+        "_fan_outs",
         "_in_flush",
+        "_locked",
         "_loop",
         "_notifier",
         "_queued",
@@ -93,7 +95,8 @@ class Committer:
     def __init__(
         self,
         connection: PersistentConnection,
-        aside_connection: PersistentConnection,
+        locked: SideConnections,
+        fan_outs: SideConnections,
         statements: Statements,
         batch_size: int,
         *,
@@ -102,7 +105,8 @@ class Committer:
     ) -> None:
         self._loop = asyncio.get_running_loop()  # looked up once: a lookup per step costs a system call
         self._connection = connection
-        self._aside_connection = aside_connection
+        self._locked = locked
+        self._fan_outs = fan_outs
         self._statements = statements
         self._batch_size = batch_size
         self._notifier = notifier
@@ -163,32 +167,34 @@ class Committer:
                     batch, later = _first_of_each_instance(batch)
                     self._queued = later + self._queued
                 self._in_flush = len(batch)
-                await self._write(batch, self._connection)
+                await self._write(batch)
                 self._in_flush = 0
         finally:
             self._task = None
 
-    async def _write(self, batch: list[_Entry], connection: PersistentConnection) -> None:
-        """Send a batch until the database has answered for each outcome in it."""
+    async def _write(self, batch: list[_Entry], side: SideConnections | None = None) -> None:
+        """Send a batch until the database has answered for each outcome in it; with `side`, on its connections."""
         pauses: Pauses | None = None
         failures = 0
+        flushed: FlushResult | None
         while True:
             try:
-                flushed = await self._send([commit for commit, _ in batch], connection)
+                if side is None:
+                    flushed = await self._send([commit for commit, _ in batch], self._connection)
+                else:
+                    flushed = await self._send_aside(batch[0][0], side)
             except Exception as error:
                 match _fault_of(error):
                     case FaultKind.REFUSED if len(batch) == 1:
                         return _reject(batch[0], error)
                     case FaultKind.REFUSED:
-                        return await self._write_halves(batch, connection)
-                    case FaultKind.LOCK_TIMED_OUT if connection is self._connection:
+                        return await self._write_halves(batch)
+                    case FaultKind.LOCK_TIMED_OUT if side is None:
                         return await self._set_locked_aside(batch)
                     case FaultKind.GONE if len(batch) > 1 and _was_sent(error):
                         await asyncio.sleep(FIRST_PAUSE)
-                        return await self._write_halves(batch, connection)
-                    case FaultKind.GONE if (
-                        failures == QUIET_FAILURES and connection is self._connection and _was_sent(error)
-                    ):
+                        return await self._write_halves(batch)
+                    case FaultKind.GONE if failures == QUIET_FAILURES and side is None and _was_sent(error):
                         return self._commit_aside(batch[0])
                     case FaultKind.LOCK_TIMED_OUT | FaultKind.GONE | FaultKind.BUSY:
                         failures += 1
@@ -197,9 +203,21 @@ class Committer:
                 if failures == QUIET_FAILURES + 1:
                     log.warning("outcomes cannot be committed (%s); trying again", describe_fault(error))
             else:
-                return self._answer(batch, flushed)
+                if flushed is not None:
+                    return self._answer(batch, flushed)
             pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
             await asyncio.sleep(pauses.next())
+
+    async def _send_aside(self, commit: Commit, side: SideConnections) -> FlushResult | None:
+        """Send one outcome. Returns None if others wait for a connection and the outcome's row is still locked."""
+        is_busy = side.is_busy
+        async with side.acquire() as connection:
+            if is_busy and side is self._locked:
+                # A try would wait up to a second for the lock, and the others for the connection.
+                ids = {i for i in (commit.id, commit.parent) if i is not None}
+                if await connection.run(self._statements.unlocked_ids(sorted(ids))) != ids:
+                    return None
+            return await self._send([commit], connection)
 
     async def _send(self, commits: list[Commit], connection: PersistentConnection) -> FlushResult:
         if commits[0].many_children is not None:
@@ -223,13 +241,13 @@ class Committer:
         except Exception as error:
             log.error("the queues that a flush made runnable were not woken (%s); polling finds them", loggable(error))
 
-    async def _write_halves(self, batch: list[_Entry], connection: PersistentConnection) -> None:
+    async def _write_halves(self, batch: list[_Entry]) -> None:
         middle = len(batch) // 2
-        await self._write(batch[:middle], connection)
-        await self._write(batch[middle:], connection)
+        await self._write(batch[:middle])
+        await self._write(batch[middle:])
 
     async def _set_locked_aside(self, batch: list[_Entry]) -> None:
-        """Write the outcomes whose rows are not locked; the others wait on the second connection."""
+        """Write the outcomes whose rows are not locked; the others wait on side connections."""
         ids = {i for commit, _ in batch for i in (commit.id, commit.parent) if i is not None}
         try:
             unlocked = await self._connection.run(self._statements.unlocked_ids(sorted(ids)))
@@ -246,15 +264,16 @@ class Committer:
         log.info("%d outcomes wait for rows that other transactions have locked", locked)
         if locked:
             if ready:
-                await self._write(ready, self._connection)
+                await self._write(ready)
         # No row is locked, so the lock is on a child's unique key, which an open transaction inserts or deletes.
         elif len(batch) == 1:
             self._commit_aside(batch[0])
         else:
-            await self._write_halves(batch, self._connection)
+            await self._write_halves(batch)
 
     def _commit_aside(self, entry: _Entry) -> None:
-        task = self._loop.create_task(self._write([entry], self._aside_connection))
+        side = self._locked if entry[0].many_children is None else self._fan_outs
+        task = self._loop.create_task(self._write([entry], side))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 

@@ -108,6 +108,12 @@ class Picker(BackgroundTask):
         self._slots.changed.set()
         return slots.capacity
 
+    def expect(self, queue: str, count: int) -> None:
+        """The next pick from a queue should find `count` rows; other processes are notified if it does not."""
+        slots = self._slots.queues.get(queue)
+        if slots is not None:
+            slots.expected += count
+
     def wake_all(self) -> None:
         for name in self._slots.queues:
             self.wake(name)
@@ -140,9 +146,10 @@ class Picker(BackgroundTask):
         return 0.0
 
     async def _pick(self, demands: dict[str, int]) -> PickResult:
-        for name in demands:
-            self._slots.queues[name].reset_for_pick()
-        self._pick_task = asyncio.get_running_loop().create_task(self._pick_now(demands), name="gen_durable pick")
+        expected = {name: self._slots.queues[name].reset_for_pick() for name in demands}
+        self._pick_task = asyncio.get_running_loop().create_task(
+            self._pick_now(demands, expected), name="gen_durable pick"
+        )
         try:
             # A stop must not interrupt the pick: rows claimed by a statement whose answer is dropped are lost to
             # everyone until their leases end.
@@ -150,9 +157,10 @@ class Picker(BackgroundTask):
         except BaseException:
             for name in demands:
                 self._slots.queues[name].has_work = True
+                self._slots.queues[name].expected += expected[name]
             raise
 
-    async def _pick_now(self, demands: dict[str, int]) -> PickResult:
+    async def _pick_now(self, demands: dict[str, int], expected: dict[str, int]) -> PickResult:
         started = time.monotonic()
         floors = self._floors.pick_argument(demands)
         free = [self._slots.queues[name].free for name in demands]
@@ -171,6 +179,7 @@ class Picker(BackgroundTask):
         if picked.claims:
             self._claims.add(picked.claims, started)
         self._plan_next_pick(demands, picked)
+        self._report_missed(expected, picked)
         if picked.woken:
             self._notifier.wake_queues(picked.woken)
         return picked
@@ -196,6 +205,13 @@ class Picker(BackgroundTask):
         self._picked_at = now
         if self._events.active:
             self._emit_events(demands, picked)
+
+    def _report_missed(self, expected: dict[str, int], picked: PickResult) -> None:
+        """Rows that this worker was woken for and did not find may have steps that only other workers know."""
+        for report in picked.unmet:
+            count = expected[report.queue]
+            if count and sum(claim.queue == report.queue for claim in picked.claims) < count:
+                self._notifier.notify_missed(report.queue)
 
     def _emit_events(self, demands: dict[str, int], picked: PickResult) -> None:
         counts = dict.fromkeys(demands, 0)

@@ -31,6 +31,7 @@ from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.reaper import Reaper
+from gen_durable.engine.side_connections import SideConnections
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
@@ -42,6 +43,8 @@ from gen_durable.telemetry import QueueDrained
 log = logging.getLogger("gen_durable.worker")
 CANCEL_GRACE_SECONDS: Final = 1.0
 TRANSACTION_CONNECTIONS: Final = 10  # each is connected when a step first needs it
+LOCKED_CONNECTIONS: Final = 4  # for outcomes whose rows are locked
+FAN_OUTS: Final = 2  # large fan-outs that are written at once
 
 
 class Runtime:
@@ -66,13 +69,13 @@ class Runtime:
         self._drain_seconds = options.drain_timeout.total_seconds()
         self._pick_connection = PersistentConnection(target)
         self._flush_connection = PersistentConnection(target)
-        self._aside_connection = PersistentConnection(target)
+        self._side_connections = SideConnections(target, LOCKED_CONNECTIONS), SideConnections(target, FAN_OUTS)
         self._upkeep_connection = PersistentConnection(target)
         self.tasks = TaskSet()
         self._threads = ThreadPool(options.threads or max(sum(options.slots.values()), 1))
         self.committer = Committer(
             self._flush_connection,
-            self._aside_connection,
+            *self._side_connections,
             services.statements,
             options.flush_batch,
             notifier=services.notifier,
@@ -177,6 +180,10 @@ class Runtime:
         """Pick from a queue. Returns how many more rows this worker could take."""
         return self.picker.wake(queue)
 
+    def expect(self, queue: str, count: int) -> None:
+        """Report rows that became runnable and that a pick does not find."""
+        self.picker.expect(queue, count)
+
     def wake_all(self) -> None:
         """Pick from every queue."""
         self.picker.wake_all()
@@ -235,8 +242,8 @@ class Runtime:
             self._threads.close()
 
     @property
-    def _connections(self) -> tuple[PersistentConnection, ...]:
-        return self._pick_connection, self._flush_connection, self._aside_connection, self._upkeep_connection
+    def _connections(self) -> tuple[PersistentConnection | SideConnections, ...]:
+        return self._pick_connection, self._flush_connection, *self._side_connections, self._upkeep_connection
 
     async def _drain(self) -> None:
         """Release claims that have not started, wait for steps under way, and for their commits."""

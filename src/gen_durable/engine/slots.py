@@ -49,6 +49,7 @@ class QueueSlots:
         "buffer",
         "concurrency",
         "due_at",
+        "expected",
         "has_work",
         "lent",
         "name",
@@ -69,6 +70,7 @@ class QueueSlots:
         self.buffer: deque[ActiveClaim] = deque()
         self.has_work = True  # something said so: a wake-up, or a full pick
         self.needs_slot = False  # due rows wait that may be claimed only for a free slot
+        self.expected = 0  # rows that became runnable since the last pick, and of which only this process knows
         self.due_at = NEVER  # monotonic time at which a row is known to become due
         self.prefetch = prefetch or 0
         self._fixed_prefetch = prefetch
@@ -102,10 +104,12 @@ class QueueSlots:
         worthwhile = least if has_idle_slot else max(least, self.prefetch // 2)
         return min(capacity, MAX_PICK) if capacity >= worthwhile else 0
 
-    def reset_for_pick(self) -> None:
-        """Forget the reasons for this pick."""
+    def reset_for_pick(self) -> int:
+        """Forget the reasons for this pick. Returns how many rows it is expected to find."""
         self.has_work = False
         self.due_at = NEVER
+        expected, self.expected = self.expected, 0
+        return expected
 
     def adapt_prefetch(self, now: float) -> None:
         """Claim as many rows ahead as the present pace allows."""

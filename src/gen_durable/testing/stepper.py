@@ -31,6 +31,7 @@ from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.engine.outcome_encoder import EncodedOutcome
+from gen_durable.engine.side_connections import SideConnections
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
@@ -68,6 +69,7 @@ class Stepper:
         "_runner",
         "_services",
         "_side_connection",
+        "_side_connections",
         "_statements",
         "_tasks",
         "_threads",
@@ -86,6 +88,7 @@ class Stepper:
         self._events.subscribe(self._record_outcome)
         self._connection = PersistentConnection(services.target)
         self._side_connection = PersistentConnection(services.target)
+        self._side_connections = SideConnections(services.target, 1)
         self._threads = ThreadPool(1)
         self._tasks = TaskSet()
         self._notifier = StepperNotifier(services)
@@ -108,8 +111,9 @@ class Stepper:
             else ClaimEncryption(services.encryption, services.pool, services.statements),
         )
         self._executor.errors = errors
+        side = self._side_connections
         self._committer = Committer(
-            self._connection, self._side_connection, services.statements, 1, notifier=self._notifier, worker=WORKER
+            self._connection, side, side, services.statements, 1, notifier=self._notifier, worker=WORKER
         )
         self._transactional = TransactionalExecutor(
             self._executor, services.target, services.statements, 1, notifier=self._notifier, worker=WORKER
@@ -152,7 +156,8 @@ class Stepper:
         await self._committer.cancel_flushes()
         await self._journal.close()
         self._threads.close()
-        closing = (self._connection.close(), self._side_connection.close(), self._transactional.close())
+        connections = self._connection, self._side_connection, self._side_connections, self._transactional
+        closing = [each.close() for each in connections]
         await asyncio.gather(*closing, return_exceptions=True)
 
     async def due_queues(self) -> list[str]:
