@@ -28,7 +28,7 @@ INSTANCE = {
     "priority": ("smallint", False, "0"),
     "partition_key": ("text", True, None),
     "eligible_at": ("timestamp with time zone", False, "now()"),
-    "attempt": ("integer", False, "0"),
+    "attempt": ("bigint", False, "0"),  # wider than the seed: an instance that wakes often overflows an integer
     "last_error": ("text", True, None),
     "locked_by": ("text", True, None),
     "lease_expires_at": ("timestamp with time zone", True, None),
@@ -40,8 +40,8 @@ INSTANCE = {
     "updated_at": ("timestamp with time zone", False, "now()"),
 }
 ADDED = {
-    "claims": ("integer", False, "0"),
-    "seq": ("integer", False, "0"),
+    "claims": ("bigint", False, "0"),
+    "seq": ("bigint", False, "0"),
     "crashes": ("integer", False, "0"),
     "await_deadline": ("timestamp with time zone", True, None),
     "finished_at": ("timestamp with time zone", True, None),

@@ -137,7 +137,7 @@ class Heartbeat:
 
     async def _beat(self, monitor: LoopMonitor) -> None:
         """Extend leases and pass on cancel requests, unless the worker's loop has not answered for too long."""
-        blocked = monitor.look()
+        blocked = monitor.measure()
         if blocked < self._lease_seconds:
             self._block_reported = self._stuck_reported = False
         elif not self._block_reported:

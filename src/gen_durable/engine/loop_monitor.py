@@ -12,22 +12,22 @@ from collections.abc import Callable
 
 
 class LoopMonitor:
-    """Sends probes to an event loop, one at a time. Create it on the thread of that loop; `look` from another.
+    """Sends probes to an event loop, one at a time. Create it on the thread of that loop; `measure` from another.
 
-    `report_lag` is called on the loop with the time that a probe took. A look counts at most `longest_look` seconds
+    `report_lag` is called on the loop with the time that a probe took. A measurement counts at most `longest_interval` seconds
     since the last one, so that a process that was stopped and continued does not count as blocked.
     """
 
-    def __init__(self, longest_look: float, report_lag: Callable[[float], None]) -> None:
+    def __init__(self, longest_interval: float, report_lag: Callable[[float], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._longest_look = longest_look
+        self._longest_interval = longest_interval
         self._report_lag = report_lag
         self._has_answered = True
-        self._looked_at = 0.0
+        self._measured_at = 0.0
         self._blocked_seconds = 0.0
 
-    def look(self) -> float:
+    def measure(self) -> float:
         """How many seconds the loop has not answered; 0 if it has."""
         now = time.monotonic()
         if self._has_answered:
@@ -35,8 +35,8 @@ class LoopMonitor:
             self._blocked_seconds = 0.0
             self.call(self._answer, now)
         else:
-            self._blocked_seconds += min(now - self._looked_at, self._longest_look)
-        self._looked_at = now
+            self._blocked_seconds += min(now - self._measured_at, self._longest_interval)
+        self._measured_at = now
         return self._blocked_seconds
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
