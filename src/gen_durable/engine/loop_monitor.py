@@ -14,8 +14,8 @@ from collections.abc import Callable
 class LoopMonitor:
     """Sends probes to an event loop, one at a time. Create it on the thread of that loop; `measure` from another.
 
-    `report_lag` is called on the loop with the time that a probe took. A measurement counts at most `longest_interval` seconds
-    since the last one, so that a process that was stopped and continued does not count as blocked.
+    `report_lag` is called on the loop with the time that a probe took. A measurement counts at most `longest_interval`
+    seconds since the last one, so that a process that was stopped and continued does not count as blocked.
     """
 
     def __init__(self, longest_interval: float, report_lag: Callable[[float], None]) -> None:
