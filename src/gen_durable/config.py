@@ -58,6 +58,7 @@ class WorkerSettings(TypedDict, total=False):
 
     lease_ttl: Duration
     heartbeat_interval: Duration
+    max_loop_block: Duration
     poll_interval: Duration
     max_poll_interval: Duration
     reap_interval: Duration | None
@@ -83,6 +84,7 @@ class WorkerOptions:
     queues: Mapping[str, int | Queue] = field(default_factory=lambda: {"default": 10})
     lease_ttl: timedelta = timedelta(seconds=15)
     heartbeat_interval: timedelta = timedelta(seconds=5)
+    max_loop_block: timedelta = timedelta(minutes=5)
     poll_interval: timedelta = timedelta(seconds=1)
     max_poll_interval: timedelta = timedelta(seconds=5)
     reap_interval: timedelta | None = timedelta(seconds=5)
@@ -102,7 +104,14 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         _check_queues(self.queues)
-        for name in ("lease_ttl", "heartbeat_interval", "poll_interval", "max_poll_interval", "cancel_timeout"):
+        for name in (
+            "lease_ttl",
+            "heartbeat_interval",
+            "max_loop_block",
+            "poll_interval",
+            "max_poll_interval",
+            "cancel_timeout",
+        ):
             _store(self, name, check_positive_duration)
         for name in ("reap_interval", "gc_interval"):
             if getattr(self, name) is not None:

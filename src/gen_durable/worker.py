@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -58,6 +58,8 @@ class Worker:
         if not self._registry.specs and self.options.queues:
             raise ConfigError("a worker with queues needs machines or jobs; one for maintenance only takes queues={}")
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.on_stuck_loop: Callable[[], None] | None = None
+        """Called in a thread when the event loop has not answered for `max_loop_block`. Set it before `start`."""
         self._runtime: Runtime | None = None
         self._starting = False
         self._stop_task: asyncio.Task[None] | None = None
@@ -112,7 +114,9 @@ class Worker:
         except BaseException:
             self._starting = False
             raise
-        self._runtime = Runtime(self._services, target, self.options, self._registry, self.name)
+        self._runtime = Runtime(
+            self._services, target, self.options, self._registry, self.name, on_stuck_loop=self.on_stuck_loop
+        )
         await self._runtime.start()
         if self.options.on_dead_letter is not None and (
             self.options.max_crashes is None or self.options.reap_interval is None

@@ -39,7 +39,13 @@ def stubborn(seconds: float) -> str:
     time.sleep(seconds)
     return "slept"
 
+@job
+async def deadlock(_: None) -> str:
+    time.sleep(3600)
+    return "never"
+
 current = worker = Worker(app, jobs=[greet, options, slow, stubborn])
+blocked = Worker(app, jobs=[deadlock], lease_ttl=0.9, heartbeat_interval=0.3, max_loop_block=2)
 
 def make():
     return worker
@@ -73,6 +79,11 @@ async def slow(seconds: float) -> str:
 
 @job
 def stubborn(seconds: float) -> str:
+    raise NotImplementedError
+
+
+@job
+async def deadlock(_: None) -> str:
     raise NotImplementedError
 
 
@@ -147,3 +158,13 @@ async def test_a_second_signal_leaves_at_once(work: Any, dsn: str, schema: str) 
         running.send(signal.SIGTERM)
         assert running.end() == 128 + signal.SIGTERM
     await running.heard("exit without draining")
+
+
+async def test_a_process_whose_loop_does_not_come_back_exits(work: Any, dsn: str, schema: str) -> None:
+    """With a code that gets it restarted, after it has logged where the loop is."""
+    running = work("shop:blocked")
+    async with Durable(dsn, schema=schema) as app:
+        await app.insert(deadlock, None)
+        assert running.end() == 1
+    await running.heard("in deadlock")
+    await running.heard("no lease is extended any more")

@@ -27,6 +27,7 @@ from gen_durable.errors import ConfigError, GenDurableError
 from gen_durable.worker import Worker
 
 MAX_CRASHES = 10
+FAREWELL_SECONDS = 2.0
 _FORMAT = "%(asctime)s.%(msecs)03d [%(process)d] %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -117,6 +118,8 @@ async def _work(factory: Callable[[], Any], max_crashes: int | None, drain_timeo
     if drain_timeout is not None:
         options = dataclasses.replace(options, drain_timeout=drain_timeout)
     built.options = options
+    if built.on_stuck_loop is None:
+        built.on_stuck_loop = _exit_stuck
     await built.run()
 
 
@@ -159,6 +162,14 @@ def _exit_now(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def _exit_stuck() -> None:
+    """Exit so that the process is restarted. The stuck thread may hold the lock of a log handler or of stdout."""
+    farewell = threading.Thread(target=_exit_now, args=(1,), daemon=True)
+    farewell.start()
+    farewell.join(FAREWELL_SECONDS)
+    os._exit(1)
 
 
 def _drain_with_parent() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any, cast
 
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.registry import Entry
@@ -28,6 +31,13 @@ class ActiveClaim:
     def is_cancel_requested(self) -> bool:
         """A method, because the heartbeat or a notification changes the answer during any await."""
         return self.cancel_reason is not None
+
+    def has_begun(self) -> bool:
+        """Whether its task has run any code. May be called from another thread."""
+        if self.task is None:
+            return False
+        coroutine = cast("Coroutine[Any, Any, None]", self.task.get_coro())
+        return inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
 
     def request_cancel(self, reason: str) -> None:
         """Request a cancel. An `async def` step is interrupted; otherwise the claim runner sees the request when the

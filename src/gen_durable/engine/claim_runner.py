@@ -93,6 +93,8 @@ class ClaimRunner:
     async def run(self, active: ActiveClaim) -> None:
         """Execute the step of a claim and commit its outcome, and again while the claim is kept."""
         claim, steps, encoded = active.claim, 0, None
+        if claim.is_interrupted:
+            return None  # withdrawn while the loop was blocked
         started = time.perf_counter()
         deadline = started + self._max_seconds
         try:
@@ -135,7 +137,6 @@ class ClaimRunner:
         except asyncio.CancelledError:
             if active.cancel_reason is None or not active.in_step:
                 raise
-            active.in_step = False
             await self._contain_exit(active, self._commit_cancel(active, time.perf_counter() - started))
         except (SystemExit, KeyboardInterrupt) as error:  # as in _contain_exit
             self.handle_engine_error(active, error)
@@ -258,7 +259,7 @@ class ClaimRunner:
         claim, task = active.claim, asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()  # the cancellation was meant for the step, which has received it
-        claim.is_interrupted = False
+        claim.is_interrupted = active.in_step = False
         reason = active.cancel_reason
         if reason is None:
             reason = await self._claims.fetch_cancel_reason(active)

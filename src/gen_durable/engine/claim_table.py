@@ -113,6 +113,19 @@ class ClaimTable:
             old = [active for active in self._claims.values() if active.leased_at <= limit]
         return sorted(old, key=lambda active: active.claim.id)
 
+    def withdraw_not_begun(self) -> list[ActiveClaim]:
+        """Keep claims that have not begun from beginning, and return them, ordered by id. For the heartbeat thread."""
+        withdrawn = [active for active in self.all() if not active.has_begun()]
+        for active in withdrawn:
+            active.claim.is_interrupted = True  # a loop that answers right now must not run them
+        return sorted(withdrawn, key=lambda active: active.claim.id)
+
+    def drop_withdrawn(self, claims: list[ActiveClaim]) -> None:
+        """Remove claims whose rows the heartbeat has returned."""
+        for active in claims:
+            self.stop_without_outcome(active)
+            self.remove(active)
+
     def __len__(self) -> int:
         return len(self._claims)
 

@@ -1,8 +1,11 @@
 """Extends the leases of the worker's claims from a thread with its own event loop and connection.
 
 A step that blocks the worker's event loop therefore does not lose its lease. The thread also reads cancel requests,
-for workers that no notification reaches, and measures how long the worker's loop is blocked. It acts on the worker
-only through `call_soon_threadsafe`.
+for workers that no notification reaches. It acts on the worker only through `call_soon_threadsafe`.
+
+A loop that has not answered for the time of a lease is reported with its stack, and claims that have not begun are
+returned. If it does not answer for `max_loop_block`, heartbeats stop until it does, so that other workers take over
+(tests/worker/test_blocked_loop.py).
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 from gen_durable.backoff import Pauses
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
+from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.store.statements import Statements
@@ -29,8 +33,6 @@ FIRST_PAUSE: Final = 0.2
 REPORTED_LAG: Final = 0.1
 LOGGED_LAG: Final = 1.0
 JOIN_SECONDS: Final = 5.0
-
-T = TypeVar("T")
 
 
 class Heartbeat:
@@ -44,6 +46,8 @@ class Heartbeat:
         *,
         lease_seconds: float,
         interval_seconds: float,
+        max_block_seconds: float,
+        on_stuck_loop: Callable[[], None] | None,
         events: Events,
     ) -> None:
         self._target = target
@@ -51,15 +55,19 @@ class Heartbeat:
         self._claims = claims
         self._lease_seconds = lease_seconds
         self._interval_seconds = interval_seconds
+        self._max_block_seconds = max(max_block_seconds, 2 * lease_seconds)
+        self._on_stuck_loop = on_stuck_loop
         self._events = events
+        self._block_reported = False
+        self._stuck_reported = False
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._connection: PersistentConnection | None = None
 
     def start(self) -> None:
         """Start the thread. The caller's event loop is the one it reports to and watches for lag."""
-        loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, args=(loop,), name="gen_durable heartbeat", daemon=True)
+        monitor = LoopMonitor(2 * self._interval_seconds, self._report_loop_lag)
+        self._thread = threading.Thread(target=self._run, args=(monitor,), name="gen_durable heartbeat", daemon=True)
         self._thread.start()
 
     def stop_soon(self) -> None:
@@ -100,43 +108,80 @@ class Heartbeat:
             return {}
         return await self._connection.run(self._statements.cancel_requests_of(fences), timeout=self._interval_seconds)
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, monitor: LoopMonitor) -> None:
         with asyncio.Runner() as runner:
-            runner.run(self._beat_until_stopped(loop))
+            runner.run(self._beat_until_stopped(monitor))
 
-    async def _beat_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _beat_until_stopped(self, monitor: LoopMonitor) -> None:
         # Two heartbeats per interval, so that a claim made just after one does not wait nearly two intervals.
         longest = self._interval_seconds / 2
         pauses = Pauses(min(FIRST_PAUSE, longest), longest)
         failed = False
         while not self._stopping.is_set():
             began = time.monotonic()
-            _call_on(loop, self._report_loop_lag, began)
             pause = longest
             try:
-                lost = await self.extend_leases()
-                requests = await self.read_cancel_requests()
+                await self._beat(monitor)
                 failed = False
                 pauses.reset()
             except (ConnectionLost, SqlError) as error:
-                lost, requests = [], {}
                 pause = pauses.next()
                 if not failed:
                     failed = True
                     cause = error if isinstance(error, ConnectionLost) else type(error).__name__
                     log.warning("heartbeats fail (%s); trying again", cause)
-            if lost:
-                _call_on(loop, self._claims.drop_lost, lost)
-            if requests:
-                _call_on(loop, self._claims.apply_cancel_requests, requests)
             await asyncio.to_thread(self._stopping.wait, max(0.0, pause - (time.monotonic() - began)))
         if self._connection is not None:
             with contextlib.suppress(Exception):
                 await self._connection.close()
 
-    def _report_loop_lag(self, sent_at: float) -> None:
-        """Runs on the worker's loop: the time since `sent_at` is how long the loop was blocked."""
-        lag = time.monotonic() - sent_at
+    async def _beat(self, monitor: LoopMonitor) -> None:
+        """Extend leases and pass on cancel requests, unless the worker's loop has not answered for too long."""
+        blocked = monitor.measure()
+        if blocked < self._lease_seconds:
+            self._block_reported = self._stuck_reported = False
+        elif not self._block_reported:
+            await self._return_not_begun(monitor, blocked)
+        if blocked >= self._max_block_seconds:
+            self._report_stuck(blocked)
+            return
+        if lost := await self.extend_leases():
+            monitor.call(self._claims.drop_lost, lost)
+        if requests := await self.read_cancel_requests():
+            monitor.call(self._claims.apply_cancel_requests, requests)
+
+    async def _return_not_begun(self, monitor: LoopMonitor, blocked: float) -> None:
+        """Return the rows whose steps have not begun, so that other workers run them."""
+        claims = self._claims.withdraw_not_begun()
+        log.error(
+            "the event loop has not answered for %.0f s: %d claims that have not begun are returned. It is here:\n%s",
+            blocked,
+            len(claims),
+            monitor.stack(),
+        )
+        if claims:
+            rows = [(active.claim.id, active.claim.epoch, None, None) for active in claims]
+            if self._connection is None:
+                self._connection = PersistentConnection(self._target)
+            try:
+                await self._connection.run(self._statements.release_claims(rows), timeout=self._interval_seconds)
+            finally:
+                # Also after an error: then a reaper takes them back when their leases end.
+                monitor.call(self._claims.drop_withdrawn, claims)
+        self._block_reported = True
+
+    def _report_stuck(self, blocked: float) -> None:
+        if self._stuck_reported:
+            return
+        self._stuck_reported = True
+        log.error(
+            "the event loop has not answered for %.0f s: no lease is extended any more, restart this process", blocked
+        )
+        if self._on_stuck_loop is not None:
+            self._on_stuck_loop()
+
+    def _report_loop_lag(self, lag: float) -> None:
+        """Runs on the worker's loop, which was blocked for `lag` seconds."""
         if lag <= REPORTED_LAG:
             return
         if self._events.active:
@@ -145,8 +190,3 @@ class Heartbeat:
             log.warning(
                 "the event loop was blocked for %.1f s: a step does not await; make it `def` to run in a thread", lag
             )
-
-
-def _call_on(loop: asyncio.AbstractEventLoop, method: Callable[[T], None], argument: T) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the worker is gone
-        loop.call_soon_threadsafe(method, argument)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from gen_durable.config import WorkerOptions
@@ -47,11 +48,19 @@ class Runtime:
     """The parts of one worker. Create it on the event loop that runs the worker."""
 
     def __init__(
-        self, services: Services, target: Target, options: WorkerOptions, registry: Registry, name: str
+        self,
+        services: Services,
+        target: Target,
+        options: WorkerOptions,
+        registry: Registry,
+        name: str,
+        *,
+        on_stuck_loop: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self._options = options
         self._registry = registry
+        self._on_stuck_loop = on_stuck_loop
         self._events = services.events
         self._notifier = services.notifier
         self._drain_seconds = options.drain_timeout.total_seconds()
@@ -140,6 +149,8 @@ class Runtime:
             self.claims,
             lease_seconds=options.lease_ttl.total_seconds(),
             interval_seconds=options.heartbeat_interval.total_seconds(),
+            max_block_seconds=options.max_loop_block.total_seconds(),
+            on_stuck_loop=self._on_stuck_loop,
             events=services.events,
         )
         hook = options.on_dead_letter
