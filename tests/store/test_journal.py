@@ -155,7 +155,7 @@ def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalS
     assert claim.visit == 0
     assert json.loads(claim.journal or "") == {
         "checkpoint": [CHECKPOINT_FORMAT, 2, {"a": 2}],
-        "activities": [[1, "pay", False, None], [2, "pay", True, None]],
+        "activities": [[1, "pay", False, None], [2, "pay", True, "null"]],
     }
     store.flush(Commit(2, claim.epoch, 0, "next", step="t"))
     (following,) = store.pick().claims
@@ -275,6 +275,6 @@ def test_reads_by_unique_key(store: Store, journal: JournalStatements) -> None:
 def test_the_database_before_is_brought_along(store: Store) -> None:
     """A call of flush as an older library makes it is still served."""
     store.given(executing(2))
-    text = "select stale, already, woken from @schema.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"
+    text = "select stale, already_committed, woken from @schema.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"
     ((stale, already, _),) = store.sql(text, [2], [1], [0], ["done"], [], ["1"], [], [], [], [])
     assert (stale, already, store.row(2)["status"]) == (None, None, "done")

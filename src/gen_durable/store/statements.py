@@ -81,6 +81,7 @@ class Statements:
         "_lock_parent_and_allocate_ids",
         "_notify",
         "_pick",
+        "_pick_without_payloads",
         "_reap",
         "_release_claims",
         "_release_limit",
@@ -107,6 +108,7 @@ class Statements:
         self._allocate_ids = f"select {s}.allocate_ids($1)"
         self._id_of_key = f"select {s}.id_of_key($1)"
         self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
+        self._pick_without_payloads = self._pick[:-1] + ",false)"
         self._flush = (
             "select stale, already_committed, woken, cancel_children, cancel_requested from "  # noqa: S608
             f"{s}.flush($1,$2,$3,{_names_parameter(4)},{_names_parameter(5)},$6,$7,$8,$9,$10,$11,{_names_parameter(12)},$13,$14)"
@@ -200,6 +202,10 @@ class Statements:
         """`floors` and `fair` are JSON, from the reports of earlier picks (`pick.sql`)."""
         args = (worker, list(demands), list(demands.values()), known, lease, floors, fair)
         return Statement(self._pick, args, read_picked)
+
+    def pick_without_payloads(self, statement: Statement[PickResult]) -> Statement[PickResult]:
+        """A `pick` whose claims lack inbox, children and journal: they cannot be run, only released."""
+        return Statement(self._pick_without_payloads, statement.args, statement.read)
 
     def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Statement[FlushResult]:
         """`commits` in the order of ids: rows are locked in that order. `now` is the clock of `Commit.began`."""
