@@ -36,7 +36,7 @@ async def dead_claim(e: Engine, *, crashes: int = 0) -> int:
     sql = """
         insert into @.instances
           (fsm, step, state, status, claims, crashes, attempt, locked_by, lease_expires_at, eligible_at)
-        values ('double', 'run', '21', 'executing', 1, $1, $1, 'dead', now() - interval '1 second', now())
+        values ('double', 'run', '21', 'executing', 1, $1::int, $1::int, 'dead', now() - interval '1 second', now())
         returning id
     """
     return int(await e.rows.value(sql, crashes))
