@@ -112,11 +112,11 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     def children(self) -> tuple[Child, ...]:
         """The children of this round, in start order; all have ended unless the barrier opened early.
 
-        A round of more than 10,000 is too large for this.
+        A round of more than 10,000, or of more than 64 MB of states and results, is too large for this.
         """
         if self._children is None:
             raise TooLarge(
-                "this round has too many children to be loaded at once: "
+                "the children of this round are too many, or too large, to be loaded at once: "
                 "read them with `async for child in ctx.stream_children()`, or ctx.stream_results(step)"
             )
         return self._children

@@ -23,6 +23,7 @@ MAX_CHILDREN_BYTES: Final = 64_000_000
 MAX_BATCH: Final = 10_000
 MAX_BATCH_BYTES: Final = 64_000_000
 MAX_INBOX: Final = 10_000  # signal.sql
+MAX_CLAIM_PART: Final = 64_000_000  # bytes: of an inbox (signal.sql), of children, of the activities of a visit
 MAX_METADATA: Final = 8_000
 MAX_DELAY: Final = timedelta(days=36_500)
 MIN_YEAR: Final = 2  # 0004_baseline.sql

@@ -23,7 +23,8 @@ from gen_durable import (
     Retry,
     Worker,
 )
-from gen_durable.errors import EncodeError, InputError
+from gen_durable.engine import step_journal
+from gen_durable.errors import EncodeError, InputError, TooLarge
 
 
 async def test_a_finished_activity_is_answered_from_the_log(open_app: Opening) -> None:
@@ -212,3 +213,32 @@ async def test_an_instance_that_is_tried_again_goes_on_with_what_is_finished(ope
         assert [(checkpoint, attempt) for checkpoint, _, attempt in seen] == [(None, 0), ("charged", 0)]
         assert seen[0][1] == seen[1][1]
         assert [(t.seq, t.outcome) for t in await app.history(handle)] == [(1, "Fail"), (2, "Done")]
+
+
+async def test_the_results_of_one_visit_are_bounded(open_app: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results come with the next claim: one that makes them too large is refused to the step, also after a Retry."""
+    monkeypatch.setattr(step_journal, "MAX_CLAIM_PART", 1000)
+    refused: list[str] = []
+
+    async def text(length: int) -> str:
+        return "x" * length
+
+    async def first(n: int, ctx: Context) -> Outcome[Any]:
+        await ctx.run("a", text, 400)
+        await ctx.run("b", text, 400)
+        if ctx.attempt == 0:
+            return Retry(n)
+        with pytest.raises(TooLarge, match="activity 'c': the results of the activities of one step are over 1,000"):
+            await ctx.run("c", text, 400)
+        refused.append("c")
+        await ctx.run("d", text, 10)
+        return Next(machine.second, n)
+
+    async def second(n: int, ctx: Context) -> Outcome[Any]:
+        return Done(len(await ctx.run("c", text, 900)))
+
+    machine = Scripted(first, second)
+    async with open_app() as app:
+        handle, ending = await run(app, machine)
+        assert ending == Finished(handle.id, 900)
+    assert refused == ["c"]

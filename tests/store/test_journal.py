@@ -155,7 +155,7 @@ def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalS
     assert claim.visit == 0
     assert json.loads(claim.journal or "") == {
         "checkpoint": [CHECKPOINT_FORMAT, 2, {"a": 2}],
-        "activities": [[1, "pay", False, None], [2, "pay", True, None]],
+        "activities": [[1, "pay", False, None], [2, "pay", True, "null"]],
     }
     store.flush(Commit(2, claim.epoch, 0, "next", step="t"))
     (following,) = store.pick().claims

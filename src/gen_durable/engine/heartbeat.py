@@ -23,7 +23,7 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.pg.faults import ConnectionLost, loggable
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, loggable
 from gen_durable.store.statements import Statements
 from gen_durable.telemetry import EventLoopBlocked, Events
 
@@ -88,17 +88,31 @@ class Heartbeat:
         old = self._claims.leased_before(self._lease_seconds / 3)
         lost: list[ActiveClaim] = []
         for i in range(0, len(old), BATCH):
-            batch = old[i : i + BATCH]
-            began = time.monotonic()
-            fences = [(active.claim.id, active.claim.epoch) for active in batch]
-            statement = self._statements.heartbeat(fences, self._lease_seconds)
+            lost += await self._extend(old[i : i + BATCH], self._connection)
+        return lost
+
+    async def _extend(self, batch: list[ActiveClaim], connection: PersistentConnection) -> list[ActiveClaim]:
+        began = time.monotonic()
+        fences = [(active.claim.id, active.claim.epoch) for active in batch]
+        statement = self._statements.heartbeat(fences, self._lease_seconds)
+        try:
             # A heartbeat that hangs is worth less than the next one on a new connection.
-            lost_ids = await self._connection.run(statement, timeout=self._interval_seconds)
-            for active in batch:
-                if active.claim.id in lost_ids:
-                    lost.append(active)
-                else:
-                    active.leased_at = began
+            lost_ids = await connection.run(statement, timeout=self._interval_seconds)
+        except SqlError as error:
+            if classify(error) is not FaultKind.REFUSED:
+                raise
+            if len(batch) == 1:
+                log.warning("instance %d: its lease cannot be extended (%s)", fences[0][0], loggable(error))
+                return []
+            # One row must not cost the others their leases: halve until it is alone.
+            middle = len(batch) // 2
+            return [*await self._extend(batch[:middle], connection), *await self._extend(batch[middle:], connection)]
+        lost: list[ActiveClaim] = []
+        for active in batch:
+            if active.claim.id in lost_ids:
+                lost.append(active)
+            else:
+                active.leased_at = began
         return lost
 
     async def read_cancel_requests(self) -> dict[int, str]:

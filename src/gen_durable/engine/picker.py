@@ -8,6 +8,7 @@ on time and an idle worker sends few statements.
 from __future__ import annotations
 
 import asyncio
+import logging
 import operator
 import time
 from collections.abc import Iterable, Mapping
@@ -23,7 +24,8 @@ from gen_durable.engine.committer import Committer
 from gen_durable.engine.scan_floors import ScanFloors
 from gen_durable.engine.slots import Slots
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.store.statements import Statements
+from gen_durable.pg.faults import SqlError, lies_in_data, loggable
+from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import PickResult
 from gen_durable.telemetry import (
     Events,
@@ -35,6 +37,7 @@ from gen_durable.telemetry import (
     RowsUnblocked,
 )
 
+log = logging.getLogger("gen_durable.worker")
 STOP_SECONDS: Final = 5.0
 MAX_UNCOMMITTED: Final = 2000
 UNCOMMITTED_PAUSE: Final = 0.005
@@ -161,10 +164,55 @@ class Picker(BackgroundTask):
             raise
 
     async def _pick_now(self, demands: dict[str, int], expected: dict[str, int]) -> PickResult:
+        try:
+            picked = await self._claim_rows(demands)
+        except SqlError as error:
+            if not lies_in_data(error):
+                raise
+            picked = await self._pick_one_by_one(demands)
+        self._report_missed(expected, picked)
+        return picked
+
+    async def _pick_one_by_one(self, demands: dict[str, int]) -> PickResult:
+        """Claim rows singly, because one of them fails the statement; that one is set aside with a growing rest.
+
+        Returns the last result; the claims of all have been started.
+        """
+        last = PickResult([], [])
+        for queue, demand in demands.items():
+            for _ in range(demand):
+                try:
+                    last = await self._claim_rows({queue: 1})
+                except SqlError as error:
+                    if not lies_in_data(error):
+                        raise
+                    last = await self._set_head_aside(queue, error)
+                if not last.claims or self._stopping:
+                    break
+        return last
+
+    async def _set_head_aside(self, queue: str, error: SqlError) -> PickResult:
+        """Claim the head of a queue without its payloads, and return it with a back-off and the reason."""
         started = time.monotonic()
-        floors = self._floors.pick_argument(demands)
+        statement = self._statements.pick_without_payloads(self._statement({queue: 1}, None))
+        try:
+            picked = await self._connection.run(statement)
+        except SqlError as again:
+            if not lies_in_data(again):
+                raise
+            log.error("queue %s: its first row cannot be claimed (%s)", queue, loggable(again))
+            return PickResult([], [])
+        for claim in picked.claims:
+            reason = f"its claim cannot be read ({loggable(error)}): look at its signals, children and activities"
+            log.error("instance %d of %s: %s", claim.id, claim.machine, reason)
+            self._claims.postpone(self._claims.register(claim, started), reason)
+        if picked.woken:
+            self._notifier.wake_queues(picked.woken)
+        return picked
+
+    def _statement(self, demands: dict[str, int], floors: str | None) -> Statement[PickResult]:
         free = [self._slots.queues[name].free for name in demands]
-        statement = self._statements.pick(
+        return self._statements.pick(
             self._worker,
             demands,
             self._known_steps,
@@ -173,13 +221,16 @@ class Picker(BackgroundTask):
             fair=self._cursors.pick_argument(demands),
             free=free if any(map(operator.lt, free, demands.values())) else None,
         )
-        picked = await self._connection.run(statement)
+
+    async def _claim_rows(self, demands: dict[str, int]) -> PickResult:
+        started = time.monotonic()
+        floors = self._floors.pick_argument(demands)
+        picked = await self._connection.run(self._statement(demands, floors))
         self._floors.update(picked, floors, time.monotonic() - started)
         self._cursors.update(picked)
         if picked.claims:
             self._claims.add(picked.claims, started)
         self._plan_next_pick(demands, picked)
-        self._report_missed(expected, picked)
         if picked.woken:
             self._notifier.wake_queues(picked.woken)
         return picked

@@ -14,6 +14,7 @@ from typing import Final
 from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
+from gen_durable.engine.batch_runner import BatchRunner
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
@@ -59,25 +60,30 @@ class Reaper(BackgroundTask):
         self._queues = list(options.queues)
         self._known_steps = registry.known
         self._without_history = registry.without_history
+        self._reap_runner = BatchRunner("reaper")
+        self._unblock_runner = BatchRunner("reaper, rows that wait at a gate")
         self._rounds = 0
         self._unblocked_up_to: str | None = None
         self._logged_steps: set[tuple[str, int, str]] = set()
 
     async def run_once(self) -> float:
         """Reap one batch; a full batch is followed by the next at once."""
-        reaped = await self._connection.run(self._statements.reap(REAP_BATCH, self._max_crashes, self._without_history))
-        self._notifier.dispatch(reaped.follow_ups)
-        if reaped.claims:
-            self._report_reaped(reaped.claims)
+        is_full = await self._reap_runner.run(self._reap, REAP_BATCH)
         await self._unblock_missed()
         if self._queues and self._rounds % UNKNOWN_STEPS_EVERY == 0:
             self._report_unknown(
                 await self._connection.run(self._statements.unknown_steps(self._queues, self._known_steps))
             )
         self._rounds += 1
-        if len(reaped.claims) == REAP_BATCH:
-            return 0.0
-        return self._interval_seconds * random.uniform(0.9, 1.0)
+        return 0.0 if is_full else self._interval_seconds * random.uniform(0.9, 1.0)
+
+    async def _reap(self, batch: int, skip: int) -> int:
+        statement = self._statements.reap(batch, self._max_crashes, self._without_history, skip=skip)
+        reaped = await self._connection.run(statement)
+        self._notifier.dispatch(reaped.follow_ups)
+        if reaped.claims:
+            self._report_reaped(reaped.claims)
+        return len(reaped.claims)
 
     def _report_reaped(self, claims: list[ReapedClaim]) -> None:
         log.warning("took back %d claims whose leases had ended", len(claims))
@@ -96,14 +102,18 @@ class Reaper(BackgroundTask):
     async def _unblock_missed(self) -> None:
         """Go through the gates that rows wait at, a few batches per round, and unblock rows that may run."""
         for _ in range(UNBLOCK_BATCHES):
-            statement = self._statements.unblock_missed(self._unblocked_up_to, UNBLOCK_BATCH)
-            self._unblocked_up_to, queues = await self._connection.run(statement)
-            self._notifier.wake_queues(queues)
-            if self._events.active:
-                for queue in queues:
-                    self._events.emit(RowsUnblocked(queue))
+            await self._unblock_runner.run(self._unblock, UNBLOCK_BATCH)
             if self._unblocked_up_to is None:
                 return
+
+    async def _unblock(self, batch: int, skip: int) -> int:
+        statement = self._statements.unblock_missed(self._unblocked_up_to, batch + skip, skip=skip)
+        self._unblocked_up_to, queues = await self._connection.run(statement)
+        self._notifier.wake_queues(queues)
+        if self._events.active:
+            for queue in queues:
+                self._events.emit(RowsUnblocked(queue))
+        return 0  # the gates that follow are left to the next call
 
     def _report_unknown(self, unknown_steps: list[UnknownStep]) -> None:
         for row in unknown_steps:

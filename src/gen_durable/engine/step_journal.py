@@ -23,12 +23,12 @@ from gen_durable.backoff import backoff as default_backoff
 from gen_durable.codec import Codec, codec_for, encode
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption, activity_field
-from gen_durable.errors import GenDurableError, InputError, LeaseLost, NoFreeThread
+from gen_durable.errors import GenDurableError, InputError, LeaseLost, NoFreeThread, TooLarge
 from gen_durable.jobs import Abort
 from gen_durable.outcomes import describe
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, check_checkpoint_format
 from gen_durable.store.statements import Statement
-from gen_durable.validation import check_delay, check_name, clean_error
+from gen_durable.validation import MAX_CLAIM_PART, check_delay, check_name, clean_error
 
 FIRST_PAUSE: Final = timedelta(milliseconds=100)
 LONGEST_PAUSE: Final = timedelta(seconds=30)
@@ -55,10 +55,10 @@ Actions: TypeAlias = Generator[Action, Any, Any]
 
 
 class StoredJournal(msgspec.Struct):
-    """The result of `journal_of_claim.sql`: [format, version, value]; per activity [n, name, finished, result]."""
+    """The result of `journal_of_claim.sql`: [format, version, value]; per activity [n, name, finished, result text]."""
 
     checkpoint: tuple[int, int, msgspec.Raw] | None = None
-    activities: list[tuple[int, str, bool, msgspec.Raw]] | None = None
+    activities: list[tuple[int, str, bool, str | None]] | None = None
 
 
 _STORED: Final = msgspec.json.Decoder(StoredJournal)
@@ -72,6 +72,7 @@ class StepJournal:
         "_fence",
         "_finished",
         "_next",
+        "_size",
         "_statements",
         "_tried",
         "_used",
@@ -97,6 +98,7 @@ class StepJournal:
         self._finished: dict[str, bytes] = {}
         self._tried: dict[str, int] = {}
         self._next = 1
+        self._size = 0  # of the results that come with the next claim of this visit
         self.checkpoint: bytes | None = None
         """The newest checkpoint of this visit."""
         if stored is not None:
@@ -111,7 +113,9 @@ class StepJournal:
             self._next = number + 1
             self._tried[name] = self._tried.get(name, 0) + 1
             if finished:
-                self._finished[name] = self._decrypt(bytes(result), activity_field(self._visit, name, "result"))
+                raw = (result or "null").encode()
+                self._finished[name] = raw = self._decrypt(raw, activity_field(self._visit, name, "result"))
+                self._size += len(raw)
 
     def _decrypt(self, raw: bytes, field: str) -> bytes:
         return raw if self._encryption is None else self._encryption.decrypt(raw, self._fence.id, field).encode()
@@ -189,6 +193,7 @@ class StepJournal:
             failure: Exception | None = None
             try:
                 result, value = codec.encode_checked((yield invoke))
+                self._check_size(name, len(result.encode()))
             except (LeaseLost, NoFreeThread):
                 raise
             except Exception as error:
@@ -200,12 +205,20 @@ class StepJournal:
                 record = self._encrypt(record, self._encryption)
             yield self._statements.activity(self._fence, record)
             if failure is None:
-                self._finished[name] = (result or "null").encode()
+                self._finished[name] = raw = (result or "null").encode()
+                self._size += len(raw)
                 return value
             if left == 0 or isinstance(failure, (GenDurableError, Abort)):
                 raise failure
             yield SleepBeforeRetry(check_delay(backoff(retries - left), f"the backoff of activity {name!r}"))
         raise AssertionError("unreachable")
+
+    def _check_size(self, name: str, size: int) -> None:
+        if self._size + size > MAX_CLAIM_PART:
+            raise TooLarge(
+                f"activity {name!r}: the results of the activities of one step are over {MAX_CLAIM_PART:,} bytes: "
+                "continue in another step with Next, or store large data elsewhere and return a reference to it"
+            )
 
     def _encrypt(self, record: ActivityRecord, encryption: PayloadEncryption) -> ActivityRecord:
         def field(part: str) -> str:

@@ -10,7 +10,7 @@ from gen_durable.errors import InputError, NoTarget, TooLarge
 from gen_durable.handles import Handle, describe_target, parse_target
 from gen_durable.signals import Signal
 from gen_durable.store.types import OutgoingSignal
-from gen_durable.validation import MAX_INBOX, check_text_key
+from gen_durable.validation import MAX_CLAIM_PART, MAX_INBOX, check_text_key
 
 HOLDER_TRIES: Final = 5
 
@@ -53,8 +53,8 @@ def is_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal: 
         raise NoTarget(f"signal {signal.name!r}: {describe_target(target)} is unknown or has ended")
     if verdict == "full":
         raise TooLarge(
-            f"signal {signal.name!r}: {describe_target(target)} has {MAX_INBOX:,} unconsumed signals, and takes no "
-            "more until it consumes some"
+            f"signal {signal.name!r}: {describe_target(target)} has {MAX_INBOX:,} unconsumed signals, or "
+            f"{MAX_CLAIM_PART:,} bytes of them with this one, and takes no more until it consumes some"
         )
     return verdict == "delivered"
 

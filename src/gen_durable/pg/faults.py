@@ -46,6 +46,7 @@ _UNUSABLE_CODES: Final = frozenset({READ_ONLY, "57P01", "57P02", "57P03"})
 WRONG_ISOLATION: Final = "GD006"  # it lies in the session, not in the statement
 _BUSY_CODES: Final = frozenset({"40001", "40P01", "57014", WRONG_ISOLATION})
 _BUSY_CLASSES: Final = frozenset({"53", "58", "25", "XX"})
+_DATA_CLASSES: Final = frozenset({"22", "54"})
 
 
 def classify(error: BaseException) -> FaultKind:
@@ -60,6 +61,12 @@ def classify(error: BaseException) -> FaultKind:
     if code in _BUSY_CODES or code[:2] in _BUSY_CLASSES:
         return FaultKind.BUSY
     return FaultKind.REFUSED
+
+
+def lies_in_data(error: BaseException) -> bool:
+    """Whether a row of the statement is at fault: its data are invalid, or too large for the server's memory."""
+    code = sqlstate(error) or ""
+    return code[:2] in _DATA_CLASSES or code == "XX000"  # XX000: "invalid memory alloc request size"
 
 
 def connection_lost(error: Exception) -> ConnectionLost:

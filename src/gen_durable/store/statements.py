@@ -81,6 +81,7 @@ class Statements:
         "_lock_parent_and_allocate_ids",
         "_notify",
         "_pick",
+        "_pick_without_payloads",
         "_reap",
         "_release_claims",
         "_release_limit",
@@ -107,6 +108,7 @@ class Statements:
         self._allocate_ids = f"select {s}.allocate_ids($1)"
         self._id_of_key = f"select {s}.id_of_key($1)"
         self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7,$8)"  # noqa: S608
+        self._pick_without_payloads = self._pick[:-1] + ",false)"
         self._flush = (
             "select stale, already_committed, woken, cancel_children, cancel_requested from "  # noqa: S608
             f"{s}.flush($1,$2,$3,{_names_parameter(4)},{_names_parameter(5)},$6,$7,$8,$9,$10,$11,{_names_parameter(12)},$13,$14)"
@@ -125,10 +127,10 @@ class Statements:
         self._cascade = f"select ended, requested, woken, cancel_children, check_cancels, more from {s}.cascade($1,$2)"  # noqa: S608
         self._cancel_requests_of = f"select id, reason from {s}.cancel_requests_of($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
-        self._reap = f"select reclaimed, woken, cancel_children, cascade_due from {s}.reap($1,$2,$3)"  # noqa: S608
-        self._unblock_missed = f"select last_gate, woken from {s}.unblock_missed($1,$2)"  # noqa: S608
+        self._reap = f"select reclaimed, woken, cancel_children, cascade_due from {s}.reap($1,$2,$3,$4)"  # noqa: S608
+        self._unblock_missed = f"select last_gate, woken from {s}.unblock_missed($1,$2,$3)"  # noqa: S608
         self._release_claims = f"select released, woken from {s}.release_claims($1,$2,$3,$4)"  # noqa: S608
-        self._gc = f"select {s}.gc($1,$2,$3,$4)"
+        self._gc = f"select {s}.gc($1,$2,$3,$4,$5)"
         self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
         self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.unknown_steps($1,$2)"  # noqa: S608
@@ -201,6 +203,10 @@ class Statements:
         """`floors` and `fair` are JSON, from the reports of earlier picks; `free` are slots by queue (`pick.sql`)."""
         args = (worker, list(demands), list(demands.values()), known, lease, floors, fair, free)
         return Statement(self._pick, args, read_picked)
+
+    def pick_without_payloads(self, statement: Statement[PickResult]) -> Statement[PickResult]:
+        """A `pick` whose claims lack inbox, children and journal: they cannot be run, only released."""
+        return Statement(self._pick_without_payloads, statement.args, statement.read)
 
     def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Statement[FlushResult]:
         """`commits` in the order of ids: rows are locked in that order. `now` is the clock of `Commit.began`."""
@@ -280,13 +286,17 @@ class Statements:
             lambda rows: [row[0] for row in rows],
         )
 
-    def reap(self, batch: int, max_crashes: int | None, without_history: Sequence[str] = ()) -> Statement[ReapResult]:
-        """`without_history`: names of machines without a history."""
-        return Statement(self._reap, (batch, max_crashes, list(without_history)), read_reaping)
+    def reap(
+        self, batch: int, max_crashes: int | None, without_history: Sequence[str] = (), *, skip: int = 0
+    ) -> Statement[ReapResult]:
+        """`without_history`: names of machines without a history. `skip`: how many of the oldest to leave out."""
+        return Statement(self._reap, (batch, max_crashes, list(without_history), skip), read_reaping)
 
-    def unblock_missed(self, after: str | None, batch: int) -> Statement[tuple[str | None, list[str]]]:
+    def unblock_missed(
+        self, after: str | None, batch: int, *, skip: int = 0
+    ) -> Statement[tuple[str | None, list[str]]]:
         """Unblock rows whose gate is free, a batch of gates at a time. Returns the last gate and the woken queues."""
-        return Statement(self._unblock_missed, (after, batch), lambda rows: (rows[0][0], rows[0][1] or []))
+        return Statement(self._unblock_missed, (after, batch, skip), lambda rows: (rows[0][0], rows[0][1] or []))
 
     def release_claims(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[ReleaseResult]:
         """`claims` are (id, epoch, first delay, reason), in the order of ids."""
@@ -324,8 +334,10 @@ class Statements:
     def delete_full_buckets(self) -> Statement[int]:
         return Statement(self._delete_full_buckets, (), lambda rows: int(rows[0][0]))
 
-    def gc(self, done: float | None, failed: float | None, cancelled: float | None, batch: int) -> Statement[int]:
-        return Statement(self._gc, (done, failed, cancelled, batch), lambda rows: int(rows[0][0]))
+    def gc(
+        self, done: float | None, failed: float | None, cancelled: float | None, batch: int, *, skip: int = 0
+    ) -> Statement[int]:
+        return Statement(self._gc, (done, failed, cancelled, batch, skip), lambda rows: int(rows[0][0]))
 
     def ends_of(self, ids: Sequence[int]) -> Statement[list[EndedInstance]]:
         return Statement(

@@ -34,7 +34,10 @@ class MemoryJournal:
     def __init__(self, checkpoint: object, finished: Mapping[str, object]) -> None:
         stored = StoredJournal(
             None if checkpoint is NOTHING else (CHECKPOINT_FORMAT, 1, _raw(checkpoint, "a checkpoint")),
-            [(n, name, True, _raw(result, name)) for n, (name, result) in enumerate(finished.items(), start=1)],
+            [
+                (n, name, True, encode(result, name).decode())
+                for n, (name, result) in enumerate(finished.items(), start=1)
+            ],
         )
         self._step_journal = StepJournal(
             JournalStatements(Schema()), Fence(1, 1, 0), msgspec.json.encode(stored).decode()

@@ -1,17 +1,26 @@
 -- children_of: the children of one round of a parent, in the order they were started, as a JSON array.
 --
--- Returns true if there are more than 10,000: a claim with them would be slow and large, so the parent reads them page
--- by page (children_page.sql).
+-- Returns true if there are more than 10,000, or if their payloads are larger than a page: a claim with them would be
+-- slow and large, so the parent reads them page by page (children_page.sql).
+-- Index: instances_parent. Locks: none. Guarded by tests/store/test_claim_size.py.
 create or replace function @schema.children_of(parent bigint, of_round bigint)
 returns jsonb
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
 set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
-  page constant jsonb := @schema.children_page(parent, of_round, 0, 10001);
+  page constant jsonb := @schema.children_page(parent, of_round, 0, 10000);
 begin
-  return case when jsonb_array_length(page) > 10000 then 'true' else page end;
+  if exists (
+    select from @schema.instances child
+    where child.parent_id = parent and child.parent_round = of_round and child.id > (page -> -1 ->> 'id')::bigint
+  ) then
+    return 'true';
+  end if;
+  return page;
 end
 $$;

@@ -1,12 +1,12 @@
 -- gc: delete ended instances past their retention.
 --
--- Parameters: how many seconds to keep each kind of end (null for ever); the most rows to delete. Returns how many were
--- deleted.
+-- Parameters: how many seconds to keep each kind of end (null for ever); the most rows to delete; how many of the oldest
+-- to leave out, because they fail the statement (engine/batch_runner.py). Returns how many were deleted.
 -- An ended child is kept while its parent has not ended: the parent may still read it. A trigger deletes the signals
 -- (delete_signals_trg.sql).
 -- Index: instances_finished; primary key for the parents. Locks: the rows, SKIP LOCKED (tests/interleavings:
 -- gc_signal).
-create or replace function @schema.gc(keep_done float8, keep_failed float8, keep_cancelled float8, batch int)
+create or replace function @schema.gc(keep_done float8, keep_failed float8, keep_cancelled float8, batch int, skip int default 0)
 returns int
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -28,6 +28,7 @@ begin
         select from @schema.instances parent where parent.id = i.parent_id and parent.finished_at is null
       )
     order by i.finished_at
+    offset skip
     limit batch
     for update skip locked
   )

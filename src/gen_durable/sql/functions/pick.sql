@@ -8,6 +8,8 @@
 --   fair              {queue: [kind of its groups, the group served last or null]} for fair queues
 --   free              how many rows of each queue start at once; the others are claimed ahead, and must leave limits and
 --                     contended partition keys alone (rows_to_claim_ahead.sql). Null if all start at once
+--   with_payloads     false leaves out inbox, children and journal: the worker sets a row aside whose claim cannot be
+--                     read (engine/picker.py)
 -- Returns one row per claim, the most urgent first. `limited` is the slot that the row takes, '' for a row with a rate
 -- limit only. If there is anything to report, one more row has a null id and only `report`:
 --   queues    {queue: {unmet, next_due, contended, needs_slot, floors, last_group}}: `unmet` if fewer rows than demanded
@@ -29,7 +31,7 @@
 -- Guarded by tests/store/test_pick.py, test_guards.py, tests/interleavings/test_claim_claim.py.
 create or replace function @schema.pick(
   worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
-  fair jsonb default null, free int[] default null
+  fair jsonb default null, free int[] default null, with_payloads boolean default true
 )
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt bigint, claims bigint, seq bigint, queue text,
@@ -261,9 +263,10 @@ begin
       i.id, i.fsm, i.fsm_version, i.step, i.state, i.attempt, i.claims, i.seq, i.queue, i.priority, i.partition_key,
       i.unique_key, i.parent_id, i.awaits,
       coalesce(i.slot_key, case when i.rate_key is not null then '' end),
-      case when i.has_signals then @schema.inbox_of(i.id) end,
-      case when i.joined then @schema.children_of(i.id, i.round) end,
-      i.visit, i.step_errors, case when i.has_journal then @schema.journal_of_claim(i.id, i.visit) end, null::jsonb
+      case when with_payloads and i.has_signals then @schema.inbox_of(i.id) end,
+      case when with_payloads and i.joined then @schema.children_of(i.id, i.round) end,
+      i.visit, i.step_errors, case when with_payloads and i.has_journal then @schema.journal_of_claim(i.id, i.visit) end,
+      null::jsonb
     from claimed i
     order by i.priority, i.eligible_at, i.id;
 end

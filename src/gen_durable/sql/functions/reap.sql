@@ -1,7 +1,8 @@
 -- reap: take back claims whose lease has expired. Fails rows that crashed too often, ends rows with a cancel request.
 --
 -- Parameters: batch, the most rows to take back; max_crashes, after how many crashes a row fails (null for never);
--- without_history, the machines that keep no history, as far as the caller knows.
+-- without_history, the machines that keep no history, as far as the caller knows; skip, how many of the oldest leases to
+-- leave out, because their rows fail the statement (engine/batch_runner.py).
 -- Returns one row: reclaimed, an array of {id, machine, version, step, queue, crashes, dead}, or null; woken, the
 -- queues in which rows became runnable; cancel_children, parents whose other children cascade.sql must cancel;
 -- cascade_due, whether a cascade is older than 2 s, so the process that carried it out has died.
@@ -13,7 +14,7 @@
 -- their children here and before them in flush and signal, so waiting for one would deadlock (tests/interleavings:
 -- reap_flush).
 create or replace function @schema.reap(
-  batch int, max_crashes int default null, without_history text[] default '{}',
+  batch int, max_crashes int default null, without_history text[] default '{}', skip int default 0,
   out reclaimed jsonb, out woken text[], out cancel_children bigint[], out cascade_due boolean
 )
 language plpgsql
@@ -37,7 +38,7 @@ begin
   );
   candidates := array(
     select i.id from @schema.instances i
-    where i.status = 'executing' and i.lease_expires_at < now() order by i.lease_expires_at limit batch
+    where i.status = 'executing' and i.lease_expires_at < now() order by i.lease_expires_at offset skip limit batch
   );
   -- Only executing rows have a lease. A condition on the status would let the planner read the index of all leases.
   select array_agg(expired_row.id),

@@ -2,7 +2,8 @@
 --
 -- Parameters: one array per column, all of one length. A target is given by id or, where that is null, by unique key.
 -- Returns one row per input row, in input order: the target's id; a verdict: 'delivered', 'duplicate', 'no_target' or
--- 'full' (10,000 unconsumed signals are in its inbox); and the queue to wake. That is the queue of a row that became
+-- 'full' (10,000 unconsumed signals are in its inbox, or 64 MB of their payloads with this one: the inbox comes with the
+-- claim); and the queue to wake. That is the queue of a row that became
 -- runnable, and of a row that was due already: the lock taken here may have hidden it from a picker that was just woken
 -- for it (tests/flows/test_signals.py).
 -- Index: primary key, instances_unique, signals_dedup.
@@ -22,6 +23,8 @@ as $$
 declare
   resolved bigint[];
   locked_places tid[];
+  sizes bigint[];   -- of the payloads as text,
+  totals bigint[];  -- and of those before them for the same target
 begin
   select array_agg(coalesce(given.id, holder.id) order by given.ord) into resolved
   from unnest(targets, keys) with ordinality as given (id, key, ord)
@@ -34,26 +37,49 @@ begin
     select i.ctid from @schema.instances i where i.id = any (resolved) order by i.id for no key update
   ) as locked_row;
 
+  if cardinality(targets) = 1 then
+    sizes := array[coalesce(octet_length(payloads[1]::text), 0)];
+    totals := sizes;
+  else
+    select array_agg(item.size order by item.ord), array_agg(item.total order by item.ord) into sizes, totals
+    from (
+      select given.ord, given.size, sum(given.size) over (partition by given.id order by given.ord) as total
+      from (
+        select delivery.id, delivery.ord, coalesce(octet_length(delivery.payload::text), 0) as size
+        from unnest(resolved, payloads) with ordinality as delivery (id, payload, ord)
+      ) as given
+    ) as item;
+  end if;
+
   -- From here on rows are found by their ctid, which cannot change under the lock: one index lookup per row.
   return query
     with live_rows as materialized (
       select i.ctid as place, i.id, i.queue, i.status, i.awaits, i.has_signals, i.unique_guard,
              i.due_at <= now() as is_due,
-             i.has_signals and exists (
-               select from @schema.signals s where s.target_id = i.id and not s.consumed order by s.id offset 9999
-             ) as is_full
-      from @schema.instances i where i.ctid = any (locked_places) and i.finished_at is null
+             inbox.count as inbox_count, inbox.bytes as inbox_bytes
+      from @schema.instances i
+      left join lateral (
+        select count(*) as count, sum(unread.size) as bytes
+        from @schema.signals unread
+        where unread.target_id = i.id and not unread.consumed
+          -- Most inboxes are small: 60 signals of the largest size fit.
+          and i.has_signals and exists (
+            select from @schema.signals s where s.target_id = i.id and not s.consumed order by s.id offset 59
+          )
+      ) as inbox on true
+      where i.ctid = any (locked_places) and i.finished_at is null
     ),
     given as (
-      select item.*, live_row.queue, live_row.id as live_id, live_row.is_due, live_row.is_full
-      from unnest(resolved, keys, names, payloads, dedup_keys) with ordinality
-        as item (id, key, name, payload, dedup_key, ord)
+      select item.*, live_row.queue, live_row.id as live_id, live_row.is_due,
+             live_row.inbox_count >= 10000 or coalesce(live_row.inbox_bytes, 0) + item.total > 64000000 as is_full
+      from unnest(resolved, keys, names, payloads, dedup_keys, sizes, totals) with ordinality
+        as item (id, key, name, payload, dedup_key, size, total, ord)
       left join live_rows as live_row
         on live_row.id = item.id and (item.key is null or live_row.unique_guard = item.key)
     ),
     delivered as (
-      insert into @schema.signals as signal (target_id, name, payload, dedup_key)
-      select given.id, given.name, given.payload, given.dedup_key from given
+      insert into @schema.signals as signal (target_id, name, payload, dedup_key, size)
+      select given.id, given.name, given.payload, given.dedup_key, given.size from given
       where given.live_id is not null and not given.is_full order by given.ord
       on conflict (target_id, dedup_key) where dedup_key is not null do nothing
       returning signal.target_id, signal.name, signal.dedup_key

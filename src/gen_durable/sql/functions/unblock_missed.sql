@@ -1,13 +1,14 @@
 -- unblock_missed: the backstop of unblock: visit the gates that rows are blocked on, and unblock rows of free ones.
 --
--- Parameters: the gate after which to continue, or null to start with the first; how many gates to visit.
+-- Parameters: the gate after which to continue, or null to start with the first; how many gates to visit;
+-- how many of them to leave as they are, because they fail the statement.
 -- Returns the last gate visited, or null if no gate is left; the queues of the unblocked rows.
 -- Writes only if a row was missed, for example because a delivery had locked it when its gate became free. A call that
 -- starts with the first gate also deletes the tickets of dead claims (acquire_limit.sql), which do not count as slots.
 -- Index: instances_blocked, stepping from gate to gate; step_slots_instance.
 -- Locks: tickets with SKIP LOCKED, then as unblock without waiting.
 -- Guarded by tests/store/test_partition.py (test_the_sweep_finds_what_was_stranded), test_acquire_limit.py.
-create or replace function @schema.unblock_missed(after text, batch int, out last_gate text, out woken text[])
+create or replace function @schema.unblock_missed(after text, batch int, skip int default 0, out last_gate text, out woken text[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -31,7 +32,9 @@ begin
   for visited in 1..batch loop
     select i.blocked_on into gate from @schema.instances i where i.blocked_on > gate order by i.blocked_on limit 1;
     exit when not found;
-    gates := gates || gate;
+    if visited > skip then
+      gates := gates || gate;
+    end if;
   end loop;
   last_gate := gate;  -- null if no gate was left
   if cardinality(gates) > 0 then

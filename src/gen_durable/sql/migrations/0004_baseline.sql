@@ -239,6 +239,7 @@ create table @schema.signals (
   id           bigint generated always as identity primary key,
   target_id    bigint not null,
   inserted_at  timestamptz not null default now(),
+  size         int not null default 0,
   consumed     boolean not null default false,
   name         text not null check (name <> ''),
   payload      jsonb,
@@ -247,6 +248,7 @@ create table @schema.signals (
 with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 comment on table @schema.signals is 'The inboxes of all instances: one row per delivered signal.';
 comment on column @schema.signals.target_id is 'The instance that receives the signal.';
+comment on column @schema.signals.size is 'Bytes of the payload as text. An inbox takes a bounded number of them.';
 comment on column @schema.signals.consumed is
   'A consumed signal with a dedup key stays, without its payload, until its instance ends, to detect a second delivery.';
 
@@ -254,8 +256,8 @@ comment on column @schema.signals.consumed is
 create unique index signals_dedup on @schema.signals (target_id, dedup_key) where dedup_key is not null;
 
 -- pick, flush: the unconsumed signals of an instance, in order. Consumed ones sort apart, so that reading an inbox skips
--- them; delete_signals_trg finds them here when the instance is deleted.
-create index signals_inbox on @schema.signals (target_id, consumed, id);
+-- them; delete_signals_trg finds them here when the instance is deleted. signal and inbox_of add up the sizes.
+create index signals_inbox on @schema.signals (target_id, consumed, id) include (size);
 
 create table @schema.limits (
   name        text collate "C" primary key check (name <> '' and name !~ '/'),

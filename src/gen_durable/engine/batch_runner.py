@@ -1,0 +1,58 @@
+"""Runs a statement on batches of rows, past rows that the database refuses.
+
+The statements of reaper and gc find their rows themselves, the oldest first. One row that fails the statement would
+therefore fail it for ever. A refused batch is halved until the row is alone; then the row is skipped, and the rest is
+tried. The next round tries the row again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from gen_durable.pg.faults import FaultKind, SqlError, classify, lies_in_data, loggable
+
+log = logging.getLogger("gen_durable.worker")
+MAX_SKIPPED: Final = 100
+REPORT_SECONDS: Final = 600.0  # a row that is skipped in each round is logged so often
+
+
+class BatchRunner:
+    """Runs one statement. `what` names its rows in the log."""
+
+    __slots__ = ("_reported_at", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._reported_at = -REPORT_SECONDS
+
+    async def run(self, handle_rows: Callable[[int, int], Awaitable[int]], batch: int) -> bool:
+        """Call `handle_rows(size, skip)`, which handles up to `size` rows after the first `skip` and returns how many.
+
+        Returns whether a full batch was handled, so that more rows may wait.
+        """
+        size, skip = batch, 0
+        while True:
+            try:
+                count = await handle_rows(size, skip)
+            except SqlError as error:
+                if classify(error) is not FaultKind.REFUSED and not lies_in_data(error):
+                    raise
+                if size > 1:
+                    size //= 2
+                    continue
+                if skip == MAX_SKIPPED:
+                    raise
+                size, skip = batch, skip + 1
+                self._report(error)
+                continue
+            if size == batch or count < size:
+                return count == batch
+
+    def _report(self, error: SqlError) -> None:
+        now = time.monotonic()
+        if now - self._reported_at >= REPORT_SECONDS:
+            self._reported_at = now
+            log.error("%s: the database refuses a row (%s); it is skipped", self._what, loggable(error))

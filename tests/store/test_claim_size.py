@@ -1,0 +1,116 @@
+"""A claim can always be read: inbox, children and activities come along up to a number of bytes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.support.machine import send
+from tests.support.rows import executing, instance, parked
+from tests.support.store import Store
+
+from gen_durable.store.types import OutgoingSignal
+
+LARGE = 950_000
+CHILDREN = """
+insert into @schema.instances (id, fsm, step, parent_id, parent_round, status, finished_at, claims, seq, state, result)
+overriding system value
+select 10 + n, 'm', 's', 1, 1, 'done', now(), 1, 1, '{{}}', to_jsonb(repeat('x', {size}))
+from generate_series(1, {count}) as n;
+"""
+SIGNALS = """
+insert into @schema.signals (target_id, name, payload, size)
+select 1, 'go', to_jsonb(repeat('x', {size})), {size} + 2 from generate_series(1, {count}) as n;
+update @schema.instances set has_signals = true where id = 1;
+"""
+ACTIVITIES = """
+insert into @schema.activities (instance_id, visit, n, name, parameters, result, started_at, duration, attempt)
+select 1, 0, n, 'a' || n, '{{}}', to_jsonb(repeat('x', {size})), now(), 0, 0 from generate_series(1, {count}) as n;
+update @schema.instances set has_journal = true where id = 1;
+"""
+JOINED = {"status": "runnable", "joined": True, "round": 1, "claims": 1, "seq": 1}
+
+
+def signals_of(count: int, size: int) -> list[OutgoingSignal]:
+    return [OutgoingSignal(1, None, "go", json.dumps("x" * size), None) for _ in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["children", "signals", "activities"])
+def test_a_pick_survives_what_is_too_large_for_one_datum(store: Store, what: str) -> None:
+    """300 payloads of 0.95 MB, more than a jsonb array can hold: the row is claimed, and so is its neighbour."""
+    many = {"children": CHILDREN, "signals": SIGNALS, "activities": ACTIVITIES}[what]
+    row = instance(1, **(JOINED if what == "children" else {}))
+    store.given(row + instance(2) + many.format(size=LARGE, count=300))
+    first, second = store.pick().claims
+    assert (first.id, second.id) == (1, 2)
+    if what == "children":
+        assert first.children is None
+    elif what == "signals":
+        assert len(first.inbox) == 64_000_000 // (LARGE + 2)
+    else:
+        assert len(json.loads(first.journal or "")["activities"]) == 128_000_000 // (LARGE + 2)
+
+
+def test_children_that_are_large_together_are_read_in_pages(store: Store) -> None:
+    """Fewer than 10,000, and over 64 MB: they do not come with the claim, and the pages have each of them once."""
+    store.given(instance(1, **JOINED) + CHILDREN.format(size=LARGE, count=150))
+    (claim,) = store.pick().claims
+    assert claim.children is None
+    read: list[int] = []
+    while page := store.run(store.calls.children(1, read[-1] if read else 0, 1000)):
+        assert sum(len(child.raw_result or b"") for child in page) <= 64_000_000
+        read += [child.id for child in page]
+    assert read == list(range(11, 161))
+
+
+@pytest.mark.parametrize(("size", "pages"), [(100, [9, 1]), (500, [2, 2, 2, 2, 2]), (3000, [1] * 10)])
+def test_a_page_has_bounded_bytes_and_at_least_one_child(store: Store, size: int, pages: list[int]) -> None:
+    """Also a child that is larger than a page is read."""
+    store.given(instance(1, **JOINED) + CHILDREN.format(size=size, count=10))
+    found: list[int] = []
+    after = 0
+    while True:
+        (row,) = store.sql("select @schema.children_page(1, 1, $1, 100, 1100)::text as page", after)
+        if row["page"] is None:
+            break
+        page = json.loads(row["page"])
+        found.append(len(page))
+        after = page[-1]["id"]
+    assert found == pages
+
+
+def test_children_within_the_bounds_come_with_the_claim(store: Store) -> None:
+    """10,000 children of a few bytes, or 60 of a megabyte."""
+    store.given(instance(1, **JOINED) + CHILDREN.format(size=LARGE, count=60))
+    (claim,) = store.pick().claims
+    assert [child.id for child in claim.children or ()] == list(range(11, 71))
+
+
+def test_an_inbox_takes_a_bounded_number_of_bytes(store: Store) -> None:
+    """The sender of a signal beyond 64 MB is refused; what was consumed counts no more."""
+    store.given(parked(1, name="other") + SIGNALS.format(size=LARGE, count=67))
+    small, large = signals_of(1, 10), signals_of(1, LARGE)
+    assert store.signal(*large)[0][1] == "full"
+    assert store.signal(*small)[0][1] == "delivered"
+    store.sql("delete from @schema.signals where id = (select min(id) from @schema.signals)")
+    assert store.signal(*large)[0][1] == "delivered"
+    (claim,) = store.run(store.calls.pick("w", {"default": 1}, ["m/1/s"], 60)).claims or [None]
+    assert claim is None
+    store.signal(send(1, "other"))
+    (claim,) = store.pick().claims
+    assert len(claim.inbox) == 69  # every signal that was delivered comes with the claim
+
+
+def test_the_signals_of_one_call_are_counted_together(store: Store) -> None:
+    """Of a hundred signals in one call those that fit are delivered, in their order."""
+    store.given(parked(1, name="other"))
+    verdicts = [verdict for _, verdict, _ in store.signal(*signals_of(70, LARGE))]
+    assert verdicts == ["delivered"] * 67 + ["full"] * 3
+
+
+def test_the_journal_of_a_claim_holds_results_as_they_were(store: Store) -> None:
+    store.given(executing(1) + ACTIVITIES.format(size=3, count=2))
+    store.given("update @schema.instances set status = 'runnable', lease_expires_at = null, locked_by = null;")
+    (claim,) = store.pick().claims
+    assert json.loads(claim.journal or "")["activities"] == [[1, "a1", True, '"xxx"'], [2, "a2", True, '"xxx"']]
