@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from gen_durable.canonical_json import canonical_json
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.errors import ConfigError
 from gen_durable.instances import Status
@@ -78,6 +79,8 @@ class CompletionWatcher(BackgroundTask):
         if not waiters:
             return
         earlier = [future for future, since in waiters.items() if since <= returned_at]
+        if result is not None:
+            result = canonical_json(result.encode()).decode()  # as the other waiters read it from the database
         _resolve(earlier, EndedInstance(instance, status, result if status is Status.DONE else None, error))
         if len(earlier) < len(waiters):
             self._poll_soon()  # this end may be older than the other waiters: let the database answer them
