@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast, get_args, get_o
 
 import msgspec
 
+from gen_durable.canonical_json import canonical_json, may_change
 from gen_durable.errors import DecodeError, DefinitionError, EncodeError, TooLarge
 from gen_durable.validation import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
 
@@ -34,7 +35,7 @@ class _PydanticModel(Protocol):
 class Codec(Generic[T]):
     """Encodes and decodes values of one type."""
 
-    __slots__ = ("_decoder", "_model", "_plain_class", "_takes_text", "_type", "_what")
+    __slots__ = ("_decoder", "_may_change", "_model", "_plain_class", "_takes_text", "_type", "_what")
 
     def __init__(self, type_: object, what: str) -> None:
         self._type = type_
@@ -51,6 +52,7 @@ class Codec(Generic[T]):
                 f"{what}: the type {type_name(type_)} cannot be stored as JSON: "
                 "use a dataclass, a msgspec.Struct, a pydantic model, a TypedDict or a dict"
             )
+        self._may_change = may_change(info)
         self._takes_text = False
         self._takes_text = self._reads(f'"{ENCRYPTED_PREFIX}AAAA"')
 
@@ -77,7 +79,16 @@ class Codec(Generic[T]):
 
     def encode_checked(self, value: T) -> tuple[str, T]:
         """A value as JSON text, and decoded again. Raises `EncodeError` if its JSON does not decode."""
+        return self._decode_again(self.encode(value))
+
+    def encode_canonical(self, value: T) -> tuple[str, T]:
+        """As `encode_checked`, with the text and the value that `jsonb` will give back: for a value used at once."""
         raw = self.encode(value)
+        if self._may_change or b"-0.0" in raw:
+            raw = canonical_json(raw)
+        return self._decode_again(raw)
+
+    def _decode_again(self, raw: bytes) -> tuple[str, T]:
         try:
             return raw.decode(), self.decode(raw)
         except DecodeError as error:

@@ -8,15 +8,17 @@ workers wake; a call in a caller's transaction runs under the same settings.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import psycopg
 import pytest
+from tests.support.embedded import EmbeddedDirectory, build
 from tests.support.engine import BRIEF
 from tests.support.roles import PASSWORD, login_dsn
 
@@ -40,6 +42,7 @@ from gen_durable import (
 )
 from gen_durable.errors import ConfigError, InputError
 
+__all__ = ["build"]
 pytestmark = pytest.mark.direct("the settings are those of a role of the test")
 go = Signal("go", dict[str, float])
 SOON = timedelta(seconds=20)
@@ -240,3 +243,50 @@ async def test_behind_a_pooler_a_role_is_refused(dsn: str, pooled: str, schema: 
                         await Durable(behind, schema=schema, pooler=pooler).open()
             finally:
                 connection.execute(f"drop database {database} with (force)")
+
+
+def fill_notify_queue(directory: EmbeddedDirectory, dsn: str) -> None:
+    for n in range(1000):
+        directory.query(dsn, f"select pg_notify('anything', repeat('x', 7900) || {n})")
+
+
+@pytest.fixture
+def small_notify_queue(build: Callable[[Path], EmbeddedDirectory], tmp_path: Path) -> Iterator[str]:
+    """A server of the test's own whose NOTIFY queue is full, because a session that listens is in a transaction."""
+    directory = build(tmp_path / "server")
+    dsn = directory.user().line()
+    try:
+        directory.query(dsn, "alter system set max_notify_queue_pages = 64")
+    except psycopg.errors.UndefinedObject:
+        pytest.skip("this server's NOTIFY queue has a fixed size of 8 GB")
+    directory.write_rows(dsn)
+    directory.kill_postgres()
+    directory.rows_are_back(dsn)
+    assert directory.query(dsn, "show max_notify_queue_pages") == [("64",)]
+    with psycopg.connect(dsn) as sleeper:
+        sleeper.execute("listen anything")
+        sleeper.commit()
+        sleeper.execute("select 1")
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+            fill_notify_queue(directory, dsn)
+        yield dsn
+        sleeper.rollback()
+
+
+@pytest.mark.direct("the server is the test's own")
+async def test_a_full_notify_queue_delays_and_loses_nothing(small_notify_queue: str) -> None:
+    """Calls of the engine work, and polling finds the work; a caller's commit fails with Postgres' own error."""
+    dsn, schema = small_notify_queue, "full"
+    async with Durable(dsn, schema=schema, migrate=True) as client, working(dsn, schema) as app:
+        flow = await client.insert(Flow.start, {})
+        patient = await client.insert(Patient.start, None)
+        await app.signal(flow.id, go, {})
+        assert isinstance(await flow.wait(timeout=SOON), Finished)
+        await client.cancel(patient.id)
+        assert isinstance(await patient.wait(timeout=SOON), Cancelled)
+        caller = await asyncpg.connect(dsn)
+        with pytest.raises(asyncpg.ProgramLimitExceededError, match="too many notifications"):
+            async with caller.transaction():
+                await app.insert(Flow.start, {}, connection=caller)
+        await caller.close()
+        assert (await app.count(machine="Flow")).value == 1

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias, get_type_hints
 import msgspec
 
 from gen_durable.backoff import backoff as default_backoff
+from gen_durable.canonical_json import canonical_json
 from gen_durable.codec import Codec, codec_for, encode
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption, activity_field
@@ -126,7 +127,7 @@ class StepJournal:
 
     def save(self, value: object) -> Actions:
         """Write a checkpoint."""
-        raw = encode(value, "a checkpoint")
+        raw = canonical_json(encode(value, "a checkpoint"))
         text = raw.decode()
         if self._encryption is not None:
             text = self._encryption.encrypt(text, self._fence.id, "checkpoint")
@@ -192,7 +193,7 @@ class StepJournal:
             value: Any = None
             failure: Exception | None = None
             try:
-                result, value = codec.encode_checked((yield invoke))
+                result, value = codec.encode_canonical((yield invoke))
                 self._check_size(name, len(result.encode()))
             except (LeaseLost, NoFreeThread):
                 raise

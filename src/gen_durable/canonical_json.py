@@ -1,0 +1,90 @@
+"""JSON as `jsonb` gives it back, so that a value is the same whether it came from memory or from the database.
+
+A step that runs ahead, a waiter in the process of the worker and an activity that has just run get a value that was
+never stored. `jsonb` orders keys by length and then by bytes, keeps the last of equal keys, has no negative zero, and
+writes a float of 1e16 and above without a fraction, which is an int again for a type that takes both. Guarded by
+tests/store/test_canonical_json.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Final, cast
+
+import msgspec
+from msgspec import inspect
+
+_FIRST_WITHOUT_FRACTION: Final = 1e16
+_CHANGING: Final = frozenset({dict, list, float})
+_LEAVES: Final = (
+    inspect.BoolType,
+    inspect.ByteArrayType,
+    inspect.BytesType,
+    inspect.DateTimeType,
+    inspect.DateType,
+    inspect.DecimalType,
+    inspect.EnumType,
+    inspect.FloatType,  # an int decodes to the same float; a negative zero is looked for in the text
+    inspect.IntType,
+    inspect.LiteralType,
+    inspect.NoneType,
+    inspect.StrType,
+    inspect.TimeDeltaType,
+    inspect.TimeType,
+    inspect.UUIDType,
+)
+
+
+def canonical_json(raw: bytes) -> bytes:
+    """The JSON that `jsonb` makes of this one, up to white space and the digits of small numbers."""
+    if b"{" in raw or b"e" in raw or b"-0.0" in raw:
+        key_length = len if raw.isascii() else _byte_length
+        return msgspec.json.encode(_canonical(msgspec.json.decode(raw), key_length))
+    return raw
+
+
+def may_change(type_info: inspect.Type) -> bool:
+    """Whether values of a type may depend on the order of keys, or on whether a number is an int."""
+    return _may_change(type_info, set())
+
+
+def _may_change(info: object, seen: set[object]) -> bool:
+    if isinstance(info, inspect.UnionType):
+        kinds = {type(one) for one in info.types}
+        if {inspect.IntType, inspect.FloatType} <= kinds:
+            return True
+        return any(_may_change(one, seen) for one in info.types)
+    if isinstance(info, (inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType)):
+        return _may_change(info.item_type, seen)
+    if isinstance(info, inspect.TupleType):
+        return any(_may_change(one, seen) for one in info.item_types)
+    if isinstance(info, (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType)):
+        if info.cls in seen:
+            return False
+        seen.add(info.cls)
+        return any(_may_change(field.type, seen) for field in info.fields)
+    if isinstance(info, inspect.Metadata):
+        return _may_change(info.type, seen)
+    return not isinstance(info, _LEAVES)
+
+
+def _canonical(value: object, key_length: Callable[[str], int]) -> object:
+    if isinstance(value, dict):
+        pairs = cast("dict[str, object]", value)
+        # Code points are in the order of their bytes; only the lengths differ.
+        keys = sorted(sorted(pairs), key=key_length) if len(pairs) > 1 else pairs
+        return {key: _canonical(item, key_length) if type(item := pairs[key]) in _CHANGING else item for key in keys}
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+        return [_canonical(item, key_length) if type(item) in _CHANGING else item for item in items]
+    if isinstance(value, float):
+        if value == 0.0:
+            return 0.0
+        if abs(value) >= _FIRST_WITHOUT_FRACTION:
+            return int(Decimal(repr(value)))  # the digits that were written, not those of the binary number
+    return value
+
+
+def _byte_length(key: str) -> int:
+    return len(key.encode())
