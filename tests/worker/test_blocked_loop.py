@@ -62,7 +62,12 @@ async def blocked_worker(dsn: str, schema: str, **options: Any) -> AsyncIterator
         stop = asyncio.Event()
         async with Durable(dsn, schema=schema) as app:
             worker = Worker(app, machines=[Blocks()], **{**BRIEF, **options})
-            worker.on_stuck_loop = lambda: reports.append(threading.current_thread().name)
+
+            def report() -> None:
+                reports.append(threading.current_thread().name)
+                raise SystemExit(7)  # must not end the heartbeats
+
+            worker.on_stuck_loop = report
             async with worker:
                 loops.append((asyncio.get_running_loop(), stop))
                 started.set()

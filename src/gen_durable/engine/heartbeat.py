@@ -192,7 +192,10 @@ class Heartbeat:
             "the event loop has not answered for %.0f s: no lease is extended any more, restart this process", blocked
         )
         if self._on_stuck_loop is not None:
-            self._on_stuck_loop()
+            try:
+                self._on_stuck_loop()
+            except BaseException as error:  # user code: the heartbeat must go on if the loop comes back
+                log.error("on_stuck_loop raised %s", type(error).__name__)
 
     def _report_loop_lag(self, lag: float) -> None:
         """Runs on the worker's loop, which was blocked for `lag` seconds."""

@@ -135,8 +135,8 @@ class ThreadPool:
         """Start a thread if the pool may have one more. The caller holds the lock."""
         if self._started >= self._limit:
             return False
-        self._started += 1
         threading.Thread(target=self._serve, name="gen_durable step", daemon=True).start()
+        self._started += 1  # not if the system refuses the thread
         return True
 
     @property
