@@ -35,8 +35,8 @@ def run_in(store: Store, level: str, call: Statement[Any]) -> str | None:
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_what_looks_twice_is_refused(store: Store, level: str) -> None:
     """A flush, and what frees a gate; not a call that writes to the row it has locked."""
-    store.given(HEAD + parked(3))
-    assert run_in(store, level, store.calls.flush([Commit(1, 1, 0, "done")])) == "GD006"
+    store.given(HEAD + parked(3) + executing(4))
+    assert run_in(store, level, store.calls.flush([Commit(4, 1, 0, "done")])) == "GD006"
     assert run_in(store, level, store.calls.release_claims([(1, 1, None, None)])) == "GD006"
     assert run_in(store, level, store.calls.cancel([(2, None)], "no", cascade=True)) == "GD006"
     assert run_in(store, level, store.calls.cancel([(3, None)], "no", cascade=True)) is None

@@ -66,7 +66,9 @@ declare
   starts_instances constant boolean := 'children' = any (kinds)
     or exists (select from unnest(extras) as extra (value) where extra.value ? 'spawn');
 begin
-  perform @schema.require_read_committed();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform @schema.require_read_committed();
+  end if;
   if starts_instances or exists (select from unnest(parents) as parent (id) where parent.id is not null) then
     perform from @schema.instances i where i.id = any (ids || parents) order by i.id for no key update;
   end if;

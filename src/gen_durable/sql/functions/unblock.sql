@@ -31,7 +31,9 @@ declare
   limit_gates text[];
   woken text[];
 begin
-  perform @schema.require_read_committed();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform @schema.require_read_committed();
+  end if;
   if should_wait then
     perform pg_advisory_xact_lock(ordered.lock_id)
     from (
