@@ -22,7 +22,10 @@ from gen_durable import Durable, Finished, Worker
 
 SOON = timedelta(seconds=30)
 WORDS = ("act-one", "mark-one", "act-two", "go-close", "COMMIT;", "all-done")
-"""In their order. All are commits but one: the outcome, go-close, is a statement in the transaction of COMMIT (whose semicolon tells it from READ COMMITTED)."""
+"""In their order. All are commits but one: the outcome, go-close, is a statement in the transaction of COMMIT.
+
+The semicolon tells it from READ COMMITTED.
+"""
 Proxied = Callable[[], AbstractAsyncContextManager[Any]]
 
 
