@@ -166,14 +166,14 @@ async def test_what_the_server_says_is_not_passed_on(
             ending = await e.end(handle)
             assert CANARY not in str(ending)
         await e.rows.fetch("alter table @.instances drop constraint c")
-        # In a room of the worker: nobody's call.
+        # In a background task of the worker, which no call waits for.
         await e.rows.fetch(
             "insert into @.instances (fsm, step, state, status, lease_expires_at, claims) "
             f"values ('echo', 'run', '{{\"text\": \"{CANARY}\"}}', 'executing', now() - interval '1 h', 1)"
         )
         await e.rows.fetch("alter table @.instances add constraint c check (status <> 'runnable') not valid")
         async with e.worker(echo, **BRIEF):
-            await e.rows.when(lambda: logged(caplog, "reaper failed"))
+            await e.rows.when(lambda: logged(caplog, "reaper: the database refuses a row"))
         await e.rows.fetch("alter table @.instances drop constraint c")
         await e.rows.fetch("delete from @.instances")
     assert "SQLSTATE 23514" in told_by(caplog)

@@ -180,7 +180,7 @@ async def test_what_was_moved_or_changed_is_refused(engine: Opening, swap: str) 
             assert event.id == mine.id
             assert await e.end(other) == Finished(other.id, f"{CANARY}/1")
         row = await e.rows.row(mine)
-        assert (row["status"], row["result"], row["crashes"]) == ("runnable", None, 1)
+        assert (row["status"], row["result"], row["crashes"], row["postponements"]) == ("runnable", None, 0, 1)
         assert row["last_error"].startswith(f"DecodeError: instance {mine.id}: its ")
         assert ("stored in clear" if "clear" in swap else "it was changed or copied") in row["last_error"]
         await e.rows.fetch("delete from @.instances where id = $1", mine.id)
