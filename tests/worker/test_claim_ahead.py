@@ -103,7 +103,7 @@ async def test_rows_claimed_ahead_take_no_slots_of_a_limit(engine: Opening) -> N
             seen = 0
             while (taken := await executing(e)) or not seen:
                 seen = max(seen, taken)
-                assert taken <= 2
+                assert taken <= 4  # two that run, and two whose commit is under way
                 await asyncio.sleep(0.01)
             for handle in handles:
                 assert await handle.result(seconds(20)) == 100
