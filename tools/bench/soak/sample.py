@@ -83,7 +83,7 @@ def check_growth(samples: list[Sample]) -> list[Check]:
     """Compare tenths of the run. The first tenth warms up: caches fill, retention has not begun to delete."""
     tenth = max(1, len(samples) // 10)
     held = [number for number, sample in enumerate(samples) if sample.reader]
-    early, last = samples[tenth : 2 * tenth], samples[-tenth:]
+    early, last = samples[tenth : 2 * tenth] or samples[:1], samples[-tenth:]  # a short run may have one sample only
     # A table does not shrink: the reader leaves it with room, which must be enough for all that comes after.
     settled = samples[held[-1] : held[-1] + tenth + 1] if held else early
 
