@@ -9,7 +9,7 @@ MINUTES ?= 10
 SEED   ?=
 FAULTS ?= all
 MODEL_EXAMPLES ?= 1000
-PARALLEL ?= -n 4 --dist worksteal
+PARALLEL ?= -n 3 --dist worksteal
 FAST   := $(addprefix tests/,unit engine operations store spec client)
 
 SHELL := /bin/bash
