@@ -10,7 +10,6 @@ def steady(slots: int, seconds: float, count: int = 40) -> tuple[Pace, float]:
     pace, now = Pace(slots, 0.0), 0.0
     for _ in range(count):
         now += seconds / slots
-        pace.step_started()
         pace.step_ended(seconds, now)
     return pace, now
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -53,7 +54,7 @@ class Track:
             for i in ids
         ]
         for held in several:
-            self.slots.start(held)
+            self.slots.start(held, time.monotonic())
         await settled()
         return several
 

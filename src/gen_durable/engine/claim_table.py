@@ -67,13 +67,14 @@ class ClaimTable:
 
     def add(self, claims: list[Claim], leased_at: float) -> None:
         """Start the claims of a pick, or buffer them behind busy slots. A stopping worker gives them back."""
+        now = time.monotonic()
         late: list[ActiveClaim] = []
         for claim in claims:
             active = self.register(claim, leased_at)
             if self._slots.stopping:
                 late.append(active)
             else:
-                self._slots.start(active)
+                self._slots.start(active, now)
         if late:
             self._tasks.spawn(self.release(late))
 

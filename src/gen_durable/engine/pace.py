@@ -1,4 +1,4 @@
-"""The pace of a queue: how long its steps take and how many start per second. Decides how many rows to claim ahead.
+"""The pace of a queue: how long its steps take and how many end per second. Decides how many rows to claim ahead.
 
 Two measures, of which the slower counts. The length of steps follows each step that ends, and the time since the last
 one ended: a queue whose steps have become long stops claiming ahead before the first long step has ended. The rate is
@@ -20,24 +20,23 @@ UNKNOWN: Final = float("inf")
 class Pace:
     """The pace of one queue of one worker, with `slots` slots."""
 
-    __slots__ = ("_ended_at", "_is_stalled", "_mean", "_ran_empty", "_rate", "_slots", "_started", "_window_began")
+    __slots__ = ("_ended_at", "_is_stalled", "_mean", "_ran_empty", "_rate", "_slots", "_steps", "_window_began")
 
     def __init__(self, slots: int, now: float) -> None:
         self._slots = slots
         self._mean = UNKNOWN  # seconds
         self._ended_at = now
-        self._rate = UNKNOWN  # starts per second
-        self._started = 0
+        self._rate = UNKNOWN  # steps per second
+        self._steps = 0  # in this window
         self._window_began = now
         self._ran_empty = False
         self._is_stalled = False
 
-    def step_started(self) -> None:
-        self._started += 1
-
     def step_ended(self, seconds: float, now: float) -> None:
-        self._mean = seconds if self._mean == UNKNOWN else self._mean + (seconds - self._mean) * WEIGHT
+        mean = self._mean
+        self._mean = seconds if mean == UNKNOWN else mean + (seconds - mean) * WEIGHT
         self._ended_at = now
+        self._steps += 1
         self._is_stalled = False
 
     def buffer_ran_empty(self) -> None:
@@ -48,9 +47,10 @@ class Pace:
         """Rows that were claimed ahead did not start in time: claim none ahead until a step ends."""
         self._is_stalled = True
 
-    def seconds_to_start(self, position: int) -> float:
-        """How long a row at this position of the buffer is expected to wait for a slot."""
-        return 0.0 if self._mean == UNKNOWN else (position + 1) * self._mean / self._slots
+    @property
+    def seconds_per_start(self) -> float:
+        """How long the first row of the buffer is expected to wait for a slot."""
+        return 0.0 if self._mean == UNKNOWN else self._mean / self._slots
 
     def rows_ahead(self, now: float, *, is_busy: bool) -> int:
         """How many rows to claim ahead now. `is_busy`: every slot is taken, so no step has ended since the last one."""
@@ -65,5 +65,5 @@ class Pace:
         elapsed = now - self._window_began
         if elapsed < WINDOW_SECONDS:
             return
-        self._rate = UNKNOWN if self._ran_empty else self._started / elapsed
-        self._started, self._window_began, self._ran_empty = 0, now, False
+        self._rate = UNKNOWN if self._ran_empty else self._steps / elapsed
+        self._steps, self._window_began, self._ran_empty = 0, now, False

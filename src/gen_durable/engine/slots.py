@@ -118,13 +118,13 @@ class QueueSlots:
 
     def buffer_claim(self, active: ActiveClaim, now: float) -> None:
         """Put a claim behind the buffered ones that are as urgent."""
-        active.start_by = now + self.pace.seconds_to_start(len(self.buffer)) + RELEASE_SECONDS
-        priority = active.claim.priority
-        if not self.buffer or self.buffer[-1].claim.priority <= priority:
-            self.buffer.append(active)
+        buffer, priority = self.buffer, active.claim.priority
+        active.start_by = now + (len(buffer) + 1) * self.pace.seconds_per_start + RELEASE_SECONDS
+        if not buffer or buffer[-1].claim.priority <= priority:
+            buffer.append(active)
         else:
-            place = bisect_right(self.buffer, priority, key=lambda other: other.claim.priority)
-            self.buffer.insert(place, active)
+            place = bisect_right(buffer, priority, key=lambda other: other.claim.priority)
+            buffer.insert(place, active)
 
 
 class Slots:
@@ -144,22 +144,22 @@ class Slots:
         self.changed = asyncio.Event()
         self.stopping = False
 
-    def start(self, active: ActiveClaim) -> None:
+    def start(self, active: ActiveClaim, now: float) -> None:
         """Start a claim if its queue has a free slot; else buffer it."""
         queue = self.queues[active.claim.queue]
         if queue.running < queue.concurrency:
-            self._start(queue, active)
+            self._start(queue, active, now)
         else:
-            queue.buffer_claim(active, self._loop.time())
+            queue.buffer_claim(active, now)
             if queue.release_timer is None and queue.is_adaptive:
-                queue.release_timer = self._loop.call_at(active.start_by, self._release_overdue, queue)
+                queue.release_timer = self._loop.call_later(active.start_by - now, self._release_overdue, queue)
 
     def _release_overdue(self, queue: QueueSlots) -> None:
         """Release buffered claims that should have started: the steps before them are longer than expected."""
         queue.release_timer = None
         if self.stopping:
             return  # the drain releases all of them
-        now = self._loop.time()
+        now = time.monotonic()
         overdue = [active for active in queue.buffer if active.start_by <= now]
         if overdue:
             queue.pace.stall()
@@ -169,7 +169,7 @@ class Slots:
             self.runner.release_unstarted(overdue)
         if queue.buffer:
             next_at = min(active.start_by for active in queue.buffer)
-            queue.release_timer = self._loop.call_at(next_at, self._release_overdue, queue)
+            queue.release_timer = self._loop.call_later(next_at - now, self._release_overdue, queue)
 
     def start_without_slot(self, active: ActiveClaim) -> None:
         """Start a buffered claim out of turn: one that has a cancel request, and so runs no step."""
@@ -190,15 +190,14 @@ class Slots:
     def lend_slot(self, active: ActiveClaim) -> None:
         """A claim waits for its commit. While steps are short, another claim runs in its slot meanwhile."""
         queue = self.queues[active.claim.queue]
-        now = self._loop.time()
+        now = time.monotonic()
         queue.pace.step_ended(now - active.started_at, now)
-        queue.pace.step_started()  # the next step of a claim counts like the first step of another
         active.started_at = now
         if queue.has_short_steps:
             active.has_slot = False
             queue.running -= 1
             queue.lent += 1
-            self._fill(queue)
+            self._fill(queue, now)
             self.changed.set()
 
     async def regain_slot(self, active: ActiveClaim) -> None:
@@ -219,7 +218,7 @@ class Slots:
                 raise
         queue.lent -= 1
         active.has_slot = True
-        active.started_at = self._loop.time()
+        active.started_at = time.monotonic()
 
     def schedule_pick(self, queue: str, seconds: float) -> None:
         """A row of a queue becomes due in `seconds`: pick then, or wake the workers that serve the queue."""
@@ -232,10 +231,9 @@ class Slots:
             slots.due_at = moment
             self.changed.set()
 
-    def _start(self, queue: QueueSlots, active: ActiveClaim) -> None:
+    def _start(self, queue: QueueSlots, active: ActiveClaim, now: float) -> None:
         queue.running += 1
-        queue.pace.step_started()
-        active.started_at = self._loop.time()
+        active.started_at = now
         active.in_thread = not active.entry.spec.is_async
         task = self._loop.create_task(self.runner.run(active))
         active.task = task
@@ -244,14 +242,15 @@ class Slots:
 
     def _end(self, queue: QueueSlots, active: ActiveClaim, task: asyncio.Task[None]) -> None:
         self._tasks.running.discard(task)
+        now = time.monotonic()
         if active.has_slot:
             queue.running -= 1
-            now = self._loop.time()
             queue.pace.step_ended(now - active.started_at, now)
         else:
             queue.lent -= 1
-        self._report_end(active, task)
-        self._fill(queue)
+        if task.cancelled() or task.exception() is not None:
+            self._report_end(active, task)
+        self._fill(queue, now)
         self.changed.set()
 
     def _report_end(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
@@ -262,7 +261,7 @@ class Slots:
         elif (error := task.exception()) is not None:
             self.runner.handle_engine_error(active, error)
 
-    def _fill(self, queue: QueueSlots) -> None:
+    def _fill(self, queue: QueueSlots, now: float) -> None:
         """Grant free slots to claims that continue, then to buffered claims."""
         while queue.running < queue.concurrency:
             if queue.returning:
@@ -271,7 +270,7 @@ class Slots:
                     queue.running += 1
                     granted.set_result(None)
             elif queue.buffer and not self.stopping:
-                self._start(queue, queue.buffer.popleft())
+                self._start(queue, queue.buffer.popleft(), now)
             else:
                 queue.pace.buffer_ran_empty()
                 if queue.needs_slot:

@@ -107,7 +107,7 @@ begin
         else 0
       end,
       step_errors = case
-        when outcome.kind = 'retry' and outcome.error is not null then i.step_errors + 1
+        when outcome.kind = 'retry' and outcome.error is not null then least(i.step_errors, 2147483646) + 1
         when outcome.is_end or outcome.keeps_visit then i.step_errors
         else 0
       end,

@@ -36,7 +36,7 @@ create or replace function @schema.pick(
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt bigint, claims bigint, seq bigint, queue text,
   priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], limited text,
-  inbox jsonb, children jsonb, visit bigint, step_errors bigint, journal jsonb, report jsonb
+  inbox jsonb, children jsonb, visit bigint, step_errors int, journal jsonb, report jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -23,7 +23,7 @@ begin
       -- The reaper ends a row with a pending cancel: it locks the parent in the right order.
       status = case when i.cancel_reason is null then 'runnable' else 'executing' end::@schema.durable_status,
       claims = i.claims + 1,
-      postponements = i.postponements + case when given.delay is null then 0 else 1 end,
+      postponements = least(i.postponements + case when given.delay is null then 0 else 1 end, 1000),
       eligible_at = case
         when given.delay is null then i.eligible_at
         -- Up to a tenth more, so that rows that were postponed together do not return together.
