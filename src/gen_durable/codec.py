@@ -77,18 +77,14 @@ class Codec(Generic[T]):
             raise EncodeError(f"{self._what} begins with {ENCRYPTED_PREFIX!r}, which marks encrypted payloads")
         return raw
 
-    def encode_checked(self, value: T) -> tuple[str, T]:
-        """A value as JSON text, and decoded again. Raises `EncodeError` if its JSON does not decode."""
-        return self._decode_again(self.encode(value))
+    def encode_checked(self, value: T, *, canonical: bool = False) -> tuple[str, T]:
+        """A value as JSON text, and decoded again. Raises `EncodeError` if its JSON does not decode.
 
-    def encode_canonical(self, value: T) -> tuple[str, T]:
-        """As `encode_checked`, with the text and the value that `jsonb` will give back: for a value used at once."""
+        `canonical`: the text and the value that `jsonb` will give back, for a value that is used at once.
+        """
         raw = self.encode(value)
-        if self._may_change or b"-0.0" in raw:
+        if canonical and (self._may_change or b"-0.0" in raw):
             raw = canonical_json(raw)
-        return self._decode_again(raw)
-
-    def _decode_again(self, raw: bytes) -> tuple[str, T]:
         try:
             return raw.decode(), self.decode(raw)
         except DecodeError as error:

@@ -10,7 +10,7 @@ def steady(slots: int, seconds: float, count: int = 40) -> tuple[Pace, float]:
     pace, now = Pace(slots, 0.0), 0.0
     for _ in range(count):
         now += seconds / slots
-        pace.step_ended(seconds, now)
+        pace.step_ended(seconds, now, ends_claim=True)
     return pace, now
 
 
@@ -59,5 +59,15 @@ def test_a_stalled_queue_claims_nothing_ahead_until_a_step_ends() -> None:
     pace, now = steady(10, 0.001)
     pace.stall()
     assert pace.rows_ahead(now, is_busy=False) == 0
-    pace.step_ended(0.001, now)
+    pace.step_ended(0.001, now, ends_claim=True)
     assert pace.rows_ahead(now, is_busy=False) >= 300
+
+
+def test_a_row_behind_claims_of_several_steps_is_expected_later() -> None:
+    """Ten slots with steps of 10 ms, five in each claim: a slot is free for another row every 5 ms, not every one."""
+    pace, now = Pace(10, 0.0), 0.0
+    for n in range(100):
+        now += 0.001
+        pace.step_ended(0.01, now, ends_claim=n % 5 == 4)
+    assert pace.rows_ahead(now, is_busy=True) in (39, 40)
+    assert 0.0049 <= pace.seconds_per_start <= 0.0051

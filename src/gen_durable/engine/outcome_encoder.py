@@ -172,8 +172,7 @@ def _next(
     commit: Commit, extra: dict[str, Any], outcome: Next[Any], claim: Claim, spec: StepSpec, *, may_continue: bool
 ) -> object:
     """Returns the state as the next step is given it."""
-    _check_same_machine(outcome.step, spec)
-    commit.value, state = outcome.step.state_codec.encode_canonical(outcome.state)  # the next step may get it at once
+    commit.value, state = _encode_state(outcome.step, spec, outcome.state, canonical=True)  # it may run at once
     commit.step = outcome.step.name
     commit.delay = outcome.delay or None
     if outcome.queue is not None and outcome.queue != claim.queue:
@@ -215,17 +214,15 @@ def _limit(extra: dict[str, Any], limits: tuple[Limit, ...], claim: Claim) -> No
         extra["limits"] = [[limit.name, limit.partition, limit.weight] for limit in limits]
 
 
-def _encode_state(target: StepSpec, current: StepSpec, state: object) -> tuple[str, object]:
-    _check_same_machine(target, current)
-    return target.state_codec.encode_checked(state)
-
-
-def _check_same_machine(target: StepSpec, current: StepSpec) -> None:
+def _encode_state(
+    target: StepSpec, current: StepSpec, state: object, *, canonical: bool = False
+) -> tuple[str, object]:
     if target.machine is not current.machine:
         raise InvalidOutcome(
             f"step {current.label} goes on to {target.label}, a step of another machine: "
             "pass a step of the same object, as in Next(self.ship, state)"
         )
+    return target.state_codec.encode_checked(state, canonical=canonical)
 
 
 def _barrier(commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any]) -> None:

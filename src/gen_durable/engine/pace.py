@@ -3,7 +3,8 @@
 Two measures, of which the slower counts. The length of steps follows each step that ends, and the time since the last
 one ended: a queue whose steps have become long stops claiming ahead before the first long step has ended. The rate is
 counted over a window of WINDOW_SECONDS in which the buffer never ran empty: it is what the worker and its database
-really reach. Pure: the caller passes the time.
+really reach. A claim that runs several steps keeps those behind it waiting for all of them. Pure: the caller passes
+the time.
 """
 
 from __future__ import annotations
@@ -20,23 +21,37 @@ UNKNOWN: Final = float("inf")
 class Pace:
     """The pace of one queue of one worker, with `slots` slots."""
 
-    __slots__ = ("_ended_at", "_is_stalled", "_mean", "_ran_empty", "_rate", "_slots", "_steps", "_window_began")
+    __slots__ = (
+        "_claims",
+        "_ended_at",
+        "_is_stalled",
+        "_mean",
+        "_ran_empty",
+        "_rate",
+        "_slots",
+        "_steps",
+        "_steps_per_claim",
+        "_window_began",
+    )
 
     def __init__(self, slots: int, now: float) -> None:
         self._slots = slots
         self._mean = UNKNOWN  # seconds
         self._ended_at = now
         self._rate = UNKNOWN  # steps per second
+        self._steps_per_claim = 1.0
         self._steps = 0  # in this window
+        self._claims = 0  # that ended in this window
         self._window_began = now
         self._ran_empty = False
         self._is_stalled = False
 
-    def step_ended(self, seconds: float, now: float) -> None:
+    def step_ended(self, seconds: float, now: float, *, ends_claim: bool) -> None:
         mean = self._mean
         self._mean = seconds if mean == UNKNOWN else mean + (seconds - mean) * WEIGHT
         self._ended_at = now
         self._steps += 1
+        self._claims += ends_claim
         self._is_stalled = False
 
     def buffer_ran_empty(self) -> None:
@@ -49,8 +64,9 @@ class Pace:
 
     @property
     def seconds_per_start(self) -> float:
-        """How long the first row of the buffer is expected to wait for a slot."""
-        return 0.0 if self._mean == UNKNOWN else self._mean / self._slots
+        """How much later than the row before it a row of the buffer is expected to start."""
+        per_step = 0.0 if self._mean == UNKNOWN else self._mean / self._slots
+        return max(per_step, 1 / self._rate) * self._steps_per_claim
 
     def rows_ahead(self, now: float, *, is_busy: bool) -> int:
         """How many rows to claim ahead now. `is_busy`: every slot is taken, so no step has ended since the last one."""
@@ -65,5 +81,6 @@ class Pace:
         elapsed = now - self._window_began
         if elapsed < WINDOW_SECONDS:
             return
-        self._rate = UNKNOWN if self._ran_empty else self._steps / elapsed
-        self._steps, self._window_began, self._ran_empty = 0, now, False
+        self._rate = UNKNOWN if self._ran_empty or not self._steps else self._steps / elapsed
+        self._steps_per_claim = max(self._steps / max(self._claims, 1), 1.0)
+        self._steps, self._claims, self._window_began, self._ran_empty = 0, 0, now, False

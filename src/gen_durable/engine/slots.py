@@ -95,7 +95,7 @@ class QueueSlots:
     @property
     def has_short_steps(self) -> bool:
         """Steps are so short that a slot lent for the time of a commit comes back at once."""
-        return self.is_adaptive and self.prefetch >= self.concurrency
+        return self._fixed_prefetch is None and self.prefetch >= self.concurrency
 
     def demand(self, least: int) -> int:
         """How many rows to pick now; 0 while a pick is not worth a statement."""
@@ -119,7 +119,8 @@ class QueueSlots:
     def buffer_claim(self, active: ActiveClaim, now: float) -> None:
         """Put a claim behind the buffered ones that are as urgent."""
         buffer, priority = self.buffer, active.claim.priority
-        active.start_by = now + (len(buffer) + 1) * self.pace.seconds_per_start + RELEASE_SECONDS
+        before = len(buffer) + self.lent + 1
+        active.start_by = now + before * self.pace.seconds_per_start + RELEASE_SECONDS
         if not buffer or buffer[-1].claim.priority <= priority:
             buffer.append(active)
         else:
@@ -191,7 +192,7 @@ class Slots:
         """A claim waits for its commit. While steps are short, another claim runs in its slot meanwhile."""
         queue = self.queues[active.claim.queue]
         now = time.monotonic()
-        queue.pace.step_ended(now - active.started_at, now)
+        queue.pace.step_ended(now - active.started_at, now, ends_claim=False)
         active.started_at = now
         if queue.has_short_steps:
             active.has_slot = False
@@ -245,7 +246,7 @@ class Slots:
         now = time.monotonic()
         if active.has_slot:
             queue.running -= 1
-            queue.pace.step_ended(now - active.started_at, now)
+            queue.pace.step_ended(now - active.started_at, now, ends_claim=True)
         else:
             queue.lent -= 1
         if task.cancelled() or task.exception() is not None:

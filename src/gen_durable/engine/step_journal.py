@@ -193,7 +193,7 @@ class StepJournal:
             value: Any = None
             failure: Exception | None = None
             try:
-                result, value = codec.encode_canonical((yield invoke))
+                result, value = codec.encode_checked((yield invoke), canonical=True)
                 self._check_size(name, len(result.encode()))
             except (LeaseLost, NoFreeThread):
                 raise
