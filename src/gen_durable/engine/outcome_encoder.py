@@ -214,9 +214,7 @@ def _limit(extra: dict[str, Any], limits: tuple[Limit, ...], claim: Claim) -> No
         extra["limits"] = [[limit.name, limit.partition, limit.weight] for limit in limits]
 
 
-def _encode_state(
-    target: StepSpec, current: StepSpec, state: object, *, canonical: bool = False
-) -> tuple[str, object]:
+def _encode_state(target: StepSpec, current: StepSpec, state: object, *, canonical: bool = False) -> tuple[str, object]:
     if target.machine is not current.machine:
         raise InvalidOutcome(
             f"step {current.label} goes on to {target.label}, a step of another machine: "
