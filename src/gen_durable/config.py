@@ -13,6 +13,7 @@ from gen_durable.instances import Instance
 from gen_durable.validation import check_delay, check_name, check_positive_duration
 
 DAY: Final = timedelta(days=1)
+MIN_MAX_CRASHES: Final = 3
 OnDeadLetter: TypeAlias = Callable[[Instance], Awaitable[None] | None]
 """The hook that a worker calls with an instance which its reaper has failed after `max_crashes`."""
 
@@ -123,9 +124,16 @@ class WorkerOptions:
         for name in ("gc_batch", "min_demand", "flush_batch"):
             _check_int(name, getattr(self, name), 1)
         _check_int("run_ahead_steps", self.run_ahead_steps, 0)
-        for name, least in (("prefetch", 0), ("max_crashes", 1), ("threads", 1)):
+        for name, least in (("prefetch", 0), ("threads", 1)):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), least)
+        if self.max_crashes is not None:
+            _check_int("max_crashes", self.max_crashes, 1)
+            if self.max_crashes < MIN_MAX_CRASHES:
+                raise ConfigError(
+                    f"max_crashes must be at least {MIN_MAX_CRASHES}, got {self.max_crashes}: an instance that crashed "
+                    "beside another one runs apart from the third time on"
+                )
         if self.on_dead_letter is not None and not callable(self.on_dead_letter):
             raise ConfigError(f"on_dead_letter must be a function of one instance, got {self.on_dead_letter!r}")
         self._check_combinations()

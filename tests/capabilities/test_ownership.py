@@ -37,11 +37,13 @@ async def test_logs_go_through_logging_with_ids_and_without_payloads(
 
     async with engine() as e:
         with caplog.at_level(logging.DEBUG, "gen_durable"):
-            async with Worker(e.app, jobs=[spill, double], max_crashes=1, **BRIEF):
+            async with Worker(e.app, jobs=[spill, double], max_crashes=3, **BRIEF):
                 handle = await e.app.insert(spill, "canary-9a1")
                 assert isinstance(await handle.wait(SOON), Failed)
                 doomed = await e.app.insert(double, 4_711_471_147, queue="aside")
-                await e.claim(lease=0.0, queue="aside")
+                for crash in (1, 2, 3):
+                    await e.claim(lease=0.0, queue="aside")
+                    await e.until(doomed, lambda row, n=crash: row.crashes == n)  # type: ignore[misc]
                 assert isinstance(await doomed.wait(SOON), Failed)
         records = [r for r in caplog.records if r.name.startswith("gen_durable")]
         assert any(f"instance {doomed.id} " in r.getMessage() for r in records)

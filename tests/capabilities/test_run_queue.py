@@ -91,11 +91,11 @@ async def test_dead_letter_past_a_threshold(engine: Opening) -> None:
     """It is failed, the hook is given the row, and the parent that waits for it goes on."""
     async with engine() as e:
         dead: asyncio.Queue[Instance] = asyncio.Queue()
-        async with Worker(e.app, machines=[Family()], max_crashes=2, on_dead_letter=dead.put, **BRIEF):
+        async with Worker(e.app, machines=[Family()], max_crashes=3, on_dead_letter=dead.put, **BRIEF):
             parent = await e.app.insert(Family.spread, 1)
             await e.until(parent, lambda row: row.status is Status.AWAITING_CHILDREN)
             child = e.app.handle((await e.app.list(parent=parent.id)).instances[0].id, double)
-            for crash in (1, 2):
+            for crash in (1, 2, 3):
                 assert dead.empty()
                 (claim,) = await e.claim(lease=0.0, queue="aside")
                 await e.until(child, lambda row, n=crash: row.crashes == n)  # type: ignore[misc]
@@ -103,4 +103,4 @@ async def test_dead_letter_past_a_threshold(engine: Opening) -> None:
             async with asyncio.timeout(10):
                 letter = await dead.get()
         assert isinstance(await child.wait(SOON), Failed)
-        assert (letter.id, letter.parent_id, letter.crashes, letter.state) == (claim.id, parent.id, 2, 1)
+        assert (letter.id, letter.parent_id, letter.crashes, letter.state) == (claim.id, parent.id, 3, 1)

@@ -11,6 +11,7 @@ from typing import Any, cast
 from gen_durable import Durable, Start, job
 from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
+from gen_durable.engine.crashed_rows import CrashedRows
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
@@ -45,6 +46,7 @@ class Claimed:
 
     def __init__(self) -> None:
         self.claims: asyncio.Queue[Claim] = asyncio.Queue()
+        self.crashed = CrashedRows(None)
         self.pending = 0
 
     def add(self, claims: list[Claim], _leased_at: float) -> None:

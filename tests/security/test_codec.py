@@ -385,12 +385,14 @@ async def test_transactions_threads_and_dead_letters(engine: Opening) -> None:
     async def hook(one: Instance) -> None:
         letters.append(one.state)
 
-    async with engine(codec=aes()) as e, e.worker(Ledgers(), max_crashes=1, on_dead_letter=hook, **BRIEF):
+    async with engine(codec=aes()) as e, e.worker(Ledgers(), max_crashes=3, on_dead_letter=hook, **BRIEF):
         handle = await e.app.insert(Ledgers.write, Secret(CANARY))
         assert await e.end(handle) == Finished(handle.id, f"{CANARY} {len(CANARY)}")
         poison = await e.app.insert(Ledgers.die, Secret(CANARY))
         await e.rows.until(poison, status="executing")
-        await e.rows.fetch("update @.instances set lease_expires_at = now() - interval '1 h' where id = $1", poison.id)
+        await e.rows.fetch(
+            "update @.instances set crashes = 2, lease_expires_at = now() - interval '1 h' where id = $1", poison.id
+        )
         ending = await e.end(poison)
         assert isinstance(ending, Failed)
         assert ending.error.startswith("crash loop: step die")  # the engine's own words

@@ -59,12 +59,12 @@ def test_a_beat_keeps_a_late_claim(store: Store) -> None:
 
 def test_the_reaper_takes_back(store: Store) -> None:
     """The row is runnable in its old place, the attempt burned, a crash counted, and every old claim fenced off."""
-    held = {"attempt": 2, "crashes": 1, "awaits": ["go"], "joined": True, "last_error": "e", "queue": "q"}
+    held = {"attempt": 2, "crashes": 0, "awaits": ["go"], "joined": True, "last_error": "e", "queue": "q"}
     store.given(executing(1, eligible_at=seconds(-90), **held, **LATE))
     before = store.row(1)
-    assert reap(store) == [ReapedClaim(1, "m", 1, "s", "q", 2, dead=False)]
+    assert reap(store) == [ReapedClaim(1, "m", 1, "s", "q", 1, dead=False)]
     row = store.row(1)
-    assert (row["status"], row["attempt"], row["claims"], row["crashes"]) == ("runnable", 3, 2, 2)
+    assert (row["status"], row["attempt"], row["claims"], row["crashes"]) == ("runnable", 3, 2, 1)
     assert (row["locked_by"], row["lease_expires_at"], row["last_error"]) == (None, None, "e")
     assert (row["awaits"], row["joined"], row["seq"]) == (["go"], True, 0)
     assert row["due_at"] == before["eligible_at"]

@@ -83,6 +83,9 @@ def end_of(id: int) -> Callable[[Store], Any]:  # noqa: A002
 
 CASES = {
     "pick": Case(many(1, 3), ROW.format(2), lambda s: pick(s, 3), [1, 3]),
+    "pick of crashed rows": Case(
+        many(1, 3, crashes=2, blocked_on="crashed/default"), ROW.format(2), lambda s: pick(s, 3), [1, 3]
+    ),
     "pick of a group": Case(
         many(1, 3, group_key="t/a"), ROW.format(2), lambda s: sorted(pick(s, 3, kind="t")), [1, 3]
     ),

@@ -133,6 +133,7 @@ def listed(store: Store) -> Statement[Any]:
 
 
 PKEY, PICK, UNIQUE = "instances_pkey", "instances_pick", "instances_unique"
+CRASHED = "instances_blocked"  # rows that run apart
 INBOX, DEDUP = "signals_inbox", "signals_dedup"
 SLOTS = "step_slots_instance"
 HISTORY, CHECKPOINTS, ACTIVITIES = "transitions_pkey", "checkpoints_pkey", "activities_pkey"
@@ -140,16 +141,16 @@ PROGRESS = "progress_pkey"
 JOURNAL = (HISTORY, CHECKPOINTS, ACTIVITIES, PROGRESS)
 CASCADES = ("cascades_origin", "cascades_pkey")
 WORKS = {
-    "pick": Work(lambda s: s.calls.pick("w", {"default": BATCH}, KNOWN, 60), frozenset({PICK}), 3),
+    "pick": Work(lambda s: s.calls.pick("w", {"default": BATCH}, KNOWN, 60), frozenset({PICK, CRASHED}), 3),
     "pick with a journal": Work(
-        lambda s: s.calls.pick("w", {"b": BATCH}, KNOWN, 60), frozenset({PICK, CHECKPOINTS, ACTIVITIES}), 5
+        lambda s: s.calls.pick("w", {"b": BATCH}, KNOWN, 60), frozenset({PICK, CRASHED, CHECKPOINTS, ACTIVITIES}), 5
     ),
     "pick of three queues": Work(
         lambda s: s.calls.pick("w", {"default": 30, "a": 30, "b": 40}, KNOWN, 60),
-        frozenset({PICK, CHECKPOINTS, ACTIVITIES}),
+        frozenset({PICK, CRASHED, CHECKPOINTS, ACTIVITIES}),
         4,
     ),
-    "pick of nothing": Work(lambda s: s.calls.pick("w", {"empty": BATCH}, KNOWN, 60), frozenset({PICK}), 1),
+    "pick of nothing": Work(lambda s: s.calls.pick("w", {"empty": BATCH}, KNOWN, 60), frozenset({PICK, CRASHED}), 1),
     "continue": Work(commits("continue", value="{}"), frozenset({PKEY}), 3),
     "continue with history": Work(
         commits("continue", value="{}", ran_step="s", extra='{"with_state": true}'), frozenset({PKEY}), 3

@@ -87,14 +87,16 @@ HAND_OVER = frozenset({LIMITED, SLOT, SLOT_DUE, TOLD, POLICIES, BUCKETS, TICKETS
 # The lists of rows and gates are gone through several times; what is thrown away there is no row of the table.
 WORKS = {
     "pick of a hundred gates": Work(
-        lambda s: s.calls.pick("w", {"g": BATCH}, KNOWN, 60), HAND_OVER | {PICK}, 20, thrown=8
+        lambda s: s.calls.pick("w", {"g": BATCH}, KNOWN, 60), HAND_OVER | {PICK, BLOCKED}, 20, thrown=8
     ),
     "pick of a thousand gates": Work(
-        lambda s: s.calls.pick("w", {"g": 10 * BATCH}, KNOWN, 60), HAND_OVER | {PICK}, 200, thrown=80
+        lambda s: s.calls.pick("w", {"g": 10 * BATCH}, KNOWN, 60), HAND_OVER | {PICK, BLOCKED}, 200, thrown=80
     ),
-    "pick of a crowd": Work(lambda s: s.calls.pick("w", {"m": BATCH}, KNOWN, 60), HAND_OVER | {PICK}, 60, thrown=8),
+    "pick of a crowd": Work(
+        lambda s: s.calls.pick("w", {"m": BATCH}, KNOWN, 60), HAND_OVER | {PICK, BLOCKED}, 60, thrown=8
+    ),
     "pick of a crowd without tokens": Work(
-        lambda s: s.calls.pick("w", {"r": BATCH}, KNOWN, 60), HAND_OVER | {PICK, RATE_DUE}, 60, thrown=8
+        lambda s: s.calls.pick("w", {"r": BATCH}, KNOWN, 60), HAND_OVER | {PICK, BLOCKED, RATE_DUE}, 60, thrown=8
     ),
     "flush that frees a hundred slots": Work(lambda s: s.calls.flush(done(900_000, BATCH)), HAND_OVER | {PKEY}, 25),
     "flush that frees one slot of a thousand": Work(lambda s: s.calls.flush(done(900_000, 1)), HAND_OVER | {PKEY}, 25),

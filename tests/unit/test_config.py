@@ -36,7 +36,7 @@ def test_the_defaults_are_possible() -> None:
         {"poll_interval": seconds(1), "max_poll_interval": seconds(1)},
         {"drain_timeout": timedelta(0), "run_ahead_time": timedelta(0), "run_ahead_steps": 0},
         {"prefetch": 5, "min_demand": 15},
-        {"max_crashes": 1, "threads": 1},
+        {"max_crashes": 3, "threads": 1},
     ],
 )
 def test_unusual_but_possible_options(options: dict[str, Any]) -> None:
@@ -152,3 +152,9 @@ def test_seconds_and_timedeltas_are_the_same_options() -> None:
     assert (options.lease_ttl, options.heartbeat_interval) == (seconds(30), seconds(0.5))
     assert (options.retention.seconds, options.reap_interval) == ((60.0, 60.0, 60.0), None)
     assert Retention(done=60, failed=None).seconds == (60.0, None, 86_400.0)
+
+
+def test_max_crashes_leaves_room_to_run_apart() -> None:
+    """With fewer than three an instance would fail for a crash of another one."""
+    with pytest.raises(ConfigError, match="max_crashes must be at least 3, got 2"):
+        WorkerOptions(queues={}, max_crashes=2)

@@ -122,9 +122,9 @@ async def test_a_step_that_fails_is_no_dead_letter(engine: Opening) -> None:
 
     async with engine() as e:
         told = Told()
-        async with e.worker(fails, double, max_crashes=1, on_dead_letter=told.hear, **BRIEF):
+        async with e.worker(fails, double, max_crashes=3, on_dead_letter=told.hear, **BRIEF):
             assert isinstance(await e.end(await e.app.insert(fails, 1)), Failed)
-            doomed = await dead_claim(e)
+            doomed = await dead_claim(e, crashes=2)
             await told.until(1)
         assert [one.id for one in told.instances] == [doomed]
 
@@ -145,11 +145,11 @@ async def test_a_dead_letter_joins_its_parent(engine: Opening) -> None:
     """The parent goes on, and the hook hears of the child: with its parent's id."""
     async with engine() as e:
         told = Told()
-        async with e.worker(Family(), double, max_crashes=1, on_dead_letter=told.hear, **BRIEF):
+        async with e.worker(Family(), double, max_crashes=3, on_dead_letter=told.hear, **BRIEF):
             handle = await e.app.insert(Family.spread, 1)
             await e.rows.until(handle, status="awaiting_children")
             await e.rows.fetch(
-                "update @.instances set status = 'executing', claims = 1, locked_by = 'dead',"
+                "update @.instances set status = 'executing', claims = 1, crashes = 2, locked_by = 'dead',"
                 " lease_expires_at = now() - interval '1 second' where parent_id = $1", handle.id,
             )  # fmt: skip
             assert await e.end(handle) == Finished(handle.id, ["failed"])

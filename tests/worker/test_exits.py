@@ -127,12 +127,12 @@ async def test_the_dead_letter_hook(engine: Opening) -> None:
         called.append(instance.id)
         raise SystemExit(7)
 
-    async with engine() as e, e.worker(Exits(), max_crashes=1, on_dead_letter=hook, **BRIEF):
+    async with engine() as e, e.worker(Exits(), max_crashes=3, on_dead_letter=hook, **BRIEF):
         for _ in range(2):
             handle = await e.app.insert(Exits.fine, "x", delay=seconds(3600))
             await e.rows.fetch(
                 "update @.instances set status = 'executing', lease_expires_at = now() - interval '1 s', "
-                "locked_by = 'dead' where id = $1",
+                "locked_by = 'dead', crashes = 2 where id = $1",
                 handle.id,
             )
             await e.seen.until(InstanceDeadLettered, lambda event, i=handle.id: event.id == i)  # type: ignore[misc]

@@ -144,7 +144,7 @@ async def test_undecodable_states(engine: Opening) -> None:
 
 async def test_put_backs_are_no_crashes(engine: Opening) -> None:
     """A row that was put back, and claimed often before, survives its first crash; its first rest is short."""
-    async with engine() as e, e.worker(Shop(), max_crashes=2, **BRIEF):
+    async with engine() as e, e.worker(Shop(), max_crashes=3, **BRIEF):
         number = await written(e, state="{}", claims=500)
         for count in (1, 2, 3):
             await e.seen.until(StateUndecodable, count=count)

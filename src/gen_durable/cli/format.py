@@ -49,6 +49,8 @@ def format_key(key: bytes | None) -> str | None:
 
 def instance_summary(instance: Instance) -> str:
     """A few words: the gate or signals an instance waits for, the worker that runs it, or its last error."""
+    if instance.blocked_on is not None and instance.blocked_on.startswith(("crashed/", "last_chance/")):
+        return f"runs apart after {instance.crashes:,} crashes"
     if instance.blocked_on is not None:
         return f"blocked on {instance.blocked_on}"
     match instance.status:

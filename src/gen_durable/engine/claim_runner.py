@@ -27,6 +27,7 @@ from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer
+from gen_durable.engine.crashed_rows import MIN_CRASHES
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.outcome_encoder import EncodedOutcome, advance
 from gen_durable.engine.slots import Slots
@@ -178,6 +179,8 @@ class ClaimRunner:
                 self._tasks.spawn(self._claims.release([active]))  # its task has ended
             case CommitResult.COMMITTED:
                 self._claims.remove(active)
+                if active.claim.crashes >= MIN_CRASHES:
+                    self._claims.report_outcome_after_crashes(active)
                 self._notify_after_commit(active, encoded)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
@@ -300,6 +303,8 @@ class ClaimRunner:
     def _advance(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Bring a kept claim to its next step."""
         claim = active.claim
+        if claim.crashes >= MIN_CRASHES:
+            self._claims.report_outcome_after_crashes(active)
         advance(claim, encoded)
         active.entry = self._registry.get(claim.machine, claim.version, claim.step)
         active.in_thread = not active.entry.spec.is_async

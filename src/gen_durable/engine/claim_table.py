@@ -15,6 +15,7 @@ from typing import Final
 
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.pg.faults import ConnectionLost, SqlError
@@ -42,6 +43,7 @@ class ClaimTable:
         "_slots",
         "_statements",
         "_tasks",
+        "crashed",
     )
 
     def __init__(
@@ -54,6 +56,7 @@ class ClaimTable:
         registry: Registry,
         notifier: Notifier,
         events: Events,
+        max_crashes: int | None,
     ) -> None:
         self._pool = pool
         self._statements = statements
@@ -62,6 +65,7 @@ class ClaimTable:
         self._registry = registry
         self._notifier = notifier
         self._events = events
+        self.crashed = CrashedRows(max_crashes)
         self._claims: dict[int, ActiveClaim] = {}
         self._lock = threading.Lock()
 
@@ -89,6 +93,8 @@ class ClaimTable:
             self.drop_lost([former])
         with self._lock:
             self._claims[claim.id] = active
+        if claim.crashes >= MIN_CRASHES:
+            self.crashed.add(claim)
         if claim.children is None or (claim.children and any(not c.status.terminal for c in claim.children)):
             # A join that did not wait for all children: the remaining ones may have to be cancelled.
             self._notifier.cancel_children(claim.id)
@@ -99,6 +105,14 @@ class ClaimTable:
         with self._lock:
             if self._claims.get(active.claim.id) is active:
                 del self._claims[active.claim.id]
+        if active.claim.crashes >= MIN_CRASHES:
+            self.crashed.remove(active.claim)
+
+    def report_outcome_after_crashes(self, active: ActiveClaim) -> None:
+        """A row that had crashed twice in a row has an outcome: more of them may run together."""
+        self.crashed.remove(active.claim)
+        self.crashed.count_outcome()
+        self._slots.request_picks()
 
     def has(self, active: ActiveClaim) -> bool:
         return self._claims.get(active.claim.id) is active

@@ -311,7 +311,7 @@ def advance(claim: Claim, encoded: EncodedOutcome) -> None:
         claim.step = commit.step
     if commit.value is not None:
         claim.state = commit.value if encoded.plain_state is None else encoded.plain_state
-    claim.attempt = claim.step_errors = 0
+    claim.attempt = claim.step_errors = claim.crashes = 0
     claim.seq += 1
     claim.visit = claim.seq
     claim.journal = claim.step_journal = None

@@ -220,6 +220,8 @@ class Picker(BackgroundTask):
             floors=floors,
             fair=self._cursors.pick_argument(demands),
             free=free if any(map(operator.lt, free, demands.values())) else None,
+            crashed=self._claims.crashed.free,
+            last_chance=self._claims.crashed.is_idle,
         )
 
     async def _claim_rows(self, demands: dict[str, int]) -> PickResult:

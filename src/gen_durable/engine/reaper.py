@@ -15,6 +15,7 @@ from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.batch_runner import BatchRunner
+from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
@@ -48,6 +49,7 @@ class Reaper(BackgroundTask):
         notifier: Notifier,
         events: Events,
         dead_letters: DeadLetterHook | None,
+        crashed: CrashedRows,
     ) -> None:
         super().__init__("reaper")
         self._connection = connection
@@ -55,6 +57,7 @@ class Reaper(BackgroundTask):
         self._notifier = notifier
         self._events = events
         self._dead_letters = dead_letters
+        self._crashed = crashed
         self._interval_seconds = (options.reap_interval or timedelta(0)).total_seconds()
         self._max_crashes = options.max_crashes
         self._queues = list(options.queues)
@@ -90,6 +93,8 @@ class Reaper(BackgroundTask):
         for queue in {row.queue for row in claims}:
             self._notifier.wake(queue, sum(row.queue == queue for row in claims))
         dead = [row for row in claims if row.dead]
+        if any(row.crashes >= MIN_CRASHES for row in claims):
+            self._crashed.count_crash()
         for row in dead:
             log.error("instance %d (%s.%s) was failed after %d crashes", row.id, row.machine, row.step, row.crashes)
         if self._events.active:

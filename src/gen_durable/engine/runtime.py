@@ -90,6 +90,7 @@ class Runtime:
             registry=registry,
             notifier=services.notifier,
             events=services.events,
+            max_crashes=options.max_crashes,
         )
         self._build_runner(services, target)
         self._build_background(services, target)
@@ -171,6 +172,7 @@ class Runtime:
                     notifier=services.notifier,
                     events=services.events,
                     dead_letters=self._dead_letters,
+                    crashed=self.claims.crashed,
                 )
             )
         if options.gc_interval is not None:

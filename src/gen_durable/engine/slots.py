@@ -232,6 +232,12 @@ class Slots:
             slots.due_at = moment
             self.changed.set()
 
+    def request_picks(self) -> None:
+        """Pick from every queue that has capacity."""
+        for queue in self.queues.values():
+            queue.has_work = True
+        self.changed.set()
+
     def _start(self, queue: QueueSlots, active: ActiveClaim, now: float) -> None:
         queue.running += 1
         active.started_at = now

@@ -40,7 +40,7 @@ INSTANCE: Final = (
 """The columns of instances_of.sql, in the order that `read_instance` expects."""
 CLAIM: Final = (
     "id, fsm, fsm_version, step, state, attempt, claims, seq, queue, priority, partition_key, unique_key, parent_id, "
-    "awaits, limited, inbox, children, visit, step_errors, journal, report"
+    "awaits, limited, inbox, children, visit, step_errors, crashes, journal, report"
 )
 """The columns of pick.sql, in the order that `read_claim` expects; up to `limited` the fields of `Claim`."""
 
@@ -96,7 +96,7 @@ def read_picked(rows: Sequence[Row]) -> PickResult:
 
 def read_claim(row: Row) -> Claim:
     """A claim, from the columns of `CLAIM`."""
-    *fields, inbox, children, visit, step_errors, journal, _report = row
+    *fields, inbox, children, visit, step_errors, crashes, journal, _report = row
     claim = Claim(*fields)
     if inbox is not None:
         claim.inbox = read_inbox(inbox)
@@ -104,6 +104,7 @@ def read_claim(row: Row) -> Claim:
         claim.children = None if children == TOO_MANY else read_children(children)
     claim.visit = visit
     claim.step_errors = step_errors
+    claim.crashes = crashes
     claim.journal = journal
     return claim
 

@@ -15,6 +15,7 @@ from gen_durable.errors import TooLarge
 from gen_durable.instances import Instance, Status
 from gen_durable.limits import Concurrency, Limit, LimitState, Policy
 from gen_durable.starts import Start
+from gen_durable.store.packed_lists import join_names, join_numbers, names_parameter, numbers_parameter, sparse
 from gen_durable.store.row_decoder import (
     CLAIM,
     INSTANCE,
@@ -107,12 +108,12 @@ class Statements:
         self._insert_as = self._insert[:-1] + ",$16)"
         self._allocate_ids = f"select {s}.allocate_ids($1)"
         self._id_of_key = f"select {s}.id_of_key($1)"
-        self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7,$8)"  # noqa: S608
+        self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"  # noqa: S608
         self._pick_without_payloads = self._pick[:-1] + ",false)"
         self._flush = (
             "select stale, already_committed, woken, cancel_children, cancel_requested from "  # noqa: S608
-            f"{s}.flush({_numbers_parameter(1)},{_numbers_parameter(2)},{_numbers_parameter(3)},"
-            f"{_names_parameter(4)},{_names_parameter(5)},$6,$7,$8,$9,$10,$11,{_names_parameter(12)},$13,$14)"
+            f"{s}.flush({numbers_parameter(1)},{numbers_parameter(2)},{numbers_parameter(3)},"
+            f"{names_parameter(4)},{names_parameter(5)},$6,$7,$8,$9,$10,$11,{names_parameter(12)},$13,$14)"
         )
         self._lock_parent_and_allocate_ids = f"select {s}.lock_parent_and_allocate_ids($1,$2,$3,$4)"
         self._start_instances = f"select {s}.start_instances($1,$2,$3,array['children'],$4)"
@@ -161,16 +162,16 @@ class Statements:
                 [s.step.name for s in starts],
                 _encode_states(starts),
                 [s.queue for s in starts],
-                _sparse([s.priority or None for s in starts]),
-                _sparse([s.partition_key for s in starts]),
-                _sparse([s.delay or None for s in starts]),
-                _sparse([s.schedule_at for s in starts]),
-                _sparse([s.unique_key for s in starts]),
-                _sparse(["{" + ",".join(s.unique_scope) + "}" if s.unique_scope else None for s in starts]),
+                sparse([s.priority or None for s in starts]),
+                sparse([s.partition_key for s in starts]),
+                sparse([s.delay or None for s in starts]),
+                sparse([s.schedule_at for s in starts]),
+                sparse([s.unique_key for s in starts]),
+                sparse(["{" + ",".join(s.unique_scope) + "}" if s.unique_scope else None for s in starts]),
                 on_conflict,
-                _sparse([encode_limits(s.limits) if s.limits else None for s in starts]),
-                _sparse([s.group for s in starts]),
-                _sparse([s.metadata for s in starts]),
+                sparse([encode_limits(s.limits) if s.limits else None for s in starts]),
+                sparse([s.group for s in starts]),
+                sparse([s.metadata for s in starts]),
             ),
             lambda rows: [InsertResult(row[1], row[2]) for row in rows],
         )
@@ -200,9 +201,11 @@ class Statements:
         floors: str | None = None,
         fair: str | None = None,
         free: Sequence[int] | None = None,
+        crashed: int | None = None,
+        last_chance: bool = True,
     ) -> Statement[PickResult]:
-        """`floors` and `fair` are JSON, from the reports of earlier picks; `free` are slots by queue (`pick.sql`)."""
-        args = (worker, list(demands), list(demands.values()), known, lease, floors, fair, free)
+        """`floors` and `fair` are JSON, from the reports of earlier picks. The others are explained in `pick.sql`."""
+        args = (worker, list(demands), list(demands.values()), known, lease, floors, fair, free, crashed, last_chance)
         return Statement(self._pick, args, read_picked)
 
     def pick_without_payloads(self, statement: Statement[PickResult]) -> Statement[PickResult]:
@@ -211,21 +214,21 @@ class Statements:
 
     def flush(self, commits: Sequence[Commit], worker: str | None = None, now: float = 0.0) -> Statement[FlushResult]:
         """`commits` in the order of ids: rows are locked in that order. `now` is the clock of `Commit.began`."""
-        ran_steps = _join_names([c.ran_step for c in commits])
+        ran_steps = join_names([c.ran_step for c in commits])
         recorded = commits if ran_steps else ()
         return Statement(
             self._flush,
             (
-                _join_numbers([c.id for c in commits]),
-                _join_numbers([c.epoch for c in commits]),
-                _join_numbers([c.seq for c in commits]),
+                join_numbers([c.id for c in commits]),
+                join_numbers([c.epoch for c in commits]),
+                join_numbers([c.seq for c in commits]),
                 " ".join([c.kind for c in commits]),
-                _join_names([c.step for c in commits]),
+                join_names([c.step for c in commits]),
                 [c.value for c in commits],
-                _sparse([c.delay for c in commits]),
-                _sparse([c.error for c in commits]),
-                _sparse([c.parent for c in commits]),
-                _sparse([c.extra for c in commits]),
+                sparse([c.delay for c in commits]),
+                sparse([c.error for c in commits]),
+                sparse([c.parent for c in commits]),
+                sparse([c.extra for c in commits]),
                 worker,
                 ran_steps,
                 [now - c.began for c in recorded],
@@ -380,28 +383,3 @@ def _encode_states(starts: Sequence[Start[Any]]) -> list[str]:
             )
         states.append(state)
     return states
-
-
-def _sparse(column: list[T | None]) -> list[T | None]:
-    """A column, or an empty list if it has no values: this saves the driver the encoding, and SQL fills in nulls."""
-    return column if column.count(None) < len(column) else []
-
-
-def _names_parameter(n: int) -> str:
-    """A parameter of names as an array: names contain no space, and one text is encoded faster than many."""
-    return f"pg_catalog.string_to_array(${n}, ' ', '')"
-
-
-def _numbers_parameter(number: int) -> str:
-    """The expression for an array of integers that travels as one text: asyncpg takes longer to encode an array."""
-    return f"${number}::pg_catalog.text::bigint[]"
-
-
-def _join_numbers(numbers: list[int]) -> str:
-    """Integers for `_numbers_parameter`."""
-    return "{" + ",".join(map(str, numbers)) + "}"
-
-
-def _join_names(names: list[str | None]) -> str:
-    """Names for `_names_parameter`; an empty text if all are None."""
-    return " ".join([name or "" for name in names]) if names.count(None) < len(names) else ""

@@ -65,6 +65,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     is_interrupted: bool = False
     visit: int = 0
     step_errors: int = 0  # how often the step has raised in this visit
+    crashes: int = 0  # how often in a row its worker died or lost its lease
     journal: str | None = None  # JSON, written by earlier executions of this visit
     step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal_writer.py)
     is_decrypted: bool = False  # by core/claim_encryption.py, if there is a codec

@@ -133,6 +133,7 @@ class Stepper:
             registry=registry,
             notifier=self._notifier,
             events=self._events,
+            max_crashes=None,
         )
         slots.runner = self._runner = ClaimRunner(
             self._executor,

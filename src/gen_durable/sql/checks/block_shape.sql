@@ -8,4 +8,6 @@ where i.blocked_on is not null
        or i.token_at is not null
        or (i.blocked_on is distinct from 'partition/' || i.partition_key
            and i.blocked_on is distinct from 'slot/' || i.slot_key
-           and i.blocked_on is distinct from 'rate/' || i.rate_key))
+           and i.blocked_on is distinct from 'rate/' || i.rate_key
+           and not (i.status = 'runnable' and i.crashes >= 2
+                    and i.blocked_on in ('crashed/' || i.queue, 'last_chance/' || i.queue))))

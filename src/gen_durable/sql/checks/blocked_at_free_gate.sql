@@ -24,6 +24,8 @@ where case
         select policy.slots from @schema.limits policy
         where policy.name = split_part(blocked.slot_key, '/', 1) and policy.kind = 'concurrency'
       ), 1000000)
+    when starts_with(blocked.blocked_on, 'crashed/') or starts_with(blocked.blocked_on, 'last_chance/') then
+      false  -- these gates are free whenever a worker picks
     else
       not exists (
         select from @schema.instances ahead

@@ -115,6 +115,7 @@ begin
       -- An end stays in its visit: an instance that is retried resumes with its finished activities (retry.sql).
       visit = case when outcome.is_end or outcome.keeps_visit then i.visit else i.seq + 1 end,
       crashes = 0,
+      claimed_ahead = false,
       postponements = 0,
       eligible_at = case
         when not outcome.is_runnable then i.eligible_at

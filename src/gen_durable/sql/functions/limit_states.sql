@@ -26,7 +26,9 @@ as $$
       union all
       select case when starts_with(i.blocked_on, 'slot/') then 'concurrency' else 'rate' end,
         @schema.key_of_gate(i.blocked_on), 0, count(*)
-      from @schema.instances i where not starts_with(i.blocked_on, 'partition/') group by i.blocked_on
+      from @schema.instances i where not starts_with(i.blocked_on, 'partition/')
+        and (starts_with(i.blocked_on, 'slot/') or starts_with(i.blocked_on, 'rate/'))
+      group by i.blocked_on
       union all
       select 'rate', i.rate_key, 0, count(*)
       from @schema.instances i where i.token_at is not null group by i.rate_key

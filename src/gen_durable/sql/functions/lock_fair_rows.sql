@@ -2,7 +2,7 @@
 --
 -- Parameters: the queue and priority; `known` as in pick; how many rows; the kind of groups; the group served last;
 -- rows that this pick has found already.
--- Returns the rows found, locked; whether one of them has a partition key or a limit; the group served last now;
+-- Returns the rows found, locked; whether one of them has a partition key, a limit or a crash; the group served last now;
 -- whether the search was cut short, so that there may be more.
 -- The search visits groups in the order of their names, from the one after the last, round to it, until enough of them
 -- have work or too many had none. Each then gets an equal share; the shares that some leave are for the others.
@@ -80,7 +80,7 @@ begin
       exit when demand <= 0;
       select array_agg(candidate.ctid), bool_or(candidate.has_gates) into group_rows, group_has_gates
       from (
-        select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as has_gates
+        select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null or i.crashes > 0 or i.claimed_ahead as has_gates
         from @schema.instances i
         where i.queue = queue_name and i.priority = level_priority and i.group_key = this_group and i.due_at <= now()
           and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)
@@ -92,7 +92,7 @@ begin
       if this_group = lowest then
         select array_agg(candidate.ctid), bool_or(candidate.has_gates) into group_rows, group_has_gates
         from (
-          select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as has_gates
+          select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null or i.crashes > 0 or i.claimed_ahead as has_gates
           from @schema.instances i
           where i.ctid = any (ungrouped) and i.due_at <= now()
             and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)

@@ -8,6 +8,8 @@
 --   fair              {queue: [kind of its groups, the group served last or null]} for fair queues
 --   free              how many rows of each queue start at once; the others are claimed ahead, and must leave limits and
 --                     contended partition keys alone (rows_to_claim_ahead.sql). Null if all start at once
+--   crashed           how many rows may be claimed that crashed twice in a row (crash_gate.sql); null for any number
+--   last_chance       whether, if there is no such row, one may be claimed that the next crash fails
 --   with_payloads     false leaves out inbox, children and journal: the worker sets a row aside whose claim cannot be
 --                     read (engine/picker.py)
 -- Returns one row per claim, the most urgent first. `limited` is the slot that the row takes, '' for a row with a rate
@@ -31,12 +33,14 @@
 -- Guarded by tests/store/test_pick.py, test_guards.py, tests/interleavings/test_claim_claim.py.
 create or replace function @schema.pick(
   worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
-  fair jsonb default null, free int[] default null, with_payloads boolean default true
+  fair jsonb default null, free int[] default null, crashed int default null, last_chance boolean default true,
+  with_payloads boolean default true
 )
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt bigint, claims bigint, seq bigint, queue text,
   priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], limited text,
-  inbox jsonb, children jsonb, visit bigint, step_errors int, journal jsonb, report jsonb
+  inbox jsonb, children jsonb, visit bigint, step_errors int, crashes int, journal jsonb,
+  report jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -67,6 +71,7 @@ declare
   next_due_at timestamptz;
   skipped_count int;            -- rows blocked or left behind a busy gate
   needs_slot boolean;           -- rows were left that must not be claimed ahead
+  claimed_before int;           -- rows claimed from the queues before it
   queue_report jsonb;
   -- Of one batch of found rows:
   found_rows tid[];
@@ -80,6 +85,10 @@ declare
   refused_counts jsonb;
   -- Of the whole call:
   claimed_rows tid[] := '{}';
+  starting_rows tid[] := '{}';  -- those of them for which a slot is free
+  crashed_left int := crashed;
+  crashed_ids bigint[];         -- rows that unblock_crashed_rows has unblocked,
+  crashed_gates text[];         -- and from which gates
   claimed_keys text[] := '{}';
   claimed_ids bigint[] := '{}';
   claimed_slots text[] := '{}';
@@ -99,6 +108,19 @@ begin
     level := -1;
     search_time := interval '0';
     found_floors := '[]';
+    claimed_before := cardinality(claimed_rows);
+    if coalesce(crashed_left, demand) + last_chance::int > 0 and coalesce(free[queue_number], demand) > 0 and exists (
+      select from @schema.instances i
+      where i.blocked_on in (@schema.gate_name('crashed', queue_name), @schema.gate_name('last_chance', queue_name))
+    ) then
+      select crashed_ids || unblocked.ids, crashed_gates || unblocked.gates into crashed_ids, crashed_gates
+      from @schema.unblock_crashed_rows(
+        queue_name, known, least(crashed_left, free[queue_number], demand), last_chance and crashed_ids is null
+      ) as unblocked;
+      crashed_left := case
+        when starts_with(crashed_gates[1], 'last_chance/') then 0 else greatest(crashed - cardinality(crashed_ids), 0)
+      end;
+    end if;
     while demand > 0 loop
       level := level + 1;
       level_floor := floors -> queue_name -> level;
@@ -138,7 +160,8 @@ begin
         else
           select array_agg(candidate.ctid), bool_or(candidate.has_gates) into found_rows, has_gates
           from (
-            select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null as has_gates
+            select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null or i.crashes > 0
+              or i.claimed_ahead as has_gates
             from @schema.instances i
             where i.queue = queue_name and i.priority = level_priority and i.due_at <= now()
               and (i.due_at, i.id) >= (head_due_at, head_id)
@@ -208,6 +231,9 @@ begin
       next_at := least(next_at, next_due_at);
     end loop;
 
+    if free is not null then
+      starting_rows := starting_rows || claimed_rows[claimed_before + 1 : claimed_before + free[queue_number]];
+    end if;
     queue_report := null;
     if demand > 0 then
       queue_report := jsonb_build_object(
@@ -228,6 +254,11 @@ begin
     end if;
   end loop;
 
+  if crashed_ids is not null then
+    update @schema.instances i set blocked_on = waiting.gate
+    from unnest(crashed_ids, crashed_gates) as waiting (id, gate)
+    where i.id = waiting.id and i.blocked_on is null and i.ctid <> all (claimed_rows);
+  end if;
   if queue_reports is not null or woken_queues is not null or blocked_counts <> '{}' then
     report := jsonb_build_object('queues', queue_reports, 'woken', woken_queues, 'blocked', blocked_counts);
     return next;
@@ -248,6 +279,7 @@ begin
         children_pending = 0,
         token_at = null,
         seen = null,
+        claimed_ahead = free is not null and i.ctid <> all (starting_rows),
         unique_scope = @schema.unique_scope_after(i.unique_scope, 'executing'),
         updated_at = now()
       where i.ctid = any (claimed_rows)
@@ -265,7 +297,7 @@ begin
       coalesce(i.slot_key, case when i.rate_key is not null then '' end),
       case when with_payloads and i.has_signals then @schema.inbox_of(i.id) end,
       case when with_payloads and i.joined then @schema.children_of(i.id, i.round) end,
-      i.visit, i.step_errors, case when with_payloads and i.has_journal then @schema.journal_of_claim(i.id, i.visit) end,
+      i.visit, i.step_errors, i.crashes, case when with_payloads and i.has_journal then @schema.journal_of_claim(i.id, i.visit) end,
       null::jsonb
     from claimed i
     order by i.priority, i.eligible_at, i.id;

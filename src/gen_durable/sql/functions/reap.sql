@@ -6,6 +6,8 @@
 -- Returns one row: reclaimed, an array of {id, machine, version, step, queue, crashes, dead}, or null; woken, the
 -- queues in which rows became runnable; cancel_children, parents whose other children cascade.sql must cancel;
 -- cascade_due, whether a cascade is older than 2 s, so the process that carried it out has died.
+-- A row that was claimed ahead may not have begun: its crash is not counted. It is not claimed ahead again until it has
+-- an outcome (rows_to_claim_ahead.sql), so the next one is. A row that crashed twice in a row runs apart (crash_gate.sql).
 -- Every worker runs this; there is no leader. A row that is taken back keeps its eligible_at and so its place: within a
 -- partition key it stays the head. The end of a row is recorded in its history if it has one: the transition of its
 -- last outcome shows that, or, for a row without an outcome, `without_history`.
@@ -57,7 +59,8 @@ begin
   end if;
 
   select array_agg(i.id) into ending from @schema.instances i
-  where i.id = any (expired) and (i.crashes + 1 >= max_crashes or i.cancel_reason is not null);
+  where i.id = any (expired)
+    and (i.cancel_reason is not null or (i.crashes + 1 >= max_crashes and not i.claimed_ahead));
   if ending is not null then
     parents := array(select distinct child.parent_id from @schema.instances child where child.id = any (ending));
     select coalesce(array_agg(parent.id), '{}') into locked_parents
@@ -94,10 +97,14 @@ begin
   with taken_back as (
     update @schema.instances i set
       status = case
-        when i.cancel_reason is not null then 'cancelled' when i.crashes + 1 >= max_crashes then 'failed' else 'runnable'
+        when i.cancel_reason is not null then 'cancelled' when i.id = any (ending) then 'failed' else 'runnable'
       end::@schema.durable_status,
       claims = i.claims + 1,
-      crashes = i.crashes + 1,
+      crashes = i.crashes + case when i.claimed_ahead then 0 else 1 end,
+      blocked_on = case
+        when i.id = any (ending) then null
+        else @schema.crash_gate(i.crashes + case when i.claimed_ahead then 0 else 1 end, max_crashes, i.queue)
+      end,
       attempt = i.attempt + 1,
       seq = case when i.id = any (ending) then i.seq + 1 else i.seq end,
       locked_by = null,
@@ -106,11 +113,11 @@ begin
       finished_at = case when i.id = any (ending) then now() end,
       last_error = case
         when i.cancel_reason is not null then i.cancel_reason
-        when i.crashes + 1 >= max_crashes then @schema.crash_loop_error(i.step, i.crashes + 1)
+        when i.id = any (ending) then @schema.crash_loop_error(i.step, i.crashes + 1)
         else i.last_error
       end,
       unique_scope = @schema.unique_scope_after(i.unique_scope, case
-        when i.cancel_reason is not null then 'cancelled' when i.crashes + 1 >= max_crashes then 'failed' else 'runnable'
+        when i.cancel_reason is not null then 'cancelled' when i.id = any (ending) then 'failed' else 'runnable'
       end::@schema.durable_status),
       updated_at = now()
     where i.id = any (expired)

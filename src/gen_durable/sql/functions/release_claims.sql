@@ -33,6 +33,9 @@ begin
       last_error = coalesce(given.reason, i.last_error),
       locked_by = case when i.cancel_reason is not null then i.locked_by end,
       lease_expires_at = case when i.cancel_reason is not null then now() end,
+      -- Not knowing after how many crashes rows fail: the safer gate.
+      blocked_on = case when i.cancel_reason is null then @schema.crash_gate(i.crashes, 0, i.queue) end,
+      claimed_ahead = false,
       unique_scope = case
         when i.cancel_reason is null then @schema.unique_scope_after(i.unique_scope, 'runnable') else i.unique_scope
       end,

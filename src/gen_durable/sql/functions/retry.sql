@@ -41,6 +41,7 @@ begin
     attempt = 0,
     step_errors = 0,
     crashes = 0,
+    claimed_ahead = false,
     postponements = 0,
     claims = i.claims + 1,
     cancel_reason = null,  -- stays with a row that was executing when it was cancelled

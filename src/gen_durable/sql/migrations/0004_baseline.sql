@@ -62,6 +62,7 @@ create table @schema.instances (
   has_signals       boolean not null default false,
   has_journal       boolean not null default false,
   joined            boolean not null default false,
+  claimed_ahead     boolean not null default false,
   fsm               text not null check (fsm <> ''),
   step              text not null check (step <> ''),
   queue             text not null default 'default' check (queue <> ''),
@@ -117,6 +118,8 @@ comment on column @schema.instances.seq is 'The number of committed outcomes.';
 comment on column @schema.instances.visit is
   'The seq with which the instance entered its step; the same for all retries of the step.';
 comment on column @schema.instances.crashes is 'Claims whose worker died or lost its lease, since the last outcome.';
+comment on column @schema.instances.claimed_ahead is
+  'Claimed before a slot was free: if its worker dies, it may not have begun. Stays until the next claim or outcome.';
 comment on column @schema.instances.postponements is
   'How often a worker returned the row because it could not run it, since the last outcome.';
 comment on column @schema.instances.children_pending is 'Children of the current round that have not ended.';
