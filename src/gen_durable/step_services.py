@@ -1,6 +1,6 @@
 """The services behind a `Context`: limits, the journal, and the transaction of a transactional step.
 
-The engine implements the protocols (`limits_in_step`, `journal_writer`), `testing` has an in-memory journal. The protocols keep
+The engine implements the protocols (`limits_in_step`, `journal_writer`), `testing` has an in-memory journal. They keep
 `Context` free of I/O.
 """
 
