@@ -2,6 +2,9 @@
 
 The steps that have been taken form a tree. A schedule goes from its root to a leaf and leaves out the branches that are
 done, so no schedule is run twice, and a sample that is as large as the tree is the whole tree.
+
+Two sessions take the same steps whenever a schedule is repeated. Of three, a COMMIT can release two at once, which then
+run on to their next stops side by side: a sample follows them wherever they have come.
 """
 
 from __future__ import annotations
@@ -60,10 +63,11 @@ class Schedules:
         """Choose one of the sessions that can take a step."""
         node = self._path[-1]
         missing = [name for name in node.after if name not in names]
-        assert not missing, f"{self.text} cannot be replayed: {missing} cannot take a step any more, only {names}"
+        if missing and self._sample is None:
+            raise AssertionError(f"{self.text} cannot be repeated: {missing} cannot take a step any more, only {names}")
         node.names = tuple(names)
         fresh = [name for name in names if name not in node.after or not node.after[name].is_done]
-        chosen = fresh[0] if self._sample is None else self._draw(fresh)
+        chosen = fresh[0] if self._sample is None else self._draw(fresh or names)
         self._path.append(node.after.setdefault(chosen, _Node()))
         self._taken.append(chosen)
         return chosen
