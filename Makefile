@@ -9,6 +9,7 @@ MINUTES ?= 10
 SEED   ?=
 FAULTS ?= all
 MODEL_EXAMPLES ?= 1000
+SAMPLES ?= 1000
 PARALLEL ?= -n 3 --dist worksteal
 FAST   := $(addprefix tests/,unit engine operations store spec client)
 
@@ -46,6 +47,7 @@ help:
 	@echo '  make test-fast     the tests of single parts: no killed processes, no interleavings'
 	@echo '  make test-plans    the query plans, on a throw-away cluster of postgresql-15 (root installs it)'
 	@echo '  make limits-long   run the tests of limits for minutes instead of seconds, with the documented bounds'
+	@echo '  make interleavings    run a large sample of the interleavings of three sessions (SAMPLES=1000 SEED=7)'
 	@echo '  make model    compare random histories with a model of the database (MODEL_EXAMPLES=2000)'
 	@echo '  make mutants  remove each guard of the SQL, one at a time: a test must fail for each (about 7 minutes)'
 	@echo '  make check    lint, format, import directions, types and prose (ruff, lint-imports, mypy, pyright, scripts/prose.py)'
@@ -93,6 +95,10 @@ test-plans: $(READY)
 .PHONY: limits-long
 limits-long: $(READY)
 	$(WITH_PG) env LIMITS_LONG=1 $(BIN)/pytest -s tests/flows/test_limit_*.py $(ARGS)
+
+.PHONY: interleavings
+interleavings: $(READY)
+	$(WITH_PG) env INTERLEAVING_SAMPLES=$(SAMPLES) INTERLEAVING_SEED=$(or $(SEED),$(shell echo $$RANDOM)) $(BIN)/pytest -q -s --timeout 7200 tests/interleavings/test_three_sessions.py $(ARGS)
 
 .PHONY: model
 model: $(READY)

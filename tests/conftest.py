@@ -30,7 +30,7 @@ type_cache.install()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests come first, so that no process of xdist is left with one of them in the end."""
-    items.sort(key=lambda item: "tools" not in item.path.parts)
+    items.sort(key=lambda item: ("tools" not in item.path.parts, item.get_closest_marker("slow") is None))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,5 +1,5 @@
 """The explorer, ready to use on a schema of its own."""
 
-from tests.support.exploring import calls, exploring, ground, installed
+from tests.support.exploring import calls, exploring, ground, installed, sample
 
-__all__ = ["calls", "exploring", "ground", "installed"]
+__all__ = ["calls", "exploring", "ground", "installed", "sample"]

@@ -18,6 +18,7 @@ from tests.support.machine import KNOWN, M, child, fan_out
 from tests.support.rows import ended, executing, instance, parent, parked, seconds
 from tests.support.store import Store
 
+from gen_durable.limits import Concurrency
 from gen_durable.starts import Start
 from gen_durable.store.journal import JournalStatements, ProgressReport
 from gen_durable.store.types import Commit
@@ -246,6 +247,31 @@ def test_who_waits_gives_up_in_the_end(store: Store, other: Store, dsn: str, nam
             connection.terminate()
 
     asyncio.run(waits())
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        pytest.param(SLOTS + instance(1, slot_key="l"), "select @schema.gate_lock_id('slot/l')", id="slot"),
+        pytest.param(RATE + instance(1, rate_key="r"), "select @schema.gate_lock_id('rate/r')", id="rate"),
+        pytest.param(SLOTS + instance(1, slot_key="l"), None, id="policy"),
+        pytest.param(instance(1, partition_key="k"), "select @schema.gate_lock_id('partition/k')", id="partition"),
+    ],
+)
+def test_a_pick_that_finds_every_gate_locked_is_told_to_look_again(
+    store: Store, other: Store, given: str, held: str | None
+) -> None:
+    """The row stays due, and the session that has the lock does not know of it: no other wake-up comes."""
+    store.given(given)
+    if held is None:
+        other.run(other.calls.set_limit("l", Concurrency(2), declared=False))
+    else:
+        other.given(f"select pg_advisory_xact_lock(({held}))")
+    picked = store.pick()
+    assert (picked.claims, picked.unmet[0].contended) == ([], 1)
+    assert picked.unmet[0].next_due is not None
+    assert picked.unmet[0].next_due < 1
+    assert blocked(store) == set()
 
 
 def test_a_reserved_parent_stays_locked(store: Store, other: Store) -> None:

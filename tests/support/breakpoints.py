@@ -19,13 +19,13 @@ from gen_durable.store.schema import Schema, functions
 _FUNCTION = re.compile(r"create or replace function (?P<head>[^;]*?)\nas \$\$\n(?P<body>.*?)\n\$\$;", re.DOTALL)
 _INLINED = re.compile(r"create or replace function [^;]*?\nreturn [^;]*;")
 _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re.MULTILINE)
-# Reads that only steer the walk, and the sequence, which no transaction waits for: a stop there would multiply the
-# schedules and show nothing new.
+# Reads that only steer the walk or read rows that this transaction has locked, and the sequence, which no transaction
+# waits for: a stop there would multiply the schedules and show nothing new.
 _STEERING = re.compile(
     r"\binto (level_priority|next_due_at|priority|due_at)\b"
     r"|\binto (ids|head_due_at|crowded_keys|found_rows, denied(_by_limits)?|gate|gates|locked_gates|old|policy)\b"
-    r"|\binto (target_ids|live_ids, statuses|requested, check_cancels|marked)\b"
-    r"|^(parent_ids|hidden_queues|listed_ids) := array"
+    r"|\binto (target_ids|live_ids, statuses|requested, check_cancels|marked|ending)\b"
+    r"|^(parent_ids|parents|postponed|hidden_queues|listed_ids) := array"
     r"|^cascade_due :=|^select\s+array_agg\(\S+key_of_gate"
     r"|^(gates_to_unblock := array|is_lost :=|woken := woken\s+\|\| \S+unblock_slots)|^perform \S+resolve_limit_keys"
 )
@@ -100,7 +100,8 @@ def _name(found: re.Match[str], schema: Schema) -> str:
 
 
 def _cut_open(found: re.Match[str], schema: Schema) -> str:
-    if "language plpgsql" not in found["head"]:
+    # A stable function reads with the snapshot of the statement that calls it, so a stop inside changes nothing.
+    if "language plpgsql" not in found["head"] or "\nstable" in found["head"]:
         return found[0]
     body, mark, name = found["body"], schema.render("@schema"), _name(found, schema)
     bare_call = re.compile(

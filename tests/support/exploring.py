@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,7 +12,7 @@ from typing import TypeAlias
 import asyncpg
 import pytest
 from tests.support.breakpoints import BREAKPOINT, Cure, instrumented
-from tests.support.explorer import Explorer
+from tests.support.explorer import Explorer, Sample
 
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
@@ -53,8 +54,10 @@ def exploring(dsn: str, ground: str, installed: dict[str, str]) -> Exploring:
     """
 
     @asynccontextmanager
-    async def explorer(*without: Cure, also: str = "", quiet: Collection[str] = ()) -> AsyncIterator[Explorer]:
-        connections = [await asyncpg.connect(dsn) for _ in range(3)]
+    async def explorer(
+        *without: Cure, also: str = "", quiet: Collection[str] = (), sessions: int = 2
+    ) -> AsyncIterator[Explorer]:
+        connections = [await asyncpg.connect(dsn) for _ in range(1 + sessions)]
         try:
             made = Explorer(ground, connections)
             functions = instrumented(made.schema, *without, quiet=quiet)
@@ -67,6 +70,13 @@ def exploring(dsn: str, ground: str, installed: dict[str, str]) -> Exploring:
                 connection.terminate()
 
     return explorer
+
+
+@pytest.fixture
+def sample() -> Sample:
+    """How many schedules are run where there are too many, and the seed that chooses them."""
+    seed = os.environ.get("INTERLEAVING_SEED")
+    return Sample(int(seed) if seed else 1, int(os.environ.get("INTERLEAVING_SAMPLES", "25")))
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ begin
     and pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate));
 
   -- Objects instead of joins: a call may concern hundreds of gates, and nested loops would compare all pairs.
-  is_locked := (select jsonb_object_agg(locked.gate, true) from unnest(locked_gates) as locked (gate));
+  is_locked := (select coalesce(jsonb_object_agg(locked.gate, true), '{}') from unnest(locked_gates) as locked (gate));
   claimed_per_slot := (
     select jsonb_object_agg(counted.key, counted.total)
     from (

@@ -267,7 +267,7 @@ begin
       where outcome.id = any (written)
     );
   end if;
-  if freed_gates is not null then
+  if cardinality(freed_gates) > 0 then
     more := @schema.unblock(freed_gates, true);
     queues := coalesce(queues, '{}') || more;
   end if;
