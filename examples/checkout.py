@@ -50,7 +50,7 @@ class Checkout(Machine, queue="checkout"):
         return Done(paid.amount)
 
     async def on_error(self, state: object, ctx: Context, error: Exception) -> Outcome[int]:
-        return Retry(state, delay=backoff(ctx.attempt)) if ctx.attempt < 5 else Fail(error)
+        return Retry(state, delay=backoff(ctx.step_errors)) if ctx.step_errors < 5 else Fail(error)
 
 async def main() -> None:
     async with Durable() as app, Worker(app, machines=[Checkout(), Pack()], queues={"default": 10, "checkout": 5}):

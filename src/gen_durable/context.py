@@ -172,6 +172,11 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         return self._limits.lease(self.id, self.claim, self._slot, Limit(name, partition, weight))
 
     @property
+    def step_errors(self) -> int:
+        """How often the step has raised since it was entered. `attempt` also counts crashes and plain retries."""
+        return getattr(self._claim, "step_errors", self.attempt)
+
+    @property
     def idempotency_key(self) -> str:
         """A key for external calls, the same in every execution of this visit, also after a crash or a `Retry`."""
         return f"{self._writer.installation}-{self.id}-{self.visit}"

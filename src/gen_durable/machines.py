@@ -181,7 +181,7 @@ class Machine:
     async def on_error(self, state: Any, ctx: Context, error: Exception) -> Outcome[Any]:
         """Called after a step raised, timed out, or returned an invalid outcome. By default the instance fails.
 
-        Return any outcome, such as `Retry(state, delay=backoff(ctx.attempt))` or `Fail(error)`.
+        Return any outcome, such as `Retry(state, delay=backoff(ctx.step_errors))` or `Fail(error)`.
         """
         return Fail(error)
 

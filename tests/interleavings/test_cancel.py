@@ -302,10 +302,11 @@ async def test_cancel_reap(exploring: Exploring, calls: Statements, max_crashes:
 async def test_a_reaper_that_does_not_look_puts_a_marked_row_back(exploring: Exploring, calls: Statements) -> None:
     """Back in the queue, and marked: it would run, and no outcome of it would be taken."""
     mark = (
-        "when i.cancel_reason is not null then 'cancelled' when i.crashes + 1 >= max_crashes then 'failed' "
+        "when i.cancel_reason is not null then 'cancelled' when i.id = any (ending) then 'failed' "
         "else 'runnable'\n      end::@schema.durable_status,"
     )
-    cure = Cure("reap", mark, mark.replace("i.cancel_reason is not null", "false"))
+    unmarked = mark.replace("any (ending)", "any (ending) and i.cancel_reason is null")
+    cure = Cure("reap", mark, unmarked.replace("i.cancel_reason is not null", "false"))
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             EXPIRED_CHILD,

@@ -101,11 +101,13 @@ async def test_the_parent_of_a_row_that_was_given_up_runs_at_once(engine: Openin
             return Done()
 
         play = Play(a=lambda p, s, c: ScheduleChildren([Start(Kid.k, {}, queue="aside")], then=p.b, state=s), b=joined)
-        options: dict[str, Any] = {"max_crashes": 1, "reap_interval": timedelta(milliseconds=50)}
+        options: dict[str, Any] = {"max_crashes": 3, "reap_interval": timedelta(milliseconds=50)}
         async with e.worker(play, poll_interval=timedelta(seconds=3), **options):
             handle = await e.start()
             await e.until(StepCommitted, id=handle.id, outcome="ScheduleChildren")
-            await e.claim(lease=0.0, aside=1)
+            for crash in range(3):
+                await e.claim(lease=0.0, aside=1)
+                await e.until(ClaimsReaped, times=crash + 1)
             await e.until(InstanceDeadLettered)
             await finished(handle)
         assert woken[0] < timedelta(seconds=1)

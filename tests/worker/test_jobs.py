@@ -7,7 +7,21 @@ from datetime import timedelta
 
 from tests.support.engine import Opening, seconds
 
-from gen_durable import Abort, Context, Failed, Finished, Start, Status, backoff, job
+from gen_durable import (
+    Abort,
+    Context,
+    Fail,
+    Failed,
+    Finished,
+    Machine,
+    Outcome,
+    Retry,
+    Start,
+    Status,
+    backoff,
+    job,
+    step,
+)
 from gen_durable.telemetry import StepCommitted
 
 asked: list[int] = []
@@ -174,6 +188,24 @@ async def test_crashes_cost_no_attempts(engine: Opening) -> None:
         row = await e.rows.row(handle)
         assert (row["attempt"], row["step_errors"], row["crashes"]) == (7, 2, 0)
         assert asked == [0, 1]
+
+
+class Unlucky(Machine):
+    @step
+    async def work(self, n: int, ctx: Context) -> Outcome[None]:
+        raise ValueError("no luck")
+
+    async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[None]:
+        return Retry(state) if ctx.step_errors < 2 else Fail(f"{ctx.step_errors} errors, attempt {ctx.attempt}")
+
+
+async def test_a_machine_can_count_its_own_errors(engine: Opening) -> None:
+    """Crashes are in `ctx.attempt` alone."""
+    async with engine() as e:
+        handle = await e.app.insert(Unlucky.work, 1)
+        await e.rows.fetch("update @.instances set attempt = 5 where id = $1", handle.id)
+        async with e.worker(Unlucky()):
+            assert await e.end(handle) == Failed(handle.id, "2 errors, attempt 7")
 
 
 async def test_a_retried_job_has_all_its_attempts_again(engine: Opening) -> None:

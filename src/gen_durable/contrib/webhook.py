@@ -131,9 +131,9 @@ class Webhook(Machine, name="gen_durable.webhook"):
         reason = str(error) if isinstance(error, Undelivered) else describe(error)
         if isinstance(error, Undelivered) and error.final:
             return Fail(f"webhook to {state.host}: {reason}")
-        if ctx.attempt + 1 >= self._max_attempts:
-            return Fail(f"webhook to {state.host}: gave up after {ctx.attempt + 1} attempts: {reason}")
-        after = backoff(ctx.attempt, base=self._base, cap=self._cap)
+        if ctx.step_errors + 1 >= self._max_attempts:
+            return Fail(f"webhook to {state.host}: gave up after {ctx.step_errors + 1} attempts: {reason}")
+        after = backoff(ctx.step_errors, base=self._base, cap=self._cap)
         if isinstance(error, Undelivered) and error.retry_after is not None:
             after = max(after, min(error.retry_after, MAX_WAIT))
         return Retry(state, delay=after)
