@@ -16,7 +16,7 @@ from gen_durable.backoff import backoff
 from gen_durable.context import Context
 from gen_durable.durations import Duration
 from gen_durable.errors import DefinitionError
-from gen_durable.journal import History, check_history
+from gen_durable.journal import HISTORY_KEEP, History, check_history, check_history_keep
 from gen_durable.limits import StepLimit
 from gen_durable.machines import MachineSpec, StepSpec, check_limit, check_transactional, check_version, resolve_hints
 from gen_durable.validation import check_delay, check_name
@@ -140,6 +140,7 @@ def job(
     limit: StepLimit | None = None,
     transactional: bool = False,
     history: History = "transitions",
+    history_keep: int | None = HISTORY_KEEP,
 ) -> _Decorator: ...
 def job(
     fn: Callable[..., Any] | None = None,
@@ -154,12 +155,14 @@ def job(
     limit: StepLimit | None = None,
     transactional: bool = False,
     history: History = "transitions",
+    history_keep: int | None = HISTORY_KEEP,
 ) -> Any:
     """Make a durable job of a function of none or one argument, and `ctx` if it takes it.
 
     `backoff(n)` is the delay before the next attempt, after n earlier errors; the job fails with its error number
     `max_attempts`. A crash of its worker costs no attempt.
-    `timeout` bounds one attempt. `limit`, `transactional`: as for `step`. `version`, `history`: as for `Machine`.
+    `timeout` bounds one attempt. `limit`, `transactional`: as for `step`. `version`, `history`, `history_keep`: as for
+    `Machine`.
     """
 
     def make(function: Callable[..., Any]) -> Job[Any, Any]:
@@ -171,12 +174,13 @@ def job(
             raise DefinitionError(f"max_attempts of job {label!r} must be 1 or more, got {max_attempts!r}")
         check_version(version, f"job {label!r}")
         check_history(history, f"job {label!r}")
+        check_history_keep(history_keep, f"job {label!r}")
         seconds = None if timeout is None else check_delay(timeout, f"the timeout of job {label!r}", DefinitionError)
         check_limit(limit, f"the limit of job {label!r}")
         if transactional:
             check_transactional(function, f"job {label!r}")
         steps: dict[str, StepSpec] = {}
-        machine = MachineSpec(label, version, queue, steps, _read_job_hints, history)
+        machine = MachineSpec(label, version, queue, steps, _read_job_hints, history, history_keep)
         is_async = inspect.iscoroutinefunction(function)
         steps["run"] = StepSpec(machine, "run", (), seconds, function, is_async, limit, transactional)
         return Job(function, steps["run"], max_attempts, backoff)

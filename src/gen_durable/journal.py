@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from gen_durable.codec import decode_payload
 from gen_durable.errors import DefinitionError, InputError
 
 History: TypeAlias = Literal["off", "transitions", "states"]
 """The history that a machine keeps: nothing, a small row per committed outcome, or such a row with the state."""
+HISTORY_KEEP: Final = 1000
+"""How many of its newest outcomes the history of an instance keeps by default."""
 
 
 def check_history(history: History, what: str) -> History:
@@ -18,6 +20,13 @@ def check_history(history: History, what: str) -> History:
     if history not in get_args(History):
         raise DefinitionError(f"the history of {what} must be 'off', 'transitions' or 'states', got {history!r}")
     return history
+
+
+def check_history_keep(length: int | None, what: str) -> int | None:
+    """Check the `history_keep` of a machine or job."""
+    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or not 1 <= length < 2**31):
+        raise DefinitionError(f"the history_keep of {what} must be a whole number from 1 on, or None, got {length!r}")
+    return length
 
 
 def check_last(last: int | None) -> int | None:

@@ -18,7 +18,7 @@ from gen_durable.codec import Codec, codec_for
 from gen_durable.context import Context
 from gen_durable.durations import Duration
 from gen_durable.errors import DefinitionError
-from gen_durable.journal import History, check_history
+from gen_durable.journal import HISTORY_KEEP, History, check_history, check_history_keep
 from gen_durable.limits import Limit, StepLimit, limits_of
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, ScheduleChildren
 from gen_durable.validation import check_delay, check_name
@@ -88,6 +88,7 @@ class MachineSpec:
     steps: dict[str, StepSpec]
     read_hints: Callable[[Callable[..., Any], str], tuple[object, object]]
     history: History = "transitions"
+    history_keep: int | None = HISTORY_KEEP
 
     def find(self, step: str) -> StepSpec | None:
         """Find a step by its name or one of its aliases."""
@@ -148,24 +149,33 @@ class Machine:
 
     `self` holds services (an HTTP client, settings), never state: steps receive and return their state.
     Class arguments: `name` (default: the class's name), `version` (default 1), `queue` (default "default"), `history`:
-    "off", "transitions" (default: a small row for each outcome) or "states" (with the state).
+    "off", "transitions" (default: a small row for each outcome) or "states" (with the state), and `history_keep`: how
+    many of its newest outcomes, and the activities of these, an instance keeps at least (default 1,000; None: all).
     """
 
     __gen_durable__: ClassVar[MachineSpec]
 
     def __init_subclass__(
-        cls, *, name: str | None = None, version: int = 1, queue: str = "default", history: History = "transitions"
+        cls,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        queue: str = "default",
+        history: History = "transitions",
+        history_keep: int | None = HISTORY_KEEP,
     ) -> None:
         super().__init_subclass__()
         earlier = cls.__dict__.get("__gen_durable__")
         if earlier is not None:  # @dataclass(slots=True) creates the class again, without the class arguments
-            name, version, queue, history = earlier.name, earlier.version, earlier.queue, earlier.history
+            name, version, queue = earlier.name, earlier.version, earlier.queue
+            history, history_keep = earlier.history, earlier.history_keep
         label = check_name(cls.__name__ if name is None else name, "a machine's name", DefinitionError)
         check_name(queue, f"the queue of machine {label!r}", DefinitionError)
         check_version(version, f"machine {label!r}")
         check_history(history, f"machine {label!r}")
+        check_history_keep(history_keep, f"machine {label!r}")
         steps: dict[str, StepSpec] = {}
-        spec = MachineSpec(label, version, queue, steps, _read_step_hints, history)
+        spec = MachineSpec(label, version, queue, steps, _read_step_hints, history, history_keep)
         for attribute, function, mark in _marked(cls, earlier):
             own = function if attribute in cls.__dict__ else _copy(cls, attribute, function)
             _check_signature(own, f"{label}.{mark.name}")

@@ -58,6 +58,7 @@ WORKER = CLIENT | {
         "unblock_missed",
         "release_claims",
         "gc",
+        "trim_history",
     ),
     *(
         "unknown_steps",

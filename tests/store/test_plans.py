@@ -72,7 +72,16 @@ insert into @schema.activities (instance_id, started_at, duration, visit, n, att
 select i.id, now(), 0, 0, 1, 0, 'a', '[]' from @schema.instances i where i.has_journal;
 insert into @schema.progress (instance_id, step)
 select i.id, 's' from @schema.instances i where i.has_journal;
+insert into @schema.instances (id, fsm, step, status, claims, locked_by, lease_expires_at, seq, visit, has_journal)
+overriding system value
+select 950000 + n, 'm', 's', 'executing', 1, 'w', now() + interval '1 hour', 30000, 30000, true
+from generate_series(1, 2) as n;
+insert into @schema.transitions (instance_id, started_at, duration, seq, attempt, step, outcome)
+select i.id, now(), 0, n, 0, 's', 'Next' from @schema.instances i, generate_series(1, 30000) as n where i.seq = 30000;
+insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, name, parameters)
+select i.id, now(), 0, n, 1, 0, 'a', '[]' from @schema.instances i, generate_series(1, 30000) as n where i.seq = 30000;
 """
+LONG = [950_001, 950_002]  # these have long histories
 HELD = [900_000 + n for n in range(1, BATCH + 1)]
 MAILED = [900_100 + n for n in range(1, BATCH + 1)]  # these have been sent something before
 FENCE = Fence(HELD[0], 1, 0)
@@ -225,6 +234,11 @@ WORKS = {
         lambda s: journal(s).report([ProgressReport(i, 1, "s", "", 0.5, None, None) for i in HELD]),
         frozenset({PKEY, PROGRESS}),
         8,
+    ),
+    "trim_history": Work(
+        lambda s: journal(s).trim(dict.fromkeys(LONG, 29_950), BATCH),
+        frozenset({PKEY, HISTORY, ACTIVITIES}),
+        6,
     ),
     "history": Work(lambda s: journal(s).history(7, None), frozenset({HISTORY, UNIQUE}), 0),
     "history by key": Work(lambda s: journal(s).history(None, b"p7"), frozenset({HISTORY, UNIQUE}), 0),

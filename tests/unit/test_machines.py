@@ -380,3 +380,24 @@ def test_history_is_an_argument_of_the_class() -> None:
 
         class Odd(Machine, history="all"):  # type: ignore[arg-type]
             pass
+
+
+def test_history_keep_is_an_argument_of_the_class() -> None:
+    """By default 1,000 outcomes are kept; None keeps all."""
+
+    class Short(Machine, history_keep=5):
+        pass
+
+    class All(Machine, history_keep=None):
+        pass
+
+    class Plain(Machine):
+        pass
+
+    assert [m.__gen_durable__.history_keep for m in (Short, All, Plain)] == [5, None, 1000]
+    assert dataclass(slots=True)(Short).__gen_durable__.history_keep == 5
+    for odd in (0, -1, 2**31, True, "5", 1.5):
+        with pytest.raises(DefinitionError, match="history_keep of machine 'Odd' must be a whole number from 1 on"):
+
+            class Odd(Machine, history_keep=odd):  # type: ignore[arg-type]
+                pass

@@ -37,7 +37,7 @@ def history(
 ) -> None:
     """Show the committed outcomes of an instance.
 
-    How many are kept depends on the machine's `history=` setting.
+    How many are kept depends on `history=` and `history_keep=` of the machine.
 
     Exit code 1: the instance does not exist.
     """

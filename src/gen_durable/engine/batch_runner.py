@@ -2,7 +2,7 @@
 
 The statements of reaper and gc find their rows themselves, the oldest first. One row that fails the statement would
 therefore fail it for ever. A refused batch is halved until the row is alone; then the row is skipped, and the rest is
-tried. The next round tries the row again.
+tried. The next round tries the row again. Other statements are given their rows; a refused list is halved likewise.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from gen_durable.pg.faults import FaultKind, SqlError, classify, lies_in_data, loggable
 
 log = logging.getLogger("gen_durable.worker")
+T = TypeVar("T")
 MAX_SKIPPED: Final = 100
 REPORT_SECONDS: Final = 600.0  # a row that is skipped in each round is logged so often
 
@@ -38,7 +39,7 @@ class BatchRunner:
             try:
                 count = await handle_rows(size, skip)
             except SqlError as error:
-                if classify(error) is not FaultKind.REFUSED and not lies_in_data(error):
+                if not _is_refused(error):
                     raise
                 if size > 1:
                     size //= 2
@@ -51,8 +52,25 @@ class BatchRunner:
             if size == batch or count < size:
                 return count == batch
 
+    async def run_list(self, rows: list[T], handle_rows: Callable[[list[T]], Awaitable[None]]) -> None:
+        """Call `handle_rows` with all rows, or with parts of them that are not refused."""
+        try:
+            await handle_rows(rows)
+        except SqlError as error:
+            if not _is_refused(error):
+                raise
+            if len(rows) == 1:
+                return self._report(error)
+            middle = len(rows) // 2
+            await self.run_list(rows[:middle], handle_rows)
+            await self.run_list(rows[middle:], handle_rows)
+
     def _report(self, error: SqlError) -> None:
         now = time.monotonic()
         if now - self._reported_at >= REPORT_SECONDS:
             self._reported_at = now
             log.error("%s: the database refuses a row (%s); it is skipped", self._what, loggable(error))
+
+
+def _is_refused(error: SqlError) -> bool:
+    return classify(error) is FaultKind.REFUSED or lies_in_data(error)

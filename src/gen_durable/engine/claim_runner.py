@@ -29,6 +29,7 @@ from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer
 from gen_durable.engine.crashed_rows import MIN_CRASHES
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
+from gen_durable.engine.history_trimmer import TRIM_EVERY, TRIM_REMAINDER, HistoryTrimmer
 from gen_durable.engine.outcome_encoder import EncodedOutcome, advance
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.tasks import TaskSet
@@ -76,6 +77,7 @@ class ClaimRunner:
         completions: CompletionWatcher,
         options: WorkerOptions,
         events: Events,
+        history_trimmer: HistoryTrimmer | None = None,
     ) -> None:
         self._executor = executor
         self._transactional = transactional
@@ -87,6 +89,7 @@ class ClaimRunner:
         self._notifier = notifier
         self._completions = completions
         self._events = events
+        self._history_trimmer = history_trimmer
         self._max_seconds = options.run_ahead_time.total_seconds()
         self._max_steps = options.run_ahead_steps
         self._cancel_timeout = options.cancel_timeout.total_seconds()
@@ -215,6 +218,8 @@ class ClaimRunner:
     def _notify_after_commit(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
         claim, commit = active.claim, encoded.commit
+        if commit.seq % TRIM_EVERY == TRIM_REMAINDER:
+            self._trim_history(active, commit)
         match commit.kind:
             case "done":
                 self._completions.report_end(claim.id, Status.DONE, commit.value, None, commit.began + commit.took)
@@ -228,6 +233,10 @@ class ClaimRunner:
                 pass
         if claim.partition_key is not None:
             self._notifier.wake(claim.queue)
+
+    def _trim_history(self, active: ActiveClaim, commit: Commit) -> None:
+        if self._history_trimmer is not None:
+            self._history_trimmer.add(commit.id, commit.seq + 1, active.entry.spec.machine.history_keep)
 
     async def _end_commit(
         self, active: ActiveClaim, encoded: EncodedOutcome, error: OutcomeRejected | asyncio.CancelledError
@@ -305,6 +314,8 @@ class ClaimRunner:
         claim = active.claim
         if claim.crashes >= MIN_CRASHES:
             self._claims.report_outcome_after_crashes(active)
+        if encoded.commit.seq % TRIM_EVERY == TRIM_REMAINDER:
+            self._trim_history(active, encoded.commit)
         advance(claim, encoded)
         active.entry = self._registry.get(claim.machine, claim.version, claim.step)
         active.in_thread = not active.entry.spec.is_async

@@ -27,6 +27,7 @@ from gen_durable.engine.executor import Executor
 from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.gc import Gc
 from gen_durable.engine.heartbeat import Heartbeat
+from gen_durable.engine.history_trimmer import HistoryTrimmer
 from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.engine.picker import Picker
@@ -92,6 +93,7 @@ class Runtime:
             events=services.events,
             max_crashes=options.max_crashes,
         )
+        self._history_trimmer = HistoryTrimmer(self._upkeep_connection, services.journal_statements)
         self._build_runner(services, target)
         self._build_background(services, target)
 
@@ -130,6 +132,7 @@ class Runtime:
             completions=services.completions,
             options=self._options,
             events=services.events,
+            history_trimmer=self._history_trimmer,
         )
 
     def _build_background(self, services: Services, target: Target) -> None:
@@ -161,7 +164,7 @@ class Runtime:
         self._dead_letters = (
             None if hook is None else DeadLetterHook(hook, services.pool, services.statements, services.encryption)
         )
-        self._upkeep: list[BackgroundTask] = []
+        self._upkeep: list[BackgroundTask] = [self._history_trimmer] if options.queues else []
         if options.reap_interval is not None:
             self._upkeep.append(
                 Reaper(

@@ -5,7 +5,7 @@ Every write carries the fence (id, epoch, seq) of its claim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,6 +68,7 @@ class JournalStatements:
         "_installation",
         "_progress",
         "_report",
+        "_trim",
     )
 
     def __init__(self, schema: Schema) -> None:
@@ -76,6 +77,7 @@ class JournalStatements:
         self._clear = f"select {s}.clear_checkpoint($1,$2,$3)"
         self._activity = f"select {s}.record_activity($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)"
         self._report = f"select locked from {s}.record_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
+        self._trim = f"select {s}.trim_history($1,$2,$3)"
         self._history = (
             "select seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state::text "  # noqa: S608
             f"from {s}.history_of($1,$2,$3)"
@@ -132,6 +134,11 @@ class JournalStatements:
             ),
             lambda rows: {row[0] for row in rows},
         )
+
+    def trim(self, lengths: Mapping[int, int], batch: int) -> Statement[list[int]]:
+        """Delete old entries: `lengths` are how many outcomes to keep, by id. Returns ids with perhaps more."""
+        args = (list(lengths), list(lengths.values()), batch)
+        return Statement(self._trim, args, lambda rows: list(rows[0][0]))
 
     def history(self, instance: int | None, key: bytes | None, last: int | None = None) -> Statement[list[Transition]]:
         return Statement(self._history, (instance, key, last), lambda rows: [Transition(*_raw(row, 9)) for row in rows])
