@@ -19,7 +19,7 @@ async def test_gc_signal(exploring: Exploring, calls: Statements) -> None:
     def gone(end: End) -> None:
         assert end.right[0] == [(None, "no_target", None)]
         assert end.signals == []
-        assert len(end.rows) == 1 - end.left[0]
+        assert len(end.rows) == 1 - end.left[0].deleted
 
     async with exploring() as explorer:
         report = await explorer.explore(ended(1), [calls.gc(60, 60, 60, 10)], [calls.signal([GO])], gone, begin=True)
@@ -30,7 +30,7 @@ async def test_gc_gc(exploring: Exploring, calls: Statements) -> None:
     """Two collectors at once delete each row once and never wait for each other."""
 
     def once(end: End) -> None:
-        assert (end.left[0] + end.right[0], end.rows) == (2, {})
+        assert (end.left[0].deleted + end.right[0].deleted, end.rows) == (2, {})
 
     given = ended(1) + ended(2)
     async with exploring() as explorer:
@@ -46,7 +46,7 @@ async def test_gc_end_of_parent(exploring: Exploring, calls: Statements) -> None
 
     def spared(end: End) -> None:
         assert end.rows[1]["status"] == "done"
-        assert (2 in end.rows) == (end.left[0] == 0)
+        assert (2 in end.rows) == (end.left[0].deleted == 0)
 
     done = Commit(1, 1, 0, "done", value="1")
     async with exploring() as explorer:

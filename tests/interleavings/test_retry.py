@@ -70,7 +70,7 @@ async def test_retry_gc(exploring: Exploring, calls: Statements) -> None:
     """Retry and retention: either it lives, or it is gone."""
 
     def either(end: End) -> None:
-        assert (1 in end.rows) == (end.left[0] is not None) == (end.right[0] == 0)
+        assert (1 in end.rows) == (end.left[0] is not None) == (end.right[0].deleted == 0)
 
     retry = AdminStatements(calls.schema).retry(1, None)
     async with exploring() as explorer:

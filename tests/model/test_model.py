@@ -308,7 +308,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def collect(self) -> None:
-        deleted = self.store.run(self.store.calls.gc(KEEP, KEEP, KEEP, 1000))
+        deleted = self.store.run(self.store.calls.gc(KEEP, KEEP, KEEP, 1000)).deleted
         gone = self.model.collect(KEEP)
         assert deleted == len(gone)
         self.held = {i: c for i, c in self.held.items() if i not in gone}

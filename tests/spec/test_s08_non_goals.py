@@ -201,7 +201,8 @@ async def test_ended_instances_are_swept_after_their_retention(engine: Opening) 
     async with engine() as e:
         done, stopped = await ended_pair(e)
         living = await e.start(queue="aside")
-        assert await services_of(e.app).pool.run(services_of(e.app).statements.gc(3600.0, 3600.0, 3600.0, 1000)) == 0
+        services = services_of(e.app)
+        assert (await services.pool.run(services.statements.gc(3600.0, 3600.0, 3600.0, 1000))).deleted == 0
         assert {row["id"] for row in await e.fetch("select id from @.instances")} == {done, stopped, living.id}
         async with e.worker(queues={}, **SWEEP):
             assert (await e.until(InstancesCollected)).count == 2

@@ -92,7 +92,7 @@ def test_a_child_goes_with_its_ended_parent(store: Store) -> None:
     store.given(ended(1) + ended(2, parent_id=1, parent_round=0) + ended(3, parent_id=1, parent_round=0))
     (removed,) = store.sql("select deleted, waiting from @schema.delete_instance(2)")
     assert tuple(removed) == (True, None)
-    assert store.run(store.calls.gc(60, 60, 60, 10)) == 2
+    assert store.run(store.calls.gc(60, 60, 60, 10)).deleted == 2
 
 
 def test_a_report_of_a_lost_claim_changes_nothing(store: Store) -> None:

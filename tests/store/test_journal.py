@@ -254,7 +254,7 @@ def test_the_journal_goes_with_its_instance(store: Store, journal: JournalStatem
         store.run(journal.report([ProgressReport(instance, 1, "s", "", 1.0, None, None)]))
         store.flush(told(Commit(instance, 1, 0, "done", value="1")))
     store.sql("update @schema.instances set finished_at = now() - interval '1 hour' where id = 2")
-    assert store.run(store.calls.gc(60, 60, 60, 100)) == 2
+    assert store.run(store.calls.gc(60, 60, 60, 100)).deleted == 2
     assert [{row[0] for row in table} for table in everything(store)] == [{3}] * 4
 
 

@@ -158,7 +158,7 @@ CASES = {
     "gc": Case(
         ended(1) + ended(2),
         ROW.format(1),
-        lambda s: (s.run(s.calls.gc(1, 1, 1, 10)), [row["id"] for row in s.rows()]),
+        lambda s: (s.run(s.calls.gc(1, 1, 1, 10)).deleted, [row["id"] for row in s.rows()]),
         (1, [1]),
     ),
     "cascade of a list": Case(

@@ -12,7 +12,7 @@ DAY = 86_400.0
 def gc(
     store: Store, done: float | None = 60, failed: float | None = 60, cancelled: float | None = 60, batch: int = 100
 ) -> int:
-    return store.run(store.calls.gc(done, failed, cancelled, batch))
+    return store.run(store.calls.gc(done, failed, cancelled, batch)).deleted
 
 
 def left(store: Store) -> list[int]:
@@ -94,3 +94,44 @@ def test_locked_rows_are_passed_over(store: Store, dsn: str) -> None:
     finally:
         other.close()
     assert left(store) == [1]
+
+
+def test_a_call_continues_where_the_one_before_ended(store: Store) -> None:
+    """Rows that are kept are visited once, and each call visits some thousand at most."""
+    store.sql(
+        "insert into @schema.instances (fsm, step, status, finished_at, claims, seq) "
+        "select 'm', 's', (case when n % 4 = 0 then 'done' else 'failed' end)::@schema.durable_status, "
+        "now() - interval '1 day' + make_interval(secs => n), 1, 1 from generate_series(1, 4000) as n"
+    )
+    calls = [store.run(store.calls.gc(60, None, None, 400))]
+    while calls[-1].more:
+        calls.append(store.run(store.calls.gc(60, None, None, 400, after=calls[-1].visited_until)))
+    assert [call.deleted for call in calls] == [350, 350, 300]
+    store.given(ended(1, ago=61))
+    assert store.run(store.calls.gc(60, None, None, 400, after=calls[-1].visited_until)).deleted == 1
+
+
+def test_many_that_ended_at_once_do_not_stop_a_walk(store: Store) -> None:
+    """A call comes past rows of one moment, however many they are and although all of them are kept."""
+    store.given("".join(ended(id, ago=DAY + id, status="failed") for id in (1, 2)) + ended(3) + ended(4, ago=1800))
+    store.sql(
+        "insert into @schema.instances (fsm, step, status, finished_at, claims, seq) "
+        "select 'm', 's', 'failed', now() - interval '1 day', 1, 1 from generate_series(1, 3000) as n"
+    )
+    calls = [store.run(store.calls.gc(60, None, None, 10))]
+    for _ in range(3):
+        calls.append(store.run(store.calls.gc(60, None, None, 10, after=calls[-1].visited_until)))
+    assert [(call.deleted, call.more) for call in calls] == [(0, True), (0, True), (2, False), (0, False)]
+
+
+def test_an_end_that_is_committed_late_is_found(store: Store, dsn: str) -> None:
+    """A transaction that began before a call, and ends an instance after it, has the older time."""
+    store.given(instance(1))
+    other = Store(dsn, store.schema.name)
+    try:
+        other.given("begin; update @schema.instances set status = 'done', finished_at = now() where id = 1")
+        after = store.run(store.calls.gc(0, 0, 0, 10)).visited_until
+        other.given("commit")
+    finally:
+        other.close()
+    assert store.run(store.calls.gc(0, 0, 0, 10, after=after)).deleted == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from gen_durable.codec import encode
@@ -36,6 +37,7 @@ from gen_durable.store.types import (
     EndedInstance,
     FlushResult,
     FollowUps,
+    GcResult,
     InsertResult,
     LimitAnswer,
     OutgoingSignal,
@@ -132,7 +134,7 @@ class Statements:
         self._reap = f"select reclaimed, woken, cancel_children, cascade_due from {s}.reap($1,$2,$3,$4)"  # noqa: S608
         self._unblock_missed = f"select last_gate, woken from {s}.unblock_missed($1,$2,$3)"  # noqa: S608
         self._release_claims = f"select released, woken from {s}.release_claims($1,$2,$3,$4)"  # noqa: S608
-        self._gc = f"select {s}.gc($1,$2,$3,$4,$5)"
+        self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6)"  # noqa: S608
         self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
         self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.unknown_steps($1,$2)"  # noqa: S608
@@ -339,9 +341,18 @@ class Statements:
         return Statement(self._delete_full_buckets, (), lambda rows: int(rows[0][0]))
 
     def gc(
-        self, done: float | None, failed: float | None, cancelled: float | None, batch: int, *, skip: int = 0
-    ) -> Statement[int]:
-        return Statement(self._gc, (done, failed, cancelled, batch, skip), lambda rows: int(rows[0][0]))
+        self,
+        done: float | None,
+        failed: float | None,
+        cancelled: float | None,
+        batch: int,
+        *,
+        skip: int = 0,
+        after: datetime | None = None,
+    ) -> Statement[GcResult]:
+        """`skip`: how many of the oldest to leave out. `after`: the `visited_until` of the call before."""
+        args = (done, failed, cancelled, batch, skip, after)
+        return Statement(self._gc, args, lambda rows: GcResult(*rows[0]))
 
     def ends_of(self, ids: Sequence[int]) -> Statement[list[EndedInstance]]:
         return Statement(

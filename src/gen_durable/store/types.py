@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -192,6 +193,15 @@ class FlushResult:
     already_committed: frozenset[int] = frozenset()
     follow_ups: FollowUps = NO_FOLLOW_UPS
     cancel_requested: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GcResult:
+    """The result of a gc: how many rows were deleted, where the next call starts, and whether more may be due."""
+
+    deleted: int
+    visited_until: datetime | None
+    more: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,117 @@
+"""gc does not walk over what it keeps: with 100,000 kept rows, a round reads the rows that have become due.
+
+Kept are failed instances, whose retention is longer than that of others, and children of a parent that has not ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from tests.store.test_plans import counted
+from tests.support.rows import ended, parent
+from tests.support.store import Store
+
+from gen_durable.config import Retention, WorkerOptions
+from gen_durable.engine import gc as gc_module
+from gen_durable.engine.gc import Gc
+from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.migrate import migrate
+from gen_durable.store.schema import Schema
+from gen_durable.telemetry import Events
+
+KEPT = 100_000
+SEED = f"""
+alter table @schema.instances set (autovacuum_enabled = false);
+insert into @schema.instances (fsm, step, status, finished_at, claims, seq)
+select 'm', 's', 'failed', now() - interval '2 days' + make_interval(secs => n), 1, 1
+from generate_series(1, {KEPT // 2}) as n;
+{parent(900_000, pending=1)}
+insert into @schema.instances (fsm, step, status, finished_at, claims, seq, parent_id, parent_round)
+select 'm', 's', 'done', now() - interval '2 days' + make_interval(secs => n), 1, 1, 900000, 1
+from generate_series(1, {KEPT // 2}) as n;
+"""
+RETENTION = Retention(done=timedelta(hours=1), failed=timedelta(days=30), cancelled=timedelta(days=7))
+
+
+@pytest.fixture
+def kept(dsn: str) -> Iterator[Store]:
+    name = f"t_{uuid.uuid4().hex[:12]}"
+
+    async def prepare() -> None:
+        link = PersistentConnection(Target(dsn))
+        await migrate(link, Schema(name))
+        await link.run_script(Schema(name).render(SEED))
+        await link.close()
+
+    asyncio.run(prepare())
+    store = Store(dsn, name)
+    store.given("select setval('@schema.instances_id_seq', 1000000)")
+    yield store
+    store.given("drop schema @schema cascade")
+    store.close()
+
+
+class Round:
+    """What a round of gc, from one pause to the next, has read and deleted."""
+
+    def __init__(self, store: Store, gc: Gc) -> None:
+        rows = count(store)
+        store.given("begin")
+        before = counted(store)
+        while store._runner.run(gc.run_once()) == 0.0:
+            pass
+        after = counted(store)
+        store.given("commit")
+        self.deleted = rows - count(store)
+        self.read = sum(after[key][1] - before[key][1] for key in after if key[1] == "i")
+        assert after["instances", "r"] == before["instances", "r"], "the table was read from end to end"
+
+
+def count(store: Store) -> int:
+    return int(store.sql("select count(*) from @schema.instances")[0][0])
+
+
+def collector(store: Store) -> Gc:
+    options = WorkerOptions(gc_retention=RETENTION, gc_interval=timedelta(seconds=60), gc_batch=1000)
+    return Gc(store._link, store.calls, options, events=Events())
+
+
+def test_a_round_does_not_visit_rows_that_it_keeps(kept: Store) -> None:
+    """The first round visits them; the next ones read what has become due since."""
+    gc = collector(kept)
+    first = Round(kept, gc)
+    assert (first.deleted, first.read > KEPT) == (0, True)
+    kept.given("".join(ended(id, ago=3601) for id in range(900_001, 900_041)))
+    second = Round(kept, gc)
+    assert second.deleted == 40
+    assert second.read <= 1000
+    assert Round(kept, gc).read <= 1000
+
+
+def test_each_statement_visits_a_bounded_number_of_rows(kept: Store) -> None:
+    """Also the first walk comes forward in parts: no statement reads more than a few thousand rows."""
+    gc = collector(kept)
+    most = 0
+    while True:
+        kept.given("begin")
+        before = counted(kept)
+        pause = kept._runner.run(gc.run_once())
+        after = counted(kept)
+        kept.given("commit")
+        most = max(most, sum(after[key][1] - before[key][1] for key in after if key[1] == "i"))
+        if pause:
+            break
+    assert most <= 3 * 3 * 2000  # three walks, each of 2,000 rows: to find the end, to visit, and the parents
+
+
+def test_rows_that_are_left_behind_are_deleted_later(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children whose parent has ended since are deleted when the walk starts again from the oldest row."""
+    monkeypatch.setattr(gc_module, "REVISIT_ROUNDS", 3)
+    gc = collector(kept)
+    assert Round(kept, gc).deleted == 0
+    kept.given("update @schema.instances set status = 'done', finished_at = now() where id = 900000")
+    assert [Round(kept, gc).deleted for _ in range(3)] == [0, 0, KEPT // 2]
