@@ -148,7 +148,7 @@ SLOTS = "step_slots_instance"
 HISTORY, CHECKPOINTS, ACTIVITIES = "transitions_pkey", "checkpoints_pkey", "activities_pkey"
 PROGRESS = "progress_pkey"
 JOURNAL = (HISTORY, CHECKPOINTS, ACTIVITIES, PROGRESS)
-CASCADES = ("cascades_origin", "cascades_pkey")
+CASCADES = ("cascades_origin", "cascades_visited", "cascades_pkey")
 WORKS = {
     "pick": Work(lambda s: s.calls.pick("w", {"default": BATCH}, KNOWN, 60), frozenset({PICK, CRASHED}), 3),
     "pick with a journal": Work(

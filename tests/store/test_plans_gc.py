@@ -85,7 +85,7 @@ def test_a_round_does_not_visit_rows_that_it_keeps(kept: Store) -> None:
     gc = collector(kept)
     first = Round(kept, gc)
     assert (first.deleted, first.read > KEPT) == (0, True)
-    kept.given("".join(ended(id, ago=3601) for id in range(900_001, 900_041)))
+    kept.given("".join(ended(n, ago=3601) for n in range(900_001, 900_041)))
     second = Round(kept, gc)
     assert second.deleted == 40
     assert second.read <= 1000

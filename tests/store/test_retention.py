@@ -113,7 +113,7 @@ def test_a_call_continues_where_the_one_before_ended(store: Store) -> None:
 
 def test_many_that_ended_at_once_do_not_stop_a_walk(store: Store) -> None:
     """A call comes past rows of one moment, however many they are and although all of them are kept."""
-    store.given("".join(ended(id, ago=DAY + id, status="failed") for id in (1, 2)) + ended(3) + ended(4, ago=1800))
+    store.given("".join(ended(n, ago=DAY + n, status="failed") for n in (1, 2)) + ended(3) + ended(4, ago=1800))
     store.sql(
         "insert into @schema.instances (fsm, step, status, finished_at, claims, seq) "
         "select 'm', 's', 'failed', now() - interval '1 day', 1, 1 from generate_series(1, 3000) as n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.engine import BRIEF, Engine, Opening, seconds
+from tests.support.engine import BRIEF, NEVER, Engine, Opening, seconds
 from tests.worker.test_options_lease import dead_claim, double, rest
 
-from gen_durable import Finished
+from gen_durable import Cancelled, Context, Finished, Machine, Outcome, ScheduleChildren, Start, step
 
 
 async def guarded(e: Engine, event: str, when: str) -> None:
@@ -109,3 +109,39 @@ async def test_a_gate_that_cannot_be_swept_does_not_keep_the_others(engine: Open
 
 async def _is_done(e: Engine, count: int) -> bool:
     return await e.rows.count("status = 'done'") == count
+
+
+class Family(Machine):
+    @step
+    async def start(self, children: int, ctx: Context) -> Outcome[None]:
+        later = [Start(double, n, delay=NEVER) for n in range(children)]
+        return ScheduleChildren(later, then=self.join, state=0)
+
+    @step
+    async def join(self, _: int, ctx: Context) -> Outcome[None]:
+        raise AssertionError("its children never end")
+
+
+async def test_a_cascade_cancels_the_other_children(engine: Opening, caplog: pytest.LogCaptureFixture) -> None:
+    """One of ten children cannot be cancelled: nine are, the fault is logged once, and the one is tried again."""
+    async with engine() as e, e.worker(Family(), double, **BRIEF):
+        family = await e.app.insert(Family.start, 10)
+        await e.rows.until(family, status="awaiting_children")
+        await e.rows.fetch(
+            "update @.instances set metadata = '{\"bad\": 1}' where id = "
+            "(select min(id) from @.instances where parent_id = $1)",
+            family.id,
+        )
+        await guarded(e, "update", "new.metadata ? 'bad'")
+        try:
+            await e.app.cancel(family)
+            assert isinstance(await e.end(family), Cancelled)
+            assert await e.rows.count("status = 'cancelled' and parent_id is not null") == 9
+            assert caplog.text.count("the database refuses to cancel instance") == 1
+        finally:
+            await unguarded(e)
+        await e.rows.when(lambda: _is_cancelled(e, 11))
+
+
+async def _is_cancelled(e: Engine, count: int) -> bool:
+    return await e.rows.count("status = 'cancelled'") == count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Final, NamedTuple, Protocol
 
 from gen_durable.backoff import Pauses
@@ -20,6 +21,7 @@ from gen_durable.store.types import FollowUps
 
 log = logging.getLogger("gen_durable.cascade")
 BATCH: Final = 1000
+REPORT_SECONDS: Final = 600.0  # a child that is refused in each batch is logged so often
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.5
 MAX_EMPTY_BATCHES: Final = 10
@@ -43,13 +45,14 @@ class CascadeCount(NamedTuple):
 class Cascader:
     """Cancels children for one `Durable`."""
 
-    __slots__ = ("_dispatcher", "_statement_runner", "_statements", "_tasks")
+    __slots__ = ("_dispatcher", "_reported_at", "_statement_runner", "_statements", "_tasks")
 
     def __init__(self, statement_runner: StatementRunner, statements: Statements, dispatcher: Dispatcher) -> None:
         self._statement_runner = statement_runner
         self._statements = statements
         self._dispatcher = dispatcher
         self._tasks: dict[int | None, asyncio.Task[None]] = {}
+        self._reported_at = -REPORT_SECONDS
 
     def start(self, origin: int | None) -> None:
         """Cancel the descendants of `origin`, or (None) of any, in the background; at most one task per origin."""
@@ -65,6 +68,8 @@ class Cascader:
             while True:
                 batch = await self._statement_runner.run(self._statements.cascade(BATCH, origin), "cancel", safe=True)
                 self._dispatcher.dispatch(batch.follow_ups)
+                if batch.refused:
+                    self._report_refused(batch.refused, batch.refusal)
                 ended, requested = ended + batch.ended, requested + batch.requested
                 if not batch.more:
                     return CascadeCount(ended, requested)
@@ -72,7 +77,7 @@ class Cascader:
                     pauses.reset()
                     empty_batches_left = MAX_EMPTY_BATCHES
                     continue
-                empty_batches_left -= 1  # other transactions have locked the rows that are left
+                empty_batches_left -= 1  # the rows that are left are locked or refused
                 if empty_batches_left == 0:
                     break
                 await asyncio.sleep(pauses.next())
@@ -87,6 +92,15 @@ class Cascader:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _report_refused(self, children: list[int], code: str | None) -> None:
+        now = time.monotonic()
+        if now - self._reported_at >= REPORT_SECONDS:
+            self._reported_at = now
+            log.error(
+                "the database refuses to cancel instance %d (SQLSTATE %s; %d in this batch); trying again later",
+                children[0], code, len(children),
+            )  # fmt: skip
 
     async def _run_in_background(self, origin: int | None) -> None:
         try:

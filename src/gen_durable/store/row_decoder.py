@@ -160,8 +160,9 @@ def read_flushed(rows: Sequence[Row]) -> FlushResult:
 
 def read_cascaded(rows: Sequence[Row]) -> CascadeResult:
     """The result of `cascade.sql`."""
-    ended, requested, woken, cancel_children, check_cancels, more = rows[0]
-    return CascadeResult(ended, requested, read_follow_ups(woken, cancel_children, check_cancels), more)
+    ended, requested, woken, cancel_children, check_cancels, more, refused, refusal = rows[0]
+    follow_ups = read_follow_ups(woken, cancel_children, check_cancels)
+    return CascadeResult(ended, requested, follow_ups, more, refused or [], refusal)
 
 
 def read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelResult], FollowUps]:

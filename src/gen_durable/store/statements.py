@@ -128,7 +128,10 @@ class Statements:
             "select ord, target, was, verdict, woken, cancel_children, check_cancels from "  # noqa: S608
             f"{s}.cancel($1::bigint[],$2::pg_catalog.bytea[],$3,$4)"
         )
-        self._cascade = f"select ended, requested, woken, cancel_children, check_cancels, more from {s}.cascade($1,$2)"  # noqa: S608
+        self._cascade = (
+            "select ended, requested, woken, cancel_children, check_cancels, more, refused, refusal "  # noqa: S608
+            f"from {s}.cascade($1,$2)"
+        )
         self._cancel_requests_of = f"select id, reason from {s}.cancel_requests_of($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
         self._reap = f"select reclaimed, woken, cancel_children, cascade_due from {s}.reap($1,$2,$3,$4)"  # noqa: S608

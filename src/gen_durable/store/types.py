@@ -234,12 +234,17 @@ class CancelResult:
 
 @dataclass(frozen=True, slots=True)
 class CascadeResult:
-    """The result of one batch of a cascade: instances ended, cancels requested, and whether children are left."""
+    """The result of one batch of a cascade: instances ended, cancels requested, and whether children are left.
+
+    `refused`: children whose rows the database does not let change; `refusal`: the SQLSTATE of one of them.
+    """
 
     ended: int
     requested: int
     follow_ups: FollowUps
     more: bool
+    refused: list[int]
+    refusal: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,23 @@
 --
 -- Parameters: batch, the most children to cancel; of_origin, only those of this cancelled tree, null for any.
 -- Returns how many ended and how many execute and got a cancel request; woken, cancel_children and check_cancels as in
--- cancel; more, whether entries are left.
--- A listed parent starts no more children of the listed rounds, so each child is visited once, in id order. A child
--- that has children is listed in turn. If the calling process dies, any reaper finds the rest of the list. Gates that a
--- cancel in a caller's transaction has listed (cancel.sql) are unblocked together with those of the children.
--- Index: instances_parent, in its order; primary keys.
--- Locks: entries of the list, then the children in id order, both with SKIP LOCKED: a locked child is left to a later
--- batch. Their parents no longer wait for them, so wake_parents locks none. Gates come last (tests/interleavings:
--- cancel).
+-- cancel; more, whether entries are left; refused, children whose rows the database does not let change, and refusal,
+-- the SQLSTATE of one of them.
+-- A listed parent starts no more children of the listed rounds, so each child is visited once, in id order. Children
+-- that are locked or refused are skipped; when the others are done, the entry starts again at the first of them. The
+-- entry that was visited longest ago comes first, so entries with such children do not delay the others. A child that
+-- has children is listed in turn. If the calling process dies, any reaper finds the rest of the list. Gates that a
+-- cancel in a caller's transaction has listed (cancel.sql) are unblocked together with those of the children; if that
+-- is refused, they are left to unblock_missed.
+-- Index: cascades_visited, cascades_origin; instances_parent, in its order; primary keys.
+-- Locks: entries of the list, then the children in id order, both with SKIP LOCKED. Their parents no longer wait for
+-- them, so wake_parents locks none. Gates come last (tests/interleavings: cancel).
+-- Guarded by tests/store/test_cascade.py.
 create or replace function @schema.cascade(batch int, of_origin bigint default null)
-returns table (ended int, requested int, woken text[], cancel_children bigint[], check_cancels text[], more boolean)
+returns table (
+  ended int, requested int, woken text[], cancel_children bigint[], check_cancels text[], more boolean, refused bigint[],
+  refusal text
+)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -38,10 +45,10 @@ begin
   select array_agg(entry.id) into entry_ids
   from (
     select entry.id from @schema.cascades entry where of_origin is null or entry.origin = of_origin
-    order by entry.id limit max_entries for update skip locked
+    order by entry.visited_at, entry.id limit max_entries for update skip locked
   ) as entry;
   if entry_ids is null then
-    return query select 0, 0, null::text[], null::bigint[], null::text[], false;
+    return query select 0, 0, null::text[], null::bigint[], null::text[], false, null::bigint[], null::text;
     return;
   end if;
   share := greatest(batch / cardinality(entry_ids), 1);
@@ -65,37 +72,45 @@ begin
     select i.id from @schema.instances i where i.id = any (ids) order by i.id for no key update skip locked
   );
 
-  -- An entry with a skipped child stays as it is, for a later batch.
+  select array_agg(found_child.reason order by found_child.id), array_agg(found_child.origin order by found_child.id)
+  into reasons, origins
+  from unnest(ids, reasons, origins) as found_child (id, reason, origin) where found_child.id = any (locked_ids);
+  select * into outcome from @schema.cancel_unless_refused(locked_ids, reasons, origins);
   with visited as materialized (
-    select taken.id, count(found_child.id) as found, max(found_child.id) as last,
-      coalesce(bool_and(found_child.id = any (locked_ids)) filter (where found_child.id is not null), true) as is_whole
-    from unnest(entry_ids) as taken (id)
+    select taken.id, count(found_child.id) = share as has_more, max(found_child.id) as last,
+      least(taken.first_skipped, min(found_child.id) filter (
+        where found_child.id <> all (locked_ids) or found_child.id = any (outcome.refused)
+      )) as first_skipped
+    from (select entry.id, entry.first_skipped from @schema.cascades entry where entry.id = any (entry_ids)) as taken
     left join unnest(entries_of_ids, ids) as found_child (entry_id, id) on found_child.entry_id = taken.id
-    group by taken.id
+    group by taken.id, taken.first_skipped
   ),
   finished as (
-    delete from @schema.cascades entry where entry.id in (
-      select visited.id from visited where visited.is_whole and visited.found < share
-    )
+    delete from @schema.cascades entry using visited
+    where entry.id = visited.id and not visited.has_more and visited.first_skipped is null
   )
-  update @schema.cascades entry set after = visited.last
-  from visited where entry.id = visited.id and visited.is_whole and visited.found = share;
+  update @schema.cascades entry set
+    visited_at = now(),
+    after = case when visited.has_more then visited.last else visited.first_skipped - 1 end,
+    first_skipped = case when visited.has_more then visited.first_skipped end
+  from visited where entry.id = visited.id and (visited.has_more or visited.first_skipped is not null);
 
-  select array_agg(found_child.id), array_agg(found_child.reason), array_agg(found_child.origin)
-  into ids, reasons, origins
-  from unnest(ids, reasons, origins) as found_child (id, reason, origin) where found_child.id = any (locked_ids);
-  select * into outcome from @schema.cancel_rows(
-    ids, reasons, array_fill(true, array[coalesce(cardinality(ids), 0)]), origins
-  );
   gates := gates || outcome.freed;
   if gates is not null then
-    unblocked := @schema.unblock(gates, true);
+    begin
+      unblocked := @schema.unblock(gates, true);
+    exception when others then
+      if not @schema.is_refusal(sqlstate) then
+        raise;
+      end if;
+    end;
   end if;
   return query
     select
       coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.requested), 0), outcome.woken || unblocked,
       outcome.cancel_children, outcome.check_cancels,
-      exists (select from @schema.cascades entry where of_origin is null or entry.origin = of_origin);
+      exists (select from @schema.cascades entry where of_origin is null or entry.origin = of_origin),
+      outcome.refused, outcome.refusal;
 end
 $$;
 

@@ -215,27 +215,33 @@ create index instances_ended_badly on @schema.instances (id) where status in ('f
 -- The transaction that ends a parent, or opens its barrier early, inserts a row here; cascade cancels the children
 -- afterwards, a batch at a time. A call in the caller's transaction must not lock gates: it leaves them here as well.
 create table @schema.cascades (
-  id           bigint generated always as identity primary key,
-  parent_id    bigint,
-  first_round  bigint,
-  last_round   bigint,
-  after        bigint not null default 0,
-  origin       bigint not null,
-  reason       text not null,
-  gates        text[],
-  inserted_at  timestamptz not null default now()
+  id             bigint generated always as identity primary key,
+  parent_id      bigint,
+  first_round    bigint,
+  last_round     bigint,
+  after          bigint not null default 0,
+  origin         bigint not null,
+  reason         text not null,
+  gates          text[],
+  inserted_at    timestamptz not null default now(),
+  visited_at     timestamptz not null default now(),
+  first_skipped  bigint
 );
 comment on table @schema.cascades is 'Pending work of cascade: children to cancel and gates to unblock.';
 comment on column @schema.cascades.parent_id is 'The parent whose children are cancelled; null if there are only gates.';
 -- A retried parent begins a new round, so the cascade leaves its new children alone (tests/interleavings: spawn_cascade).
 comment on column @schema.cascades.first_round is 'The first round of the parent whose children are cancelled.';
 comment on column @schema.cascades.last_round is 'The last round of the parent whose children are cancelled.';
-comment on column @schema.cascades.after is 'Children up to this id are done.';
+comment on column @schema.cascades.after is 'Children up to this id have been visited.';
+comment on column @schema.cascades.visited_at is 'The last visit; the entry that was visited longest ago is next.';
+comment on column @schema.cascades.first_skipped is
+  'The first visited child that was locked or refused: the next walk starts there.';
 comment on column @schema.cascades.origin is 'The instance that was cancelled, or whose barrier opened early.';
 comment on column @schema.cascades.gates is 'Gates freed by a call in the caller''s transaction.';
 
--- cascade: the pending work of one origin.
-create index cascades_origin on @schema.cascades (origin);
+-- cascade: the pending work, and that of one origin, in the order of visits.
+create index cascades_visited on @schema.cascades (visited_at, id);
+create index cascades_origin on @schema.cascades (origin, visited_at, id);
 
 -- target_id has no foreign key: signals are deleted with their instance by delete_signals_trg.
 create table @schema.signals (

@@ -1,0 +1,49 @@
+-- cancel_unless_refused: cancel_rows past rows that the database does not let change, because a trigger or a constraint
+-- of the user raises an error for them. A refused batch is halved until the row is alone.
+--
+-- Parameters: as for cancel_rows; the children of all rows are cancelled too. Returns as cancel_rows; refused, the ids
+-- that were left as they are, and refusal, the SQLSTATE of one of them.
+-- Index and locks: as cancel_rows.
+-- Guarded by tests/store/test_cascade.py.
+create or replace function @schema.cancel_unless_refused(
+  ids bigint[], reasons text[], origins bigint[],
+  out ended bigint[], out requested bigint[], out woken text[], out cancel_children bigint[], out check_cancels text[],
+  out freed text[], out refused bigint[], out refusal text
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+declare
+  size constant int := cardinality(ids);
+  half constant int := size / 2;
+  other record;
+begin
+  begin
+    select * into ended, requested, woken, cancel_children, check_cancels, freed
+    from @schema.cancel_rows(ids, reasons, array_fill(true, array[size]), origins);
+    return;
+  exception when others then
+    if not @schema.is_refusal(sqlstate) then
+      raise;
+    end if;
+    refusal := sqlstate;
+  end;
+  if size = 1 then
+    refused := ids;
+    return;
+  end if;
+  select * into ended, requested, woken, cancel_children, check_cancels, freed, refused, refusal
+  from @schema.cancel_unless_refused(ids[:half], reasons[:half], origins[:half]);
+  select * into other
+  from @schema.cancel_unless_refused(ids[half + 1:], reasons[half + 1:], origins[half + 1:]);
+  ended := ended || other.ended;
+  requested := requested || other.requested;
+  woken := woken || other.woken;
+  cancel_children := cancel_children || other.cancel_children;
+  check_cancels := check_cancels || other.check_cancels;
+  freed := freed || other.freed;
+  refused := refused || other.refused;
+  refusal := coalesce(refusal, other.refusal);
+end
+$$;
