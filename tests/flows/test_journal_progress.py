@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from tests.support.journal import SOON, Counting, Opening, Scripted, run
 
 from gen_durable import (
@@ -96,3 +97,44 @@ async def test_progress_does_not_fail_without_a_database(open_app: Opening) -> N
         handle, ending = await run(app, Scripted(first))
         assert ending == Finished(handle.id, 1)
         assert len(broken.sent) == 2
+
+
+async def test_a_report_that_the_database_refuses_does_not_take_the_others_with_it(
+    open_app: Opening, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of twenty reports of a batch violates a constraint: nineteen are stored, and the fault is logged."""
+
+    async def first(n: int, ctx: Context) -> Outcome[Any]:
+        for k in range(20):
+            ctx.progress(k / 20, branch=f"b{k}", detail={"bad": k == 7})
+        return Done(n)
+
+    async with open_app() as app:
+        services = services_of(app)
+        services.journal_statements = counting = Counting(app)
+        check = "alter table @schema.progress add check (detail is distinct from '{\"bad\": true}')"
+        await services.pool.run(Statement(services.schema.render(check), (), list))
+        handle, ending = await run(app, Scripted(first))
+        assert ending == Finished(handle.id, 1)
+        assert {p.branch for p in await app.progress(handle)} == {f"b{k}" for k in range(20) if k != 7}
+        assert len(counting.sent[0]) == 20
+        assert caplog.text.count("progress: the database refuses a row") == 1
+
+
+async def test_a_statement_of_reports_is_bounded_in_bytes(open_app: Opening) -> None:
+    """Forty reports of 0.9 MB each are sent in several statements."""
+
+    async def first(n: int, ctx: Context) -> Outcome[Any]:
+        for k in range(40):
+            ctx.progress(k / 40, branch=f"b{k}", detail="x" * 900_000)
+        for _ in range(300):
+            if len(await app.progress(ctx.id)) == 40:
+                break
+            await asyncio.sleep(0.1)
+        return Done(n)
+
+    async with open_app() as app:
+        services_of(app).journal_statements = counting = Counting(app)
+        handle, ending = await run(app, Scripted(first))
+        assert ending == Finished(handle.id, 1)
+        assert [len(reports) for reports in counting.sent] == [17, 17, 6]

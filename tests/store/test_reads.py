@@ -51,6 +51,18 @@ def test_watch(store: Store) -> None:
     ]
 
 
+def test_ends_come_in_pages(store: Store) -> None:
+    """Results and errors count; a page has at least one row; the rest is found with the ids that are left."""
+    store.given("".join(ended(n, result=f'"{"x" * 998}"') for n in range(1, 8)) + ended(8, last_error="x" * 1500))
+    ids, pages = list(range(1, 9)), list[list[int]]()
+    while ids:
+        page = store.run(store.calls.ends_of(ids, 3000))
+        pages.append([found.id for found in page])
+        ids = [n for n in ids if n not in pages[-1]]
+    assert pages == [[1, 2, 3], [4, 5, 6], [7, 8]]
+    assert [found.id for found in store.run(store.calls.ends_of([1, 2], 1))] == [1]
+
+
 def test_strangers(store: Store) -> None:
     """Due rows of unknown names are counted per name; known, future and other queues' rows are not."""
     store.given(

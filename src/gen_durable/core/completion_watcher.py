@@ -29,6 +29,7 @@ FIRST_PAUSE: Final = 0.003
 LONGEST_PAUSE: Final = 0.25
 GROWTH: Final = 1.5
 BATCH: Final = 5000
+PAGE_SIZE: Final = 16_000_000  # characters of results and errors in one answer
 
 
 @dataclass(slots=True, eq=False)
@@ -117,8 +118,7 @@ class CompletionWatcher(BackgroundTask):
         ids = list(due)
         try:
             for i in range(0, len(ids), BATCH):
-                for finished in await self._pool.run_idempotent(self._statements.ends_of(ids[i : i + BATCH])):
-                    _resolve(due[finished.id], finished)
+                await self._poll(ids[i : i + BATCH], due)
         finally:
             now = time.monotonic()
             for instance in ids:
@@ -129,6 +129,17 @@ class CompletionWatcher(BackgroundTask):
             async with asyncio.timeout(max(self._schedule[0][0] - now, 0.0) if self._schedule else None):
                 await self._changed.wait()
         return 0.0
+
+    async def _poll(self, ids: list[int], due: dict[int, list[asyncio.Future[EndedInstance]]]) -> None:
+        """Resolve the waiters of ids that have ended. Large results come in pages: only the last one is not full."""
+        while ids:
+            page = await self._pool.run_idempotent(self._statements.ends_of(ids, PAGE_SIZE))
+            for finished in page:
+                _resolve(due[finished.id], finished)
+            if sum(len(finished.result or "") + len(finished.last_error or "") for finished in page) < PAGE_SIZE:
+                return
+            answered = {finished.id for finished in page}
+            ids = [instance for instance in ids if instance not in answered]
 
     def _take_due(self) -> dict[int, list[asyncio.Future[EndedInstance]]]:
         """The instances to poll now, each with the waiters that it has now."""

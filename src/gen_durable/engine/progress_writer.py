@@ -1,6 +1,7 @@
 """Writes reports of progress (`ctx.progress`) in batches.
 
-Reports are best effort: the last one of a step wins, a batch that fails is dropped, and no step waits for one.
+Reports are best effort: the last one of a step wins, a report that the database refuses is dropped, and so is a batch
+that meets another error; no step waits for one.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import Final
+from typing import Final, TypeAlias
 
 from gen_durable.codec import encode
 from gen_durable.encryption import PayloadEncryption
+from gen_durable.engine.batch_runner import BatchRunner
 from gen_durable.pg.pool import Pool
 from gen_durable.store.journal import JournalStatements, ProgressReport
 from gen_durable.validation import clean_error
@@ -19,13 +21,15 @@ from gen_durable.validation import clean_error
 log = logging.getLogger("gen_durable.worker")
 BATCH_PAUSE: Final = 0.05
 BATCH: Final = 500
+BATCH_BYTES: Final = 16_000_000  # of payloads in one statement; a larger report goes alone
 CLOSE_SECONDS: Final = 1.0
+_Key: TypeAlias = tuple[int, int, str, str]
 
 
 class ProgressWriter:
     """The progress of one worker's steps."""
 
-    __slots__ = ("_encryption", "_loop", "_pool", "_reports", "_statements", "_task", "_thread")
+    __slots__ = ("_encryption", "_loop", "_pool", "_reports", "_runner", "_statements", "_task", "_thread")
 
     def __init__(self, pool: Pool, statements: JournalStatements, encryption: PayloadEncryption | None) -> None:
         self._pool = pool
@@ -33,7 +37,8 @@ class ProgressWriter:
         self._encryption = encryption
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._reports: dict[tuple[int, int, str, str], ProgressReport] = {}
+        self._reports: dict[_Key, ProgressReport] = {}
+        self._runner = BatchRunner("progress")
         self._task: asyncio.Task[None] | None = None
 
     def report(
@@ -79,15 +84,29 @@ class ProgressWriter:
     async def _write_all(self) -> None:
         try:
             while self._reports:
-                keys = sorted(self._reports.copy())[:BATCH]
-                batch = [self._reports.pop(key) for key in keys]
+                batch = self._take_batch()
                 try:
-                    locked = await self._pool.run(self._statements.report(batch))
-                    for key, report in zip(keys, batch, strict=True):
-                        if report.id in locked:
-                            self._reports.setdefault(key, report)  # again, unless a newer report has arrived
+                    await self._runner.run_list(batch, self._write)
                 except Exception as error:  # of any kind: progress must not disturb a step
                     log.debug("%d reports of progress were dropped (%s)", len(batch), type(error).__name__)
                 await asyncio.sleep(BATCH_PAUSE)
         finally:
             self._task = None
+
+    def _take_batch(self) -> list[tuple[_Key, ProgressReport]]:
+        """The reports of the first instances, in the order of ids, as many as one statement takes."""
+        batch: list[tuple[_Key, ProgressReport]] = []
+        size = 0
+        for key in sorted(self._reports.copy())[:BATCH]:
+            report = self._reports[key]
+            size += len(report.detail or "") + len(report.message or "")
+            if size > BATCH_BYTES and batch:
+                break
+            batch.append((key, self._reports.pop(key)))
+        return batch
+
+    async def _write(self, batch: list[tuple[_Key, ProgressReport]]) -> None:
+        locked = await self._pool.run(self._statements.report([report for _, report in batch]))
+        for key, report in batch:
+            if report.id in locked:
+                self._reports.setdefault(key, report)  # again, unless a newer report has arrived

@@ -138,7 +138,7 @@ class Statements:
         self._unblock_missed = f"select last_gate, woken from {s}.unblock_missed($1,$2,$3)"  # noqa: S608
         self._release_claims = f"select released, woken from {s}.release_claims($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6)"  # noqa: S608
-        self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1)"  # noqa: S608
+        self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1,$2)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
         self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.unknown_steps($1,$2)"  # noqa: S608
         self._unlocked_ids = f"select id from {s}.unlocked_ids($1)"  # noqa: S608
@@ -357,10 +357,10 @@ class Statements:
         args = (done, failed, cancelled, batch, skip, after)
         return Statement(self._gc, args, lambda rows: GcResult(*rows[0]))
 
-    def ends_of(self, ids: Sequence[int]) -> Statement[list[EndedInstance]]:
+    def ends_of(self, ids: Sequence[int], page_size: int = 16_000_000) -> Statement[list[EndedInstance]]:
         return Statement(
             self._ends_of,
-            (list(ids),),
+            (list(ids), page_size),
             lambda rows: [EndedInstance(r[0], None if r[1] is None else Status(r[1]), r[2], r[3]) for r in rows],
         )
 
