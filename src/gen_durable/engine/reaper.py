@@ -31,8 +31,8 @@ from gen_durable.telemetry import (
 
 log = logging.getLogger("gen_durable.worker")
 REAP_BATCH: Final = 1000
-UNBLOCK_BATCH: Final = 100
-UNBLOCK_BATCHES: Final = 50
+UNBLOCK_BATCH: Final = 1000
+UNBLOCK_BATCHES: Final = 20
 UNKNOWN_STEPS_EVERY: Final = 6
 
 
