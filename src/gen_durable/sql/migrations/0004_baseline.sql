@@ -144,8 +144,7 @@ comment on column @schema.instances.cancel_reason is
   'Set while the row executes and a cancel is requested: its next outcome ends it.';
 comment on column @schema.instances.on_failure is
   'What the first failed child does: wake the parent, or also cancel the other children; null: the parent waits for all.';
-comment on column @schema.instances.cancel_rest is
-  'Whether children that the parent stops waiting for are cancelled.';
+comment on column @schema.instances.cancel_rest is 'Whether children that the parent stops waiting for are cancelled.';
 comment on column @schema.instances.awaits is
   'The names of the signals it waits for, kept until the woken step progresses.';
 comment on column @schema.instances.seen is 'The ids of the signals that the waiting step had already received.';
@@ -234,8 +233,7 @@ comment on column @schema.cascades.first_round is 'The first round of the parent
 comment on column @schema.cascades.last_round is 'The last round of the parent whose children are cancelled.';
 comment on column @schema.cascades.after is 'Children up to this id have been visited.';
 comment on column @schema.cascades.visited_at is 'The last visit; the entry that was visited longest ago is next.';
-comment on column @schema.cascades.first_skipped is
-  'The first visited child that was locked or refused: the next walk starts there.';
+comment on column @schema.cascades.first_skipped is 'The first child that was skipped: the next walk starts there.';
 comment on column @schema.cascades.origin is 'The instance that was cancelled, or whose barrier opened early.';
 comment on column @schema.cascades.gates is 'Gates freed by a call in the caller''s transaction.';
 
