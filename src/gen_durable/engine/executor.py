@@ -105,8 +105,8 @@ class Executor:
                 if entry.is_job:
                     returned = Done(returned)
                 encoded = encode_outcome(claim, entry.spec, ctx, returned, may_continue=may_continue)
-            if encoded.remaining_children is not None:
-                await _in_time(self._encode_remaining_children(encoded, entry.spec), entry.spec)
+            if encoded.remaining_starts is not None:
+                await _in_time(self._encode_remaining_starts(encoded, entry.spec), entry.spec)
             return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.is_interrupted:
@@ -170,8 +170,8 @@ class Executor:
                 if inspect.isawaitable(answer):
                     answer = await answer
             encoded = encode_outcome(claim, entry.spec, ctx, answer, may_continue=may_continue, error=error)
-            if encoded.remaining_children is not None:
-                await self._encode_remaining_children(encoded, entry.spec)
+            if encoded.remaining_starts is not None:
+                await self._encode_remaining_starts(encoded, entry.spec)
             return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.is_interrupted:
@@ -238,8 +238,8 @@ class Executor:
             transaction,
         )
 
-    async def _encode_remaining_children(self, encoded: EncodedOutcome, spec: StepSpec) -> None:
-        """Encode the rest of many children chunk by chunk, on the loop or in a thread, wherever the step itself ran."""
+    async def _encode_remaining_starts(self, encoded: EncodedOutcome, spec: StepSpec) -> None:
+        """Encode the rest of many instances to start chunk by chunk, on the loop or in a thread, where the step ran."""
         more = True
         while more:
             if spec.is_async:
