@@ -15,7 +15,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Sized
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from gen_durable.context import Context
 from gen_durable.core.claim_encryption import ClaimEncryption
@@ -33,6 +33,7 @@ from gen_durable.store.types import Claim
 from gen_durable.validation import MAX_CHILDREN, clean_error
 
 log = logging.getLogger("gen_durable.worker")
+YIELD_SECONDS: Final = 0.001  # not 0: answers that are on their way to other tasks must arrive
 
 
 class UndecodableState(Exception):
@@ -243,7 +244,7 @@ class Executor:
         more = True
         while more:
             if spec.is_async:
-                await asyncio.sleep(0)
+                await asyncio.sleep(YIELD_SECONDS)
                 more = encoded.encode_more()
             else:
                 more = await (await self._threads.start(encoded.encode_more))

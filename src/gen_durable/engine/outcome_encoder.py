@@ -36,7 +36,7 @@ from gen_durable.store.types import Claim, Commit, ManyChildren
 from gen_durable.validation import MAX_CHILDREN_BYTES, clean_error
 
 CHUNK: Final = 1000
-CHUNK_BYTES: Final = 1_000_000
+CHUNK_BYTES: Final = 250_000  # tens of milliseconds at most, for which the event loop waits
 
 
 class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
