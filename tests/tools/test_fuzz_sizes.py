@@ -10,12 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tools.fuzz_sizes.program import draw_program
-from tools.fuzz_sizes.values import KINDS, Value
 
 from gen_durable.codec import stored_size
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # the tools are not installed
+from tools.fuzz_sizes.program import draw_program  # noqa: E402
+from tools.fuzz_sizes.values import KINDS, Value  # noqa: E402
 
 
 @pytest.mark.slow

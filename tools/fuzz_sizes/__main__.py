@@ -8,7 +8,6 @@ import json
 import secrets
 import signal
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from tools.bench.server import serve
@@ -47,7 +46,7 @@ def main() -> int:
     figures = asyncio.run(run(Options(seed, given.minutes * 60, given.slots, given.under_way, given.latest)))
     say(describe(figures))
     if given.json is not None:
-        given.json.write_text(json.dumps(asdict(figures), indent=2) + "\n")
+        given.json.write_text(json.dumps({**vars(figures), "ended": dict(figures.ended)}, indent=2) + "\n")
     problems = figures.verdict(given.latest)
     for problem in problems[:10]:
         say(f"BAD: {problem}")

@@ -1,6 +1,6 @@
 """An idle process that measures the machine: `python -m tools.fuzz_sizes.probe`, configured by its environment.
 
-Prints, each tenth of a second, how late its timer was and how long `select 1` took, in seconds.
+Prints, each tenth of a second, how late its timer was and how long a commit of a few bytes took, in seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ async def main() -> None:
         began = time.monotonic()
         await asyncio.sleep(PERIOD)
         woken = time.monotonic()
-        await connection.fetchval("select 1")
+        await connection.execute("select pg_logical_emit_message(true, 'probe', '')")
         sys.stdout.write(f"machine {woken - began - PERIOD:.4f} {time.monotonic() - woken:.4f}\n")
         sys.stdout.flush()
 

@@ -56,7 +56,7 @@ class Figures:
     late_at: float = 0.0  # seconds after the beginning
     memory: float = 0.0  # the most, in MB
     late_timer: float = 0.0  # the latest timer of an idle process
-    slow_select: float = 0.0  # the slowest `select 1`
+    slow_commit: float = 0.0  # the slowest commit of a few bytes
     problems: list[str] = field(default_factory=list[str])
 
     def verdict(self, latest: float) -> list[str]:
@@ -224,9 +224,9 @@ class Run:
                     figures.heartbeats += 1
                     if float(late) > figures.latest:
                         figures.latest, figures.late_at = float(late), time.monotonic() - self._began
-                case ["machine", timer, select]:
+                case ["machine", timer, commit]:
                     figures.late_timer = max(figures.late_timer, float(timer))
-                    figures.slow_select = max(figures.slow_select, float(select))
+                    figures.slow_commit = max(figures.slow_commit, float(commit))
                 case _:
                     pass
 
@@ -274,5 +274,5 @@ def describe(figures: Figures) -> str:
         f"{figures.ended.total():,} instances ended ({figures.ended['Failed']:,} failed as they should),"
         f" {figures.bytes / 1e6:,.0f} MB of payloads, {figures.refused} calls refused;"
         f" heartbeats: {figures.heartbeats:,}, latest {figures.latest:.2f} s; worker: {figures.memory:,.0f} MB at most;"
-        f" the machine: timers {figures.late_timer:.2f} s late, select 1 in {figures.slow_select:.2f} s at most"
+        f" the machine: timers {figures.late_timer:.2f} s late, a commit takes {figures.slow_commit:.2f} s at most"
     )
