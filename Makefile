@@ -57,6 +57,7 @@ help:
 	@echo '  make soak     run half of the peak load for an hour (HOURS=0.25) and check that nothing grows'
 	@echo '  make bench-look    measure list and count on 3 M rows, filter by filter (ARGS="--rows 100k")'
 	@echo '  make chaos-failover   switch, kill and freeze the leader of two Patroni nodes under load (root installs postgresql-15)'
+	@echo '  make fuzz-sizes   run payloads up to their bounds for five minutes (MINUTES=5 SEED=7) beside a heartbeat job'
 	@echo '  make chaos    inject faults around the engine for ten minutes, then account for every step'
 	@echo '  make fmt      format the code and apply the safe fixes'
 	@echo '  make venv     create or refresh the environment in $(VENV); the other targets do it when needed'
@@ -141,6 +142,11 @@ bench-look: $(READY)-bench
 .PHONY: chaos-failover
 chaos-failover: $(READY)
 	$(BIN)/python -m tools.chaos.failover $(ARGS)
+
+.PHONY: fuzz-sizes
+fuzz-sizes: MINUTES = 5
+fuzz-sizes: $(READY)
+	$(WITH_PG) $(BIN)/python -m tools.fuzz_sizes --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: chaos
 chaos: $(READY)

@@ -8,15 +8,14 @@ tests/store/test_canonical_json.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from decimal import Decimal
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 from msgspec import inspect
 
 _FIRST_WITHOUT_FRACTION: Final = 1e16
-_CHANGING: Final = frozenset({dict, list, float})
 _LEAVES: Final = (
     inspect.BoolType,
     inspect.ByteArrayType,
@@ -38,10 +37,12 @@ _LEAVES: Final = (
 
 def canonical_json(raw: bytes) -> bytes:
     """The JSON that `jsonb` makes of this one, up to white space and the digits of small numbers."""
-    if b"{" in raw or b"e" in raw or b"-0.0" in raw:
-        key_length = len if raw.isascii() else _byte_length
-        return msgspec.json.encode(_canonical(msgspec.json.decode(raw), key_length))
-    return raw
+    if b"{" not in raw and b"e" not in raw and b"-0.0" not in raw:
+        return raw
+    # The decoder of the standard library calls Python for objects and floats only, not for each list: a megabyte of
+    # brackets takes milliseconds, and the event loop waits for it (tests/unit/test_large_values.py).
+    decode = _DECODE_ASCII if raw.isascii() else _DECODE
+    return msgspec.json.encode(decode(raw.decode()))
 
 
 def may_change(type_info: inspect.Type) -> bool:
@@ -69,22 +70,23 @@ def _may_change(info: object, seen: set[object]) -> bool:
     return not isinstance(info, _LEAVES)
 
 
-def _canonical(value: object, key_length: Callable[[str], int]) -> object:
-    if isinstance(value, dict):
-        pairs = cast("dict[str, object]", value)
-        # Code points are in the order of their bytes; only the lengths differ.
-        keys = sorted(sorted(pairs), key=key_length) if len(pairs) > 1 else pairs
-        return {key: _canonical(item, key_length) if type(item := pairs[key]) in _CHANGING else item for key in keys}
-    if isinstance(value, list):
-        items = cast("list[object]", value)
-        return [_canonical(item, key_length) if type(item) in _CHANGING else item for item in items]
-    if isinstance(value, float):
-        if value == 0.0:
-            return 0.0
-        if abs(value) >= _FIRST_WITHOUT_FRACTION:
-            return int(Decimal(repr(value)))  # the digits that were written, not those of the binary number
+def _sort_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """In the order of `jsonb`: shorter keys first. Code points are in the order of their bytes; the lengths differ."""
+    return dict(pairs if len(pairs) < 2 else sorted(pairs, key=lambda pair: (len(pair[0].encode()), pair[0])))
+
+
+def _sort_ascii_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    return dict(pairs if len(pairs) < 2 else sorted(pairs, key=lambda pair: (len(pair[0]), pair[0])))
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    if value == 0.0:
+        return 0.0
+    if abs(value) >= _FIRST_WITHOUT_FRACTION:
+        return int(Decimal(text))  # the digits that were written, not those of the binary number
     return value
 
 
-def _byte_length(key: str) -> int:
-    return len(key.encode())
+_DECODE: Final = json.JSONDecoder(object_pairs_hook=_sort_keys, parse_float=_number).decode
+_DECODE_ASCII: Final = json.JSONDecoder(object_pairs_hook=_sort_ascii_keys, parse_float=_number).decode

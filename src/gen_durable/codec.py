@@ -7,9 +7,11 @@ can fail a batch. msgspec writes NaN and infinity as `null` and NUL characters a
 
 from __future__ import annotations
 
-import math
+import gc
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any, Final, Generic, Protocol, TypeVar, cast, get_args, get_origin, is_typeddict, runtime_checkable
 
 import msgspec
@@ -19,7 +21,10 @@ from gen_durable.errors import DecodeError, DefinitionError, EncodeError, TooLar
 from gen_durable.validation import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
 
 T = TypeVar("T")
+V = TypeVar("V", bytes, str, bytes | str)
 JSON_NULL = b"null"
+_MAY_EXPAND: Final = MAX_PAYLOAD // 60  # no JSON becomes 60 times as long when its numbers are written out
+_LARGE: Final = 100_000  # bytes
 ENCRYPTED_PREFIX: Final = "encrypted:1:"
 """The prefix of an encrypted payload (gen_durable.encryption), which is a JSON string."""
 
@@ -84,26 +89,42 @@ class Codec(Generic[T]):
         """
         raw = self.encode(value)
         if canonical and (self._may_change or b"-0.0" in raw):
-            raw = canonical_json(raw)
+            raw = canonical_json(raw) if len(raw) < _LARGE else _without_collections(canonical_json, raw)
         try:
             return raw.decode(), self.decode(raw)
         except DecodeError as error:
             raise EncodeError(f"{error}: the stored value could not be decoded") from None
+
+    def _decode(self, raw: bytes | str) -> T:
+        if self._model is not None:
+            return cast(T, self._model.model_validate_json(raw, by_name=True))
+        return cast(T, self._decoder.decode(raw))
 
     def decode(self, raw: bytes | str) -> T:
         try:
             # Most types reject an encrypted payload by themselves; a type that accepts any text would not.
             if self._takes_text and is_encrypted(raw):
                 raise ValueError
-            if self._model is not None:
-                return cast(T, self._model.model_validate_json(raw, by_name=True))
-            return cast(T, self._decoder.decode(raw))
+            if len(raw) > _LARGE:
+                return _without_collections(self._decode, raw)
+            return self._decode(raw)
         except Exception as error:
             if is_encrypted(raw):
                 raise DecodeError(f"{self._what}: {NO_CODEC}") from None
             raise DecodeError(
                 f"{self._what}: stored JSON does not fit {type_name(self._type)}: {_reason(error, self._type)}"
             ) from None
+
+
+def _without_collections(decode: Callable[[V], T], raw: V) -> T:
+    """Decode without garbage collections in between, which walk over what is being decoded again and again."""
+    if not gc.isenabled():
+        return decode(raw)
+    gc.disable()
+    try:
+        return decode(raw)
+    finally:
+        gc.enable()
 
 
 def codec_for(type_: object, what: str) -> Codec[Any]:
@@ -126,6 +147,10 @@ def encode(value: object, what: str) -> bytes:
             f"{what} is {len(raw):,} bytes of JSON, at most {MAX_PAYLOAD:,} are allowed: "
             "store large data elsewhere and keep a reference to it"
         )
+    if len(raw) > _MAY_EXPAND and (size := stored_size(raw)) > MAX_PAYLOAD:
+        raise TooLarge(
+            f"{what} is {size:,} bytes of JSON with its numbers written out, at most {MAX_PAYLOAD:,} are allowed"
+        )
     if b"null" in raw and _has_nonfinite(msgspec.to_builtins(value, enc_hook=_encode_hook)):
         raise EncodeError(f"{what} holds NaN or an infinity, which JSON cannot store: use None")
     if b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b""):
@@ -143,8 +168,8 @@ def encode_metadata(metadata: Mapping[str, Any]) -> str:
         if not isinstance(key, str):
             raise EncodeError(f"metadata must have keys of type str, got one of type {type(key).__name__}")
     raw = encode(dict(metadata), "metadata")
-    if len(raw) > MAX_METADATA:
-        raise TooLarge(f"metadata is {len(raw):,} bytes of JSON, at most {MAX_METADATA:,} are allowed: use the state")
+    if (size := stored_size(raw)) > MAX_METADATA:
+        raise TooLarge(f"metadata is {size:,} bytes of JSON, at most {MAX_METADATA:,} are allowed: use the state")
     return raw.decode()
 
 
@@ -229,6 +254,10 @@ class _Misfit(ValueError):
     """A nested pydantic model rejected its part; the text quotes no value. msgspec adds the place to a ValueError."""
 
 
+_STRING: Final = re.compile(rb'"[^"]*"')
+_EXPONENT: Final = re.compile(rb"[0-9]e([+-]?[0-9]+)")
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\2\2\0\0")
+_NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[{]}")
 _PLACE = re.compile(r" - at `[^`]*`(?: in `[^`]*`)?$")
 _QUOTES_VALUE = re.compile(r"Invalid (?:enum )?value ")
 _SAFE_WORDS = ("Input should be", "Field required", "Extra inputs")
@@ -281,35 +310,28 @@ def _field_names(type_: object) -> set[str]:
 
 
 def _has_nonfinite(value: Any) -> bool:
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, float):
-            if not math.isfinite(item):
-                return True
-        elif isinstance(item, dict):
-            stack.extend(cast("dict[object, object]", item).values())
-        elif isinstance(item, (list, tuple)):
-            stack.extend(cast("list[object]", item))
+    """Whether plain values hold NaN or an infinity. The encoder of the standard library raises for them, in C."""
+    try:
+        json.dumps(value, allow_nan=False, check_circular=False, skipkeys=True)
+    except ValueError:
+        return True
     return False
 
 
 def _depth(raw: bytes) -> int:
-    depth = deepest = 0
-    in_string = escaped = False
-    for byte in raw:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in (0x7B, 0x5B):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in (0x7D, 0x5D):
-            depth -= 1
-    return deepest
+    """The number of levels of valid JSON. Only brackets are looked at one by one."""
+    brackets = _without_strings(raw).translate(_STEPS, _NO_BRACKETS)
+    return max(accumulate(byte - 1 for byte in brackets), default=0)
+
+
+def _without_strings(raw: bytes) -> bytes:
+    """JSON without its strings; escaped quotes go first, so that a string ends at the next quote."""
+    if b"\\" in raw:
+        raw = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    return _STRING.sub(b"", raw)
+
+
+def stored_size(raw: bytes) -> int:
+    """The bytes of JSON with each number written out, as `jsonb` writes it: 1e300 has 301 digits."""
+    exponents = _EXPONENT.findall(_without_strings(raw)) if b"e" in raw else ()
+    return len(raw) + sum(abs(int(exponent)) for exponent in exponents)

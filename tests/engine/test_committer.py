@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -302,6 +303,27 @@ async def test_a_flush_is_cut_by_bytes(dsn: str, schema: str, monkeypatch: pytes
         )
         assert set(answers) == {CommitResult.COMMITTED}
         assert sizes == [2, 3, 1, 2, 1]
+
+
+async def test_a_large_outcome_does_not_hold_up_the_others(dsn: str, schema: str) -> None:
+    """It is written apart: small outcomes are committed while it waits for a lock, and before it."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
+        large, *small = await claims(app, 4)
+        connection = await asyncpg.connect(dsn)
+        try:
+            await connection.execute("begin")
+            await connection.execute(f'select from "{schema}".instances where id = {large.id} for update')
+            waiting = flush.commit(done(large, '"' + "x" * committer.LARGE_OUTCOME + '"'))
+            await asyncio.sleep(0)
+            began = time.monotonic()
+            await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in small)), 10)
+            assert time.monotonic() - began < 0.8  # a flush waits a second for a lock
+            assert not waiting.done()
+            await connection.execute("rollback")
+        finally:
+            await connection.close()
+        assert await asyncio.wait_for(waiting, 10) is CommitResult.COMMITTED
+        assert sorted(sizes)[-1] == 3
 
 
 class Losing(Counting):

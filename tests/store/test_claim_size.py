@@ -1,4 +1,4 @@
-"""A claim can always be read: inbox, children and activities come along up to a number of bytes."""
+"""A claim can always be read: inbox, children and activities come along up to 1 MB, and else in pages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.support.machine import send
 from tests.support.rows import executing, instance, parked
 from tests.support.store import Store
 
+from gen_durable.store.journal import JournalStatements
 from gen_durable.store.types import OutgoingSignal
 
 LARGE = 950_000
@@ -44,27 +45,72 @@ def test_a_pick_survives_what_is_too_large_for_one_datum(store: Store, what: str
     store.given(row + instance(2) + many.format(size=LARGE, count=300))
     first, second = store.pick().claims
     assert (first.id, second.id) == (1, 2)
-    if what == "children":
-        assert first.children is None
-    elif what == "signals":
-        assert len(first.inbox) == 64_000_000 // (LARGE + 2)
-    else:
-        assert len(json.loads(first.journal or "")["activities"]) == 128_000_000 // (LARGE + 2)
+    assert first.is_large
+    assert not second.is_large
+    assert (first.has_unread_inbox, first.has_unread_children, first.has_unread_activities) == (
+        what == "signals",
+        what == "children",
+        what == "activities",
+    )
+
+
+def pages(store: Store, what: str) -> list[tuple[int, int]]:
+    """The number of entries and the bytes of each page."""
+    found: list[tuple[int, int]] = []
+    after = 0
+    while True:
+        if what == "signals":
+            page = store.run(store.calls.inbox_page(1, after))
+            sizes, ids = [len(signal.payload) for signal in page], [signal.id for signal in page]
+        else:
+            text = store.run(JournalStatements(store.calls.schema).activities_page(1, 0, after))
+            entries = json.loads(text or "[]")
+            sizes, ids = [len(entry[3]) for entry in entries], [entry[0] for entry in entries]
+        if not ids:
+            return found
+        assert all(id_ > after for id_ in ids)
+        found.append((len(ids), sum(sizes)))
+        after = ids[-1]
+
+
+@pytest.mark.parametrize(("what", "size", "count"), [("signals", 950_000, 9), ("activities", 950_000, 9)])
+def test_pages_have_bounded_bytes_and_all_entries(store: Store, what: str, size: int, count: int) -> None:
+    many = {"signals": SIGNALS, "activities": ACTIVITIES}[what]
+    store.given(instance(1) + many.format(size=size, count=count))
+    assert pages(store, what) == [(4, 4 * (size + 2)), (4, 4 * (size + 2)), (1, size + 2)]
+
+
+@pytest.mark.parametrize("what", ["signals", "activities"])
+def test_a_page_has_at_least_one_entry(store: Store, what: str) -> None:
+    """Also one that is larger than a page is read."""
+    many = {"signals": SIGNALS, "activities": ACTIVITIES}[what]
+    store.given(instance(1) + many.format(size=4_500_000, count=3))
+    assert [count for count, _ in pages(store, what)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("what", ["children", "signals", "activities"])
+def test_a_megabyte_comes_with_the_claim(store: Store, what: str) -> None:
+    many = {"children": CHILDREN, "signals": SIGNALS, "activities": ACTIVITIES}[what]
+    store.given(instance(1, **(JOINED if what == "children" else {})) + many.format(size=900, count=100))
+    (claim,) = store.pick().claims
+    assert not claim.is_large
+    activities = json.loads(claim.journal)["activities"] if claim.journal else []
+    assert len(claim.children or ()) + len(claim.inbox) + len(activities) == 100
 
 
 def test_children_that_are_large_together_are_read_in_pages(store: Store) -> None:
-    """Fewer than 10,000, and over 64 MB: they do not come with the claim, and the pages have each of them once."""
+    """Fewer than 10,000, and over 1 MB: they do not come with the claim, and the pages have each of them once."""
     store.given(instance(1, **JOINED) + CHILDREN.format(size=LARGE, count=150))
     (claim,) = store.pick().claims
     assert claim.children is None
     read: list[int] = []
     while page := store.run(store.calls.children(1, read[-1] if read else 0, 1000)):
-        assert sum(len(child.raw_result or b"") for child in page) <= 64_000_000
+        assert sum(len(child.raw_result or b"") for child in page) <= 4_000_000
         read += [child.id for child in page]
     assert read == list(range(11, 161))
 
 
-@pytest.mark.parametrize(("size", "pages"), [(100, [9, 1]), (500, [2, 2, 2, 2, 2]), (3000, [1] * 10)])
+@pytest.mark.parametrize(("size", "pages"), [(100, [10]), (500, [2, 2, 2, 2, 2]), (3000, [1] * 10)])
 def test_a_page_has_bounded_bytes_and_at_least_one_child(store: Store, size: int, pages: list[int]) -> None:
     """Also a child that is larger than a page is read."""
     store.given(instance(1, **JOINED) + CHILDREN.format(size=size, count=10))
@@ -80,13 +126,6 @@ def test_a_page_has_bounded_bytes_and_at_least_one_child(store: Store, size: int
     assert found == pages
 
 
-def test_children_within_the_bounds_come_with_the_claim(store: Store) -> None:
-    """10,000 children of a few bytes, or 60 of a megabyte."""
-    store.given(instance(1, **JOINED) + CHILDREN.format(size=LARGE, count=60))
-    (claim,) = store.pick().claims
-    assert [child.id for child in claim.children or ()] == list(range(11, 71))
-
-
 def test_an_inbox_takes_a_bounded_number_of_bytes(store: Store) -> None:
     """The sender of a signal beyond 64 MB is refused; what was consumed counts no more."""
     store.given(parked(1, name="other") + SIGNALS.format(size=LARGE, count=67))
@@ -99,7 +138,8 @@ def test_an_inbox_takes_a_bounded_number_of_bytes(store: Store) -> None:
     assert claim is None
     store.signal(send(1, "other"))
     (claim,) = store.pick().claims
-    assert len(claim.inbox) == 69  # every signal that was delivered comes with the claim
+    assert claim.has_unread_inbox
+    assert sum(count for count, _ in pages(store, "signals")) == 69  # every signal that was delivered
 
 
 def test_the_signals_of_one_call_are_counted_together(store: Store) -> None:

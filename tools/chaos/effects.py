@@ -23,6 +23,10 @@ class Effects:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
+    def begin(self, ctx: Context) -> None:
+        """One execution of a step whose end is not recorded."""
+        self.write(f"begin {ctx.id} {ctx.claim} {ctx.seq} {ctx.attempt} {ctx.machine}.{ctx.step}")
+
     @contextmanager
     def of(self, ctx: Context) -> Generator[None]:
         """One execution of a step, from its beginning to its end, however it ends."""

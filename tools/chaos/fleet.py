@@ -44,6 +44,10 @@ class Process:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
+    def was_poisoned(self) -> bool:
+        """Whether the last thing that it did was to kill itself."""
+        return b" note Poison " in self.effects.read_bytes()[-100:]
+
     def ready(self) -> bool:
         return self.effects.exists() and b" note Ready" in self.effects.read_bytes()[:4096]
 
@@ -134,7 +138,9 @@ class Fleet:
                     continue
                 process.expected = True
                 status = process.process.returncode
-                if status != UNREACHABLE:
+                if status == -signal.SIGKILL and process.was_poisoned():
+                    self.killed[process.name] = time.monotonic_ns()
+                elif status != UNREACHABLE:
                     self.findings.append(f"{process.name} ended by itself, with status {status}: see its log")
                 self.spawn(slot)
 

@@ -16,8 +16,10 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from gen_durable import Durable, Start
-from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, NoTarget
+from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, NoTarget, TooLarge
 from gen_durable.starts import LIVE, Scope
+from gen_durable.validation import MAX_METADATA, MAX_PAYLOAD
+from tools.chaos.hostile import Blocker, Hanging, Harm, Large, Poison, Urgent
 from tools.chaos.machines import (
     Book,
     Box,
@@ -141,6 +143,33 @@ def doomed(key: str, rng: random.Random) -> Item:
     return Item(key, "Doomed", _start(Doomed.begin, Doom(way), key), None, Load.doom, rng)
 
 
+def poison(key: str, rng: random.Random) -> Item:
+    """The first one, and one in twenty, kills its worker until it ends failed."""
+    is_poison = key.endswith("-0") or rng.random() < 0.05
+    start = _start(Poison.kill, Harm(is_poison=is_poison), key, delay=rng.uniform(1, 4))
+    return Item(key, "Poison", start, None if is_poison else Sum(1, 1))
+
+
+def hanging(key: str, rng: random.Random) -> Item:
+    return Item(key, "Hanging", _start(Hanging.hang, Harm(), key, delay=rng.uniform(1, 6)), Sum(1, 7))
+
+
+def blocker(key: str, rng: random.Random) -> Item:
+    harm = Harm(seconds=rng.choice((0.0, 0.0, 0.5, 3.5)))
+    return Item(key, "Blocker", _start(Blocker.block, harm, key, delay=rng.uniform(2, 8)), Sum(1, 1))
+
+
+def large(key: str, rng: random.Random) -> Item:
+    size = rng.choice((1_000, 100_000, 499_900))
+    start = _start(Large.grow, Harm(filler="x" * size), key, delay=rng.uniform(0.5, 3))
+    return Item(key, "Large", start, Sum(2, 2 * size), Load.exceed, rng)
+
+
+def urgent(key: str, rng: random.Random) -> Item:
+    start = _start(Urgent.hurry, Work(1), key, priority=-10, delay=rng.uniform(0.1, 1))
+    return Item(key, "Urgent", start, Work(1).outcome())
+
+
 # How many of each kind are under way at once, at most.
 FEEDS: dict[str, tuple[Callable[[str, random.Random], Item], int]] = {
     "Chain": (chain, 100),
@@ -154,13 +183,23 @@ FEEDS: dict[str, tuple[Callable[[str, random.Random], Item], int]] = {
     "Flaky": (flaky, 8),
     "Relay": (relay, 8),
     "Doomed": (doomed, 6),
+    "Urgent": (urgent, 6),
+    "Large": (large, 3),
+}
+HOSTILE: dict[str, tuple[Callable[[str, random.Random], Item], int]] = {
+    "Poison": (poison, 3),
+    "Hanging": (hanging, 3),
+    "Blocker": (blocker, 2),
 }
 
 
 class Load:
     """Inserts, signals and cancels until it is stopped; then it finishes its open calls."""
 
-    def __init__(self, app: Durable, server: Server, seed: int, share: float = 1.0) -> None:
+    def __init__(
+        self, app: Durable, server: Server, seed: int, share: float = 1.0, *, is_hostile: bool = False
+    ) -> None:
+        self._feeds = FEEDS | HOSTILE if is_hostile else FEEDS
         self._app = app
         self._server = server
         self._seed = seed
@@ -176,7 +215,7 @@ class Load:
 
     def start(self) -> None:
         self._begin(self._look())
-        for kind, (make, most) in FEEDS.items():
+        for kind, (make, most) in self._feeds.items():
             self._begin(self._feed(kind, make, max(round(most * self._share), 2)))
 
     async def finish(self) -> None:
@@ -270,6 +309,19 @@ class Load:
         except (DatabaseUnavailable, DatabaseRefused):
             self.retries["signals that were sent perhaps"] += 1
             return False
+
+    async def exceed(self, item: Item, instance: int) -> None:
+        """Calls beyond a bound, which are refused before they reach the database."""
+        for what, call in (
+            ("insert", partial(self._app.insert, Large.grow, Harm(filler="x" * MAX_PAYLOAD))),
+            ("metadata", partial(self._app.insert, Large.grow, Harm(), metadata={"x": "x" * MAX_METADATA})),
+        ):
+            try:
+                await call()
+            except TooLarge:
+                self.retries[f"{what}: refused as too large"] += 1
+            else:
+                self.findings.append(f"an {what} beyond its bound was accepted")
 
     async def doom(self, item: Item, instance: int) -> None:
         """Cancel it after a while."""

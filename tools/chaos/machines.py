@@ -36,7 +36,7 @@ LIMITS: dict[str, Concurrency | Rate] = {
     "narrow": Concurrency(SLOTS),
     "paced": Rate(TOKENS, timedelta(seconds=1), burst=BURST),
 }
-QUEUES = {"default": 5, "gates": 2, "doomed": 1}
+QUEUES = {"default": 5, "gates": 2, "doomed": 1, "hostile": 2}
 PER_WORKER = sum(QUEUES.values())
 
 

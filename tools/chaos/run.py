@@ -20,7 +20,7 @@ import asyncpg
 from rich.console import Console
 
 from gen_durable import Durable
-from tools.chaos.checks import CheckResult, account, check_database, check_harness, errors_in, fill
+from tools.chaos.checks import CLEAN, CheckResult, account, check_database, check_harness, errors_in, fill
 from tools.chaos.display import Display, Figures, percentile
 from tools.chaos.effects import Reader
 from tools.chaos.faults import KINDS, Planned, World, impossible, plan
@@ -115,7 +115,9 @@ class Run:
         reader = Reader(fleet.effects)
         title = f"chaos, seed {options.seed}: {', '.join(kinds) or 'no faults'}"
         async with Durable(self._server.dsn(world.proxies[0].port)) as app:
-            load = Load(app, self._server, options.seed, options.load)
+            # Where no lease may expire, no step may kill its worker either.
+            is_hostile = not CLEAN.issuperset(kinds)
+            load = Load(app, self._server, options.seed, options.load, is_hostile=is_hostile)
             await fleet.start()
             with Display(self._console, title, seconds) as screen:
                 async with self._watched(reader, fleet, screen) as stage:

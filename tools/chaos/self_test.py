@@ -55,6 +55,14 @@ HARM: Final = {
         select instance_id, started_at, duration, visit, n + 100, attempt + 1, name, parameters, result
         from gen_durable.activities where error is null limit 1""",
     "activities, their answers": "update chaos.book set receipt = 'x' where id = (select min(id) from chaos.book)",
+    "poisons": """
+        update chaos.expected set kind = 'Poison', result = null
+        where id = (select min(id) from chaos.expected where kind = 'Chain')""",
+    "neighbours": """
+        update gen_durable.instances set status = 'failed', result = null, last_error = 'x'
+        where id = (select min(id) from chaos.expected where kind = 'Chain')""",
+    "urgent": "update gen_durable.instances set inserted_at = inserted_at - interval '1 minute', "
+    "eligible_at = eligible_at - interval '1 minute' where fsm = 'Urgent'",
     "rate": "insert into chaos.grants (id, claims) select 1, n from generate_series(1, 20) as n",
 }
 

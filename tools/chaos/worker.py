@@ -14,6 +14,7 @@ from gen_durable import Durable, Worker
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
 from gen_durable.telemetry import ClaimLost, Event, StaleOutcome
 from tools.chaos.effects import Effects
+from tools.chaos.hostile import MAX_CRASHES, hostile_machines
 from tools.chaos.machines import LIMITS, QUEUES, machines
 
 UNREACHABLE = 75  # the exit status if the database is unreachable: the fleet starts another one
@@ -31,7 +32,7 @@ async def main() -> int:
     app.events.subscribe(note)
     worker = Worker(
         app,
-        machines=machines(effects),
+        machines=[*machines(effects), *hostile_machines(effects)],
         queues=QUEUES,
         limits=LIMITS,
         lease_ttl=timedelta(seconds=lease),
@@ -40,6 +41,7 @@ async def main() -> int:
         poll_interval=timedelta(seconds=0.25),
         max_poll_interval=timedelta(seconds=0.5),
         gc_retention=None,
+        max_crashes=MAX_CRASHES,
     )
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

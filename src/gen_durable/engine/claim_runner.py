@@ -25,8 +25,9 @@ from gen_durable.config import WorkerOptions
 from gen_durable.core.completion_watcher import CompletionWatcher
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.claim_reader import ClaimReader, UnreadableClaim
 from gen_durable.engine.claim_table import ClaimTable
-from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer
+from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer, is_large
 from gen_durable.engine.crashed_rows import MIN_CRASHES
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.history_trimmer import TRIM_EVERY, TRIM_REMAINDER, HistoryTrimmer
@@ -68,6 +69,7 @@ class ClaimRunner:
         executor: Executor,
         transactional: TransactionalExecutor,
         committer: Committer,
+        reader: ClaimReader,
         *,
         registry: Registry,
         claims: ClaimTable,
@@ -82,6 +84,7 @@ class ClaimRunner:
         self._executor = executor
         self._transactional = transactional
         self._committer = committer
+        self._reader = reader
         self._registry = registry
         self._claims = claims
         self._slots = slots
@@ -94,8 +97,20 @@ class ClaimRunner:
         self._max_steps = options.run_ahead_steps
         self._cancel_timeout = options.cancel_timeout.total_seconds()
 
-    async def run(self, active: ActiveClaim) -> None:
+    def run(self, active: ActiveClaim) -> Coroutine[Any, Any, None]:
         """Execute the step of a claim and commit its outcome, and again while the claim is kept."""
+        return self._run_large(active) if active.claim.is_large else self._run(active)
+
+    async def _run_large(self, active: ActiveClaim) -> None:
+        """Run a claim after its large parts were read. Its slot is kept until its outcome is committed."""
+        try:
+            async with self._reader.read(active.claim):
+                await self._run(active)
+        except UnreadableClaim as error:
+            log.error("instance %d of %s: %s", active.claim.id, active.claim.machine, error)
+            self._claims.postpone(active, str(error))
+
+    async def _run(self, active: ActiveClaim) -> None:
         claim, steps, encoded = active.claim, 0, None
         if claim.is_interrupted:
             return None  # withdrawn while the loop was blocked
@@ -250,10 +265,10 @@ class ClaimRunner:
     async def _commit_claim_end(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         """Hand an outcome that ends the claim to the committer."""
         active.has_outcome = True
-        if encoded.commit.many_children is None:
+        if not is_large(encoded.commit) and not active.claim.is_large:
             self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
             return
-        # Many children are large: keep the slot until they are committed, so that no other step makes more.
+        # Keep the slot until it is committed, so that no other step makes more of its kind.
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took, answered))
         await answered

@@ -5,7 +5,7 @@ large batches. Each outcome is answered exactly once, whatever happens to the co
 is sent again in halves, and the fence shows what was committed before. One bad outcome does not harm its batch: a
 refused batch, also one that meets an unexpected error, is halved until the refused outcome is alone. An outcome whose
 row is locked by a long transaction, or that loses each connection, waits on a side connection, apart from the batch
-(tests/engine/test_committer.py), and so does a large fan-out, on another one.
+(tests/engine/test_committer.py), and so do a large outcome and a large fan-out, on others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log = logging.getLogger("gen_durable.committer")
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 QUIET_FAILURES: Final = 3  # so many failures of one batch are not logged
-MAX_FLUSH_BYTES: Final = 16_000_000  # of payloads in one flush; a larger outcome goes alone
+MAX_FLUSH_BYTES: Final = 4_000_000  # of payloads in one flush
+LARGE_OUTCOME: Final = 500_000  # bytes; a larger outcome is written apart, so that no other waits for it
 
 
 class CommitResult(enum.Enum):
@@ -123,7 +124,7 @@ class Committer:
 
     def enqueue(self, commit: Commit, receiver: CommitReceiver) -> None:
         """Commit an outcome with the next flush, and pass the answer to `receiver`."""
-        if commit.many_children is not None:
+        if is_large(commit):
             self._commit_aside((commit, receiver))  # a long transaction: keep it out of the batches
             return
         self._queued.append((commit, receiver))
@@ -272,7 +273,7 @@ class Committer:
             await self._write_halves(batch)
 
     def _commit_aside(self, entry: _Entry) -> None:
-        side = self._locked if entry[0].many_children is None else self._fan_outs
+        side = self._fan_outs if is_large(entry[0]) else self._locked
         task = self._loop.create_task(self._write([entry], side))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
@@ -293,10 +294,19 @@ def _count_within_bounds(queued: list[_Entry], batch_size: int) -> int:
     size = 0
     for n in range(count):
         commit = queued[n][0]
-        size += len(commit.value or "") + len(commit.extra or "")
+        size += _payload_size(commit)
         if size > MAX_FLUSH_BYTES and n:
             return n
     return count
+
+
+def is_large(commit: Commit) -> bool:
+    """Whether an outcome is written apart from the others; its claim keeps its slot until then."""
+    return commit.many_children is not None or _payload_size(commit) > LARGE_OUTCOME
+
+
+def _payload_size(commit: Commit) -> int:
+    return len(commit.value or "") + len(commit.extra or "")
 
 
 def _fault_of(error: Exception) -> FaultKind:

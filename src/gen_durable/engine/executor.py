@@ -15,7 +15,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Sized
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from gen_durable.context import Context
 from gen_durable.core.claim_encryption import ClaimEncryption
@@ -33,6 +33,7 @@ from gen_durable.store.types import Claim
 from gen_durable.validation import MAX_CHILDREN, clean_error
 
 log = logging.getLogger("gen_durable.worker")
+YIELD_SECONDS: Final = 0.001  # not 0: answers that are on their way to other tasks must arrive
 
 
 class UndecodableState(Exception):
@@ -105,8 +106,8 @@ class Executor:
                 if entry.is_job:
                     returned = Done(returned)
                 encoded = encode_outcome(claim, entry.spec, ctx, returned, may_continue=may_continue)
-            if encoded.remaining_children is not None:
-                await _in_time(self._encode_remaining_children(encoded, entry.spec), entry.spec)
+            if encoded.remaining_starts is not None:
+                await _in_time(self._encode_remaining_starts(encoded, entry.spec), entry.spec)
             return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.is_interrupted:
@@ -170,8 +171,8 @@ class Executor:
                 if inspect.isawaitable(answer):
                     answer = await answer
             encoded = encode_outcome(claim, entry.spec, ctx, answer, may_continue=may_continue, error=error)
-            if encoded.remaining_children is not None:
-                await self._encode_remaining_children(encoded, entry.spec)
+            if encoded.remaining_starts is not None:
+                await self._encode_remaining_starts(encoded, entry.spec)
             return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.is_interrupted:
@@ -238,12 +239,12 @@ class Executor:
             transaction,
         )
 
-    async def _encode_remaining_children(self, encoded: EncodedOutcome, spec: StepSpec) -> None:
-        """Encode the rest of many children chunk by chunk, on the loop or in a thread, wherever the step itself ran."""
+    async def _encode_remaining_starts(self, encoded: EncodedOutcome, spec: StepSpec) -> None:
+        """Encode the rest of many instances to start chunk by chunk, on the loop or in a thread, where the step ran."""
         more = True
         while more:
             if spec.is_async:
-                await asyncio.sleep(0)
+                await asyncio.sleep(YIELD_SECONDS)
                 more = encoded.encode_more()
             else:
                 more = await (await self._threads.start(encoded.encode_more))

@@ -18,7 +18,7 @@ from gen_durable.store.statements import Statements
 from gen_durable.store.types import Commit, FlushResult
 
 INSERT_BATCH: Final = 1000
-INSERT_BYTES: Final = 16_000_000
+INSERT_BYTES: Final = 4_000_000
 PAGE: Final = 1000
 
 

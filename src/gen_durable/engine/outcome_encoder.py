@@ -6,7 +6,6 @@ Raises gen_durable errors for outcomes that cannot be stored; the executor treat
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from itertools import islice
 from typing import Any, Final, assert_never, cast
 
 import msgspec
@@ -37,15 +36,15 @@ from gen_durable.store.types import Claim, Commit, ManyChildren
 from gen_durable.validation import MAX_CHILDREN_BYTES, clean_error
 
 CHUNK: Final = 1000
-CHUNK_BYTES: Final = 16_000_000
+CHUNK_BYTES: Final = 250_000  # tens of milliseconds at most, for which the event loop waits
 
 
 class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
     """An outcome as the row of a flush, with what the worker needs to continue.
 
-    `state` is decoded from what is being committed: the next step of a kept claim is given it. `remaining_children`
-    are those beyond the first chunk, which are encoded chunk by chunk so that other work runs in between. `gc=False`
-    as in store/types.py.
+    `state` is decoded from what is being committed: the next step of a kept claim is given it. `remaining_starts` are
+    the instances to start beyond the first chunk, which are encoded chunk by chunk so that other work runs in between.
+    `gc=False` as in store/types.py.
     """
 
     commit: Commit
@@ -53,19 +52,26 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
     consumed: tuple[int, ...] = ()  # ids of signals
     queue: str | None = None  # a new queue
     state: object = None
-    remaining_children: Iterator[Start[Any]] | None = None
+    remaining_starts: Iterator[Start[Any]] | None = None
+    extra: dict[str, Any] | None = None  # while its "spawn" is not complete
     plain_state: str | None = None  # the encoded state before encryption
 
     def encode_more(self) -> bool:
-        """Encode the next chunk of children; returns whether there may be more."""
-        children, rest = self.commit.many_children, self.remaining_children
-        if children is None or rest is None:
+        """Encode the next chunk of instances to start; returns whether there may be more."""
+        children, rest, extra = self.commit.many_children, self.remaining_starts, self.extra
+        if rest is None:
             return False
-        chunk = [_child(child) for child in islice(rest, CHUNK)]
-        _add(children, chunk)
-        check_child_count(len(children.encoded))
-        _check_size(children.size)
-        return len(chunk) == CHUNK
+        chunk, may_have_more = _encode_chunk(rest)
+        if children is not None:
+            _add(children, chunk)
+            check_child_count(len(children.encoded))
+            _check_size(children.size)
+        elif extra is not None:
+            extra["spawn"] += chunk
+            _check_size(sum(_state_size(start) for start in extra["spawn"]))
+            if not may_have_more:
+                self.commit.extra = msgspec.json.encode(extra).decode()
+        return may_have_more
 
 
 def encode_outcome(
@@ -94,6 +100,7 @@ def encode_outcome(
         case Next():
             encoded.consumed = _ids(ctx.awaited)
             encoded.queue = outcome.queue
+            _spawn(encoded, extra, outcome.spawn)
             encoded.state = _next(commit, extra, outcome, claim, spec, may_continue=may_continue)
         case Retry():
             _retry(commit, outcome, spec)
@@ -101,9 +108,10 @@ def encode_outcome(
             _await(commit, extra, outcome, claim, spec, ctx=ctx)
         case ScheduleChildren():
             encoded.consumed = _ids(ctx.awaited)
-            encoded.remaining_children = _schedule_children(commit, extra, outcome, claim, spec)
+            encoded.remaining_starts = _schedule_children(commit, extra, outcome, claim, spec)
         case Done():
-            _done(commit, extra, outcome, claim, spec)
+            _done(commit, outcome, claim, spec)
+            _spawn(encoded, extra, outcome.spawn)
         case Fail():
             commit.kind = "fail"
             commit.error = clean_error(outcome.reason)
@@ -144,12 +152,19 @@ def _retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
     commit.delay = outcome.delay
 
 
-def _done(commit: Commit, extra: dict[str, Any], outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
+def _done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
     commit.kind = "done"
     commit.value = encode(outcome.result, f"the result of {spec.label}").decode()
     commit.parent = claim.parent_id
-    if outcome.spawn:
-        extra["spawn"] = _encode_starts(outcome.spawn)
+
+
+def _spawn(encoded: EncodedOutcome, extra: dict[str, Any], starts: Iterable[Start[Any]]) -> None:
+    """Encode the first chunk of instances to start; the others, if any, are left to `encode_more`."""
+    if starts:
+        rest = iter(starts)
+        extra["spawn"], may_have_more = _encode_chunk(rest)
+        if may_have_more:
+            encoded.remaining_starts, encoded.extra = rest, extra
 
 
 def _schedule_children(
@@ -183,8 +198,6 @@ def _next(
         extra["partition_key"] = outcome.partition_key
         if claim.partition_key is not None:
             extra["left"] = [f"partition/{claim.partition_key}"]
-    if outcome.spawn:
-        extra["spawn"] = _encode_starts(outcome.spawn)
     limits = outcome.limits
     if limits is None:
         limits = outcome.step.limits_for(outcome.state) if outcome.step.limit is not None else ()
@@ -239,10 +252,10 @@ def _children(
 ) -> Iterator[Start[Any]] | None:
     """Encode the children if they fit into one statement, by number and size. Else return those beyond the first."""
     rest = iter(outcome.children)
-    # A generator that was made in a thread is iterated there (Executor._encode_remaining_children).
+    # A generator that was made in a thread is iterated there (Executor._encode_remaining_starts).
     here = spec.is_async or isinstance(outcome.children, Sized)
-    first = _encode_starts(islice(rest, CHUNK + 1)) if here else []
-    if here and len(first) <= CHUNK and sum(_state_size(child) for child in first) <= CHUNK_BYTES:
+    first, may_have_more = _encode_chunk(rest) if here else ([], True)
+    if not may_have_more:
         extra["children"] = first
         return None
     commit.many_children = ManyChildren.empty()
@@ -250,16 +263,17 @@ def _children(
     return rest
 
 
-def _encode_starts(starts: Iterable[Start[Any]]) -> list[dict[str, object]]:
-    """Encode instances to start. Raises `TooLarge` if their states are too large together."""
+def _encode_chunk(starts: Iterator[Start[Any]]) -> tuple[list[dict[str, object]], bool]:
+    """Encode instances to start until they are many or large; returns whether there may be more."""
     encoded: list[dict[str, object]] = []
     size = 0
     for start in starts:
         one = _child(start)
-        size += _state_size(one)
-        _check_size(size)
         encoded.append(one)
-    return encoded
+        size += _state_size(one)
+        if len(encoded) > CHUNK or size > CHUNK_BYTES:
+            return encoded, True
+    return encoded, False
 
 
 def _state_size(child: dict[str, object]) -> int:

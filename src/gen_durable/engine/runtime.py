@@ -19,6 +19,7 @@ from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.claim_encryption import ClaimEncryption
 from gen_durable.core.services import Services
 from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.claim_reader import ClaimReader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
@@ -45,7 +46,7 @@ log = logging.getLogger("gen_durable.worker")
 CANCEL_GRACE_SECONDS: Final = 1.0
 TRANSACTION_CONNECTIONS: Final = 10  # each is connected when a step first needs it
 LOCKED_CONNECTIONS: Final = 4  # for outcomes whose rows are locked
-FAN_OUTS: Final = 2  # large fan-outs that are written at once
+FAN_OUTS: Final = 3  # large outcomes and fan-outs that are written at once
 
 
 class Runtime:
@@ -124,6 +125,7 @@ class Runtime:
             executor,
             self._transactional,
             self.committer,
+            ClaimReader(services.pool, services.statements, services.journal_statements, self._journal),
             registry=self._registry,
             claims=self.claims,
             slots=self.slots,

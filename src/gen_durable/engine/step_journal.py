@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeAlias, get_type_hints
+from typing import Any, Final, Literal, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -55,14 +55,19 @@ Action: TypeAlias = "CallActivity | SleepBeforeRetry | Statement[bool]"
 Actions: TypeAlias = Generator[Action, Any, Any]
 
 
-class StoredJournal(msgspec.Struct):
-    """The result of `journal_of_claim.sql`: [format, version, value]; per activity [n, name, finished, result text]."""
+StoredActivity: TypeAlias = tuple[int, str, bool, str | None]
+"""Number, name, whether it is finished, and its result as text."""
 
-    checkpoint: tuple[int, int, msgspec.Raw] | None = None
-    activities: list[tuple[int, str, bool, str | None]] | None = None
+
+class StoredJournal(msgspec.Struct):
+    """The result of `journal_of_claim.sql`. Activities that are too large for it are True, and follow page by page."""
+
+    checkpoint: tuple[int, int, msgspec.Raw] | None = None  # format, version, value
+    activities: list[StoredActivity] | Literal[True] | None = None
 
 
 _STORED: Final = msgspec.json.Decoder(StoredJournal)
+_PAGE: Final = msgspec.json.Decoder(list[StoredActivity])
 
 
 class StepJournal:
@@ -110,7 +115,21 @@ class StepJournal:
             format_, _, value = stored.checkpoint
             check_checkpoint_format(format_)
             self.checkpoint = self._decrypt(bytes(value), "checkpoint")
-        for number, name, finished, result in stored.activities or ():
+        if isinstance(stored.activities, list):
+            self._add(stored.activities)
+
+    def add_page(self, page: str) -> int:
+        """Take over a page of activities (journal_page.sql). Returns the number of the last one."""
+        self._add(_PAGE.decode(page))
+        return self._next - 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of the results that are stored in this visit."""
+        return self._size
+
+    def _add(self, activities: list[StoredActivity]) -> None:
+        for number, name, finished, result in activities:
             self._next = number + 1
             self._tried[name] = self._tried.get(name, 0) + 1
             if finished:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from gen_durable.errors import DecodeError
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statement
+from gen_durable.store.statements import PAGE_BYTES, Statement
 from gen_durable.store.types import Row
 
 CHECKPOINT_FORMAT: Final = 1
@@ -60,6 +60,7 @@ class JournalStatements:
 
     __slots__ = (
         "_activities",
+        "_activities_page",
         "_activity",
         "_checkpoint",
         "_checkpoint_of",
@@ -76,6 +77,7 @@ class JournalStatements:
         self._checkpoint = f"select {s}.record_checkpoint($1,$2,$3,$4,$5)"
         self._clear = f"select {s}.clear_checkpoint($1,$2,$3)"
         self._activity = f"select {s}.record_activity($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)"
+        self._activities_page = f"select {s}.journal_page($1,$2,$3,$4)"
         self._report = f"select locked from {s}.record_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._trim = f"select {s}.trim_history($1,$2,$3)"
         self._history = (
@@ -92,6 +94,10 @@ class JournalStatements:
             f"from {s}.progress_of($1,$2)"
         )
         self._installation = f"select token from {s}.installation"  # noqa: S608
+
+    def activities_page(self, instance: int, visit: int, after: int) -> Statement[str | None]:
+        """The next activities of a visit as JSON, after the number `after`: at most PAGE_BYTES, and at least one."""
+        return Statement(self._activities_page, (instance, visit, after, PAGE_BYTES), lambda rows: rows[0][0])
 
     def checkpoint(self, fence: Fence, value: str) -> Statement[bool]:
         args = (fence.id, fence.epoch, fence.seq, value, CHECKPOINT_FORMAT)

@@ -30,7 +30,8 @@ from gen_durable.store.types import (
     UnmetDemand,
 )
 
-TOO_MANY: Final = "true"  # children_of.sql
+TOO_LARGE: Final = "true"  # inbox_of.sql, children_of.sql
+LARGE_JOURNAL: Final = '{"activities": true'  # journal_of_claim.sql; jsonb writes this key first
 INSTANCE: Final = (
     "i.id, i.fsm, i.fsm_version, i.step, i.status, i.queue, i.priority, i.partition_key, i.unique_key, i.awaits, "
     "i.attempt, i.crashes, i.claims, i.seq, i.last_error, i.locked_by, i.parent_id, i.children_pending, i.eligible_at, "
@@ -99,13 +100,22 @@ def read_claim(row: Row) -> Claim:
     *fields, inbox, children, visit, step_errors, crashes, journal, _report = row
     claim = Claim(*fields)
     if inbox is not None:
-        claim.inbox = read_inbox(inbox)
+        if inbox == TOO_LARGE:
+            claim.is_large = claim.has_unread_inbox = True
+        else:
+            claim.inbox = read_inbox(inbox)
     if children is not None:
-        claim.children = None if children == TOO_MANY else read_children(children)
+        if children == TOO_LARGE:
+            claim.children = None
+            claim.is_large = claim.has_unread_children = True
+        else:
+            claim.children = read_children(children)
     claim.visit = visit
     claim.step_errors = step_errors
     claim.crashes = crashes
     claim.journal = journal
+    if journal is not None and journal.startswith(LARGE_JOURNAL):
+        claim.is_large = claim.has_unread_activities = True
     return claim
 
 

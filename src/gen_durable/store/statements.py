@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from gen_durable.codec import encode
 from gen_durable.context import Child
-from gen_durable.errors import TooLarge
 from gen_durable.instances import Instance, Status
 from gen_durable.limits import Concurrency, Limit, LimitState, Policy
+from gen_durable.signals import Received
 from gen_durable.starts import Start
 from gen_durable.store.packed_lists import join_names, join_numbers, names_parameter, numbers_parameter, sparse
 from gen_durable.store.row_decoder import (
@@ -24,12 +24,14 @@ from gen_durable.store.row_decoder import (
     read_cascaded,
     read_children,
     read_flushed,
+    read_inbox,
     read_instance,
     read_picked,
     read_reaping,
     read_released,
 )
 from gen_durable.store.schema import Schema
+from gen_durable.store.start_encoder import encode_limits, encode_states
 from gen_durable.store.types import (
     CancelResult,
     CascadeResult,
@@ -47,9 +49,9 @@ from gen_durable.store.types import (
     Row,
     UnknownStep,
 )
-from gen_durable.validation import MAX_BATCH_BYTES
 
 T = TypeVar("T")
+PAGE_BYTES: Final = 4_000_000  # the event loop decodes a page at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Statements:
         "_get",
         "_heartbeat",
         "_id_of_key",
+        "_inbox_page",
         "_insert",
         "_insert_as",
         "_limits",
@@ -119,7 +122,8 @@ class Statements:
         )
         self._lock_parent_and_allocate_ids = f"select {s}.lock_parent_and_allocate_ids($1,$2,$3,$4)"
         self._start_instances = f"select {s}.start_instances($1,$2,$3,array['children'],$4)"
-        self._children = f"select {s}.children_page($1,null,$2,$3)"
+        self._children = f"select {s}.children_page($1,null,$2,$3,$4)"
+        self._inbox_page = f"select {s}.inbox_page($1,$2,$3)"
         self._signal = (
             "select ord, target, verdict, woken from "  # noqa: S608
             f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{json},$5)"
@@ -165,7 +169,7 @@ class Statements:
                 [s.step.machine.name for s in starts],
                 [s.step.machine.version for s in starts],
                 [s.step.name for s in starts],
-                _encode_states(starts),
+                encode_states(starts),
                 [s.queue for s in starts],
                 sparse([s.priority or None for s in starts]),
                 sparse([s.partition_key for s in starts]),
@@ -255,8 +259,16 @@ class Statements:
         return Statement(self._start_instances, args, lambda rows: rows[0][0] or [])
 
     def children(self, parent: int, after: int, limit: int) -> Statement[list[Child]]:
-        """The next `limit` children of a parent's current round, in the order of ids, after the id `after`."""
-        return Statement(self._children, (parent, after, limit), lambda rows: list(read_children(rows[0][0] or "[]")))
+        """The next children of a parent's current round, after the id `after`: at most `limit`, and PAGE_BYTES."""
+        return Statement(
+            self._children, (parent, after, limit, PAGE_BYTES), lambda rows: list(read_children(rows[0][0] or "[]"))
+        )
+
+    def inbox_page(self, instance: int, after: int) -> Statement[list[Received]]:
+        """The next signals of an inbox, after the id `after`: at most PAGE_BYTES, and at least one."""
+        return Statement(
+            self._inbox_page, (instance, after, PAGE_BYTES), lambda rows: list(read_inbox(rows[0][0] or "[]"))
+        )
 
     def signal(self, deliveries: Sequence[OutgoingSignal]) -> Statement[list[tuple[int | None, str, str | None]]]:
         return Statement(
@@ -376,24 +388,3 @@ class Statements:
     def notify(self, payloads: Sequence[str]) -> Statement[None]:
         """`payloads` are encoded messages (`core/messages.py`)."""
         return Statement(self._notify, (self.schema.channel, list(payloads)), lambda _rows: None)
-
-
-def encode_limits(limits: Sequence[Limit]) -> str:
-    """Limits as the JSON that `resolve_limit_keys.sql` reads."""
-    return encode([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
-
-
-def _encode_states(starts: Sequence[Start[Any]]) -> list[str]:
-    """The states of an insert. Raises `TooLarge` if they are too large together, before the rest is encoded."""
-    states: list[str] = []
-    size = 0
-    for start in starts:
-        state, _ = start.step.state_codec.encode_checked(start.state)
-        size += len(state) + (len(start.metadata) if start.metadata is not None else 0)
-        if size > MAX_BATCH_BYTES:
-            raise TooLarge(
-                f"the instances of one call are over {MAX_BATCH_BYTES:,} bytes of JSON: insert them in several calls, "
-                "or store large data elsewhere and pass a reference to it"
-            )
-        states.append(state)
-    return states

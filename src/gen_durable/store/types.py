@@ -70,6 +70,11 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     journal: str | None = None  # JSON, written by earlier executions of this visit
     step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal_writer.py)
     is_decrypted: bool = False  # by core/claim_encryption.py, if there is a codec
+    # Parts that are too large to come with the claim: engine/claim_reader.py reads them before the first step.
+    is_large: bool = False
+    has_unread_inbox: bool = False
+    has_unread_children: bool = False
+    has_unread_activities: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from gen_durable.core.claim_encryption import ClaimEncryption
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.services import Services, services_of
 from gen_durable.engine.active_claim import ActiveClaim
+from gen_durable.engine.claim_reader import ClaimReader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
@@ -139,6 +140,7 @@ class Stepper:
             self._executor,
             self._transactional,
             self._committer,
+            ClaimReader(services.pool, services.statements, services.journal_statements, self._journal),
             registry=registry,
             claims=self._claims,
             slots=slots,

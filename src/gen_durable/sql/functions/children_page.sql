@@ -4,7 +4,7 @@
 -- children and in bytes of their payloads. A page has at least one child, however large; null if none is left.
 -- A claim or a page must stay far below 256 MB, the most that a jsonb array can hold: one that does not fit would fail
 -- the pick. Stored sizes are known without reading the payloads. If they are small together and not compressed, every
--- child is read; else children are read up to the stored size of a page, and their texts are measured one by one.
+-- child is read; else they are read one by one, until a page is full.
 -- Index: instances_parent, in its order: no page is sorted, and none reads the rows of the pages before it. Locks:
 -- none.
 -- Guarded by tests/store/test_claim_size.py.
@@ -24,6 +24,9 @@ declare
   wanted constant bigint := coalesce(of_round, (select i.round from @schema.instances i where i.id = parent));
   stored_bytes bigint;
   is_compressed boolean;
+  row_read record;
+  total bigint := 0;
+  entries jsonb[];
 begin
   select sum(pg_column_size(child.state) + coalesce(pg_column_size(child.result), 0) + coalesce(length(child.last_error), 0)),
          bool_or(coalesce(pg_column_compression(child.state), pg_column_compression(child.result)) is not null)
@@ -34,8 +37,8 @@ begin
     order by i.parent_id, i.parent_round, i.id
     limit count
   ) as child;
-  -- A text is at most some twenty times as long as its uncompressed jsonb (escapes, exponents).
-  if not is_compressed and stored_bytes <= bytes / 20 then
+  -- A text is seldom longer than its uncompressed jsonb, and some twenty times as long at most (escapes, exponents).
+  if not is_compressed and stored_bytes <= bytes / 4 then
     return (
       select jsonb_agg(
         jsonb_build_object(
@@ -52,38 +55,25 @@ begin
       ) as child
     );
   end if;
-  return (
-    select jsonb_agg(
+  for row_read in
+    select i.id, i.fsm, i.fsm_version, i.step, i.status, i.last_error, i.result::text as result, i.state::text as state
+    from @schema.instances i
+    where i.parent_id = parent and i.parent_round = wanted and i.id > after
+    order by i.parent_id, i.parent_round, i.id
+    limit count
+  loop
+    total := total + octet_length(row_read.state) + coalesce(octet_length(row_read.result), 0)
+      + coalesce(octet_length(row_read.last_error), 0);
+    exit when total > bytes and entries is not null;
+    entries := array_append(
+      entries,
       jsonb_build_object(
-        'id', child.id, 'machine', child.fsm, 'version', child.fsm_version, 'step', child.step, 'status', child.status,
-        'last_error', child.last_error, 'result', child.result_text, 'state', child.state_text
+        'id', row_read.id, 'machine', row_read.fsm, 'version', row_read.fsm_version, 'step', row_read.step,
+        'status', row_read.status, 'last_error', row_read.last_error, 'result', row_read.result,
+        'state', row_read.state
       )
-    )
-    from (
-      select text_row.*, sum(text_row.size) over (rows unbounded preceding) as total
-      from (
-        select near.*, octet_length(near.state_text) + coalesce(octet_length(near.result_text), 0)
-          + coalesce(octet_length(near.last_error), 0) as size
-        from (
-          select stored.id, stored.fsm, stored.fsm_version, stored.step, stored.status, stored.last_error,
-                 stored.result::text as result_text, stored.state::text as state_text
-          from (
-            select found.*, sum(found.size) over (rows unbounded preceding) as total
-            from (
-              select i.id, i.fsm, i.fsm_version, i.step, i.status, i.last_error, i.result, i.state,
-                     pg_column_size(i.state) + coalesce(pg_column_size(i.result), 0) as size
-              from @schema.instances i
-              where i.parent_id = parent and i.parent_round = wanted and i.id > after
-              order by i.parent_id, i.parent_round, i.id
-              limit count
-            ) as found
-          ) as stored
-          where stored.total <= bytes or stored.total = stored.size
-          offset 0
-        ) as near
-      ) as text_row
-    ) as child
-    where child.total <= bytes or child.total = child.size
-  );
+    );
+  end loop;
+  return to_jsonb(entries);
 end
 $$;

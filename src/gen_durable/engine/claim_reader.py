@@ -1,0 +1,120 @@
+"""Reads the parts of a claim that are too large to come with the pick: its inbox, children and activities.
+
+A pick is one statement for all queues of a worker, so what comes with it is small. Large parts are read here, before
+the step, in pages: the event loop decodes one page at a time, and runs other work in between. One claim is read at a
+time, and none while the claims that were read and still run hold MAX_BYTES. Guarded by
+tests/worker/test_large_claims.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from gen_durable.context import Child
+from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.errors import GenDurableError
+from gen_durable.pg.faults import ConnectionLost, SqlError, loggable
+from gen_durable.pg.pool import Pool
+from gen_durable.signals import Received
+from gen_durable.store.journal import JournalStatements
+from gen_durable.store.statements import Statements
+from gen_durable.store.types import Claim
+from gen_durable.validation import MAX_CLAIM_PART
+
+MAX_BYTES: Final = 192_000_000
+MAX_LOADED_CHILDREN: Final = 10_000
+PAGE: Final = 1000  # children
+
+
+class UnreadableClaim(Exception):
+    """A part of a claim cannot be read."""
+
+
+class ClaimReader:
+    """Reads the large claims of one worker."""
+
+    def __init__(
+        self, pool: Pool, statements: Statements, journal_statements: JournalStatements, journal: JournalWriter
+    ) -> None:
+        self._pool = pool
+        self._statements = statements
+        self._journal_statements = journal_statements
+        self._journal = journal
+        self._reading = asyncio.Lock()
+        self._released = asyncio.Event()
+        self._bytes = 0  # of the claims that were read and still run
+
+    @asynccontextmanager
+    async def read(self, claim: Claim) -> AsyncGenerator[None]:
+        """Complete a claim, and count its size until the end of the block. Raises `UnreadableClaim`."""
+        async with self._reading:
+            while self._bytes > MAX_BYTES:
+                self._released.clear()
+                await self._released.wait()
+            try:
+                size = await self._read_parts(claim)
+            except (ConnectionLost, SqlError) as error:
+                reason = f"its signals, children or activities cannot be read ({loggable(error)})"
+                raise UnreadableClaim(reason) from error
+            self._bytes += size
+        try:
+            yield
+        finally:
+            self._bytes -= size
+            self._released.set()
+
+    async def _read_parts(self, claim: Claim) -> int:
+        size = 0
+        if claim.has_unread_inbox:
+            size += await self._read_inbox(claim)
+        if claim.has_unread_children:
+            size += await self._read_children(claim)
+        if claim.has_unread_activities:
+            size += await self._read_activities(claim)
+        return size
+
+    async def _read_inbox(self, claim: Claim) -> int:
+        """Signals beyond the bound are left for a later claim; signal.sql delivers none."""
+        inbox: list[Received] = []
+        size = after = 0
+        while page := await self._pool.run_idempotent(self._statements.inbox_page(claim.id, after)):
+            for received in page:
+                if size + len(received.payload) > MAX_CLAIM_PART and inbox:
+                    break
+                size += len(received.payload)
+                inbox.append(received)
+            if inbox[-1] is not page[-1]:
+                break
+            after = page[-1].id
+        claim.inbox = tuple(inbox)
+        return size
+
+    async def _read_children(self, claim: Claim) -> int:
+        """Children beyond the bounds are left out altogether: the step reads them page by page."""
+        children: list[Child] = []
+        size = after = 0
+        while page := await self._pool.run_idempotent(self._statements.children(claim.id, after, PAGE)):
+            children += page
+            size += sum(len(child.raw_state) + len(child.raw_result or b"") for child in page)
+            if len(children) > MAX_LOADED_CHILDREN or size > MAX_CLAIM_PART:
+                return 0
+            after = page[-1].id
+        claim.children = tuple(children)
+        return size
+
+    async def _read_activities(self, claim: Claim) -> int:
+        try:
+            journal = self._journal.step_journal(claim, claim.seq)
+        except GenDurableError:
+            return 0  # the executor meets the same error, and puts the row back with the reason
+        after = 0
+        while page := await self._pool.run_idempotent(
+            self._journal_statements.activities_page(claim.id, claim.visit, after)
+        ):
+            after = journal.add_page(page)
+            if journal.size > 2 * MAX_CLAIM_PART:
+                break  # no worker records as much: the text of jsonb is at most twice as long
+        return journal.size
