@@ -114,7 +114,7 @@ begin
     )
     select array_agg(added.id), array_agg(distinct added.queue) filter (where notify) into new_ids, new_queues from added;
     inserted_ids := inserted_ids || new_ids;
-    if notify then
+    if new_queues is not null then
       perform @schema.notify_workers('queue', new_queues);
     end if;
 
