@@ -77,8 +77,8 @@ def call_after_commit(connection: Any, callback: Callable[[], None]) -> bool:
 def call_at_commit(connection: Any, callback: Callable[[object], None]) -> None:
     """Have SQLAlchemy call back at the commits of a connection (right before) or session (right after).
 
-    A hint that only saves time: the commit may fail, or be that of a savepoint. Once per connection or session: it
-    keeps its listeners.
+    A hint that only saves time: the commit may fail, or be that of a savepoint. SQLAlchemy keeps the callback as long
+    as the connection or session, and only once.
     """
     kind = connection_kind(connection)
     if kind not in (ConnectionKind.SQLALCHEMY, ConnectionKind.SQLALCHEMY_ASYNC):
@@ -89,8 +89,7 @@ def call_at_commit(connection: Any, callback: Callable[[object], None]) -> None:
     if kind is ConnectionKind.SQLALCHEMY_ASYNC:
         target = target.sync_session if hasattr(target, "sync_session") else target.sync_connection
     name = "commit" if isinstance(target, Connection) else "after_commit"
-    if not event.contains(target, name, callback):
-        event.listen(target, name, callback)
+    event.listen(target, name, callback)
 
 
 async def run_awaiting(connection: Any, statement: Statement[Any]) -> Rows:
