@@ -26,7 +26,7 @@ from gen_durable.limits import LimitNames, LimitState, Policy
 from gen_durable.operations import limits, read
 from gen_durable.operations.admin import AdminOperations
 from gen_durable.operations.cancel import cancel, checked_reason, to_cancellation
-from gen_durable.operations.in_transaction import TransactionCalls
+from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.signal import is_delivered, outgoing_signal, send_signal
 from gen_durable.pg.pool import DriverPool
@@ -130,6 +130,7 @@ class Durable(AdminOperations):
         group: tuple[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
     ) -> Handle[R]: ...
     @overload
     async def insert(
@@ -139,6 +140,7 @@ class Durable(AdminOperations):
         *,
         on_conflict: Literal["skip"],
         connection: object = None,
+        notify: Notify = "after_commit",
         **options: Unpack[StartOptions],
     ) -> Handle[R] | None: ...
     @overload
@@ -148,6 +150,7 @@ class Durable(AdminOperations):
         *,
         on_conflict: Literal["raise", "existing"] = "raise",
         connection: object = None,
+        notify: Notify = "after_commit",
         **options: Unpack[StartOptions],
     ) -> Handle[R]: ...
     @overload
@@ -157,6 +160,7 @@ class Durable(AdminOperations):
         *,
         on_conflict: Literal["skip"],
         connection: object = None,
+        notify: Notify = "after_commit",
         **options: Unpack[StartOptions],
     ) -> Handle[R] | None: ...
     async def insert(
@@ -166,15 +170,18 @@ class Durable(AdminOperations):
         *,
         on_conflict: OnConflict = "raise",
         connection: object = None,
+        notify: Notify = "after_commit",
         **options: Unpack[StartOptions],
     ) -> Handle[R] | None:
         """Start an instance at a step, or a job. The other options are those of `Start`.
 
         If the `unique_key` is taken, "raise" raises `Duplicate`, "existing" returns the holder, "skip" returns None.
         With `connection`, one of yours (asyncpg, psycopg, SQLAlchemy), the insert is a part of your transaction: the
-        instance starts when you commit, and never if you roll back.
+        instance starts when you commit, and never if you roll back. Workers are notified right after the commit, by
+        this client if it is open; "in_transaction" has your commit notify them, which Postgres does one by one, and
+        "never" leaves it to their polling.
         """
-        (handle,) = await self._insert([Start(step, state, **options)], on_conflict, connection)
+        (handle,) = await self._insert([Start(step, state, **options)], on_conflict, connection, notify)
         return handle
 
     @overload
@@ -184,28 +191,40 @@ class Durable(AdminOperations):
         *,
         on_conflict: Literal["raise", "existing"] = "raise",
         connection: object = None,
+        notify: Notify = "after_commit",
     ) -> list[Handle[R]]: ...
     @overload
     async def insert_many(
-        self, starts: Iterable[Start[R]], *, on_conflict: Literal["skip"], connection: object = None
+        self,
+        starts: Iterable[Start[R]],
+        *,
+        on_conflict: Literal["skip"],
+        connection: object = None,
+        notify: Notify = "after_commit",
     ) -> list[Handle[R] | None]: ...
     async def insert_many(
-        self, starts: Iterable[Start[R]], *, on_conflict: OnConflict = "raise", connection: object = None
+        self,
+        starts: Iterable[Start[R]],
+        *,
+        on_conflict: OnConflict = "raise",
+        connection: object = None,
+        notify: Notify = "after_commit",
     ) -> list[Handle[R]] | list[Handle[R] | None]:
         """Start many instances in one transaction: all or none. Returns handles in the order of `starts`.
 
-        `connection` as in `insert`.
+        `connection` and `notify` as in `insert`.
         """
         # Only "skip" returns None for some, as the overloads say.
-        return cast("list[Handle[R]]", await self._insert(list(starts), on_conflict, connection))
+        return cast("list[Handle[R]]", await self._insert(list(starts), on_conflict, connection, notify))
 
     async def _insert(
-        self, starts: Sequence[Start[R]], on_conflict: OnConflict, connection: object
+        self, starts: Sequence[Start[R]], on_conflict: OnConflict, connection: object, notify: Notify
     ) -> list[Handle[R] | None]:
+        check_notify(notify, connection)
         if connection is None:
             ids = await insert(self._services, starts, on_conflict)
         else:
-            ids = await self._in_transaction.insert(connection, starts, on_conflict)
+            ids = await self._in_transaction.insert(connection, starts, on_conflict, notify)
         return handles_of(self, starts, ids)
 
     @overload
@@ -216,6 +235,7 @@ class Durable(AdminOperations):
         *,
         dedup_key: str | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
     ) -> bool: ...
     @overload
     async def signal(
@@ -226,6 +246,7 @@ class Durable(AdminOperations):
         *,
         dedup_key: str | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
     ) -> bool: ...
     async def signal(
         self,
@@ -235,6 +256,7 @@ class Durable(AdminOperations):
         *,
         dedup_key: str | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
     ) -> bool:
         """Send a signal to an instance by id, or to the live holder of a unique key.
 
@@ -242,11 +264,12 @@ class Durable(AdminOperations):
         `NoTarget` if the instance is unknown or has ended. `connection` as in `insert`: the signal is sent when you
         commit, and the instance's row is locked until then.
         """
+        check_notify(notify, connection)
         outgoing = outgoing_signal(target, signal, payload, dedup_key)
         if connection is None:
             verdict = await send_signal(self._services, outgoing)
         else:
-            verdict = await self._in_transaction.signal(connection, outgoing)
+            verdict = await self._in_transaction.signal(connection, outgoing, notify)
         return is_delivered(verdict, target, signal)
 
     async def cancel(
@@ -256,6 +279,7 @@ class Durable(AdminOperations):
         reason: str = "cancelled",
         cascade: bool = True,
         connection: object = None,
+        notify: Notify = "after_commit",
     ) -> Cancellation:
         """Cancel an instance by id, or the live holder of a unique key; with `cascade` all its descendants too.
 
@@ -265,10 +289,11 @@ class Durable(AdminOperations):
         instance is cancelled when you commit, its row and its parent's are locked until then, and workers cancel its
         descendants afterwards, uncounted.
         """
+        check_notify(notify, connection)
         reason = checked_reason(reason)
         if connection is None:
             return await cancel(self._services, target, reason, cascade=cascade)
-        found = await self._in_transaction.cancel(connection, *parse_target(target), reason, cascade=cascade)
+        found = await self._in_transaction.cancel(connection, *parse_target(target), reason, notify, cascade=cascade)
         return to_cancellation(found, target)
 
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:

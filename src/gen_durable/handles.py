@@ -19,6 +19,7 @@ from gen_durable.validation import check_key
 
 if TYPE_CHECKING:
     from gen_durable.client import Durable
+    from gen_durable.operations.in_transaction import Notify
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -49,10 +50,15 @@ class Handle(Generic[R]):
         return await self.app.get(self.id)
 
     async def cancel(
-        self, *, reason: str = "cancelled", cascade: bool = True, connection: object = None
+        self,
+        *,
+        reason: str = "cancelled",
+        cascade: bool = True,
+        connection: object = None,
+        notify: Notify = "after_commit",
     ) -> Cancellation:
         """Cancel this instance, and with `cascade` all its descendants; see `Durable.cancel`."""
-        return await self.app.cancel(self.id, reason=reason, cascade=cascade, connection=connection)
+        return await self.app.cancel(self.id, reason=reason, cascade=cascade, connection=connection, notify=notify)
 
     async def delete(self) -> None:
         """Delete this instance after it has ended; see `Durable.delete`."""
@@ -64,11 +70,22 @@ class Handle(Generic[R]):
 
     @overload
     async def signal(
-        self, signal: Signal[None], *, dedup_key: str | None = None, connection: object = None
+        self,
+        signal: Signal[None],
+        *,
+        dedup_key: str | None = None,
+        connection: object = None,
+        notify: Notify = "after_commit",
     ) -> bool: ...
     @overload
     async def signal(
-        self, signal: Signal[P], payload: P, *, dedup_key: str | None = None, connection: object = None
+        self,
+        signal: Signal[P],
+        payload: P,
+        *,
+        dedup_key: str | None = None,
+        connection: object = None,
+        notify: Notify = "after_commit",
     ) -> bool: ...
     async def signal(
         self,
@@ -77,10 +94,16 @@ class Handle(Generic[R]):
         *,
         dedup_key: str | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
     ) -> bool:
         """Send a signal to this instance; see `Durable.signal`."""
         return await self.app.signal(
-            self.id, cast("Signal[object]", signal), payload, dedup_key=dedup_key, connection=connection
+            self.id,
+            cast("Signal[object]", signal),
+            payload,
+            dedup_key=dedup_key,
+            connection=connection,
+            notify=notify,
         )
 
     def __repr__(self) -> str:

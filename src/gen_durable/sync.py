@@ -26,7 +26,7 @@ from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
 from gen_durable.operations.admin import SyncAdminOperations
 from gen_durable.operations.cancel import checked_reason, to_cancellation
-from gen_durable.operations.in_transaction import TransactionCalls
+from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.signal import is_delivered, outgoing_signal
 from gen_durable.pg.caller_connection import django_connection
@@ -128,6 +128,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         on_conflict: Literal["raise", "existing"] = "raise",
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
         **options: Unpack[StartOptions],
     ) -> SyncHandle[R]: ...
@@ -139,6 +140,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         on_conflict: Literal["skip"],
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
         **options: Unpack[StartOptions],
     ) -> SyncHandle[R] | None: ...
@@ -149,6 +151,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         on_conflict: Literal["raise", "existing"] = "raise",
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
         **options: Unpack[StartOptions],
     ) -> SyncHandle[R]: ...
@@ -159,6 +162,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         on_conflict: Literal["skip"],
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
         **options: Unpack[StartOptions],
     ) -> SyncHandle[R] | None: ...
@@ -169,6 +173,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         on_conflict: OnConflict = "raise",
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
         **options: Unpack[StartOptions],
     ) -> SyncHandle[R] | None:
@@ -177,7 +182,8 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         With `connection` (psycopg, SQLAlchemy, Django) the insert is part of your transaction. `using` is the alias of
         a Django database and selects its connection of this thread.
         """
-        (handle,) = self._insert([Start(step, state, **options)], on_conflict, _caller_connection(connection, using))
+        start = Start(step, state, **options)
+        (handle,) = self._insert([start], on_conflict, _caller_connection(connection, using), notify)
         return handle
 
     @overload
@@ -187,6 +193,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         on_conflict: Literal["raise", "existing"] = "raise",
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> list[SyncHandle[R]]: ...
     @overload
@@ -196,6 +203,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         on_conflict: Literal["skip"],
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> list[SyncHandle[R] | None]: ...
     def insert_many(
@@ -204,19 +212,21 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         on_conflict: OnConflict = "raise",
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> list[SyncHandle[R]] | list[SyncHandle[R] | None]:
         """Start many instances in one transaction; see `Durable.insert_many`, and `insert` for `connection`."""
-        handles = self._insert(list(starts), on_conflict, _caller_connection(connection, using))
+        handles = self._insert(list(starts), on_conflict, _caller_connection(connection, using), notify)
         return cast("list[SyncHandle[R]]", handles)  # only "skip" returns None, as the overloads say
 
     def _insert(
-        self, starts: list[Start[R]], on_conflict: OnConflict, connection: object
+        self, starts: list[Start[R]], on_conflict: OnConflict, connection: object, notify: Notify
     ) -> list[SyncHandle[R] | None]:
+        check_notify(notify, connection)
         if connection is None:
             ids = self._wait(insert(services_of(self._app), starts, on_conflict))
         else:  # in the caller's thread, to which the connection belongs
-            ids = self._in_transaction.insert_blocking(connection, starts, on_conflict)
+            ids = self._calls().insert_blocking(connection, starts, on_conflict, notify)
         handles = handles_of(self._app, starts, ids)
         return [None if handle is None else SyncHandle(self, handle) for handle in handles]
 
@@ -228,6 +238,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         dedup_key: str | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> bool: ...
     @overload
@@ -239,6 +250,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         dedup_key: str | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> bool: ...
     def signal(
@@ -249,14 +261,16 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         *,
         dedup_key: str | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> bool:
         """Send a signal; see `Durable.signal`, and `insert` for `connection`."""
         caller_connection = _caller_connection(connection, using)
+        check_notify(notify, caller_connection)
         if caller_connection is not None:
             outgoing = outgoing_signal(_target(target), signal, payload, dedup_key)
             return is_delivered(
-                self._in_transaction.signal_blocking(caller_connection, outgoing), _target(target), signal
+                self._calls().signal_blocking(caller_connection, outgoing, notify), _target(target), signal
             )
         return self._wait(
             self._app.signal(_target(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
@@ -269,14 +283,16 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         reason: str = "cancelled",
         cascade: bool = True,
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> Cancellation:
         """Cancel an instance, and with `cascade` all its descendants; see `Durable.cancel`, and `insert`."""
         caller_connection = _caller_connection(connection, using)
+        check_notify(notify, caller_connection)
         if caller_connection is not None:
             instance, key = parse_target(_target(target))
-            found = self._in_transaction.cancel_blocking(
-                caller_connection, instance, key, checked_reason(reason), cascade=cascade
+            found = self._calls().cancel_blocking(
+                caller_connection, instance, key, checked_reason(reason), notify, cascade=cascade
             )
             return to_cancellation(found, _target(target))
         return self._wait(self._app.cancel(_target(target), reason=reason, cascade=cascade))
@@ -316,6 +332,12 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
     def limits(self) -> list[LimitState]:
         """The state of every limit; see `Durable.limits`."""
         return self._wait(self._app.limits())
+
+    def _calls(self) -> TransactionCalls:
+        """For calls on callers' connections. In a forked process the client is opened anew, to notify workers."""
+        if self._leave_parent():
+            self.open()
+        return self._in_transaction
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._leave_parent():

@@ -11,6 +11,7 @@ from gen_durable.instances import Cancellation, Ending, Instance
 from gen_durable.signals import Signal
 
 if TYPE_CHECKING:
+    from gen_durable.operations.in_transaction import Notify
     from gen_durable.sync import SyncDurable
 
 P = TypeVar("P")
@@ -52,10 +53,13 @@ class SyncHandle(Generic[R]):
         reason: str = "cancelled",
         cascade: bool = True,
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> Cancellation:
         """Cancel this instance, and with `cascade` all its descendants; see `SyncDurable.cancel`."""
-        return self.app.cancel(self.id, reason=reason, cascade=cascade, connection=connection, using=using)
+        return self.app.cancel(
+            self.id, reason=reason, cascade=cascade, connection=connection, notify=notify, using=using
+        )
 
     def delete(self) -> None:
         """Delete this instance after it has ended."""
@@ -72,6 +76,7 @@ class SyncHandle(Generic[R]):
         *,
         dedup_key: str | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> bool: ...
     @overload
@@ -82,6 +87,7 @@ class SyncHandle(Generic[R]):
         *,
         dedup_key: str | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> bool: ...
     def signal(
@@ -91,6 +97,7 @@ class SyncHandle(Generic[R]):
         *,
         dedup_key: str | None = None,
         connection: object = None,
+        notify: Notify = "after_commit",
         using: str | None = None,
     ) -> bool:
         """Send a signal to this instance; see `SyncDurable.signal`."""
@@ -100,6 +107,7 @@ class SyncHandle(Generic[R]):
             payload,
             dedup_key=dedup_key,
             connection=connection,
+            notify=notify,
             using=using,
         )
 

@@ -201,4 +201,5 @@ def test_an_editor_shows_the_options_of_start() -> None:
     shown = options(get_overloads(Durable.insert)[0])
     assert shown.pop("on_conflict")[1] == "raise"
     assert shown.pop("connection")[1] is None
+    assert shown.pop("notify")[1] == "after_commit"
     assert shown == options(Start.__init__)

@@ -50,3 +50,36 @@ def test_a_forked_process_opens_its_own_connections(dsn: str, schema: str) -> No
         [sys.executable, "-c", PROGRAM, dsn, schema], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout.splitlines() == ["child 0 0", "child 1 0", "child 2 0", "parent closed"], done
+
+
+IN_TRANSACTION = """
+import os, sys
+import psycopg
+from gen_durable import SyncDurable, job
+
+@job
+def greet(name: str) -> str: ...
+
+dsn, schema = sys.argv[1:]
+app = SyncDurable(dsn, schema=schema)
+app.open()
+if os.fork() == 0:
+    with psycopg.connect(dsn, autocommit=True) as ear, psycopg.connect(dsn) as caller:
+        ear.execute(f"listen {schema}_wake")
+        app.insert(greet, "child", connection=caller)
+        caller.commit()
+        (message,) = ear.notifies(timeout=10, stop_after=1)
+        print(message.payload, flush=True)
+    app.close()
+    os._exit(0)
+os.wait()
+app.close()
+"""
+
+
+def test_a_forked_process_notifies_of_its_transactions(dsn: str, schema: str) -> None:
+    """By connections of its own, although its only call is one on the caller's connection."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TRANSACTION, dsn, schema], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.splitlines() == ["queue:default"], done

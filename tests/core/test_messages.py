@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import psycopg
 import pytest
 from tests.support.store import Store
 
@@ -67,9 +68,12 @@ def test_wakeups_stand_for_one_message_each() -> None:
     assert (bool(follow_ups), bool(NO_FOLLOW_UPS)) == (True, False)
 
 
-def test_sql_encodes_the_same_payloads(store: Store) -> None:
-    """Notifications inside a caller's transaction are encoded by `encode_message.sql`."""
-    for message, payload in PAYLOADS:
-        kind, _, argument = encode(message).partition(":")
-        (row,) = store.sql(f"select @schema.encode_message('{kind}', '{argument}') as payload")
-        assert row["payload"] == payload
+def test_sql_encodes_the_same_payloads(dsn: str, schema: str, store: Store) -> None:
+    """Notifications inside a caller's transaction are sent by `notify_workers.sql`, on the channel of the schema."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f'listen "{store.schema.channel}"'.encode())
+        for message, payload in PAYLOADS:
+            kind, _, argument = encode(message).partition(":")
+            store.sql("select @schema.notify_workers($1, array[$2, null])", kind, argument)
+            (sent,) = connection.notifies(timeout=10, stop_after=1)
+            assert sent.payload == payload

@@ -275,7 +275,7 @@ def small_notify_queue(build: Callable[[Path], EmbeddedDirectory], tmp_path: Pat
 
 @pytest.mark.direct("the server is the test's own")
 async def test_a_full_notify_queue_delays_and_loses_nothing(small_notify_queue: str) -> None:
-    """Calls of the engine work, and polling finds the work; a caller's commit fails with Postgres' own error."""
+    """Calls of the engine work, and polling finds the work; so do callers' commits, unless they notify themselves."""
     dsn, schema = small_notify_queue, "full"
     async with Durable(dsn, schema=schema, migrate=True) as client, working(dsn, schema) as app:
         flow = await client.insert(Flow.start, {})
@@ -287,6 +287,10 @@ async def test_a_full_notify_queue_delays_and_loses_nothing(small_notify_queue: 
         caller = await asyncpg.connect(dsn)
         with pytest.raises(asyncpg.ProgramLimitExceededError, match="too many notifications"):
             async with caller.transaction():
-                await app.insert(Flow.start, {}, connection=caller)
-        await caller.close()
+                await app.insert(Flow.start, {}, connection=caller, notify="in_transaction")
         assert (await app.count(machine="Flow")).value == 1
+        async with caller.transaction():
+            handle = await app.insert(Patient.start, None, connection=caller)
+        await caller.close()
+        assert (await handle.get()).machine == "Patient"
+        await handle.cancel()

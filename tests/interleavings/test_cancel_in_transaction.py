@@ -22,7 +22,7 @@ QUIET = ("cancel_rows", "cascade", "wake_parents", "unblock_partitions")
 
 def guest_cancel(calls: Statements, target: int) -> list[Statement[Any]]:
     """The caller's transaction; then a worker carries on."""
-    return [TextStatements(calls).cancel(target, None, "why", cascade=True), calls.cascade(9, target)]
+    return [TextStatements(calls).cancel(target, None, "why", cascade=True, notify=False), calls.cascade(9, target)]
 
 
 def guest_cancel_and_signal(calls: Statements, cancelled: int, signalled: int) -> Statement[Any]:

@@ -43,7 +43,7 @@ async def test_a_strict_signal_meets_a_park(
 
     given = executing(1) + (signal(7, 1) if parks_again else "")
     park = calls.flush([PARK_AGAIN if parks_again else PARK])
-    send = TextStatements(calls).signal(GO)
+    send = TextStatements(calls).signal(GO, notify=False)
     async with exploring() as explorer:
         report = await explorer.explore(
             given, [park], [send], delivered, begin=True, errors=SERIALIZATION, levels=(READ_COMMITTED, level)
@@ -63,7 +63,7 @@ async def test_a_strict_signal_meets_an_end(exploring: Exploring, calls: Stateme
         report = await explorer.explore(
             executing(1),
             [calls.flush([DONE])],
-            [TextStatements(calls).signal(GO)],
+            [TextStatements(calls).signal(GO, notify=False)],
             empty,
             begin=True,
             errors=SERIALIZATION,
@@ -129,7 +129,7 @@ async def test_a_strict_insert_meets_an_insert(
         report = await explorer.explore(
             "",
             [insert],
-            [TextStatements(calls).insert(insert)],
+            [TextStatements(calls).insert(insert, notify=False)],
             once,
             begin=True,
             errors=SERIALIZATION | {"GD001"},

@@ -39,7 +39,7 @@ from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
 CLIENT = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", "ends_of", "get", "progress_of"} | {
-    "encode_message"
+    "notify_workers"
 }
 VIEWER = {"get", "instances_of", "list", "count", "history_of", "activities_of", "checkpoint_of", "progress_of"} | {
     "limit_states",

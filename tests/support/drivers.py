@@ -78,23 +78,27 @@ async def asyncpg_connection(dsn: str, schema: str) -> AsyncIterator[CallerConne
     connection = await asyncpg.connect(dsn, statement_cache_size=0)
     # As many do; ours must not be encoded by it once more.
     await connection.set_type_codec("jsonb", encoder=repr, decoder=repr, schema="pg_catalog")
-    yield CallerConnection(Durable(dsn, schema=schema), connection, connection.transaction)
+    async with Durable(dsn, schema=schema) as app:
+        yield CallerConnection(app, connection, connection.transaction)
     await connection.close()
 
 
 @asynccontextmanager
 async def asyncpg_pooled(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
     pool = asyncpg.create_pool(dsn, min_size=1, max_size=1, statement_cache_size=0)
-    async with pool, pool.acquire() as connection:
-        yield CallerConnection(Durable(dsn, schema=schema), connection, connection.transaction)
+    async with pool, pool.acquire() as connection, Durable(dsn, schema=schema) as app:
+        yield CallerConnection(app, connection, connection.transaction)
 
 
 @asynccontextmanager
 async def psycopg_sync(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
-    with psycopg.connect(
-        dsn, autocommit=True, row_factory=dict_row, cursor_factory=psycopg.ClientCursor, prepare_threshold=None
-    ) as connection:
-        yield CallerConnection(SyncDurable(dsn, schema=schema), connection, connection.transaction)
+    with (
+        psycopg.connect(
+            dsn, autocommit=True, row_factory=dict_row, cursor_factory=psycopg.ClientCursor, prepare_threshold=None
+        ) as connection,
+        SyncDurable(dsn, schema=schema) as app,
+    ):
+        yield CallerConnection(app, connection, connection.transaction)
 
 
 @asynccontextmanager
@@ -102,8 +106,8 @@ async def psycopg_async(dsn: str, schema: str) -> AsyncIterator[CallerConnection
     connection = await psycopg.AsyncConnection.connect(
         dsn, autocommit=True, row_factory=dict_row, prepare_threshold=None
     )
-    async with connection:
-        yield CallerConnection(Durable(dsn, schema=schema), connection, connection.transaction)
+    async with connection, Durable(dsn, schema=schema) as app:
+        yield CallerConnection(app, connection, connection.transaction)
 
 
 def _begin_sync(connection: Any) -> Callable[[], Any]:
@@ -121,14 +125,14 @@ def _engine(dsn: str) -> Iterator[sqlalchemy.Engine]:
 
 @asynccontextmanager
 async def sqlalchemy_connection(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
-    with _engine(dsn) as engine, engine.connect() as connection:
-        yield CallerConnection(SyncDurable(dsn, schema=schema), connection, _begin_sync(connection))
+    with _engine(dsn) as engine, engine.connect() as connection, SyncDurable(dsn, schema=schema) as app:
+        yield CallerConnection(app, connection, _begin_sync(connection))
 
 
 @asynccontextmanager
 async def sqlalchemy_session(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
-    with _engine(dsn) as engine, Session(engine) as session:
-        yield CallerConnection(SyncDurable(dsn, schema=schema), session, _begin_sync(session))
+    with _engine(dsn) as engine, Session(engine) as session, SyncDurable(dsn, schema=schema) as app:
+        yield CallerConnection(app, session, _begin_sync(session))
 
 
 @asynccontextmanager
@@ -143,8 +147,8 @@ async def sqlalchemy_async_connection(dsn: str, schema: str) -> AsyncIterator[Ca
             "prepared_statement_name_func": lambda: f"guest_{uuid.uuid4().hex}",
         },
     )
-    async with engine.connect() as connection:
-        yield CallerConnection(Durable(dsn, schema=schema), connection, _begin_sync(connection))
+    async with engine.connect() as connection, Durable(dsn, schema=schema) as app:
+        yield CallerConnection(app, connection, _begin_sync(connection))
     await engine.dispose()
 
 
@@ -154,21 +158,21 @@ async def sqlalchemy_async_session(dsn: str, schema: str) -> AsyncIterator[Calle
         "postgresql+psycopg://",
         async_creator=lambda: psycopg.AsyncConnection.connect(dsn, prepare_threshold=None),
     )
-    async with AsyncSession(engine) as session:
-        yield CallerConnection(Durable(dsn, schema=schema), session, _begin_sync(session))
+    async with AsyncSession(engine) as session, Durable(dsn, schema=schema) as app:
+        yield CallerConnection(app, session, _begin_sync(session))
     await engine.dispose()
 
 
 @asynccontextmanager
 async def django_connection(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
-    with _in_django(dsn) as (connection, atomic):
-        yield CallerConnection(SyncDurable(dsn, schema=schema), connection, atomic)
+    with _in_django(dsn) as (connection, atomic), SyncDurable(dsn, schema=schema) as app:
+        yield CallerConnection(app, connection, atomic)
 
 
 @asynccontextmanager
 async def django_alias(dsn: str, schema: str) -> AsyncIterator[CallerConnection]:
-    with _in_django(dsn) as (connection, atomic):
-        yield CallerConnection(SyncDurable(dsn, schema=schema), connection, atomic, using="default")
+    with _in_django(dsn) as (connection, atomic), SyncDurable(dsn, schema=schema) as app:
+        yield CallerConnection(app, connection, atomic, using="default")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Messages between processes: a typed union, with one encoder and one decoder for the payload of NOTIFY.
 
 A payload is `KIND:ARGUMENT`. The kind is read first, so that no queue and no worker can be mistaken for another kind of
-message. `sql/functions/encode_message.sql` builds the same payloads inside a caller's transaction.
+message. `sql/functions/notify_workers.sql` builds the same payloads inside a caller's transaction.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Notifier:
     def wake(self, queue: str, count: int = 1) -> None:
         """`count` rows became runnable: wake the workers here, and notify others if these cannot take all of them."""
         if self._wake_here(queue) < count:
-            self._send(QueueReady(queue))
+            self.send(QueueReady(queue))
             return
         for worker in self._workers.values():
             worker.expect(queue, count)
@@ -118,7 +118,7 @@ class Notifier:
                     if worker in self._workers:
                         self._workers[worker].apply_pending_cancels()
                     else:
-                        self._send(message)
+                        self.send(message)
                 case _:
                     assert_never(message)
 
@@ -151,7 +151,7 @@ class Notifier:
         now = time.monotonic()
         if now - self._full_pick_sent_at.get(queue, 0.0) >= FULL_PICK_INTERVAL:
             self._full_pick_sent_at[queue] = now
-            self._send(QueueReady(queue))
+            self.send(QueueReady(queue))
 
     def notify_missed(self, queue: str) -> None:
         """A pick did not find the rows it was woken for: notify other processes, which may know their steps.
@@ -170,7 +170,7 @@ class Notifier:
     def _send_missed(self, queue: str) -> None:
         self._missed.pop(queue, None)
         self._missed_sent_at[queue] = time.monotonic()
-        self._send(QueueReady(queue))
+        self.send(QueueReady(queue))
 
     async def close(self) -> None:
         """Stop listening and cascading; let the notification under way finish within `CLOSE_TIMEOUT` seconds."""
@@ -193,7 +193,8 @@ class Notifier:
     def _wake_here(self, queue: str) -> int:
         return sum(worker.wake(queue) for worker in self._workers.values())
 
-    def _send(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
+        """Send a message to other processes, together with others that wait."""
         self._unsent.add(message)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._notify(), name="gen_durable notify")

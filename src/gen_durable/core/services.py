@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gen_durable.core.commit_watcher import CommitWatcher
 from gen_durable.core.completion_watcher import CompletionWatcher
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.statement_runner import StatementRunner
@@ -36,6 +37,7 @@ class Services:
         "_installation",
         "_notifier",
         "admin_statements",
+        "commit_watcher",
         "encryption",
         "engine_statement_runner",
         "events",
@@ -56,6 +58,7 @@ class Services:
         self.encryption = encryption
         self.statement_runner = StatementRunner(self._get_client_pool, self.schema.name)
         self.engine_statement_runner = StatementRunner(self._get_pool, self.schema.name)
+        self.commit_watcher: CommitWatcher | None = None  # None unless open: other threads look at it
         self.is_open = False
 
     @property
@@ -108,6 +111,7 @@ class Services:
         self._installation = database.installation
         self._notifier = Notifier(database.pool, self.statements, self.engine_statement_runner, database.listen_target)
         self._completions = CompletionWatcher(database.pool, self.statements)
+        self.commit_watcher = CommitWatcher(database.pool, self._notifier)
         self.is_open = True
 
     async def close(self) -> None:
@@ -115,6 +119,9 @@ class Services:
         if not self.is_open:
             return
         self.is_open = False
+        watcher, self.commit_watcher = self.commit_watcher, None
+        if watcher is not None:
+            await watcher.close()
         await self._completions.stop()
         await self._notifier.close()
         await self._database.close()
@@ -125,7 +132,8 @@ class Services:
         Returns objects that the caller must keep: collecting them would touch the parent's sockets.
         """
         self.is_open = False
-        return self._completions, self._notifier, self._database.pool
+        watcher, self.commit_watcher = self.commit_watcher, None
+        return watcher, self._completions, self._notifier, self._database.pool
 
     def _get_pool(self) -> Pool:
         self.check_open()

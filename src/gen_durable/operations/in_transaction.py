@@ -1,27 +1,32 @@
 """Calls on the caller's own connection, as a part of the caller's transaction.
 
-Their writes commit or roll back with the caller, and the commit notifies the workers. No statement is retried: the
-transaction may contain other work of the caller.
+Their writes commit or roll back with the caller, and workers are notified after the commit. No statement is retried:
+the transaction may contain other work of the caller.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from gen_durable.core.claim_encryption import encrypted_insert, encrypted_signal
 from gen_durable.core.services import Services
-from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError
+from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
 from gen_durable.operations.insert import OnConflict, check_starts
-from gen_durable.pg.caller_connection import run_awaiting, run_blocking
+from gen_durable.pg.caller_connection import call_after_commit, call_at_commit, run_awaiting, run_blocking
 from gen_durable.pg.faults import sqlstate, unwrap_driver_error
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.starts import Start
 from gen_durable.store.statements import Statement
 from gen_durable.store.text_params import TextStatements
-from gen_durable.store.types import CancelResult, InsertResult, OutgoingSignal, Row
+from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
+log = logging.getLogger("gen_durable.notifier")
 T = TypeVar("T")
+
+Notify: TypeAlias = Literal["after_commit", "in_transaction", "never"]
 
 CallStatements = Generator[Statement[Any], Any, T]
 """The statements of a call: each is sent the answer to the one before; the generator returns the call's answer."""
@@ -31,64 +36,77 @@ RunOnConnection = Callable[[object, Statement[Any]], Awaitable[Sequence[Row]]]
 class TransactionCalls:
     """Runs calls of one `Durable`, open or not, on connections of its callers."""
 
-    __slots__ = ("_encryption", "_schema", "_statements")
+    __slots__ = ("_encryption", "_has_warned", "_schema", "_services", "_statements")
 
     def __init__(self, services: Services) -> None:
+        self._services = services
         self._statements = TextStatements(services.statements)
         self._schema = services.schema.name
         self._encryption = services.encryption
+        self._has_warned = False
 
     async def insert(
-        self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict
+        self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict, notify: Notify
     ) -> list[int | None]:
         """Insert instances. Returns their ids in the order of `starts`."""
-        check_starts(starts, on_conflict)
-        return await self._run(connection, self._insert(starts, on_conflict), "insert")
+        return await self._run(connection, self._insert(connection, starts, on_conflict, notify), "insert")
 
     def insert_blocking(
-        self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict
+        self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict, notify: Notify
     ) -> list[int | None]:
         """As `insert`, on a blocking connection."""
-        check_starts(starts, on_conflict)
-        return self._run_blocking(connection, self._insert(starts, on_conflict), "insert")
+        return self._run_blocking(connection, self._insert(connection, starts, on_conflict, notify), "insert")
 
-    async def signal(self, connection: object, outgoing: OutgoingSignal) -> str:
+    async def signal(self, connection: object, outgoing: OutgoingSignal, notify: Notify) -> str:
         """Deliver a signal. Returns the verdict of `signal.sql`."""
-        return await self._run(connection, self._signal(outgoing), "signal")
+        return await self._run(connection, self._signal(connection, outgoing, notify), "signal")
 
-    def signal_blocking(self, connection: object, outgoing: OutgoingSignal) -> str:
+    def signal_blocking(self, connection: object, outgoing: OutgoingSignal, notify: Notify) -> str:
         """As `signal`, on a blocking connection."""
-        return self._run_blocking(connection, self._signal(outgoing), "signal")
+        return self._run_blocking(connection, self._signal(connection, outgoing, notify), "signal")
 
     async def cancel(
-        self, connection: object, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
+        self, connection: object, instance: int | None, key: bytes | None, reason: str, notify: Notify, *, cascade: bool
     ) -> CancelResult:
-        """Cancel an instance. Workers cancel its descendants after the commit."""
-        return await self._run(connection, self._cancel(instance, key, reason, cascade=cascade), "cancel")
+        """Cancel an instance. Its descendants are cancelled after the commit."""
+        statements = self._cancel(connection, instance, key, reason, notify, cascade=cascade)
+        return await self._run(connection, statements, "cancel")
 
     def cancel_blocking(
-        self, connection: object, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
+        self, connection: object, instance: int | None, key: bytes | None, reason: str, notify: Notify, *, cascade: bool
     ) -> CancelResult:
         """As `cancel`, on a blocking connection."""
-        return self._run_blocking(connection, self._cancel(instance, key, reason, cascade=cascade), "cancel")
+        statements = self._cancel(connection, instance, key, reason, notify, cascade=cascade)
+        return self._run_blocking(connection, statements, "cancel")
 
-    def _insert(self, starts: Sequence[Start[Any]], on_conflict: OnConflict) -> CallStatements[list[int | None]]:
+    def _insert(
+        self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict, notify: Notify
+    ) -> CallStatements[list[int | None]]:
+        check_starts(starts, on_conflict)
         if not starts:
             return []
         statement = self._statements.statements.insert(starts, on_conflict)
         if self._encryption is not None:
             ids = yield self._statements.allocate_ids(len(starts))
             statement = encrypted_insert(self._statements.statements, statement, ids, self._encryption)
-        rows: list[InsertResult] = yield self._statements.insert(statement)
+        rows: list[InsertResult]
+        rows, transaction = yield self._statements.insert(statement, notify=notify == "in_transaction")
+        if notify == "after_commit":
+            queues = frozenset(start.queue for start, row in zip(starts, rows, strict=True) if row.new)
+            self._follow_up(connection, transaction, FollowUps(queues))
         return [row.id for row in rows]
 
     def _cancel(
-        self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
+        self, connection: object, instance: int | None, key: bytes | None, reason: str, notify: Notify, *, cascade: bool
     ) -> CallStatements[CancelResult]:
-        (target,), _ = yield self._statements.cancel(instance, key, reason, cascade=cascade)
+        target, follow_ups, transaction = yield self._statements.cancel(
+            instance, key, reason, cascade=cascade, notify=notify == "in_transaction"
+        )
+        if notify == "after_commit":
+            self._follow_up(connection, transaction, follow_ups)
         return cast(CancelResult, target)
 
-    def _signal(self, outgoing: OutgoingSignal) -> CallStatements[str]:
+    def _signal(self, connection: object, outgoing: OutgoingSignal, notify: Notify) -> CallStatements[str]:
         if self._encryption is not None:
             target = outgoing.target
             if target is None and outgoing.key is not None:
@@ -96,8 +114,26 @@ class TransactionCalls:
             if target is None:
                 return "no_target"
             outgoing = encrypted_signal(outgoing, target, self._encryption)
-        ((_, verdict, _),) = yield self._statements.signal(outgoing)
+        (_, verdict, woken), transaction = yield self._statements.signal(outgoing, notify=notify == "in_transaction")
+        if notify == "after_commit" and woken is not None:
+            self._follow_up(connection, transaction, FollowUps(frozenset({woken})))
         return str(verdict)
+
+    def _follow_up(self, connection: object, transaction: int | None, follow_ups: FollowUps) -> None:
+        """Have workers notified once the caller's transaction has been committed."""
+        if transaction is None or not follow_ups:
+            return
+        watcher = self._services.commit_watcher
+        if watcher is None:
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "workers are not notified of calls with connection=, because this client is not open; they find "
+                    "the work when they poll. Open the client, or pass notify='in_transaction' or 'never'"
+                )
+        elif not call_after_commit(connection, partial(watcher.dispatch, follow_ups)):
+            watcher.add(transaction, follow_ups)
+            call_at_commit(connection, watcher.check_soon)
 
     async def _run(
         self,
@@ -140,6 +176,14 @@ class TransactionCalls:
                 "before it"
             )
         return to_error(original, operation, self._schema)
+
+
+def check_notify(notify: Notify, connection: object) -> None:
+    """Raise `InputError` for a `notify=` that has no meaning."""
+    if notify not in ("after_commit", "in_transaction", "never"):
+        raise InputError(f"notify must be 'after_commit', 'in_transaction' or 'never', got {notify!r}")
+    if connection is None and notify != "after_commit":
+        raise InputError("notify= is for calls with connection=: without it workers are notified after the commit")
 
 
 async def _run_without_suspending(connection: object, statement: Statement[Any]) -> Sequence[Row]:

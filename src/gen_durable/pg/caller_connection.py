@@ -60,6 +60,38 @@ def connection_kind(connection: object) -> ConnectionKind:
     )
 
 
+def call_after_commit(connection: Any, callback: Callable[[], None]) -> bool:
+    """Have Django call back after the commit, and not after a rollback, also of a savepoint.
+
+    Returns False if that is not possible: with other connections, and where autocommit is off.
+    """
+    if connection_kind(connection) is not ConnectionKind.DJANGO:
+        return False
+    try:
+        connection.on_commit(callback)
+    except Exception:
+        return False
+    return True
+
+
+def call_at_commit(connection: Any, callback: Callable[[object], None]) -> None:
+    """Have SQLAlchemy call back at the commits of a connection (right before) or session (right after).
+
+    A hint that only saves time: the commit may fail, or be that of a savepoint. SQLAlchemy keeps the callback as long
+    as the connection or session, and only once.
+    """
+    kind = connection_kind(connection)
+    if kind not in (ConnectionKind.SQLALCHEMY, ConnectionKind.SQLALCHEMY_ASYNC):
+        return
+    from sqlalchemy import Connection, event
+
+    target = connection.registry() if hasattr(connection, "registry") else connection
+    if kind is ConnectionKind.SQLALCHEMY_ASYNC:
+        target = target.sync_session if hasattr(target, "sync_session") else target.sync_connection
+    name = "commit" if isinstance(target, Connection) else "after_commit"
+    event.listen(target, name, callback)
+
+
 async def run_awaiting(connection: Any, statement: Statement[Any]) -> Rows:
     """Run a statement on an asynchronous connection."""
     return await _async_runner(connection)(connection, statement)

@@ -108,9 +108,9 @@ class Statements:
         json = "::pg_catalog.text[]::pg_catalog.jsonb[]"
         self._insert = (
             f"select ord, id, inserted from {s}.insert($1,$2,$3,$4{json},$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
-            f"$13{json},$14,$15{json})"
+            f"$13{json},$14,$15{json},notify => false)"
         )
-        self._insert_as = self._insert[:-1] + ",$16)"
+        self._insert_as = self._insert.replace(",notify", ",$16,notify")
         self._allocate_ids = f"select {s}.allocate_ids($1)"
         self._id_of_key = f"select {s}.id_of_key($1)"
         self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"  # noqa: S608
@@ -153,8 +153,8 @@ class Statements:
         )
 
     def _prepare_limits(self, s: str) -> None:
-        self._set_limit = f"select changed, woken from {s}.set_limit($1,$2,$3,$4,$5,$6::text::jsonb)"  # noqa: S608
-        self._remove_limit = f"select removed, woken from {s}.remove_limit($1)"  # noqa: S608
+        self._set_limit = f"select changed, woken from {s}.set_limit($1,$2,$3,$4,$5,$6::text::jsonb,false)"  # noqa: S608
+        self._remove_limit = f"select removed, woken from {s}.remove_limit($1,false)"  # noqa: S608
         self._limits = f"select * from {s}.limit_states()"  # noqa: S608
         self._acquire_limit = (
             f"select is_granted, wait_seconds, has_ticket, is_lost from {s}.acquire_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608

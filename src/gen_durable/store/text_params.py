@@ -1,8 +1,8 @@
-"""Statements that run on a caller's own connection, whatever its driver.
+"""Statements for callers' transactions: those that run on a caller's own connection, and the look at their commits.
 
-Every parameter is a text with a cast: all drivers bind texts alike, and no codec or adapter that the caller has set up
-for arrays, JSON or times applies. The statements also notify, inside the caller's transaction, so that its commit wakes
-the workers; `encode_message.sql` encodes the payloads.
+On a caller's connection, whatever its driver, every parameter is a text with a cast: all drivers bind texts alike, and
+no codec or adapter that the caller has set up for arrays, JSON or times applies. Each answer comes with the id of the
+transaction, by which the library recognises its commit; with `notify` the statement notifies inside the transaction.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-from gen_durable.store.statements import Statement, Statements
-from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal
+import msgspec
 
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
+
+TRANSACTION: Final = "pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"
 INSERT: Final = (
     *("text[]", "int4[]", "text[]", "jsonb[]", "text[]", "int2[]", "text[]", "float8[]", "timestamptz[]"),
     *("bytea[]", "text[]", "text", "jsonb[]", "text[]", "jsonb[]"),
 )
 IDS: Final = "int8[]"
-SIGNAL: Final = ("int8[]", "bytea[]", "text[]", "jsonb[]", "text[]", "text")
-CANCEL: Final = ("int8[]", "bytea[]", "text", "bool", "text")
+SIGNAL: Final = ("int8[]", "bytea[]", "text[]", "jsonb[]", "text[]", "bool")
+CANCEL: Final = ("int8[]", "bytea[]", "text", "bool", "bool")
 _PARAMETER: Final = re.compile(r"\$(\d+)")
 
 
@@ -36,23 +39,19 @@ class TextStatements:
     def _schema(self) -> str:
         return f'"{self.statements.schema.name}"'
 
-    def insert(self, statement: Statement[list[InsertResult]]) -> Statement[list[InsertResult]]:
+    def insert(
+        self, statement: Statement[list[InsertResult]], *, notify: bool
+    ) -> Statement[tuple[list[InsertResult], int | None]]:
         """`statement` is an `insert` or an `insert_as`."""
         types = (*INSERT, IDS)[: len(statement.args)]
         columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
-        schema = self._schema
-        # One notification per queue: a listener wakes the picker of the queue, not of a row.
         text = (
-            "select m.ord, m.id, m.inserted, "  # noqa: S608
-            f"case when m.inserted and m.first then pg_catalog.pg_notify(${len(types) + 1}, "
-            f"{schema}.encode_message('queue', m.queue)) end from "
-            "(select i.*, q.queue, pg_catalog.row_number() over (partition by q.queue, i.inserted order by i.ord) "
-            "operator(pg_catalog.=) 1 as first "
-            f"from {schema}.insert({columns}) as i, "
-            "lateral (select ($5)[i.ord] as queue) as q) as m order by m.ord"
+            f"select i.ord, i.id, i.inserted, {TRANSACTION} "  # noqa: S608
+            f"from {self._schema}.insert({columns},notify => ${len(types) + 1}) as i order by i.ord"
         )
         return _with_texts(
-            Statement(text, (*statement.args, self.statements.schema.channel), statement.read), (*types, "text")
+            Statement(text, (*statement.args, notify), lambda rows: (statement.read(rows), _read_id(rows[0][3]))),
+            (*types, "bool"),
         )
 
     def allocate_ids(self, count: int) -> Statement[list[int]]:
@@ -66,31 +65,65 @@ class TextStatements:
     def id_of_key(self, key: bytes) -> Statement[int | None]:
         return _with_texts(self.statements.id_of_key(key), ("bytea",))
 
-    def signal(self, outgoing: OutgoingSignal) -> Statement[list[tuple[int | None, str, str | None]]]:
+    def signal(
+        self, outgoing: OutgoingSignal, *, notify: bool
+    ) -> Statement[tuple[tuple[int | None, str, str | None], int | None]]:
         statement = self.statements.signal([outgoing])
         text = (
-            "select s.ord, s.target, s.verdict, s.woken, "  # noqa: S608
-            "case when s.woken is not null then pg_catalog.pg_notify($6, "
-            f"{self._schema}.encode_message('queue', s.woken)) end from {self._schema}.signal($1,$2,$3,$4,$5) as s"
+            f"select s.ord, s.target, s.verdict, s.woken, {TRANSACTION}, "  # noqa: S608
+            f"case when $6 then {self._schema}.notify_workers('queue', array[s.woken]) end "
+            f"from {self._schema}.signal($1,$2,$3,$4,$5) as s"
         )
-        return _with_texts(Statement(text, (*statement.args, self.statements.schema.channel), statement.read), SIGNAL)
+        return _with_texts(
+            Statement(text, (*statement.args, notify), lambda rows: (statement.read(rows)[0], _read_id(rows[0][4]))),
+            SIGNAL,
+        )
 
     def cancel(
-        self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool
-    ) -> Statement[tuple[list[CancelResult], FollowUps]]:
-        """The caller's commit sends the messages, so the answer holds no wake-ups."""
+        self, instance: int | None, key: bytes | None, reason: str, *, cascade: bool, notify: bool
+    ) -> Statement[tuple[CancelResult, FollowUps, int | None]]:
+        """Arrays come back as JSON: drivers read arrays differently."""
         statement = self.statements.cancel([(instance, key)], reason, cascade=cascade)
+        columns = ("woken", "cancel_children", "check_cancels")
+        arrays = ", ".join(f"pg_catalog.to_json(c.{column})::pg_catalog.text" for column in columns)
+        kinds = zip(("queue", "cancel_children", "check_cancels"), columns, strict=True)
+        sent = ", ".join(
+            f"case when $5 then {self._schema}.notify_workers('{kind}', c.{column}::pg_catalog.text[]) end"
+            for kind, column in kinds
+        )
         text = (
-            "select c.ord, c.target, c.was, c.verdict, null, null, null, (select pg_catalog.count(*) from ("  # noqa: S608
-            f"select pg_catalog.pg_notify($5, {self._schema}.encode_message(message.kind, message.argument)) from ("
-            "select 'queue' as kind, woken.queue as argument from pg_catalog.unnest(c.woken) as woken (queue) "
-            "union all select 'cancel_children', parent.id::pg_catalog.text "
-            "from pg_catalog.unnest(c.cancel_children) as parent (id) "
-            "union all select 'check_cancels', worker.name from pg_catalog.unnest(c.check_cancels) as worker (name)"
-            ") as message) as sent) "
+            f"select c.ord, c.target, c.was, c.verdict, {arrays}, {TRANSACTION}, {sent} "  # noqa: S608
             f"from {self._schema}.cancel($1,$2,$3,$4,true) as c"
         )
-        return _with_texts(Statement(text, (*statement.args, self.statements.schema.channel), statement.read), CANCEL)
+
+        def read(rows: Sequence[Row]) -> tuple[CancelResult, FollowUps, int | None]:
+            (row,) = rows
+            lists = [None if value is None else msgspec.json.decode(value) for value in row[4:7]]
+            (target,), follow_ups = statement.read([(*row[:4], *lists)])
+            return target, follow_ups, _read_id(row[7])
+
+        return _with_texts(Statement(text, (*statement.args, notify), read), CANCEL)
+
+
+def ended_transactions(ids: Sequence[int]) -> Statement[dict[int, bool]]:
+    """Of these transactions those that have ended, and whether they were committed. For connections of the library.
+
+    A transaction that has ended for this snapshot has ended for all later ones: a pick then finds its rows.
+    """
+    text = (
+        "select given.id::pg_catalog.text, pg_catalog.pg_xact_status(given.id) operator(pg_catalog.=) 'committed' "
+        "from pg_catalog.unnest($1::pg_catalog.text[]::pg_catalog.xid8[]) as given (id), "
+        "pg_catalog.pg_current_snapshot() as snapshot "
+        "where pg_catalog.pg_visible_in_snapshot(given.id, snapshot)"
+    )
+    return Statement(
+        text, ([str(transaction) for transaction in ids],), lambda rows: {int(row[0]): row[1] is True for row in rows}
+    )
+
+
+def _read_id(text: str | None) -> int | None:
+    """The id of a transaction; None if it has written nothing."""
+    return None if text is None else int(text)
 
 
 def _with_texts(statement: Statement[Any], types: Sequence[str]) -> Statement[Any]:

@@ -59,8 +59,8 @@ async def jobs(app: Durable) -> str:
 
 async def with_a_pool(pool: asyncpg.Pool[asyncpg.Record], connection: asyncpg.Connection[asyncpg.Record]) -> bool:
     async with Durable(pool=pool) as app:
-        handle = await app.insert(greet, "ada", connection=connection)
-        done = await app.cancel("order:42", reason="withdrawn", connection=connection)
+        handle = await app.insert(greet, "ada", connection=connection, notify="never")
+        done = await app.cancel("order:42", reason="withdrawn", connection=connection, notify="in_transaction")
         return await handle.signal(payment, Paid(1), connection=connection) or done.ended > 0
 
 

@@ -86,34 +86,60 @@ end
 $$;
 
 -- One instance, in the caller's transaction, from psql or any other client: `select gen_durable.cancel(42, 'why')`.
--- Workers find the request with their next heartbeat, and a reaper cancels the descendants.
-create or replace function @schema.cancel(target bigint, reason text, cascades boolean default true)
+-- notify: wake the workers with the commit (notify_workers.sql). Without it they find the request with their next
+-- heartbeat, and a reaper cancels the descendants.
+create or replace function @schema.cancel(
+  target bigint, reason text, cascades boolean default true, notify boolean default true
+)
 returns text
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-  select cancelled.verdict from @schema.cancel(array[target], array[null::bytea], reason, cascades, true) as cancelled
+declare
+  cancelled record;
+begin
+  select * into cancelled from @schema.cancel(array[target], array[null::bytea], reason, cascades, true);
+  if notify then
+    perform @schema.notify_workers('queue', cancelled.woken),
+      @schema.notify_workers('cancel_children', cancelled.cancel_children::text[]),
+      @schema.notify_workers('check_cancels', cancelled.check_cancels);
+  end if;
+  return cancelled.verdict;
+end
 $$;
 
-create or replace function @schema.cancel(key text, reason text, cascades boolean default true)
+create or replace function @schema.cancel(
+  key text, reason text, cascades boolean default true, notify boolean default true
+)
 returns text
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-  select cancelled.verdict
-  from @schema.cancel(array[null::bigint], array[convert_to(key, 'UTF8')], reason, cascades, true) as cancelled
+declare
+  cancelled record;
+begin
+  select * into cancelled from @schema.cancel(array[null::bigint], array[convert_to(key, 'UTF8')], reason, cascades, true);
+  if notify then
+    perform @schema.notify_workers('queue', cancelled.woken),
+      @schema.notify_workers('cancel_children', cancelled.cancel_children::text[]),
+      @schema.notify_workers('check_cancels', cancelled.check_cancels);
+  end if;
+  return cancelled.verdict;
+end
 $$;
 
 comment on function @schema.cancel(bigint[], bytea[], text, boolean, boolean) is
   'Cancels instances given by id or by unique key. Returns a verdict per instance: ended, requested, over or '
   'no_target.';
 
-comment on function @schema.cancel(bigint, text, boolean) is
+comment on function @schema.cancel(bigint, text, boolean, boolean) is
   'Cancels one instance and, by default, its descendants: select gen_durable.cancel(42, ''ordered twice''). '
-  'Returns ended (it was waiting), requested (its worker stops it), over (it had ended) or no_target.';
+  'Returns ended (it was waiting), requested (its worker stops it), over (it had ended) or no_target. Your commit '
+  'notifies the workers; with notify => false they find out within seconds, and your commit waits for no other.';
 
-comment on function @schema.cancel(text, text, boolean) is
+comment on function @schema.cancel(text, text, boolean, boolean) is
   'Cancels the instance that holds a unique key and, by default, its descendants: select '
-  'gen_durable.cancel(''order-42'', ''ordered twice''). Returns ended, requested, over or no_target.';
+  'gen_durable.cancel(''order-42'', ''ordered twice''). Returns ended, requested, over or no_target. notify as for '
+  'the other.';

@@ -6,6 +6,7 @@
 -- null.
 -- allocated_ids: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id is
 -- rejected.
+-- notify: wake the workers with the commit, one message per queue; the clients pass false and send their own.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
 -- Returns one row per input row, in input order.
 -- Index: instances_unique.
@@ -27,7 +28,8 @@ create or replace function @schema.insert(
   limits jsonb[] default '{}',
   groups text[] default '{}',
   metadatas jsonb[] default '{}',
-  allocated_ids bigint[] default '{}'
+  allocated_ids bigint[] default '{}',
+  notify boolean default true
 )
 returns table (ord int, id bigint, inserted boolean)
 language plpgsql
@@ -42,6 +44,7 @@ declare
   blocked text[];          -- the gate that a row waits for
   inserted_ids bigint[] := '{}';
   new_ids bigint[];
+  new_queues text[];
   slot_keys text[];
   rate_keys text[];
   weights int[];
@@ -107,10 +110,13 @@ begin
       where given.holder is null
       order by given.unique_key, given.ord
       on conflict (unique_guard) where unique_guard is not null do nothing
-      returning instances.id
+      returning instances.id, instances.queue
     )
-    select array_agg(added.id) into new_ids from added;
+    select array_agg(added.id), array_agg(distinct added.queue) filter (where notify) into new_ids, new_queues from added;
     inserted_ids := inserted_ids || new_ids;
+    if new_queues is not null then
+      perform @schema.notify_workers('queue', new_queues);
+    end if;
 
     if cardinality(inserted_ids) = total then
       return query select given.ord::int, given.id, true from unnest(ids) with ordinality as given (id, ord) order by given.ord;
@@ -154,6 +160,7 @@ begin
 end
 $$;
 
-comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], bigint[]) is
+comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], bigint[], boolean) is
   'Inserts instances, one per array element. Returns the id of each, and whether it is new. on_conflict says what'
-  ' happens if a unique key is taken: raise, skip or existing.';
+  ' happens if a unique key is taken: raise, skip or existing. Your commit wakes the workers; with notify => false they'
+  ' find the instances when they poll, and your commit waits for no other.';

@@ -1,8 +1,11 @@
 -- remove_limit: delete a limit, with its buckets, and unblock the rows that wait for it.
 --
+-- Parameters: the name; notify: wake the workers of unblocked rows with the commit (notify_workers.sql).
 -- Returns whether the limit existed; the queues of the unblocked rows. Rows that name a removed limit run without it.
 -- Locks: as set_limit. Guarded by tests/interleavings/test_policy.py (test_removal_pick).
-create or replace function @schema.remove_limit(name text, out removed boolean, out woken text[])
+create or replace function @schema.remove_limit(
+  name text, notify boolean default true, out removed boolean, out woken text[]
+)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -17,8 +20,12 @@ begin
     where bucket.key = name or (bucket.key > name || '/' and bucket.key < name || '0');
     woken := @schema.reapply_limit(name);
   end if;
+  if notify then
+    perform @schema.notify_workers('queue', woken);
+  end if;
 end
 $$;
 
-comment on function @schema.remove_limit(text) is
-  'Deletes a limit. Returns whether it existed, and the queues to wake.';
+comment on function @schema.remove_limit(text, boolean) is
+  'Deletes a limit. Returns whether it existed, and the queues of unblocked rows, whose workers your commit '
+  'wakes, unless you pass notify => false.';

@@ -1,7 +1,7 @@
 -- retry: let a failed or cancelled instance run again, from the step in which it ended.
 --
 -- Parameters: an id or, where that is null, the unique key that the instance holds; it holds one only if failed or
--- cancelled is in its scope.
+-- cancelled is in its scope. notify: wake the workers with the commit (notify_workers.sql).
 -- Returns one row: its id, its status before and, if it runs again, the queue to wake. Returns no row if it does not
 -- exist.
 -- The error stays until the next progress. A key that was released is not taken again (ADR 2). A parent that still
@@ -9,7 +9,7 @@
 -- join. The step is in the same visit: finished activities, the checkpoint and the idempotency key stay valid.
 -- Index: primary key, instances_unique. Locks: the parent and the row, in id order, as in flush (tests/interleavings:
 -- retry_retry).
-create or replace function @schema.retry(instance bigint, key bytea default null)
+create or replace function @schema.retry(instance bigint, key bytea default null, notify boolean default true)
 returns table (id bigint, was text, woken text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -57,10 +57,13 @@ begin
   where i.id = target;
   update @schema.instances parent set children_pending = parent.children_pending + 1, updated_at = now()
   where parent.id = old.parent_id and parent.round = old.parent_round and parent.status = 'awaiting_children';
+  if notify then
+    perform @schema.notify_workers('queue', array[old.queue]);
+  end if;
   return query select old.id, old.status, old.queue;
 end
 $$;
 
-comment on function @schema.retry(bigint, bytea) is
+comment on function @schema.retry(bigint, bytea, boolean) is
   'Lets a failed or cancelled instance run again from the step in which it ended: select * from '
-  'gen_durable.retry(42).';
+  'gen_durable.retry(42). Your commit wakes the workers, unless you pass notify => false.';

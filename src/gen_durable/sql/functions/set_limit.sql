@@ -2,7 +2,8 @@
 --
 -- Parameters: the policy (`slots` of a concurrency limit; `period`, seconds per token, and `burst` of a rate limit);
 -- `declared`: the policy as a worker's code declares it, or null if an operator sets it. A declaration that equals the
--- stored one changes nothing, so a later change by an operator stays.
+-- stored one changes nothing, so a later change by an operator stays. notify: wake the workers of unblocked rows with
+-- the commit (notify_workers.sql).
 -- Returns whether the policy changed; the queues of the unblocked rows.
 -- Raises GD005 if the limit exists with the other kind.
 -- After the commit no session admits rows by the old policy. Executing rows continue. Waiting rows are unblocked, or
@@ -10,7 +11,8 @@
 -- Locks: the policy alone, then as reapply_limit.
 -- Guarded by tests/interleavings/test_limits.py (test_policy_pick_fewer_slots, ...), tests/store/test_limits.py.
 create or replace function @schema.set_limit(
-  name text, kind text, slots int, period float8, burst int, declared jsonb, out changed boolean, out woken text[]
+  name text, kind text, slots int, period float8, burst int, declared jsonb, notify boolean default true,
+  out changed boolean, out woken text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -50,8 +52,12 @@ begin
   if changed then
     woken := @schema.reapply_limit(name);
   end if;
+  if notify then
+    perform @schema.notify_workers('queue', woken);
+  end if;
 end
 $$;
 
-comment on function @schema.set_limit(text, text, int, float8, int, jsonb) is
-  'Creates a limit or changes its policy. Returns whether it changed, and the queues to wake.';
+comment on function @schema.set_limit(text, text, int, float8, int, jsonb, boolean) is
+  'Creates a limit or changes its policy. Returns whether it changed, and the queues of unblocked rows, whose '
+  'workers your commit wakes, unless you pass notify => false.';

@@ -125,37 +125,57 @@ end
 $$;
 
 -- One signal, from psql or any other client: `select gen_durable.signal(42, 'payment', '{"amount": 100}')`.
-create or replace function @schema.signal(target bigint, name text, payload jsonb default null, dedup_key text default null)
+-- notify: wake the workers with the commit (notify_workers.sql).
+create or replace function @schema.signal(
+  target bigint, name text, payload jsonb default null, dedup_key text default null, notify boolean default true
+)
 returns text
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-  select delivery.verdict
-  from @schema.signal(array[target], array[null::bytea], array[name], array[payload], array[dedup_key]) as delivery
+declare
+  delivery record;
+begin
+  select * into delivery
+  from @schema.signal(array[target], array[null::bytea], array[name], array[payload], array[dedup_key]);
+  if notify then
+    perform @schema.notify_workers('queue', array[delivery.woken]);
+  end if;
+  return delivery.verdict;
+end
 $$;
 
-create or replace function @schema.signal(key text, name text, payload jsonb default null, dedup_key text default null)
+create or replace function @schema.signal(
+  key text, name text, payload jsonb default null, dedup_key text default null, notify boolean default true
+)
 returns text
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-  select delivery.verdict
-  from @schema.signal(
-    array[null::bigint], array[convert_to(key, 'UTF8')], array[name], array[payload], array[dedup_key]
-  ) as delivery
+declare
+  delivery record;
+begin
+  select * into delivery
+  from @schema.signal(array[null::bigint], array[convert_to(key, 'UTF8')], array[name], array[payload], array[dedup_key]);
+  if notify then
+    perform @schema.notify_workers('queue', array[delivery.woken]);
+  end if;
+  return delivery.verdict;
+end
 $$;
 
 comment on function @schema.signal(bigint[], bytea[], text[], jsonb[], text[]) is
   'Delivers signals, one per array element, to instances given by id or by unique key. Returns a verdict per '
   'signal: delivered, duplicate, no_target or full.';
 
-comment on function @schema.signal(bigint, text, jsonb, text) is
+comment on function @schema.signal(bigint, text, jsonb, text, boolean) is
   'Delivers one signal to an instance by id, in your transaction: select gen_durable.signal(42, ''payment'', '
   '''{"amount": 100}''). Signals with the same dedup_key are delivered once. Returns delivered, duplicate, '
-  'no_target or full.';
+  'no_target or full. Your commit wakes the workers; with notify => false they find the signal when they poll, and '
+  'your commit waits for no other.';
 
-comment on function @schema.signal(text, text, jsonb, text) is
+comment on function @schema.signal(text, text, jsonb, text, boolean) is
   'Delivers one signal to the instance that holds a unique key: select gen_durable.signal(''order-42'', '
-  '''payment'', ''{"amount": 100}''). Returns delivered, duplicate, no_target or full.';
+  '''payment'', ''{"amount": 100}''). Returns delivered, duplicate, no_target or full. notify as for the other.';

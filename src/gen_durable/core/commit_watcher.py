@@ -1,0 +1,189 @@
+"""The commit watcher: notifies workers of callers' transactions (`connection=`) after their commits.
+
+Postgres serializes the commits of all transactions that notify, so callers' transactions do not. The watcher remembers
+their ids and what must follow their commits, and asks Postgres, on a connection of the library, which of them have been
+committed. It asks about all of them at once, soon after each call, and less often the longer none is added. What it
+forgets (too many, too old, a process that ends) is found by the workers' polling and by the reaper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gen_durable.core.messages import messages_of
+from gen_durable.core.notifier import Notifier
+from gen_durable.pg.faults import loggable
+from gen_durable.pg.pool import Pool
+from gen_durable.store.text_params import ended_transactions
+from gen_durable.store.types import FollowUps
+
+log = logging.getLogger("gen_durable.notifier")
+FIRST_PAUSE: Final = 0.002
+SHORTEST_INTERVAL: Final = 0.01  # between two checks, however many transactions are added
+LONGEST_PAUSE: Final = 1.0
+MAX_AGE: Final = 600.0
+MAX_TRANSACTIONS: Final = 10_000
+MAX_ORIGINS: Final = 100  # of one transaction; beyond that any cancelled instance is looked after
+CLOSE_TIMEOUT: Final = 1.0
+
+
+@dataclass(slots=True)
+class PendingTransaction:
+    """A caller's transaction that may not have ended yet."""
+
+    added_at: float
+    follow_ups: FollowUps
+
+
+class CommitWatcher:
+    """Acts on the follow-ups of callers' transactions once these have been committed.
+
+    `add`, `check_soon` and `dispatch` may be called from any thread; everything else runs on the event loop that the
+    watcher was made on.
+    """
+
+    __slots__ = (
+        "_active_at",
+        "_checked_at",
+        "_checking",
+        "_is_closed",
+        "_loop",
+        "_notifier",
+        "_pending",
+        "_pool",
+        "_timer",
+    )
+
+    def __init__(self, pool: Pool, notifier: Notifier) -> None:
+        self._pool = pool
+        self._notifier = notifier
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[int, PendingTransaction] = {}  # by transaction id, oldest first
+        self._timer: asyncio.TimerHandle | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._active_at = self._checked_at = 0.0
+        self._is_closed = False
+
+    def add(self, transaction: int, follow_ups: FollowUps) -> None:
+        """Act on `follow_ups` once the transaction with this id has been committed."""
+        self._call(lambda: self._add(transaction, follow_ups))
+
+    def check_soon(self, _committing: object = None) -> None:
+        """Some transaction is being committed, or has been: look again without delay."""
+        self._call(self._check_soon)
+
+    def dispatch(self, follow_ups: FollowUps) -> None:
+        """Act on the follow-ups of a transaction that has been committed."""
+        self._call(lambda: None if self._is_closed else self._notifier.dispatch(follow_ups))
+
+    async def close(self) -> None:
+        """Notify of the transactions that have been committed by now, within a second, and forget the others."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                if self._checking is not None:
+                    await asyncio.wait([self._checking])
+                await self._check()
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait([self._checking])
+        self._pending.clear()
+
+    def _call(self, function: Callable[[], None]) -> None:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop:
+            function()
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function)
+
+    def _add(self, transaction: int, follow_ups: FollowUps) -> None:
+        if self._is_closed:
+            return
+        now = self._loop.time()
+        pending = self._pending.get(transaction)
+        if pending is None:
+            if len(self._pending) >= MAX_TRANSACTIONS:
+                del self._pending[next(iter(self._pending))]
+            self._pending[transaction] = PendingTransaction(now, follow_ups)
+        else:
+            pending.follow_ups = _merge(pending.follow_ups, follow_ups)
+        self._check_soon()
+
+    def _check_soon(self) -> None:
+        self._active_at = self._loop.time()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """Check after a quarter of the time since the last call: late by a quarter of a transaction's length."""
+        if self._checking is not None or not self._pending or self._is_closed:
+            return
+        now = self._loop.time()
+        pause = min(max((now - self._active_at) / 4, FIRST_PAUSE), LONGEST_PAUSE)
+        due = max(now + pause, self._checked_at + SHORTEST_INTERVAL)
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._start_check)
+
+    def _start_check(self) -> None:
+        self._timer = None
+        self._checking = self._loop.create_task(self._check_and_schedule(), name="gen_durable commit watcher")
+
+    async def _check_and_schedule(self) -> None:
+        try:
+            await self._check()
+        finally:
+            self._checking = None
+            self._schedule()
+
+    async def _check(self) -> None:
+        if not self._pending:
+            return
+        try:
+            ended = await self._pool.run(ended_transactions(list(self._pending)))
+        except Exception as error:
+            ended = {}
+            log.debug("callers' transactions were not checked (%s)", loggable(error))
+        self._checked_at = self._loop.time()
+        committed = FollowUps()
+        for transaction, is_committed in ended.items():
+            pending = self._pending.pop(transaction, None)
+            if pending is not None and is_committed:
+                committed = _merge(committed, pending.follow_ups)
+        self._forget_old()
+        self._act_on(committed)
+
+    def _forget_old(self) -> None:
+        while self._pending:
+            oldest = next(iter(self._pending))
+            if self._pending[oldest].added_at > self._checked_at - MAX_AGE:
+                return
+            del self._pending[oldest]
+
+    def _act_on(self, follow_ups: FollowUps) -> None:
+        if not self._is_closed:
+            self._notifier.dispatch(follow_ups)
+            return
+        for message in messages_of(follow_ups):  # a cascade in this process would be cancelled at once
+            self._notifier.send(message)
+
+
+def _merge(one: FollowUps, other: FollowUps) -> FollowUps:
+    origins = one.cancel_children | other.cancel_children
+    return FollowUps(
+        one.queues | other.queues,
+        origins if len(origins) <= MAX_ORIGINS else frozenset({None}),
+        one.check_cancels | other.check_cancels,
+    )

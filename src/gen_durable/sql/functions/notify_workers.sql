@@ -1,0 +1,22 @@
+-- notify_workers: send messages to other processes; the commit of the calling transaction delivers them.
+--
+-- Parameters: kind: 'queue', 'cancel_children' or 'check_cancels'; arguments: the queues, the parents' ids or the
+-- workers, one message each; nulls are left out. The payloads are those of `core/messages.py`
+-- (tests/core/test_messages.py compares the two), the channel is that of `store/schema.py`.
+-- Locks: Postgres serializes the commits of all transactions that notify, in the whole database (ADR 22).
+create or replace function @schema.notify_workers(kind text, arguments text[])
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+begin
+  perform pg_notify(replace('@schema', '"', '') || '_wake', kind || ':' || message.argument)
+  from unnest(arguments) as message (argument)
+  where message.argument is not null;
+end
+$$;
+
+comment on function @schema.notify_workers(text, text[]) is
+  'Sends messages to workers and clients with the commit of your transaction: kind is queue, cancel_children or '
+  'check_cancels.';
