@@ -140,7 +140,8 @@ def hunt(
             trees.put(tree)
 
     states: Counter[str] = Counter()
-    with ThreadPoolExecutor(options.jobs) as pool:
+    pool = ThreadPoolExecutor(options.jobs)
+    try:
         runs = {}
         for mutant in chosen:
             excuse = excused.find_excuse(excuses, mutant.file, mutant.mutation)
@@ -152,25 +153,25 @@ def hunt(
         for done in as_completed(runs):
             mutant, (verdict, count, known) = runs[done], done.result()
             states[verdict.state] += 1
-            what = (
-                f"by {verdict.by}"
-                if verdict.state == "killed"
-                else f"{count} tests{'' if known else ', none known to execute it'}"
-            )
-            print(
-                f"{verdict.state:<9}{mutant.place} {mutant.mutation.kind}, {verdict.seconds:.0f} s, {what}", flush=True
-            )
+            print(line(mutant, verdict, f"{count} tests{'' if known else ', none known to execute it'}"), flush=True)
             if verdict.state != "killed":
                 print(f"in {mutant.mutation.function}\n{mutant.diff()}", flush=True)
                 if options.show:
                     print(verdict.output)
-    while not trees.empty():
-        trees.get().close()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        while not trees.empty():
+            trees.get().close()
     tried = sum(states.values()) - states["excused"]
     share = states["killed"] / tried if tried else 1.0
     counts = ", ".join(f"{states[state]} {state}" for state in ("killed", "survived", "broken", "excused"))
     print(f"\n{counts}, in {(time.monotonic() - began) / 60:.1f} min: {share:.1%} of what is not excused was noticed")
     return 0 if share >= WANTED else 1
+
+
+def line(mutant: Mutant, verdict: Verdict, tests: str) -> str:
+    what = f"by {verdict.by}" if verdict.state == "killed" else tests
+    return f"{verdict.state:<9}{mutant.place} {mutant.mutation.kind}, {verdict.seconds:.0f} s, {what}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Which tests execute a line: recorded once by `tracer`, kept in a file, and asked for each mutation.
 
-Tests that only run the package in other processes are not recorded. For a line that no test is known to execute, all
-tests of the folders that belong to its file are candidates.
+Tests that only run the package in other processes are not recorded. For a line that no test is known to execute, and
+for one that the import executes, all tests that execute its file are candidates.
 """
 
 from __future__ import annotations
@@ -40,18 +40,43 @@ class LineMap:
         first, last = mutation.lines
         keys = {key_of(mutation.function, line) for line in lines[first - 1 : max(last, mutation.line)]}
         known = [test for test, entry in self.tests.items() if _executes(entry, file, keys, mutation)]
+        near = [test for test, entry in self.tests.items() if file in entry["lines"]]
         chosen: list[str] = []
         spent = 0.0
-        for test in sorted(known or self.tests, key=lambda test: (_rank(file, test), self.tests[test]["seconds"])):
+        for test in sorted(
+            known or near or self.tests, key=lambda test: (_rank(file, test), self.tests[test]["seconds"])
+        ):
             seconds = self.tests[test]["seconds"]
-            if seconds <= LONGEST_TEST and spent + seconds <= budget and (known or _rank(file, test) < _OTHERS):
+            if seconds <= LONGEST_TEST and spent + seconds <= budget:
                 chosen.append(test)
                 spent += seconds
         return chosen, bool(known)
 
 
 def load() -> LineMap:
-    return LineMap(json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {})
+    if not RECORD.exists():
+        return LineMap({})
+    stored = json.loads(RECORD.read_text("utf-8"))
+    keys, tests = stored["keys"], stored["tests"]
+    for entry in tests.values():
+        entry["lines"] = {file: [keys[n] for n in numbers] for file, numbers in entry["lines"].items()}
+    return LineMap(tests)
+
+
+def _store(tests: dict[str, dict[str, Any]]) -> None:
+    """Each line is written once, and the tests refer to it by its number: they share most of their lines."""
+    numbers: dict[str, int] = {}
+    short = {
+        test: {
+            "seconds": round(entry["seconds"], 2),
+            "lines": {
+                file: [numbers.setdefault(key, len(numbers)) for key in keys] for file, keys in entry["lines"].items()
+            },
+        }
+        for test, entry in tests.items()
+    }
+    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    RECORD.write_text(json.dumps({"keys": list(numbers), "tests": short}), "utf-8")
 
 
 def record(tests: Sequence[str], dsn: str, jobs: int) -> LineMap:
@@ -70,8 +95,7 @@ def record(tests: Sequence[str], dsn: str, jobs: int) -> LineMap:
         for path in sorted(Path(folder).glob("*.json")):
             for test, entry in json.loads(path.read_text("utf-8")).items():
                 _merge(fresh.setdefault(test, {"seconds": 0.0, "lines": {}}), entry)
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(known | fresh), "utf-8")
+    _store(known | fresh)
     return load()
 
 
