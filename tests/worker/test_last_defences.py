@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -277,6 +278,19 @@ async def test_a_release_wakes_another_process(engine: Opening) -> None:
             assert [await other.end(handle) for handle in handles] == [
                 Finished(h.id, n) for h, n in zip(handles, "ab", strict=True)
             ]
+
+
+async def test_a_pick_that_returns_while_the_worker_stops_is_given_back(engine: Opening) -> None:
+    """The drain has looked for claims already: without a release the rows would wait for their leases."""
+    async with engine() as e, e.worker(hold, **SILENT) as worker:
+        handle = await e.app.insert(hold, "x", queue="aside")
+        services = services_of(e.app)
+        picked = await services.pool.run(services.statements.pick(worker.name, {"aside": 1}, ["hold/1/run"], 60))
+        worker._runtime.begin_stop()
+        worker._runtime.claims.add(list(picked.claims), time.monotonic())
+        row = await e.rows.until(handle, status="runnable")
+        assert (row["crashes"], row["locked_by"]) == (0, None)
+        await e.rows.when(lambda: no_claims(worker))
 
 
 async def test_a_cancelled_stop_raises(engine: Opening) -> None:
