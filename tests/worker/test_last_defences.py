@@ -293,6 +293,15 @@ async def test_a_pick_that_returns_while_the_worker_stops_is_given_back(engine: 
         await e.rows.when(lambda: no_claims(worker))
 
 
+async def test_a_follow_up_that_does_not_end_is_cancelled_by_the_stop(engine: Opening) -> None:
+    """For example the release of a row whose statement is not answered: no task outlives its worker."""
+    async with engine() as e:
+        async with e.worker(hold, drain_timeout=seconds(0.1)) as worker:
+            follow_up = worker._runtime.tasks.spawn(asyncio.sleep(60))
+        await asyncio.wait([follow_up], timeout=5)
+        assert follow_up.cancelled()
+
+
 async def test_a_cancelled_stop_raises(engine: Opening) -> None:
     """Its caller was cancelled, and must not go on as if the worker had drained."""
     async with engine() as e:
