@@ -34,14 +34,14 @@ class Mutant:
 
     file: str
     mutation: Mutation
+    source: str  # kept, because the file may change while the mutants run
 
     @property
     def place(self) -> str:
         return f"src/gen_durable/{self.file}:{self.mutation.line}"
 
     def diff(self) -> str:
-        source = (PACKAGE / self.file).read_text("utf-8")
-        old, new = source.splitlines(), self.mutation.apply(source).splitlines()
+        old, new = self.source.splitlines(), self.mutation.apply(self.source).splitlines()
         return "\n".join(
             line for line in difflib.unified_diff(old, new, lineterm="", n=1) if line[:3] not in ("---", "+++")
         )
@@ -100,12 +100,11 @@ def all_mutants(only: str = "", function: str = "") -> list[Mutant]:
     """Every mutation of the code under test, in the order of files and lines."""
     files = sorted(path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py"))
     files += [PACKAGE / name for name in MODULES]
-    names = [str(path.relative_to(PACKAGE)) for path in files]
     return [
-        Mutant(name, mutation)
-        for name in names
+        Mutant(name, mutation, source)
+        for name, source in ((str(path.relative_to(PACKAGE)), path.read_text("utf-8")) for path in files)
         if only in name
-        for mutation in find_mutations((PACKAGE / name).read_text("utf-8"))
+        for mutation in find_mutations(source)
         if function in mutation.function
     ]
 
@@ -129,8 +128,7 @@ def hunt(
         trees.put(Tree(dsn))
 
     def try_out(mutant: Mutant) -> tuple[Verdict, int, bool]:
-        source = (PACKAGE / mutant.file).read_text("utf-8")
-        tests, known = lines.find_tests(mutant.file, mutant.mutation, source, options.budget)
+        tests, known = lines.find_tests(mutant.file, mutant.mutation, mutant.source, options.budget)
         if not tests:
             return Verdict("survived", "", 0.0, ""), 0, False
         tree = trees.get()
