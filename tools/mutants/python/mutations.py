@@ -118,7 +118,9 @@ class _Finder:
                 yield self._replace("drop statement", [statement], "pass", statement, function)
             case ast.Return() if statement.value is None:
                 yield self._replace("drop return", [statement], "pass", statement, function)
-            case ast.Return() if not (isinstance(statement.value, ast.Constant) and statement.value.value is None):
+            case ast.Return(value=ast.Constant(value=None | False)):
+                pass  # None is as false as False, which is flipped below
+            case ast.Return():
                 yield self._replace("return None", [statement], "return None", statement, function)
             case ast.If() | ast.While():
                 yield self._negate(statement.test, function)
