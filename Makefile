@@ -1,12 +1,18 @@
 # Needs Python >= 3.11 and make; everything else comes into .venv by itself.
 
 PYTHON ?= python3
+# Elsewhere PYTHON names an interpreter; `make mutants PYTHON=1` says what to mutate.
+ifeq ($(PYTHON),1)
+override PYTHON := python3
+MUTATED := python
+endif
 VENV   ?= .venv
 PG     ?=
 ARGS   ?=
 POOLER ?=
 MINUTES ?= 10
 SEED   ?=
+COUNT  ?= 100
 FAULTS ?= all
 MODEL_EXAMPLES ?= 1000
 SAMPLES ?= 1000
@@ -50,6 +56,7 @@ help:
 	@echo '  make interleavings    run a large sample of the interleavings of three sessions (SAMPLES=1000 SEED=7)'
 	@echo '  make model    compare random histories with a model of the database (MODEL_EXAMPLES=2000)'
 	@echo '  make mutants  remove each guard of the SQL, one at a time: a test must fail for each (about 7 minutes)'
+	@echo '  make mutants PYTHON=1   change random lines of the Python code: a test must fail for 95 % of them (SEED=7 COUNT=100)'
 	@echo '  make check    lint, format, import directions, types and prose (ruff, lint-imports, mypy, pyright, scripts/prose.py)'
 	@echo '  make prose    count the tics of unclear prose in comments, SQL headers and docs (ARGS=--all lists them)'
 	@echo '  make bench    measure the engine against its bare SQL; JSON and plots go to tools/bench/results/'
@@ -107,7 +114,7 @@ model: $(READY)
 
 .PHONY: mutants
 mutants: $(READY)
-	$(WITH_PG) $(BIN)/python -m tools.mutants $(ARGS)
+	$(WITH_PG) $(BIN)/python -m tools.mutants$(if $(MUTATED),.python --count $(COUNT) $(if $(SEED),--seed $(SEED))) $(ARGS)
 
 .PHONY: check
 check: export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1

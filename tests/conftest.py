@@ -24,7 +24,7 @@ from tests.support.schemas import Schemas
 from gen_durable.pg.migrate import library_version
 from gen_durable.store import schema as schema_files
 
-pytest_plugins: list[str] = []
+pytest_plugins = ["tests.support.background_errors"]
 type_cache.install()
 
 

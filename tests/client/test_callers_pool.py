@@ -126,8 +126,10 @@ async def test_steps_that_hold_the_pool_do_not_stop_the_engine(dsn: str, schema:
 
 async def test_killed_between_calls(private_dsn: str, schema: str) -> None:
     """Connections that have died unnoticed are passed over: each insert is done once."""
-    ours = "application_name = 'lent' and usename = user"
-    kill = f"select pg_terminate_backend(pid, 5000) from pg_stat_activity where {ours}"
+    kill = (
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+        " where application_name = 'lent' and usename = current_user"
+    )
     async with lent(private_dsn) as pool, Durable(pool=pool, schema=schema) as app:
         for n in range(1, 4):
             await asyncio.gather(app.get(1), app.count(), return_exceptions=True)

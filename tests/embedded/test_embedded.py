@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -283,3 +284,12 @@ def test_a_server_that_does_not_start_shows_its_log(
         embedded.start(data_directory.directory)
     assert not data_directory.is_held()
     data_directory.until_quiet()
+
+
+def test_the_guard_thread_ends_with_close(data_directory: EmbeddedDirectory) -> None:
+    """No thread goes on to check, and to restart, a server that this process has stopped using."""
+    before = set(threading.enumerate())
+    with embedded.start(data_directory.directory):
+        (guard,) = (t for t in set(threading.enumerate()) - before if t.name == "gen_durable-embedded-guard")
+        assert guard.is_alive()
+    assert not guard.is_alive()

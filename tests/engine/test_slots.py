@@ -18,6 +18,7 @@ class Track:
     """One queue with two slots, and claims that run until the test ends them."""
 
     def __init__(self, *, prefetch: int = 2) -> None:
+        self.test = asyncio.current_task()
         self.tasks = TaskSet()
         self.slots = Slots({"q": 2}, None, tasks=self.tasks, notifier=cast(Any, None))
         self.slots.runner = self
@@ -31,7 +32,12 @@ class Track:
     async def run(self, active: ActiveClaim) -> None:
         self.begun.append(active.claim.id)
         self.ends[active.claim.id] = asyncio.get_running_loop().create_future()
-        await self.ends[active.claim.id]
+        try:
+            await self.ends[active.claim.id]
+        except asyncio.CancelledError:
+            if self.test is not None and self.test.done():
+                self.slots.stopping = True  # its loop would never run another claim
+            raise
 
     def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
         self.errors.append((active.claim.id, repr(error)))

@@ -195,6 +195,20 @@ async def test_a_worker_outlives_a_frozen_server(dsn: str, schema: str, gated: G
         assert await direct.handle(handle.id, held).wait(timedelta(seconds=10)) == Finished(handle.id, 8)
 
 
+async def test_a_connection_that_is_closed_while_it_connects_stays_closed(dsn: str, gated: Gating) -> None:
+    """The server answers after the close: the new session is ended, and the call says that all is closed."""
+    async with gated() as gate, within(10):
+        link = PersistentConnection(Target(several(dsn, gate.place)))
+        gate.freeze()
+        connecting = asyncio.create_task(link.connect())
+        while not gate.opened:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        link.close_soon()
+        gate.thaw()
+        with pytest.raises(ConnectionLost, match="closed"):
+            await connecting
+
+
 async def test_a_close_that_is_not_answered_is_no_error(dsn: str, gated: Gating) -> None:
     """Whoever closes is done with it: a server that freezes just then breaks nothing, least of all an opening."""
     async with gated() as gate, within(10):

@@ -186,3 +186,23 @@ async def test_a_signal_in_time_lifts_the_deadline(engine: Opening) -> None:
         assert (row["await_deadline"], row["due_at"]) == (None, row["eligible_at"])
         async with e.worker(play):
             assert await finished(handle) == {"n": 1}
+
+
+async def test_a_step_of_the_same_claim_does_not_see_what_was_consumed(engine: Opening) -> None:
+    """The step that follows without a new claim is shown the signals of other names only, as after a new claim."""
+    seen: list[list[str]] = []
+
+    def look(_play: Play, _state: State, ctx: Context) -> Outcome[Any]:
+        seen.append([signal.name for signal in ctx.inbox])
+        return Done()
+
+    play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=lambda p, s, c: Next(p.c, s), c=look)
+    async with engine() as e:
+        async with e.worker(play, run_ahead_steps=32):
+            handle = await e.start()
+            await e.until(StepCommitted, id=handle.id)
+            await handle.signal(other, {"n": 0})
+            await handle.signal(go, {"n": 1})
+            await e.until(StepCommitted, id=handle.id, step="c")
+        assert (await e.row(handle))["claims"] == 2
+    assert seen == [["other"]]

@@ -266,3 +266,20 @@ async def test_no_event_is_made_for_nobody(engine: Opening, monkeypatch: pytest.
             tour = await e.app.insert(Tour.begin, 1)
             await tour.signal(go)
             await e.end(tour)
+
+
+@job
+async def wait_long(_: int) -> None:
+    await asyncio.sleep(60)
+
+
+async def test_the_duration_of_a_cancelled_step_is_its_own(engine: Opening) -> None:
+    """It is measured from the start of the step, as of every other."""
+    async with engine() as e, e.worker(wait_long):
+        handle = await e.app.insert(wait_long, 1)
+        await e.rows.until(handle, status="executing")
+        await asyncio.sleep(0.1)
+        await e.app.cancel(handle.id)
+        (event,) = await e.seen.until(StepCommitted)
+        assert event.outcome == "Cancel"
+        assert 0.1 <= event.duration < 30

@@ -1,0 +1,66 @@
+"""A background task that fails goes on: it says so once, tries again with pauses, and says when it works again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.support.engine import soon
+
+from gen_durable.core.background_task import BackgroundTask
+from gen_durable.pg.faults import ConnectionLost
+
+
+class Failing(BackgroundTask):
+    """Fails for a number of runs."""
+
+    def __init__(self, errors: list[Exception]) -> None:
+        super().__init__("failing")
+        self.errors = errors
+        self.times: list[float] = []
+        self.works = asyncio.Event()
+
+    async def run_once(self) -> float:
+        self.times.append(asyncio.get_running_loop().time())
+        if self.errors:
+            raise self.errors.pop(0)
+        self.works.set()
+        return 60.0
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("a payload"), "failing failed (ValueError"),
+        (ConnectionLost(OSError("no route"), sent=False), "failing: the database is not reachable (OSError: no route)"),
+    ],
+)
+async def test_failures_in_a_row_are_logged_once(
+    error: Exception, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text of an unexpected error may quote a payload, and is not logged."""
+    caplog.set_level("INFO")
+    task = Failing([error, error, error])
+    task.start()
+    await soon(task.works.wait())
+    await asyncio.sleep(0)
+    await task.stop()
+    assert [record.message for record in caplog.records if words in record.message] == [caplog.messages[0]]
+    assert caplog.messages[1:] == ["failing works again"]
+    assert "a payload" not in caplog.text
+    assert task.times[-1] - task.times[0] >= 0.3  # three growing pauses
+
+
+async def test_a_task_that_failed_again_says_so_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Its pauses begin anew as well."""
+    caplog.set_level("INFO")
+    task = Failing([ValueError()])
+    task.start()
+    await soon(task.works.wait())
+    await task.stop()
+    task.works.clear()
+    task.errors.append(ValueError())
+    task.start()
+    await soon(task.works.wait())
+    await task.stop()
+    assert [message.split(" (")[0] for message in caplog.messages] == ["failing failed", "failing works again"] * 2
