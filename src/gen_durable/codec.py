@@ -16,8 +16,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast, get_args, get_o
 
 import msgspec
 
-from gen_durable.canonical_json import canonical_json, may_change
 from gen_durable.errors import DecodeError, DefinitionError, EncodeError, TooLarge
+from gen_durable.jsonb_form import jsonb_form, may_change
 from gen_durable.validation import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Codec(Generic[T]):
         self._type = type_
         self._what = what
         self._model: Any = type_ if _is_pydantic(type_) else None
-        self._plain_class = _runtime_class(type_)
+        self._plain_class = _classes_of_value(type_)
         try:
             self._decoder = msgspec.json.Decoder(cast(Any, type_), dec_hook=_decode_hook)
             info = msgspec.inspect.type_info(cast(Any, type_))
@@ -89,7 +89,7 @@ class Codec(Generic[T]):
         """
         raw = self.encode(value)
         if canonical and (self._may_change or b"-0.0" in raw):
-            raw = canonical_json(raw) if len(raw) < _LARGE else _without_collections(canonical_json, raw)
+            raw = jsonb_form(raw) if len(raw) < _LARGE else _without_collections(jsonb_form, raw)
         try:
             return raw.decode(), self.decode(raw)
         except DecodeError as error:
@@ -235,7 +235,7 @@ def _is_pydantic(type_: object) -> bool:
     return isinstance(type_, type) and hasattr(type_, "model_validate_json") and hasattr(type_, "model_dump")
 
 
-def _runtime_class(type_: object) -> tuple[type, ...] | None:
+def _classes_of_value(type_: object) -> tuple[type, ...] | None:
     """The classes that a value must be an instance of, where the annotation names classes."""
     if type_ is None:
         return (type(None),)

@@ -46,7 +46,7 @@ class Retention:
     def __post_init__(self) -> None:
         for status in ("done", "failed", "cancelled"):
             if getattr(self, status) is not None:
-                _store(self, status, check_delay, f"the retention of {status} instances")
+                _store_duration(self, status, check_delay, f"the retention of {status} instances")
 
     @property
     def seconds(self) -> tuple[float | None, float | None, float | None]:
@@ -113,14 +113,14 @@ class WorkerOptions:
             "max_poll_interval",
             "cancel_timeout",
         ):
-            _store(self, name, check_positive_duration)
+            _store_duration(self, name, check_positive_duration)
         for name in ("reap_interval", "gc_interval"):
             if getattr(self, name) is not None:
-                _store(self, name, check_positive_duration)
+                _store_duration(self, name, check_positive_duration)
         for name in ("drain_timeout", "run_ahead_time"):
-            _store(self, name, check_delay)
+            _store_duration(self, name, check_delay)
         if self.gc_retention is not None and not isinstance(self.gc_retention, Retention):
-            _store(self, "gc_retention", check_delay)
+            _store_duration(self, "gc_retention", check_delay)
         for name in ("gc_batch", "min_demand", "flush_batch"):
             _check_int(name, getattr(self, name), 1)
         _check_int("run_ahead_steps", self.run_ahead_steps, 0)
@@ -190,7 +190,7 @@ def _check_queues(queues: Mapping[str, int | Queue]) -> None:
             _check_int(f"the concurrency of queue {name!r}", slots, 1)
 
 
-def _store(options: object, name: str, check: Callable[..., float], what: str | None = None) -> None:
+def _store_duration(options: object, name: str, check: Callable[..., float], what: str | None = None) -> None:
     """Replace a checked duration of a frozen dataclass by its `timedelta`."""
     seconds = check(getattr(options, name), what or name, ConfigError)
     object.__setattr__(options, name, timedelta(seconds=seconds))

@@ -121,7 +121,7 @@ class Database:
                 for dsn in (found.dsn, self._listen_dsn):
                     if dsn is not None and (weak := find_tls_weakness(dsn, os.environ)) is not None:
                         log.warning("%s", weak)
-                self._target = await self._prepare(found)
+                self._target = await self._migrate_or_check(found)
                 self.pool: Pool = OwnPool(self._target, self._size)
             if self._caller_pool is not None:
                 await self._check_caller_pool(self._caller_pool)
@@ -142,7 +142,7 @@ class Database:
         await asyncio.sleep(0)  # aborted connections close their sockets in the next iteration of the event loop
         await self._release_embedded()
 
-    async def _prepare(self, target: Target) -> Target:
+    async def _migrate_or_check(self, target: Target) -> Target:
         """Migrate or check the schema. Returns the target, which knows by then whether it is a pooler."""
         connection = PersistentConnection(target)
         try:

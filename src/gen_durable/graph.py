@@ -224,7 +224,7 @@ class _Reader:
         if scope.is_own(called):
             found = inspect.getattr_static(self._cls, called.attr, None)
         elif ast.unparse(called.value) == "super()":
-            found = _inherited(self._cls, called.attr, scope.function)
+            found = _super_method(self._cls, called.attr, scope.function)
         else:
             return None
         return found if isinstance(found, types.FunctionType) else None
@@ -317,7 +317,7 @@ def _class_of(spec: MachineSpec) -> type[Machine] | None:
     return None
 
 
-def _inherited(cls: type, attribute: str, function: types.FunctionType) -> object:
+def _super_method(cls: type, attribute: str, function: types.FunctionType) -> object:
     """The method that `super().attribute` calls in a function: the next one in the MRO with other code."""
     codes = [base.__dict__[attribute] for base in cls.__mro__ if attribute in base.__dict__]
     later = [f for f in codes if getattr(f, "__code__", None) is not function.__code__]

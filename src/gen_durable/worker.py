@@ -164,7 +164,7 @@ class Worker:
         if self._runtime is None:
             return
         if self._stop_task is None:
-            self._runtime.begin_stop()
+            self._runtime.stop_starting_claims()
             self._stop_task = asyncio.get_running_loop().create_task(self._runtime.stop(), name="gen_durable stop")
         if asyncio.current_task() in self._runtime.tasks.running:
             return

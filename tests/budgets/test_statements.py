@@ -32,7 +32,7 @@ CALLS = [
     "gc",
     "ends_of",
     "get",
-    "unknown_steps",
+    "due_steps_without_code",
 ]
 
 

@@ -10,7 +10,7 @@ from tests.support.store import Store
 
 from gen_durable.core.messages import (
     CancelChildren,
-    CheckCancels,
+    CheckCancelRequests,
     Message,
     QueueReady,
     decode,
@@ -25,8 +25,8 @@ PAYLOADS: list[tuple[Message, str]] = [
     (QueueReady("check_cancels:host:7:ab"), "queue:check_cancels:host:7:ab"),
     (CancelChildren(42), "cancel_children:42"),
     (CancelChildren(None), "cancel_children:"),
-    (CheckCancels("host:7:ab"), "check_cancels:host:7:ab"),
-    (CheckCancels("queue:default"), "check_cancels:queue:default"),
+    (CheckCancelRequests("host:7:ab"), "check_cancels:host:7:ab"),
+    (CheckCancelRequests("queue:default"), "check_cancels:queue:default"),
 ]
 
 
@@ -63,7 +63,7 @@ def test_wakeups_stand_for_one_message_each() -> None:
         QueueReady("b"),
         CancelChildren(1),
         CancelChildren(None),
-        CheckCancels("w"),
+        CheckCancelRequests("w"),
     }
     assert (bool(follow_ups), bool(NO_FOLLOW_UPS)) == (True, False)
 

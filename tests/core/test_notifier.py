@@ -28,7 +28,7 @@ class Endpoint:
     def expect(self, queue: str, count: int) -> None:
         """Asks for nothing."""
 
-    def apply_pending_cancels(self) -> None:
+    def fetch_cancel_requests(self) -> None:
         self.calls.put_nowait("check cancels")
 
     async def next(self) -> str:

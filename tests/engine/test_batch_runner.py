@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from gen_durable.engine.batch_runner import BatchRunner
+from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
 
 
 class Table:
@@ -33,19 +33,19 @@ async def test_all_rows_that_are_not_refused_are_handled_in_one_run(
     rows: int, bad: tuple[int, ...], is_full: bool
 ) -> None:
     table = Table(rows, *bad)
-    assert await BatchRunner("rows").run(table.handle, 8) is is_full
+    assert await SkippingBatchRunner("rows").run(table.handle, 8) is is_full
     assert table.rows == ([*bad] if bad else list(range(8, rows)))
 
 
 async def test_one_statement_handles_a_batch(caplog: pytest.LogCaptureFixture) -> None:
     """A full batch is reported to the caller, which has other work between two batches."""
     table = Table(20)
-    await BatchRunner("rows").run(table.handle, 8)
+    await SkippingBatchRunner("rows").run(table.handle, 8)
     assert (table.calls, caplog.text) == (1, "")
 
 
 async def test_the_fault_is_logged_once_with_the_name_of_the_rows(caplog: pytest.LogCaptureFixture) -> None:
-    runner = BatchRunner("old rows")
+    runner = SkippingBatchRunner("old rows")
     for _ in range(2):
         await runner.run(Table(6, 1, 4).handle, 8)
     assert [message.split(":")[0] for message in caplog.messages] == ["old rows"]
@@ -58,4 +58,4 @@ async def test_a_fault_that_does_not_lie_in_a_row_is_raised() -> None:
         raise asyncpg.DeadlockDetectedError("busy")
 
     with pytest.raises(asyncpg.DeadlockDetectedError):
-        await BatchRunner("rows").run(busy, 8)
+        await SkippingBatchRunner("rows").run(busy, 8)

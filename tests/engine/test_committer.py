@@ -15,7 +15,7 @@ from gen_durable import Durable, Start, job
 from gen_durable.core.services import services_of
 from gen_durable.engine import committer
 from gen_durable.engine.committer import CommitResult, Committer
-from gen_durable.engine.side_connections import SideConnections
+from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.statements import Statement, Statements
@@ -58,7 +58,7 @@ async def flusher(
     calls = statements(services_of(app).statements.schema)
     calls.sizes = []
     target = Target(services_of(app).target.dsn, application_name=f"flush {services_of(app).statements.schema.name}")
-    links = PersistentConnection(target), SideConnections(target, 4), SideConnections(target, 2)
+    links = PersistentConnection(target), SlowCommitConnections(target, 4), SlowCommitConnections(target, 2)
     wakes: list[FollowUps | None] = []
     flush = Committer(*links, calls, 500, notifier=cast(Any, Notifications(wakes)))
     try:

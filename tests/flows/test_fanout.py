@@ -30,9 +30,9 @@ from gen_durable import (
     step,
 )
 from gen_durable.core.services import services_of
-from gen_durable.engine import fanout, outcome_encoder
+from gen_durable.engine import many_children, outcome_encoder
 from gen_durable.engine.committer import CommitResult, Committer
-from gen_durable.engine.side_connections import SideConnections
+from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import TooLarge
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.statements import Statements
@@ -245,7 +245,9 @@ async def written(link: PersistentConnection, app: Durable, commit: Commit) -> F
     while True:
         with contextlib.suppress(asyncpg.LockNotAvailableError):
             return await link.run_in_transaction(
-                functools.partial(fanout.flush_in_transaction, statements=services_of(app).statements, commit=commit)
+                functools.partial(
+                    many_children.flush_in_transaction, statements=services_of(app).statements, commit=commit
+                )
             )
 
 
@@ -253,7 +255,7 @@ async def test_two_fan_outs_with_the_same_keys_do_not_deadlock(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take their keys in one order, across all parts: one waits for the other."""
-    monkeypatch.setattr(fanout, "INSERT_BATCH", 10)
+    monkeypatch.setattr(many_children, "INSERT_BATCH", 10)
     async with Durable(dsn, schema=schema) as app:
         for _ in range(3):
             one, two = await claimed(app), await claimed(app)
@@ -279,7 +281,7 @@ async def test_a_stale_fan_out_makes_no_children(dsn: str, schema: str) -> None:
             services_of(app).statements.release_claims([(claim.id, claim.epoch, None, None)])
         )
         target = services_of(app).target
-        links = PersistentConnection(target), SideConnections(target, 1), SideConnections(target, 1)
+        links = PersistentConnection(target), SlowCommitConnections(target, 1), SlowCommitConnections(target, 1)
         flush = Committer(*links, services_of(app).statements, 500, notifier=services_of(app).notifier)
         try:
             assert await flush.commit(many(claim, list(range(2000)))) is CommitResult.STALE
@@ -324,7 +326,7 @@ async def test_large_children_go_in_statements_of_bounded_size(
 ) -> None:
     """Fewer children than one statement may have, but too large together: they go in parts, in one transaction."""
     monkeypatch.setattr(outcome_encoder, "CHUNK_BYTES", 5000)
-    monkeypatch.setattr(fanout, "INSERT_BYTES", 5000)
+    monkeypatch.setattr(many_children, "INSERT_BYTES", 5000)
     sent: list[int] = []
     start_instances = Statements.start_instances
 

@@ -215,7 +215,7 @@ async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Sta
         report = await explorer.explore(
             FAMILY, cancelling(calls, 3, cascade=False), [calls.flush([LAST])], lambda _: None, first_fault=True
         )
-    assert ["join_count" in fault.problem for fault in report.faults] == [True]
+    assert ["wrong_join_count" in fault.problem for fault in report.faults] == [True]
 
 
 async def test_cancel_pick(exploring: Exploring, calls: Statements) -> None:

@@ -12,8 +12,8 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, parent, seconds
 
+from gen_durable.store.caller_statements import TextStatements
 from gen_durable.store.statements import Statement, Statements
-from gen_durable.store.text_params import TextStatements
 from gen_durable.store.types import Commit
 
 QUIET = ("cancel_rows", "cascade", "wake_parents", "unblock_partitions")

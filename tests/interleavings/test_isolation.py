@@ -16,8 +16,8 @@ from tests.support.machine import M
 from tests.support.rows import executing, signal
 
 from gen_durable.starts import Start
+from gen_durable.store.caller_statements import TextStatements
 from gen_durable.store.statements import Statement, Statements
-from gen_durable.store.text_params import TextStatements
 from gen_durable.store.types import Commit
 
 SERIALIZATION = frozenset({"40001"})

@@ -90,7 +90,7 @@ LOCK = "where i.id = any (resolved) order by i.id for no key update"
     "cure",
     [
         pytest.param(Cure("signal", LOCK, LOCK.removesuffix(" for no key update")), id="no-lock"),
-        pytest.param(Cure("flush", "more := @schema.wake_parked_rows(parked_places);"), id="no-recheck"),
+        pytest.param(Cure("flush", "more := @schema.wake_if_signal_came(parked_places);"), id="no-recheck"),
         pytest.param(Cure("signal", "has_signals = true,", "has_signals = i.has_signals,"), id="no-flag"),
     ],
 )
@@ -109,7 +109,7 @@ async def test_without_seen_a_pack_spins(exploring: Exploring, calls: Statements
     def asleep(end: End) -> None:
         assert end.rows[1]["status"] == "awaiting_signal"
 
-    cure = Cure("wake_parked_rows", "\n        and signal.id <> all (i.seen)")
+    cure = Cure("wake_if_signal_came", "\n        and signal.id <> all (i.seen)")
     other = calls.signal([OutgoingSignal(1, None, "other", None, None)])
     given = executing(1) + signal(7, 1)
     async with exploring() as explorer:

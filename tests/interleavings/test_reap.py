@@ -202,4 +202,4 @@ async def test_a_beat_without_its_fence_is_found(exploring: Exploring, calls: St
         report = await explorer.explore(
             EXPIRED, [calls.reap(10, None)], [calls.heartbeat([(1, 1)], 60)], kept_or_taken, first_fault=True
         )
-    assert ["lease_shape" in fault.problem for fault in report.faults] == [True]
+    assert ["impossible_lease" in fault.problem for fault in report.faults] == [True]

@@ -313,7 +313,7 @@ CURES = {
     ),
     "park-without-second-look": (
         "signal-park-reap",
-        Cure("flush", "more := @schema.wake_parked_rows(parked_places);"),
+        Cure("flush", "more := @schema.wake_if_signal_came(parked_places);"),
     ),
     "signal-without-lock": ("signal-park-reap", Cure("signal", LOCK, LOCK.removesuffix(" for no key update"))),
     "retry-without-lock": ("join-retry-gc", Cure("retry", "\n  order by i.id for no key update;", ";")),

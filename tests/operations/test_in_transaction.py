@@ -209,8 +209,8 @@ async def test_wrong_kinds_are_refused_with_the_way_out(dsn: str, schema: str) -
     with pytest.raises(InputError, match="Use Durable"):
         blocking.insert(echo, NASTY, connection=awaited)
     await awaited.close()
-    unknown_steps: list[Any] = [dsn, sqlalchemy.create_engine("postgresql+psycopg://")]
-    for stranger in unknown_steps:
+    due_steps_without_code: list[Any] = [dsn, sqlalchemy.create_engine("postgresql+psycopg://")]
+    for stranger in due_steps_without_code:
         with pytest.raises(InputError, match="unsupported type"):
             blocking.signal(1, note, "hello", connection=stranger)
     with pytest.raises(InputError, match="not both"):

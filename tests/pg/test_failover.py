@@ -203,7 +203,7 @@ async def test_a_connection_that_is_closed_while_it_connects_stays_closed(dsn: s
         connecting = asyncio.create_task(link.connect())
         while not gate.opened:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        link.close_soon()
+        link.terminate()
         gate.thaw()
         with pytest.raises(ConnectionLost, match="closed"):
             await connecting

@@ -63,7 +63,7 @@ WORKER = CLIENT | {
         "trim_history",
     ),
     *(
-        "unknown_steps",
+        "due_steps_without_code",
         "unlocked_ids",
         "set_limit",
         "limit_states",
@@ -148,7 +148,7 @@ def test_every_role_and_every_function(dsn: str, schema: str, dsns: dict[str, st
 
 
 def test_every_role_and_every_table(dsn: str, schema: str, dsns: dict[str, str]) -> None:
-    """Nobody writes a table but by functions; viewers read all but payloads, clients and unknown_steps nothing."""
+    """Nobody writes a table but by functions; viewers read all but payloads, clients and workers nothing."""
     with psycopg.connect(dsn) as owner:
         columns = owner.execute(
             "select table_name, column_name, is_generated = 'ALWAYS' or is_identity = 'YES' "

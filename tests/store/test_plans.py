@@ -244,7 +244,7 @@ WORKS = {
     "history by key": Work(lambda s: journal(s).history(None, b"p7"), frozenset({HISTORY, UNIQUE}), 0),
     "activities": Work(lambda s: journal(s).activities(7, None), frozenset({ACTIVITIES, UNIQUE}), 0),
     "progress of one": Work(lambda s: journal(s).progress(7, None), frozenset({PROGRESS, UNIQUE}), 0),
-    "unknown_steps": Work(lambda s: s.calls.unknown_steps(["default"], []), frozenset({PICK}), 11),
+    "due_steps_without_code": Work(lambda s: s.calls.due_steps_without_code(["default"], []), frozenset({PICK}), 11),
 }
 COUNTS = """
 select c.relname, c.relkind::text as kind, pg_stat_get_xact_numscans(c.oid) as scans,

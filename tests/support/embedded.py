@@ -20,7 +20,7 @@ import psycopg
 import pytest
 
 from gen_durable import embedded
-from gen_durable.embedded import binaries, layout, locks, postmaster
+from gen_durable.embedded import binaries, find_postmaster, layout, locks
 from gen_durable.embedded import user_process as embedded_user
 from gen_durable.embedded.account import Account
 
@@ -144,7 +144,7 @@ class EmbeddedDirectory:
 
     def postmaster(self) -> int:
         """The process id of the server, which must run."""
-        pid = postmaster.running(self.layout)
+        pid = find_postmaster.running(self.layout)
         assert pid is not None
         return pid
 

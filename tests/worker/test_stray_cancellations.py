@@ -29,7 +29,7 @@ from gen_durable import (
 )
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.slots import QueueSlots, Slots
-from gen_durable.pg.transaction import Transaction
+from gen_durable.pg.shared_transaction import Transaction
 
 ONE_SLOT: dict[str, Any] = {**BRIEF, "queues": {"default": 1}}
 tasks: dict[str, asyncio.Task[Any]] = {}
@@ -228,7 +228,7 @@ async def test_cancelled_during_on_cancel_that_follows_a_commit(
 ) -> None:
     """The commit tells of the cancel request, and `on_cancel` runs in a task of its own."""
     async with engine() as e, e.worker(Cleaning(), run_ahead_steps=0, **ONE_SLOT) as worker:
-        monkeypatch.setattr(ClaimTable, "apply_cancel_requests", lambda *_: None)
+        monkeypatch.setattr(ClaimTable, "cancel_claims", lambda *_: None)
         handle = await e.app.insert(Cleaning.work, "returns")
         await e.rows.until(handle, status="executing")
         await e.app.cancel(handle.id, reason="stop")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from gen_durable import Context, Durable, ScheduleChildren, Start
 from gen_durable.core.services import services_of
-from gen_durable.engine.fanout import flush_in_transaction
+from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import encode_outcome
 from gen_durable.pg.connect import connect
 from gen_durable.pg.connection import PersistentConnection

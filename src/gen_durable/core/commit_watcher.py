@@ -19,7 +19,7 @@ from gen_durable.core.messages import messages_of
 from gen_durable.core.notifier import Notifier
 from gen_durable.pg.faults import loggable
 from gen_durable.pg.pool import Pool
-from gen_durable.store.text_params import ended_transactions
+from gen_durable.store.caller_statements import ended_transactions
 from gen_durable.store.types import FollowUps
 
 log = logging.getLogger("gen_durable.notifier")

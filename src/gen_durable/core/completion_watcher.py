@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gen_durable.canonical_json import canonical_json
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.errors import ConfigError
 from gen_durable.instances import Status
+from gen_durable.jsonb_form import jsonb_form
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import EndedInstance
@@ -106,7 +106,7 @@ class CompletionWatcher(BackgroundTask):
             return
         earlier = [future for future, since in watched.waiters.items() if since <= returned_at]
         if result is not None:
-            result = canonical_json(result.encode()).decode()  # as the other waiters read it from the database
+            result = jsonb_form(result.encode()).decode()  # as the other waiters read it from the database
         _resolve(earlier, EndedInstance(instance, status, result if status is Status.DONE else None, error))
         if len(earlier) < len(watched.waiters):
             self._poll_soon(instance, watched)  # this end may be older than the others: let the database answer them

@@ -44,7 +44,7 @@ class Listener(BackgroundTask):
     async def stop(self) -> None:
         """Stop listening, also in the middle of connecting."""
         await super().stop()
-        self._connection.close_soon()
+        self._connection.terminate()
 
     async def run_once(self) -> float:
         """Listen until the connection breaks."""

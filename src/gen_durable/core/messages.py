@@ -34,13 +34,13 @@ class CancelChildren:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckCancels:
+class CheckCancelRequests:
     """`worker` runs an instance with a cancel request."""
 
     worker: str
 
 
-Message: TypeAlias = QueueReady | CancelChildren | CheckCancels
+Message: TypeAlias = QueueReady | CancelChildren | CheckCancelRequests
 
 
 def encode(message: Message) -> str:
@@ -50,7 +50,7 @@ def encode(message: Message) -> str:
             return f"{QUEUE}:{queue}"
         case CancelChildren(origin):
             return f"{CANCEL_CHILDREN}:{'' if origin is None else origin}"
-        case CheckCancels(worker):
+        case CheckCancelRequests(worker):
             return f"{CHECK_CANCELS}:{worker}"
         case _:
             assert_never(message)
@@ -63,7 +63,7 @@ def decode(payload: str) -> Message | None:
         if kind == QUEUE and argument:
             return QueueReady(argument)
         if kind == CHECK_CANCELS and argument:
-            return CheckCancels(argument)
+            return CheckCancelRequests(argument)
         if kind == CANCEL_CHILDREN and argument == "":
             return CancelChildren(None)
         if kind == CANCEL_CHILDREN and argument.isascii() and argument.isdecimal():
@@ -79,4 +79,4 @@ def messages_of(follow_ups: FollowUps) -> Iterator[Message]:
     for origin in follow_ups.cancel_children:
         yield CancelChildren(origin)
     for worker in follow_ups.check_cancels:
-        yield CheckCancels(worker)
+        yield CheckCancelRequests(worker)

@@ -14,7 +14,7 @@ from typing import Final, Protocol, assert_never
 
 from gen_durable.core.cascade import Cascader
 from gen_durable.core.listener import Listener
-from gen_durable.core.messages import CancelChildren, CheckCancels, Message, QueueReady, encode, messages_of
+from gen_durable.core.messages import CancelChildren, CheckCancelRequests, Message, QueueReady, encode, messages_of
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.pg.connection import Target
 from gen_durable.pg.pool import Pool
@@ -43,11 +43,11 @@ class WorkerEndpoint(Protocol):
         """Pick from every queue now."""
         ...
 
-    def expect(self, queue: str, count: int) -> None:
+    def expect_pick_to_find(self, queue: str, count: int) -> None:
         """`count` rows became runnable, and no other process was notified: report rows that a pick does not find."""
         ...
 
-    def apply_pending_cancels(self) -> None:
+    def fetch_cancel_requests(self) -> None:
         """Read the cancel requests of the rows that the worker runs."""
         ...
 
@@ -95,7 +95,7 @@ class Notifier:
             self.send(QueueReady(queue))
             return
         for worker in self._workers.values():
-            worker.expect(queue, count)
+            worker.expect_pick_to_find(queue, count)
 
     def wake_queues(self, queues: Iterable[str]) -> None:
         """Some rows became runnable in each of these queues."""
@@ -114,9 +114,9 @@ class Notifier:
                     self.wake(queue)
                 case CancelChildren(origin):
                     self.cancel_children(origin)
-                case CheckCancels(worker):
+                case CheckCancelRequests(worker):
                     if worker in self._workers:
-                        self._workers[worker].apply_pending_cancels()
+                        self._workers[worker].fetch_cancel_requests()
                     else:
                         self.send(message)
                 case _:
@@ -129,9 +129,9 @@ class Notifier:
                 self._wake_here(queue)
             case CancelChildren(origin):
                 self.cancel_children(origin)
-            case CheckCancels(name):
+            case CheckCancelRequests(name):
                 if name in self._workers:
-                    self._workers[name].apply_pending_cancels()
+                    self._workers[name].fetch_cancel_requests()
             case _:
                 assert_never(message)
 
@@ -143,7 +143,7 @@ class Notifier:
     def recover_missed(self) -> None:
         """Wake everything: messages may have been missed."""
         for worker in self._workers.values():
-            worker.apply_pending_cancels()
+            worker.fetch_cancel_requests()
             worker.wake_all()
 
     def notify_full_pick(self, queue: str) -> None:

@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from gen_durable.embedded import account, locks, postmaster
+from gen_durable.embedded import account, find_postmaster, locks
 from gen_durable.embedded.binaries import Binaries, runnable_by
-from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.layout import Layout
 from gen_durable.embedded.locks import Lock
+from gen_durable.embedded.server import Cluster
 from gen_durable.errors import EmbeddedUnavailable
 
 logger = logging.getLogger("gen_durable.embedded.supervisor")
@@ -94,7 +94,7 @@ class Supervisor:
         return "the directory was removed"
 
     def _is_serving(self) -> bool:
-        return self._child is not None or postmaster.running(self._layout) is not None
+        return self._child is not None or find_postmaster.running(self._layout) is not None
 
     def _is_unused(self) -> bool:
         """Whether the server had no user for a while. If so, new users wait for the users lock from here on."""
@@ -121,7 +121,7 @@ class Supervisor:
             if not cluster.exists():
                 logger.info("creating a cluster in %s", self._layout.data)
                 cluster.create(lock)
-            postmaster.clear_stale(self._layout)
+            find_postmaster.clear_stale(self._layout)
             self._child = cluster.launch(lock)
         except (OSError, EmbeddedUnavailable):
             logger.exception("cannot start Postgres; retrying")
@@ -133,7 +133,7 @@ class Supervisor:
         for number, timeout in _STOPPING:
             if self._child is not None:
                 self._child.send_signal(number)
-            elif self._is_ours() and (pid := postmaster.running(self._layout)) is not None:
+            elif self._is_ours() and (pid := find_postmaster.running(self._layout)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             deadline = time.monotonic() + timeout

@@ -41,7 +41,7 @@ class ActiveClaim:
         coroutine = cast("Coroutine[Any, Any, None]", self.task.get_coro())
         return inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
 
-    def request_cancel(self, reason: str) -> None:
+    def accept_cancel_request(self, reason: str) -> None:
         """Request a cancel. An `async def` step is interrupted; otherwise the claim runner sees the request when the
         step returns or before the next one begins.
         """

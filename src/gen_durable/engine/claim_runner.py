@@ -121,7 +121,7 @@ class ClaimRunner:
                 steps += 1
                 may_continue = steps <= self._max_steps and started < deadline and not self._slots.stopping
                 if active.is_cancel_requested():  # before the first step, or between two steps
-                    return await self._commit_cancel(active, 0.0, after_step=False)
+                    return await self._end_cancelled(active, 0.0, after_step=False)
                 if active.entry.spec.transactional:
                     return await self._run_transactional(active, started)
                 active.in_step = True
@@ -132,7 +132,7 @@ class ClaimRunner:
                 took = time.perf_counter() - started
                 encoded.commit.began, encoded.commit.took = started, took
                 if active.is_cancel_requested() and encoded.commit.kind not in ENDS:
-                    return await self._commit_cancel(active, took)
+                    return await self._end_cancelled(active, took)
                 if encoded.commit.kind != "continue":
                     return await self._commit_claim_end(active, encoded, took)
                 committing = self._committer.commit(encoded.commit)
@@ -146,7 +146,7 @@ class ClaimRunner:
                 if result is STALE:
                     return self.receive_result(active, encoded, took, result)
                 if result is CANCEL_REQUESTED:
-                    return await self._commit_cancel(active, took)
+                    return await self._end_cancelled(active, took)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
                 started = time.perf_counter()
@@ -156,7 +156,7 @@ class ClaimRunner:
         except asyncio.CancelledError:
             if active.cancel_reason is None or not active.in_step:
                 raise
-            await self._contain_exit(active, self._commit_cancel(active, time.perf_counter() - started))
+            await self._contain_exit(active, self._end_cancelled(active, time.perf_counter() - started))
         except (SystemExit, KeyboardInterrupt) as error:  # as in _contain_exit
             self.handle_engine_error(active, error)
 
@@ -209,7 +209,7 @@ class ClaimRunner:
                 if self._events.active:
                     self._events.emit(StaleOutcome(claim.id, claim.machine, active.entry.spec.name))
             case CommitResult.CANCEL_REQUESTED:
-                self._spawn(active, self._commit_cancel(active, took))
+                self._spawn_after_commit(active, self._end_cancelled(active, took))
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
@@ -219,7 +219,7 @@ class ClaimRunner:
             case _:
                 assert_never(result)
 
-    def _spawn(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn_after_commit(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         active.has_outcome = False
         self._slots.spawn(active, self._contain_exit(active, coroutine))
 
@@ -285,7 +285,7 @@ class ClaimRunner:
         else:
             self.receive_result(active, encoded, time.perf_counter() - started, result)
 
-    async def _commit_cancel(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
+    async def _end_cancelled(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
         """End a claim that has a cancel request; `on_cancel` runs first if the request met a running step."""
         claim, task = active.claim, asyncio.current_task()
         while task is not None and task.cancelling():

@@ -191,7 +191,7 @@ class ClaimTable:
         if active.task is None:
             self._slots.drop(active)
 
-    def apply_pending_cancels(self) -> None:
+    def fetch_cancel_requests(self) -> None:
         """Find out which claims have a cancel request, and cancel them."""
         self._tasks.spawn(self._fetch_and_apply_cancel_requests())
 
@@ -199,15 +199,15 @@ class ClaimTable:
         claims = sorted((active.claim.id, active.claim.epoch) for active in self.all())
         if claims:
             with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat asks again
-                self.apply_cancel_requests(await self._pool.run_idempotent(self._statements.cancel_requests_of(claims)))
+                self.cancel_claims(await self._pool.run_idempotent(self._statements.cancel_requests_of(claims)))
 
-    def apply_cancel_requests(self, reasons: dict[int, str]) -> None:
+    def cancel_claims(self, reasons: dict[int, str]) -> None:
         """Cancel claims, by instance id and reason. A repeated request changes nothing."""
         for instance, reason in reasons.items():
             active = self._claims.get(instance)
             if active is None or active.cancel_reason is not None:
                 continue
-            active.request_cancel(reason)
+            active.accept_cancel_request(reason)
             if active.task is None:
                 self._slots.start_without_slot(active)
 

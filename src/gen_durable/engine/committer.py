@@ -19,8 +19,8 @@ from typing import Final, Protocol, assert_never
 
 from gen_durable.backoff import Pauses
 from gen_durable.core.notifier import Notifier
-from gen_durable.engine.fanout import flush_in_transaction
-from gen_durable.engine.side_connections import SideConnections
+from gen_durable.engine.many_children import flush_in_transaction
+from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, loggable, sqlstate
@@ -96,8 +96,8 @@ class Committer:
     def __init__(
         self,
         connection: PersistentConnection,
-        locked: SideConnections,
-        fan_outs: SideConnections,
+        locked: SlowCommitConnections,
+        fan_outs: SlowCommitConnections,
         statements: Statements,
         batch_size: int,
         *,
@@ -173,7 +173,7 @@ class Committer:
         finally:
             self._task = None
 
-    async def _write(self, batch: list[_Entry], side: SideConnections | None = None) -> None:
+    async def _write(self, batch: list[_Entry], side: SlowCommitConnections | None = None) -> None:
         """Send a batch until the database has answered for each outcome in it; with `side`, on its connections."""
         pauses: Pauses | None = None
         failures = 0
@@ -209,7 +209,7 @@ class Committer:
             pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
             await asyncio.sleep(pauses.next())
 
-    async def _send_aside(self, commit: Commit, side: SideConnections) -> FlushResult | None:
+    async def _send_aside(self, commit: Commit, side: SlowCommitConnections) -> FlushResult | None:
         """Send one outcome. Returns None if others wait for a connection and the outcome's row is still locked."""
         is_busy = side.is_busy
         async with side.acquire() as connection:

@@ -18,8 +18,8 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from gen_durable.context import Context
-from gen_durable.core.claim_encryption import ClaimEncryption
-from gen_durable.engine.fanout import ChildrenReader
+from gen_durable.core.row_encryption import RowEncryption
+from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, StepTimeout
@@ -64,7 +64,7 @@ class Executor:
         limits: LimitService,
         journal: JournalService,
         *,
-        encryption: ClaimEncryption | None = None,
+        encryption: RowEncryption | None = None,
     ) -> None:
         self._worker = worker
         self._threads = threads
@@ -270,7 +270,7 @@ class Executor:
         return await result if inspect.isawaitable(result) else result
 
 
-async def _encrypt(encoded: EncodedOutcome, encryption: ClaimEncryption) -> EncodedOutcome:
+async def _encrypt(encoded: EncodedOutcome, encryption: RowEncryption) -> EncodedOutcome:
     encoded.plain_state = encoded.commit.value
     await encryption.encrypt(encoded.commit)
     return encoded

@@ -14,7 +14,7 @@ from typing import Final
 
 from gen_durable.config import Retention, WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
-from gen_durable.engine.batch_runner import BatchRunner
+from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.statements import Statements
 from gen_durable.telemetry import Events, InstancesCollected
@@ -45,7 +45,7 @@ class Gc(BackgroundTask):
         self._interval_seconds = (options.gc_interval or timedelta(0)).total_seconds()
         self._walks = _walks_of(options.retention)
         self._batch_size = options.gc_batch
-        self._runner = BatchRunner("gc")
+        self._runner = SkippingBatchRunner("gc")
         self._rounds = 0
 
     async def run_once(self) -> float:

@@ -162,7 +162,7 @@ class Heartbeat:
         if lost := await self.extend_leases():
             monitor.call(self._claims.drop_lost, lost)
         if requests := await self.read_cancel_requests():
-            monitor.call(self._claims.apply_cancel_requests, requests)
+            monitor.call(self._claims.cancel_claims, requests)
 
     async def _return_not_begun(self, monitor: LoopMonitor, blocked: float) -> None:
         """Return the rows whose steps have not begun, so that other workers run them."""

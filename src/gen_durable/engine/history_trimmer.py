@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Final
 
 from gen_durable.core.background_task import BackgroundTask
-from gen_durable.engine.batch_runner import BatchRunner
+from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.journal import JournalStatements
 
@@ -31,7 +31,7 @@ class HistoryTrimmer(BackgroundTask):
         self._statements = statements
         self._lengths: dict[int, int] = {}
         self._added = asyncio.Event()
-        self._runner = BatchRunner("history trimmer")
+        self._runner = SkippingBatchRunner("history trimmer")
 
     def add(self, instance: int, seq: int, length: int | None) -> None:
         """Trim the history of an instance soon if it has made `seq` outcomes, more than `length`."""

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from gen_durable.codec import encode
 from gen_durable.encryption import PayloadEncryption
-from gen_durable.engine.batch_runner import BatchRunner
+from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
 from gen_durable.pg.pool import Pool
 from gen_durable.store.journal import JournalStatements, ProgressReport
 from gen_durable.validation import clean_error
@@ -38,7 +38,7 @@ class ProgressWriter:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._reports: dict[_Key, ProgressReport] = {}
-        self._runner = BatchRunner("progress")
+        self._runner = SkippingBatchRunner("progress")
         self._task: asyncio.Task[None] | None = None
 
     def report(

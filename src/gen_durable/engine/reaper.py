@@ -14,9 +14,9 @@ from typing import Final
 from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
-from gen_durable.engine.batch_runner import BatchRunner
 from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
+from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.store.statements import Statements
@@ -63,8 +63,8 @@ class Reaper(BackgroundTask):
         self._queues = list(options.queues)
         self._known_steps = registry.known
         self._without_history = registry.without_history
-        self._reap_runner = BatchRunner("reaper")
-        self._unblock_runner = BatchRunner("reaper, rows that wait at a gate")
+        self._reap_runner = SkippingBatchRunner("reaper")
+        self._unblock_runner = SkippingBatchRunner("reaper, rows that wait at a gate")
         self._rounds = 0
         self._unblocked_up_to: str | None = None
         self._logged_steps: set[tuple[str, int, str]] = set()
@@ -75,7 +75,7 @@ class Reaper(BackgroundTask):
         await self._unblock_missed()
         if self._queues and self._rounds % UNKNOWN_STEPS_EVERY == 0:
             self._report_unknown(
-                await self._connection.run(self._statements.unknown_steps(self._queues, self._known_steps))
+                await self._connection.run(self._statements.due_steps_without_code(self._queues, self._known_steps))
             )
         self._rounds += 1
         return 0.0 if is_full else self._interval_seconds * random.uniform(0.9, 1.0)
@@ -85,10 +85,10 @@ class Reaper(BackgroundTask):
         reaped = await self._connection.run(statement)
         self._notifier.dispatch(reaped.follow_ups)
         if reaped.claims:
-            self._report_reaped(reaped.claims)
+            self._handle_reaped(reaped.claims)
         return len(reaped.claims)
 
-    def _report_reaped(self, claims: list[ReapedClaim]) -> None:
+    def _handle_reaped(self, claims: list[ReapedClaim]) -> None:
         log.warning("took back %d claims whose leases had ended", len(claims))
         for queue in {row.queue for row in claims}:
             self._notifier.wake(queue, sum(row.queue == queue for row in claims))
@@ -120,8 +120,8 @@ class Reaper(BackgroundTask):
                 self._events.emit(RowsUnblocked(queue))
         return 0  # the gates that follow are left to the next call
 
-    def _report_unknown(self, unknown_steps: list[UnknownStep]) -> None:
-        for row in unknown_steps:
+    def _report_unknown(self, due_steps_without_code: list[UnknownStep]) -> None:
+        for row in due_steps_without_code:
             if self._events.active:
                 self._events.emit(UnknownStepsFound(row.machine, row.version, row.step, row.queue, row.waiting))
             name = (row.machine, row.version, row.step)

@@ -3,7 +3,7 @@
     picker -> claims -> slots -> claim runner -> executor -> committer -> notifier
                  ^ heartbeat, in a thread          reaper, gc: on every worker
 
-`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `apply_pending_cancels`.
+`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `fetch_cancel_requests`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
-from gen_durable.core.claim_encryption import ClaimEncryption
+from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_reader import ClaimReader
@@ -25,16 +25,16 @@ from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.executor import Executor
-from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.gc import Gc
 from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.history_trimmer import HistoryTrimmer
 from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.limits_in_step import LimitsInStep
+from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.reaper import Reaper
-from gen_durable.engine.side_connections import SideConnections
 from gen_durable.engine.slots import Slots
+from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
@@ -71,7 +71,10 @@ class Runtime:
         self._drain_seconds = options.drain_timeout.total_seconds()
         self._pick_connection = PersistentConnection(target)
         self._flush_connection = PersistentConnection(target)
-        self._side_connections = SideConnections(target, LOCKED_CONNECTIONS), SideConnections(target, FAN_OUTS)
+        self._side_connections = (
+            SlowCommitConnections(target, LOCKED_CONNECTIONS),
+            SlowCommitConnections(target, FAN_OUTS),
+        )
         self._upkeep_connection = PersistentConnection(target)
         self.tasks = TaskSet()
         self._threads = ThreadPool(options.threads or max(sum(options.slots.values()), 1))
@@ -116,7 +119,7 @@ class Runtime:
             self._journal,
             encryption=None
             if services.encryption is None
-            else ClaimEncryption(services.encryption, services.pool, services.statements),
+            else RowEncryption(services.encryption, services.pool, services.statements),
         )
         self._transactional = TransactionalExecutor(
             executor, target, services.statements, TRANSACTION_CONNECTIONS, notifier=services.notifier, worker=self.name
@@ -187,17 +190,17 @@ class Runtime:
         """Pick from a queue. Returns how many more rows this worker could take."""
         return self.picker.wake(queue)
 
-    def expect(self, queue: str, count: int) -> None:
+    def expect_pick_to_find(self, queue: str, count: int) -> None:
         """Report rows that became runnable and that a pick does not find."""
-        self.picker.expect(queue, count)
+        self.picker.expect_pick_to_find(queue, count)
 
     def wake_all(self) -> None:
         """Pick from every queue."""
         self.picker.wake_all()
 
-    def apply_pending_cancels(self) -> None:
+    def fetch_cancel_requests(self) -> None:
         """Read the cancel requests of this worker's claims, and act on them."""
-        self.claims.apply_pending_cancels()
+        self.claims.fetch_cancel_requests()
 
     async def start(self) -> None:
         """Start the background parts. A worker without queues only maintains the database."""
@@ -212,7 +215,7 @@ class Runtime:
         for part in self._upkeep:
             part.start()
 
-    def begin_stop(self) -> None:
+    def stop_starting_claims(self) -> None:
         """Start no further claim, and let no claim run ahead."""
         self.slots.stopping = True
 
@@ -242,14 +245,14 @@ class Runtime:
                 self.claims.stop_without_outcome(active)
             self.tasks.cancel_all()
             for connection in self._connections:
-                connection.close_soon()
-            self._transactional.close_soon()
+                connection.terminate()
+            self._transactional.terminate()
             await self.committer.cancel_flushes()
             await self._journal.close()
             self._threads.close()
 
     @property
-    def _connections(self) -> tuple[PersistentConnection | SideConnections, ...]:
+    def _connections(self) -> tuple[PersistentConnection | SlowCommitConnections, ...]:
         return self._pick_connection, self._flush_connection, *self._side_connections, self._upkeep_connection
 
     async def _drain(self) -> None:

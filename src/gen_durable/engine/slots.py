@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.pace import Pace
+from gen_durable.engine.prefetch_pace import Pace
 from gen_durable.engine.tasks import TaskSet
 
 MAX_PICK: Final = 1000
@@ -88,7 +88,7 @@ class QueueSlots:
         return max(self.concurrency - self.running - self.lent - len(self.buffer), 0)
 
     @property
-    def is_adaptive(self) -> bool:
+    def has_adaptive_prefetch(self) -> bool:
         """The number of rows claimed ahead follows the pace; a fixed number is the user's, and its rows are kept."""
         return self._fixed_prefetch is None
 
@@ -113,7 +113,7 @@ class QueueSlots:
 
     def adapt_prefetch(self, now: float) -> None:
         """Claim as many rows ahead as the present pace allows."""
-        if self.is_adaptive:
+        if self.has_adaptive_prefetch:
             self.prefetch = self.pace.rows_ahead(now, is_busy=self.running >= self.concurrency)
 
     def buffer_claim(self, active: ActiveClaim, now: float) -> None:
@@ -152,7 +152,7 @@ class Slots:
             self._start(queue, active, now)
         else:
             queue.buffer_claim(active, now)
-            if queue.release_timer is None and queue.is_adaptive:
+            if queue.release_timer is None and queue.has_adaptive_prefetch:
                 queue.release_timer = self._loop.call_later(active.start_by - now, self._release_overdue, queue)
 
     def _release_overdue(self, queue: QueueSlots) -> None:

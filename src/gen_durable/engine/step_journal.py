@@ -20,12 +20,12 @@ from typing import Any, Final, Literal, TypeAlias, get_type_hints
 import msgspec
 
 from gen_durable.backoff import backoff as default_backoff
-from gen_durable.canonical_json import canonical_json
 from gen_durable.codec import Codec, codec_for, encode
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption, activity_field
 from gen_durable.errors import GenDurableError, InputError, LeaseLost, NoFreeThread, TooLarge
 from gen_durable.jobs import Abort
+from gen_durable.jsonb_form import jsonb_form
 from gen_durable.outcomes import describe
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, check_checkpoint_format
 from gen_durable.store.statements import Statement
@@ -146,7 +146,7 @@ class StepJournal:
 
     def save(self, value: object) -> Actions:
         """Write a checkpoint."""
-        raw = canonical_json(encode(value, "a checkpoint"))
+        raw = jsonb_form(encode(value, "a checkpoint"))
         text = raw.decode()
         if self._encryption is not None:
             text = self._encryption.encrypt(text, self._fence.id, "checkpoint")

@@ -26,13 +26,13 @@ from gen_durable.engine.committer import (
     dispatch_follow_ups,
 )
 from gen_durable.engine.executor import Executor, StepRaised
-from gen_durable.engine.fanout import flush_in_transaction
+from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import InvalidOutcome, OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify, sqlstate
-from gen_durable.pg.transaction import Transaction
+from gen_durable.pg.shared_transaction import Transaction
 from gen_durable.registry import Entry
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.statements import Statements
@@ -125,9 +125,9 @@ class TransactionalExecutor:
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self._connections), return_exceptions=True)
 
-    def close_soon(self) -> None:
+    def terminate(self) -> None:
         for connection in self._connections:
-            connection.close_soon()
+            connection.terminate()
 
     async def _try_once(
         self, connection: PersistentConnection, active: ActiveClaim

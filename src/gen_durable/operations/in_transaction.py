@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from gen_durable.core.claim_encryption import encrypted_insert, encrypted_signal
+from gen_durable.core.row_encryption import encrypted_insert, encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
 from gen_durable.operations.insert import OnConflict, check_starts
@@ -19,8 +19,8 @@ from gen_durable.pg.caller_connection import call_after_commit, call_at_commit, 
 from gen_durable.pg.faults import sqlstate, unwrap_driver_error
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.starts import Start
+from gen_durable.store.caller_statements import TextStatements
 from gen_durable.store.statements import Statement
-from gen_durable.store.text_params import TextStatements
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
 log = logging.getLogger("gen_durable.notifier")

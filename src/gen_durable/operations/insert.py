@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from gen_durable.core.claim_encryption import encrypted_insert
+from gen_durable.core.row_encryption import encrypted_insert
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.starts import Start

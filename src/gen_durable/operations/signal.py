@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gen_durable.core.claim_encryption import encrypted_signal
+from gen_durable.core.row_encryption import encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, NoTarget, TooLarge
 from gen_durable.handles import Handle, describe_target, parse_target

@@ -28,7 +28,7 @@ async def wait(services: Services, instance: int, codec: Codec[R], timeout: Dura
         return Pending(instance)
     match finished.status:
         case Status.DONE:
-            return Finished(instance, codec.decode(_result(finished, services.encryption)))
+            return Finished(instance, codec.decode(_decrypt_result(finished, services.encryption)))
         case Status.FAILED:
             return Failed(instance, _error(finished, services.encryption))
         case Status.CANCELLED:
@@ -37,7 +37,7 @@ async def wait(services: Services, instance: int, codec: Codec[R], timeout: Dura
             raise NotFound(f"instance {instance} is unknown; ended instances are deleted after their retention")
 
 
-def _result(finished: EndedInstance, encryption: PayloadEncryption | None) -> str:
+def _decrypt_result(finished: EndedInstance, encryption: PayloadEncryption | None) -> str:
     if finished.result is None:
         return "null"
     return finished.result if encryption is None else encryption.decrypt(finished.result, finished.id, RESULT)

@@ -1,7 +1,7 @@
 """Run one statement on the caller's own connection, of whichever driver it is.
 
-The statement's parameters are texts (`store.text_params`). Connections are recognised by the names of their classes, so
-no driver is imported that the caller has not imported before. Errors of that driver pass through unchanged.
+The statement's parameters are texts (`store.caller_statements`). Connections are recognised by the names of their
+classes, so no driver is imported that the caller has not imported before. Errors of that driver pass through unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gen_durable.errors import InputError
-from gen_durable.store.text_params import named_arguments, with_named_parameters
+from gen_durable.store.caller_statements import named_arguments, with_named_parameters
 
 if TYPE_CHECKING:
     from gen_durable.store.statements import Statement

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import asyncpg
 
 from gen_durable.pg.connect import HostConnection, Target, connect
+from gen_durable.pg.dead_server_watchdog import Watchdog
 from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, connection_lost
-from gen_durable.pg.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from gen_durable.pg.dsn import Host
@@ -141,7 +141,7 @@ class PersistentConnection:
             log.debug("a connection did not close in time (%s) and was terminated", type(error).__name__)
             current.driver_connection.terminate()
 
-    def close_soon(self) -> None:
+    def terminate(self) -> None:
         """Close for good without waiting for the server."""
         self._closed = True
         self.drop()

@@ -147,18 +147,26 @@ class JournalStatements:
         return Statement(self._trim, args, lambda rows: list(rows[0][0]))
 
     def history(self, instance: int | None, key: bytes | None, last: int | None = None) -> Statement[list[Transition]]:
-        return Statement(self._history, (instance, key, last), lambda rows: [Transition(*_raw(row, 9)) for row in rows])
+        return Statement(
+            self._history,
+            (instance, key, last),
+            lambda rows: [Transition(*_encode_json_columns(row, 9)) for row in rows],
+        )
 
     def activities(self, instance: int | None, key: bytes | None, last: int | None = None) -> Statement[list[Activity]]:
         return Statement(
-            self._activities, (instance, key, last), lambda rows: [Activity(*_raw(row, 6)) for row in rows]
+            self._activities,
+            (instance, key, last),
+            lambda rows: [Activity(*_encode_json_columns(row, 6)) for row in rows],
         )
 
     def checkpoint_of(self, instance: int | None, key: bytes | None) -> Statement[Checkpoint | None]:
         return Statement(self._checkpoint_of, (instance, key), _read_checkpoint)
 
     def progress(self, instance: int | None, key: bytes | None) -> Statement[list[Progress]]:
-        return Statement(self._progress, (instance, key), lambda rows: [Progress(*_raw(row, 5)) for row in rows])
+        return Statement(
+            self._progress, (instance, key), lambda rows: [Progress(*_encode_json_columns(row, 5)) for row in rows]
+        )
 
     def installation(self) -> Statement[str]:
         """The token of this installation, part of idempotency keys."""
@@ -178,13 +186,13 @@ def _read_checkpoint(rows: Sequence[Row]) -> Checkpoint | None:
     if not rows:
         return None
     check_checkpoint_format(rows[0][0])
-    return Checkpoint(*_raw(rows[0][1:], 2))
+    return Checkpoint(*_encode_json_columns(rows[0][1:], 2))
 
 
 def _read_truth(rows: Sequence[Row]) -> bool:
     return bool(rows[0][0])
 
 
-def _raw(row: Row, first: int) -> list[Any]:
+def _encode_json_columns(row: Row, first: int) -> list[Any]:
     """A row with the columns from `first` on, which are JSON, as bytes."""
     return [*row[:first], *(None if text is None else text.encode() for text in row[first:])]

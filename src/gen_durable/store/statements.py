@@ -144,7 +144,7 @@ class Statements:
         self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6)"  # noqa: S608
         self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1,$2)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
-        self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.unknown_steps($1,$2)"  # noqa: S608
+        self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.due_steps_without_code($1,$2)"  # noqa: S608
         self._unlocked_ids = f"select id from {s}.unlocked_ids($1)"  # noqa: S608
         self._prepare_limits(s)
         self._notify = (
@@ -379,7 +379,7 @@ class Statements:
     def get(self, instance: int | None, key: bytes | None) -> Statement[Instance | None]:
         return Statement(self._get, (instance, key), lambda rows: read_instance(rows[0]) if rows else None)
 
-    def unknown_steps(self, queues: list[str], known: list[str]) -> Statement[list[UnknownStep]]:
+    def due_steps_without_code(self, queues: list[str], known: list[str]) -> Statement[list[UnknownStep]]:
         return Statement(self._unknown_steps, (queues, known), lambda rows: [UnknownStep(*row) for row in rows])
 
     def unlocked_ids(self, ids: Sequence[int]) -> Statement[set[int]]:

@@ -69,7 +69,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     crashes: int = 0  # how often in a row its worker died or lost its lease
     journal: str | None = None  # JSON, written by earlier executions of this visit
     step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal_writer.py)
-    is_decrypted: bool = False  # by core/claim_encryption.py, if there is a codec
+    is_decrypted: bool = False  # by core/row_encryption.py, if there is a codec
     # Parts that are too large to come with the claim: engine/claim_reader.py reads them before the first step.
     is_large: bool = False
     has_unread_inbox: bool = False

@@ -178,7 +178,9 @@ class Harness(Assertions):
             if (claim := await self._next()) is not None:
                 return claim
             tally = await self._tally(())
-            raise AssertionError("\n".join(["no step can run now", *list_waiting(tally.waiting, tally.unknown_steps)]))
+            raise AssertionError(
+                "\n".join(["no step can run now", *list_waiting(tally.waiting, tally.due_steps_without_code)])
+            )
         stepper = self._working
         await stepper.reap()
         found = await self.snapshot(target)
@@ -201,8 +203,8 @@ class Harness(Assertions):
 
     async def _tally(self, ran: Iterable[Execution]) -> DrainResult:
         waiting = await self.waiting()
-        unknown_steps = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
-        return DrainResult(tuple(ran), waiting, frozenset(unknown_steps))
+        due_steps_without_code = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
+        return DrainResult(tuple(ran), waiting, frozenset(due_steps_without_code))
 
     def _runaway(self, tally: DrainResult, claim: Claim) -> Runaway:
         return Runaway(

@@ -19,8 +19,8 @@ from typing import Any, Final, TypeVar
 from gen_durable.client import Durable
 from gen_durable.config import WorkerOptions
 from gen_durable.context import Context
-from gen_durable.core.claim_encryption import ClaimEncryption
 from gen_durable.core.notifier import Notifier
+from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services, services_of
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_reader import ClaimReader
@@ -28,12 +28,12 @@ from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
-from gen_durable.engine.fanout import ChildrenReader
 from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.limits_in_step import LimitsInStep
+from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome
-from gen_durable.engine.side_connections import SideConnections
 from gen_durable.engine.slots import Slots
+from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.tasks import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
@@ -89,7 +89,7 @@ class Stepper:
         self._events.subscribe(self._record_outcome)
         self._connection = PersistentConnection(services.target)
         self._side_connection = PersistentConnection(services.target)
-        self._side_connections = SideConnections(services.target, 1)
+        self._side_connections = SlowCommitConnections(services.target, 1)
         self._threads = ThreadPool(1)
         self._tasks = TaskSet()
         self._notifier = StepperNotifier(services)
@@ -101,7 +101,7 @@ class Stepper:
             services.installation,
             encryption=services.encryption,
         )
-        self._executor = RecordingExecutor(
+        self._executor = ErrorRecordingExecutor(
             WORKER,
             self._threads,
             ChildrenReader(services.pool, services.statements, services.encryption),
@@ -109,7 +109,7 @@ class Stepper:
             self._journal,
             encryption=None
             if services.encryption is None
-            else ClaimEncryption(services.encryption, services.pool, services.statements),
+            else RowEncryption(services.encryption, services.pool, services.statements),
         )
         self._executor.errors = errors
         side = self._side_connections
@@ -312,7 +312,7 @@ class StepperNotifier(Notifier):
             self.has_children_to_cancel = True
 
 
-class RecordingExecutor(Executor):
+class ErrorRecordingExecutor(Executor):
     """An executor that also records what steps raised."""
 
     errors: dict[int, Exception]

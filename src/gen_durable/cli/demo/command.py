@@ -17,13 +17,13 @@ from rich.live import Live
 
 from gen_durable.cli.console import report_errors
 from gen_durable.cli.database import ConnectedDatabase, open_database
-from gen_durable.cli.demo.checks import DemoReport, check_run
 from gen_durable.cli.demo.processes import WorkerProcesses
 from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.schema import recreate_schema
 from gen_durable.cli.demo.script import DemoFailed, Script
-from gen_durable.cli.demo.terminal import LineView, LiveView, print_report
-from gen_durable.cli.demo.view import View
+from gen_durable.cli.demo.verify_run import DemoReport, check_run
+from gen_durable.cli.demo.view_protocol import View
+from gen_durable.cli.demo.views import LineView, LiveView, print_report
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 

@@ -22,7 +22,7 @@ from gen_durable.cli.demo.event_log import EventLogReader, LogEntry
 from gen_durable.cli.demo.machines import Checkout, Order, Paid, Receipt, payment, stocktake
 from gen_durable.cli.demo.processes import State, WorkerProcess, WorkerProcesses
 from gen_durable.cli.demo.program import SCHEMA
-from gen_durable.cli.demo.view import DemoState, Event, Importance, View
+from gen_durable.cli.demo.view_protocol import DemoState, Event, Importance, View
 from gen_durable.doctor import count_by_step
 from gen_durable.errors import GenDurableError
 from gen_durable.store.schema import Schema

@@ -15,7 +15,7 @@
 -- A row whose weight exceeds a since-lowered burst takes the whole bucket. Rows that are refused a token go to unblock,
 -- which gives the first of them a token_at.
 -- Index: instances_slot; primary keys of limits and rate_buckets.
--- Locks: policies (shared) and gates, by try-lock, then rows as lock_due_rows_of_gates.sql. The lock on a gate keeps
+-- Locks: policies (shared) and gates, by try-lock, then rows as lock_more_rows_to_block.sql. The lock on a gate keeps
 -- the counts true until commit, the shared lock on the policy keeps the limit unchanged.
 -- Guarded by tests/store/test_limits.py, tests/interleavings/test_limits.py (test_pick_pick_of_one_slot,
 -- test_policy_pick_fewer_slots).
@@ -156,7 +156,7 @@ begin
       select refused.key from jsonb_each_text(blocked_counts) as refused where refused.value::int >= many
     );
     if cardinality(crowded_gates) > 0 then
-      crowd := @schema.lock_due_rows_of_gates(crowded_gates, locked_gates, found_rows || claimed_rows);
+      crowd := @schema.lock_more_rows_to_block(crowded_gates, locked_gates, found_rows || claimed_rows);
       blocked := blocked || crowd;
     end if;
     with now_blocked as (

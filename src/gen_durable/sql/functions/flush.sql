@@ -220,7 +220,7 @@ begin
   end if;
 
   if parked_places is not null then
-    more := @schema.wake_parked_rows(parked_places);
+    more := @schema.wake_if_signal_came(parked_places);
     queues := coalesce(queues, '{}') || more;
   end if;
 

@@ -3,7 +3,7 @@
 A step that runs ahead, a waiter in the process of the worker and an activity that has just run get a value that was
 never stored. `jsonb` orders keys by length and then by bytes, keeps the last of equal keys, has no negative zero, and
 writes a float of 1e16 and above without a fraction, which is an int again for a type that takes both. Guarded by
-tests/store/test_canonical_json.py.
+tests/store/test_jsonb_form.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEAVES: Final = (
 )
 
 
-def canonical_json(raw: bytes) -> bytes:
+def jsonb_form(raw: bytes) -> bytes:
     """The JSON that `jsonb` makes of this one, up to white space and the digits of small numbers."""
     if b"{" not in raw and b"e" not in raw and b"-0.0" not in raw:
         return raw

@@ -20,7 +20,7 @@ MAX_SKIPPED: Final = 100
 REPORT_SECONDS: Final = 600.0  # a row that is skipped in each round is logged so often
 
 
-class BatchRunner:
+class SkippingBatchRunner:
     """Runs one statement. `what` names its rows in the log."""
 
     __slots__ = ("_reported_at", "_what")

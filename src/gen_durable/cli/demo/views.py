@@ -10,10 +10,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.demo.checks import DemoReport
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
 from gen_durable.cli.demo.processes import State
-from gen_durable.cli.demo.view import DemoState, Event, Importance
+from gen_durable.cli.demo.verify_run import DemoReport
+from gen_durable.cli.demo.view_protocol import DemoState, Event, Importance
 from gen_durable.doctor import StepCount
 from gen_durable.instances import Status
 from gen_durable.machines import StepSpec

@@ -1,4 +1,4 @@
--- lock_due_rows_of_gates: lock more due rows of gates at which pick has just blocked many, so that they are blocked
+-- lock_more_rows_to_block: lock more due rows of gates at which pick has just blocked many, so that they are blocked
 -- together.
 --
 -- Parameters: the crowded gates; all gates that this transaction has locked; rows that pick has found, to leave out.
@@ -8,7 +8,7 @@
 -- Index: instances_slot_due, instances_rate_due, under the planner settings of pick; the coalesce follows their terms.
 -- Locks: the rows with SKIP LOCKED.
 -- Guarded by tests/store/test_limits.py, test_limits_corners.py, test_no_waiting.py.
-create or replace function @schema.lock_due_rows_of_gates(crowded_gates text[], locked_gates text[], excluded_rows tid[])
+create or replace function @schema.lock_more_rows_to_block(crowded_gates text[], locked_gates text[], excluded_rows tid[])
 returns tid[]
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -29,7 +29,7 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OBJECTS: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
-class ClaimEncryption:
+class RowEncryption:
     """Decrypts the claims of one worker, and encrypts their outcomes."""
 
     __slots__ = ("_pool", "_statements", "encryption")

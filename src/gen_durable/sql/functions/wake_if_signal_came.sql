@@ -1,4 +1,4 @@
--- wake_parked_rows: wake rows that were just parked and for which a signal has arrived meanwhile. flush parks them in
+-- wake_if_signal_came: wake rows that were just parked and for which a signal has arrived meanwhile. flush parks them in
 -- one statement and calls this in the next.
 --
 -- Parameters: the ctids of rows that this transaction has parked, and so has locked. Returns the queues of the woken
@@ -10,7 +10,7 @@
 -- before the lock was granted; a later delivery waits for the lock and finds the row parked (tests/interleavings:
 -- park_deliver, which fails without this function).
 -- Index: signals_inbox. Locks: none beyond those of the caller.
-create or replace function @schema.wake_parked_rows(parked tid[])
+create or replace function @schema.wake_if_signal_came(parked tid[])
 returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp

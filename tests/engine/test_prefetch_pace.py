@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gen_durable.engine.pace import AHEAD_SECONDS, MAX_AHEAD, WINDOW_SECONDS, Pace
+from gen_durable.engine.prefetch_pace import AHEAD_SECONDS, MAX_AHEAD, WINDOW_SECONDS, Pace
 
 
 def steady(slots: int, seconds: float, count: int = 40) -> tuple[Pace, float]:

@@ -2,7 +2,7 @@
 
 An outcome whose row is locked waits at the server for up to a second, and a large fan-out writes for seconds. Each try
 has a connection of its own, so one that waits does not hold up the others. Guarded by
-tests/engine/test_side_connections.py.
+tests/engine/test_slow_commit_connections.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gen_durable.pg.connection import PersistentConnection, Target
 IDLE_SECONDS: Final = 10.0
 
 
-class SideConnections:
+class SlowCommitConnections:
     """At most `size` connections, each used by one task at a time."""
 
     __slots__ = ("_closing", "_free", "_in_use", "_semaphore", "_target", "_timer")
@@ -71,11 +71,11 @@ class SideConnections:
         connections = [*self._free, *self._in_use]
         await asyncio.gather(*(c.close() for c in connections), *self._closing, return_exceptions=True)
 
-    def close_soon(self) -> None:
+    def terminate(self) -> None:
         """Close every connection without waiting for the server."""
         self._cancel_timer()
         for connection in (*self._free, *self._in_use):
-            connection.close_soon()
+            connection.terminate()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

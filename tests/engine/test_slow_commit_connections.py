@@ -13,9 +13,9 @@ from tests.support.roles import PASSWORD, login_dsn
 
 from gen_durable import Durable
 from gen_durable.core.services import services_of
-from gen_durable.engine import side_connections
+from gen_durable.engine import slow_commit_connections
 from gen_durable.engine.committer import CommitResult, Committer
-from gen_durable.engine.side_connections import SideConnections
+from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import Commit, ManyChildren
@@ -57,7 +57,7 @@ async def test_a_long_fan_out_holds_up_neither_locked_rows_nor_another_fan_out(d
     connection = await asyncpg.connect(dsn)
     async with Durable(dsn, schema=schema) as app:
         target = services_of(app).target
-        links = PersistentConnection(target), SideConnections(target, 4), SideConnections(target, 2)
+        links = PersistentConnection(target), SlowCommitConnections(target, 4), SlowCommitConnections(target, 2)
         statements = SlowFanOut(services_of(app).statements.schema)
         committer = Committer(*links, statements, 500, notifier=cast(Any, Notifications([])))
         *parents, other = await claims(app, 3)
@@ -82,9 +82,9 @@ async def test_a_long_fan_out_holds_up_neither_locked_rows_nor_another_fan_out(d
 
 
 async def test_side_connections_close_when_idle(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_connections, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(slow_commit_connections, "IDLE_SECONDS", 0.05)
     async with Durable(dsn, schema=schema) as app:
-        side = SideConnections(services_of(app).target, 2)
+        side = SlowCommitConnections(services_of(app).target, 2)
         assert side.count == 0
         async with side.acquire() as one, side.acquire() as two:
             assert side.is_busy
