@@ -53,7 +53,7 @@ help:
 	@echo '  make test-fast     the tests of single parts: no killed processes, no interleavings'
 	@echo '  make test-plans    the query plans, on a throw-away cluster of postgresql-15 (root installs it)'
 	@echo '  make limits-long   run the tests of limits for minutes instead of seconds, with the documented bounds'
-	@echo '  make interleavings    run a large sample of the interleavings of three sessions (SAMPLES=1000 SEED=7)'
+	@echo '  make interleavings    run all interleavings of two sessions, a large sample of three (SAMPLES=1000 SEED=7)'
 	@echo '  make model    compare random histories with a model of the database (MODEL_EXAMPLES=2000)'
 	@echo '  make mutants  remove each guard of the SQL, one at a time: a test must fail for each (about 7 minutes)'
 	@echo '  make mutants PYTHON=1   change random lines of the Python code: a test must fail for 95 % of them (SEED=7 COUNT=100)'
@@ -106,7 +106,7 @@ limits-long: $(READY)
 
 .PHONY: interleavings
 interleavings: $(READY)
-	$(WITH_PG) env INTERLEAVING_SAMPLES=$(SAMPLES) INTERLEAVING_SEED=$(or $(SEED),$(shell echo $$RANDOM)) $(BIN)/pytest -q -s --timeout 7200 tests/interleavings/test_three_sessions.py $(ARGS)
+	$(WITH_PG) env INTERLEAVING_SAMPLES=$(SAMPLES) INTERLEAVING_SEED=$(or $(SEED),$(shell echo $$RANDOM)) $(BIN)/pytest -q -s --timeout 7200 $(PARALLEL) tests/interleavings $(ARGS)
 
 .PHONY: model
 model: $(READY)

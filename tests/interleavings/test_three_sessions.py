@@ -186,7 +186,7 @@ def joins(end: End) -> None:
     """The parent goes on after the last child, or waits for the one that is tried again; what lives is not deleted."""
     (_, picked, *_), retried, deleted = end.answers
     assert [row is not None for row in retried] == [i in end.rows for i in (3, 4)], "retried and deleted, or neither"
-    assert sum(deleted) == 4 - len(end.rows)
+    assert sum(collected.deleted for collected in deleted) == 4 - len(end.rows)
     assert {1, 2} <= end.rows.keys()
     assert all(end.rows[i]["status"] == "runnable" for i in (3, 4) if i in end.rows), "a retry was lost"
     row = end.rows[1]

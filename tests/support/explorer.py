@@ -6,12 +6,13 @@ above all), breaks a check of the doctor, or fails the test's own `check`.
 
 A step is one statement inside a function (see `breakpoints`), or a COMMIT; with `begin=True` also a BEGIN, which fixes
 `now()`. A session that runs into a lock of another is not steppable until the other has let go; then it runs on to its
-next stop by itself, as it would in life. Two sessions are led through every schedule; three have too many, and are led
-through a sample (see `schedules`). Each schedule starts from fresh rows.
+next stop by itself, as it would in life. Two sessions are led through every schedule in `make interleavings`, and where
+there are many through a sample of them otherwise; three have too many, and are led through a sample (see `schedules`). Each schedule starts from fresh rows.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from tests.support.sessions import READ_COMMITTED, SESSION, At, Call, Connection
 from gen_durable.store.schema import Schema, checks
 
 __all__ = ["READ_COMMITTED", "End", "Explorer", "Fault", "Report", "Sample"]
+
+# How many schedules of two sessions are run at most, unless INTERLEAVING_SAMPLES asks for a long run.
+MOST = None if "INTERLEAVING_SAMPLES" in os.environ else 120
 
 RESET = """
 create or replace function @schema.explorer_reset() returns void language plpgsql as $$
@@ -91,7 +95,8 @@ class Options(TypedDict, total=False):
     """How to explore. `errors` are the SQLSTATEs that a call may end in; `first_fault` stops at the first fault.
 
     `then` is SQL that is run in the end of each schedule, before it is judged: what comes by itself a little later.
-    `levels` are the isolation levels of the sessions. Without a `sample`, every schedule is run.
+    `levels` are the isolation levels of the sessions. Without a `sample`, every schedule is run up to a number (`MOST`), and a
+    sample of them if there are more; `make interleavings` runs them all.
     """
 
     begin: bool
@@ -100,6 +105,11 @@ class Options(TypedDict, total=False):
     then: str
     levels: Sequence[str]
     sample: Sample | None
+
+
+def _usual_sample(options: Options) -> Sample | None:
+    """An exploration that looks for a fault stops at the first, so it may look at all schedules."""
+    return None if MOST is None or options.get("first_fault") else Sample(1, MOST)
 
 
 class Explorer:
@@ -151,7 +161,7 @@ class Explorer:
         for session, level in zip(self._sessions, levels, strict=True):
             session.isolation = level
         report = Report()
-        schedules = Schedules(options.get("sample"))
+        schedules = Schedules(options.get("sample") or _usual_sample(options))
         while schedules.begin():
             self._commits.clear()
             await self._leader.execute(self._reset + self.schema.render(given))
