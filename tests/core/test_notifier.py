@@ -25,7 +25,7 @@ class Endpoint:
     def wake_all(self) -> None:
         self.calls.put_nowait("wake all")
 
-    def expect(self, queue: str, count: int) -> None:
+    def expect_pick_to_find(self, queue: str, count: int) -> None:
         """Asks for nothing."""
 
     def fetch_cancel_requests(self) -> None:

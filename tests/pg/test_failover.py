@@ -15,7 +15,7 @@ from tests.support.schemas import diagnose
 from gen_durable import Durable, Finished, Worker, job
 from gen_durable.core.services import services_of
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg import connect, watchdog
+from gen_durable.pg import connect, dead_server_watchdog
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.store.statements import Statement
@@ -37,8 +37,8 @@ def within(seconds: float) -> AbstractAsyncContextManager[object]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test does not wait as long for a frozen server."""
-    monkeypatch.setattr(watchdog, "PROBE_AFTER", 0.3)
-    monkeypatch.setattr(watchdog, "PROBE_TIMEOUT", 0.3)
+    monkeypatch.setattr(dead_server_watchdog, "PROBE_AFTER", 0.3)
+    monkeypatch.setattr(dead_server_watchdog, "PROBE_TIMEOUT", 0.3)
     monkeypatch.setattr(connect, "HOST_TIMEOUT", 1.0)
 
 
@@ -249,7 +249,9 @@ async def test_a_leader_that_was_replaced(
 
     The timelines are settings here; `make chaos-failover` has real ones.
     """
-    monkeypatch.setattr(watchdog, "_TIMELINE", "select coalesce(current_setting('test.timeline', true), '00000002')")
+    monkeypatch.setattr(
+        dead_server_watchdog, "_TIMELINE", "select coalesce(current_setting('test.timeline', true), '00000002')"
+    )
     hosts = several(dsn, address_of(dsn), standby.place)
     standby.configure("test.timeline", "00000003" if newer else "00000002")
     link = PersistentConnection(Target(hosts))

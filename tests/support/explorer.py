@@ -6,8 +6,9 @@ above all), breaks a check of the doctor, or fails the test's own `check`.
 
 A step is one statement inside a function (see `breakpoints`), or a COMMIT; with `begin=True` also a BEGIN, which fixes
 `now()`. A session that runs into a lock of another is not steppable until the other has let go; then it runs on to its
-next stop by itself, as it would in life. Two sessions are led through every schedule in `make interleavings`, and where
-there are many through a sample of them otherwise; three have too many, and are led through a sample (see `schedules`). Each schedule starts from fresh rows.
+next stop by itself, as it would in life. `make interleavings` leads two sessions through every schedule; the tests lead
+them through a sample where there are many. Three have too many, and are always led through a sample (see `schedules`).
+Each schedule starts from fresh rows.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class Options(TypedDict, total=False):
     """How to explore. `errors` are the SQLSTATEs that a call may end in; `first_fault` stops at the first fault.
 
     `then` is SQL that is run in the end of each schedule, before it is judged: what comes by itself a little later.
-    `levels` are the isolation levels of the sessions. Without a `sample`, every schedule is run up to a number (`MOST`), and a
-    sample of them if there are more; `make interleavings` runs them all.
+    `levels` are the isolation levels of the sessions. Without a `sample`, every schedule is run up to a number
+    (`MOST`), and a sample of them if there are more.
     """
 
     begin: bool
