@@ -50,6 +50,8 @@ T = TypeVar("T")
 WORKER: Final = "gen_durable.testing"
 LEASE_SECONDS: Final = 3600.0  # no heartbeat extends it, so it must outlast any step
 REAP_BATCH: Final = 1000
+CANCEL_PAUSE: Final = 0.01  # seconds
+CANCEL_WAITS: Final = 50
 OPTIONS: Final = WorkerOptions(queues={}, run_ahead_steps=0)
 
 
@@ -215,10 +217,17 @@ class Stepper:
                 pass
 
     async def _cancel_children(self) -> None:
-        """Cancel children that no parent waits for any more, as workers do in the background."""
+        """Cancel children that no parent waits for any more, as workers do in the background.
+
+        The client does the same after the commit of a caller's transaction; then this waits until it has.
+        """
+        waits = 0
         while self._notifier.has_children_to_cancel:
             batch = await self._connection.run(self._services.statements.cascade(REAP_BATCH, None))
-            self._notifier.has_children_to_cancel = batch.more and batch.ended + batch.requested > 0
+            if batch.more and batch.ended + batch.requested == 0:
+                waits += 1
+                await asyncio.sleep(CANCEL_PAUSE)
+            self._notifier.has_children_to_cancel = batch.more and waits < CANCEL_WAITS
 
     async def interrupt(self, claim: Claim, *, run: bool) -> Execution:
         """Act like a worker that dies with a claim: with `run`, after the last line of the step, else before it."""

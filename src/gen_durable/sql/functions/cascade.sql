@@ -48,7 +48,11 @@ begin
     order by entry.visited_at, entry.id limit max_entries for update skip locked
   ) as entry;
   if entry_ids is null then
-    return query select 0, 0, null::text[], null::bigint[], null::text[], false, null::bigint[], null::text;
+    -- Entries that another session has locked are left to it.
+    return query
+      select 0, 0, null::text[], null::bigint[], null::text[],
+        exists (select from @schema.cascades entry where of_origin is null or entry.origin = of_origin),
+        null::bigint[], null::text;
     return;
   end if;
   share := greatest(batch / cardinality(entry_ids), 1);
