@@ -84,6 +84,7 @@ async def test_an_activity_has_no_share_in_the_transaction(dsn: str, schema: str
         assert [(a.name, a.ok) for a in await app.activities(handle.id)] == [("write", False)]
 
 
+@pytest.mark.background_errors  # the task that the step leaves behind
 async def test_nothing_is_written_beside_a_note(dsn: str, schema: str) -> None:
     """While a note is under way the connection is kept back: its locks would hold the note up, which is waited for."""
     async with Durable(dsn, schema=schema) as app:

@@ -163,6 +163,9 @@ class Fleet:
             self.findings.append(f"{process.name} did not end within {DRAIN:.0f} s of SIGTERM: see its log")
             self.kill(process)
             return
+        if status == -signal.SIGKILL and process.was_poisoned():
+            self.killed[process.name] = time.monotonic_ns()
+            return
         self.drains.append(time.monotonic() - began)
         if status not in (0, UNREACHABLE, -signal.SIGTERM) or (status != 0 and process.ready()):
             self.findings.append(f"{process.name} ended with status {status} after SIGTERM: see its log")
