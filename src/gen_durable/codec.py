@@ -7,6 +7,7 @@ can fail a batch. msgspec writes NaN and infinity as `null` and NUL characters a
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import re
@@ -40,23 +41,26 @@ class _PydanticModel(Protocol):
 class Codec(Generic[T]):
     """Encodes and decodes values of one type."""
 
-    __slots__ = ("_decoder", "_may_change", "_model", "_plain_class", "_takes_text", "_type", "_what")
+    __slots__ = ("_decode", "_may_change", "_plain_class", "_takes_text", "_type", "_what")
 
     def __init__(self, type_: object, what: str) -> None:
         self._type = type_
         self._what = what
-        self._model: Any = type_ if _is_pydantic(type_) else None
+        model: Any = type_ if _is_pydantic(type_) else None
         self._plain_class = _classes_of_value(type_)
         try:
-            self._decoder = msgspec.json.Decoder(cast(Any, type_), dec_hook=_decode_hook)
+            decoder = msgspec.json.Decoder(cast(Any, type_), dec_hook=_decode_hook)
             info = msgspec.inspect.type_info(cast(Any, type_))
         except Exception as error:
             raise DefinitionError(f"{what}: the type {type_name(type_)} cannot be stored as JSON: {error}") from error
-        if self._model is None and isinstance(info, msgspec.inspect.CustomType):
+        if model is None and isinstance(info, msgspec.inspect.CustomType):
             raise DefinitionError(
                 f"{what}: the type {type_name(type_)} cannot be stored as JSON: "
                 "use a dataclass, a msgspec.Struct, a pydantic model, a TypedDict or a dict"
             )
+        self._decode: Callable[[bytes | str], T] = (
+            decoder.decode if model is None else functools.partial(model.model_validate_json, by_name=True)
+        )
         self._may_change = may_change(info)
         self._takes_text = False
         self._takes_text = self._reads(f'"{ENCRYPTED_PREFIX}AAAA"')
@@ -94,11 +98,6 @@ class Codec(Generic[T]):
             return raw.decode(), self.decode(raw)
         except DecodeError as error:
             raise EncodeError(f"{error}: the stored value could not be decoded") from None
-
-    def _decode(self, raw: bytes | str) -> T:
-        if self._model is not None:
-            return cast(T, self._model.model_validate_json(raw, by_name=True))
-        return cast(T, self._decoder.decode(raw))
 
     def decode(self, raw: bytes | str) -> T:
         try:

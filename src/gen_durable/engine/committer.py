@@ -294,7 +294,7 @@ def _count_within_bounds(queued: list[_Entry], batch_size: int) -> int:
     size = 0
     for n in range(count):
         commit = queued[n][0]
-        size += _payload_size(commit)
+        size += len(commit.value or "") + len(commit.extra or "")
         if size > MAX_FLUSH_BYTES and n:
             return n
     return count
@@ -302,11 +302,7 @@ def _count_within_bounds(queued: list[_Entry], batch_size: int) -> int:
 
 def is_large(commit: Commit) -> bool:
     """Whether an outcome is written apart from the others; its claim keeps its slot until then."""
-    return commit.many_children is not None or _payload_size(commit) > LARGE_OUTCOME
-
-
-def _payload_size(commit: Commit) -> int:
-    return len(commit.value or "") + len(commit.extra or "")
+    return commit.many_children is not None or len(commit.value or "") + len(commit.extra or "") > LARGE_OUTCOME
 
 
 def _fault_of(error: Exception) -> FaultKind:
