@@ -15,7 +15,7 @@ from gen_durable.validation import MAX_PAYLOAD
 from tools.chaos.effects import Effects
 from tools.chaos.machines import Sum, Work, Writing
 
-MAX_CRASHES: Final = 5
+MAX_CRASHES: Final = 10  # as the worker command: several poisons run at once, and the faults kill too
 HANG_SECONDS: Final = 20.0  # longer than the timeout, and shorter than a drain may take
 
 
