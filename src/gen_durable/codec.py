@@ -255,7 +255,7 @@ class _Misfit(ValueError):
 
 _STRING: Final = re.compile(rb'"[^"]*"')
 _EXPONENT: Final = re.compile(rb"[0-9]e([+-]?[0-9]+)")
-_STEPS: Final = bytes.maketrans(b"[{]}", b"\2\2\0\0")
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")  # 1 and -1, as signed bytes
 _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[{]}")
 _PLACE = re.compile(r" - at `[^`]*`(?: in `[^`]*`)?$")
 _QUOTES_VALUE = re.compile(r"Invalid (?:enum )?value ")
@@ -320,7 +320,7 @@ def _has_nonfinite(value: Any) -> bool:
 def _depth(raw: bytes) -> int:
     """The number of levels of valid JSON. Only brackets are looked at one by one."""
     brackets = _without_strings(raw).translate(_STEPS, _NO_BRACKETS)
-    return max(accumulate(byte - 1 for byte in brackets), default=0)
+    return max(accumulate(memoryview(brackets).cast("b")), default=0)
 
 
 def _without_strings(raw: bytes) -> bytes:

@@ -293,8 +293,9 @@ async def test_a_mistake_in_a_fan_out_is_answered(dsn: str, schema: str, monkeyp
 
 
 async def test_a_flush_is_cut_by_bytes(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large outcomes go in several statements, in their order; one that is larger than the bound goes alone."""
+    """Large outcomes go in several statements; one that is larger than the bound goes alone; small ones do not wait."""
     monkeypatch.setattr(committer, "MAX_FLUSH_BYTES", 1000)
+    monkeypatch.setattr(committer, "SMALL_OUTCOME", 10)
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
         several = await claims(app, 9)
         lengths = [400, 400, 400, 1, 1, 5000, 1, 600, 600]
@@ -302,7 +303,23 @@ async def test_a_flush_is_cut_by_bytes(dsn: str, schema: str, monkeypatch: pytes
             *(flush.commit(done(c, '"' + "x" * n + '"')) for c, n in zip(several, lengths, strict=True))
         )
         assert set(answers) == {CommitResult.COMMITTED}
-        assert sizes == [2, 3, 1, 2, 1]
+        assert sizes == [5, 1, 1, 1, 1]
+
+
+async def test_a_small_outcome_does_not_wait_for_many_bytes_before_it(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes with the next flush, whatever was queued before; each of the others has its turn."""
+    monkeypatch.setattr(committer, "MAX_FLUSH_BYTES", 1000)
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
+        *several, last = await claims(app, 10)
+        monkeypatch.setattr(committer, "SMALL_OUTCOME", 100)
+        large = [asyncio.ensure_future(flush.commit(done(c, '"' + "x" * 900 + '"'))) for c in several]
+        small = asyncio.ensure_future(flush.commit(done(last, '"x"')))
+        await asyncio.wait([small])
+        assert [future.done() for future in large] == [True] + [False] * 8
+        assert set(await asyncio.gather(*large)) == {CommitResult.COMMITTED}
+        assert sizes == [2] + [1] * 8
 
 
 async def test_a_large_outcome_does_not_hold_up_the_others(dsn: str, schema: str) -> None:

@@ -1,11 +1,14 @@
-"""A claim can always be read: inbox, children and activities come along up to 1 MB, and else in pages."""
+"""A claim can always be read: inbox, children and activities come along up to 100 kB, and else in pages.
+
+Nor do the states of a pick grow without bound: beyond a megabyte the next pick goes on.
+"""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from tests.support.machine import send
+from tests.support.machine import KNOWN, send
 from tests.support.rows import executing, instance, parked
 from tests.support.store import Store
 
@@ -89,7 +92,7 @@ def test_a_page_has_at_least_one_entry(store: Store, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["children", "signals", "activities"])
-def test_a_megabyte_comes_with_the_claim(store: Store, what: str) -> None:
+def test_what_is_small_comes_with_the_claim(store: Store, what: str) -> None:
     many = {"children": CHILDREN, "signals": SIGNALS, "activities": ACTIVITIES}[what]
     store.given(instance(1, **(JOINED if what == "children" else {})) + many.format(size=900, count=100))
     (claim,) = store.pick().claims
@@ -99,7 +102,7 @@ def test_a_megabyte_comes_with_the_claim(store: Store, what: str) -> None:
 
 
 def test_children_that_are_large_together_are_read_in_pages(store: Store) -> None:
-    """Fewer than 10,000, and over 1 MB: they do not come with the claim, and the pages have each of them once."""
+    """Fewer than 10,000, and over 100 kB: they do not come with the claim, and the pages have each of them once."""
     store.given(instance(1, **JOINED) + CHILDREN.format(size=LARGE, count=150))
     (claim,) = store.pick().claims
     assert claim.children is None
@@ -154,3 +157,60 @@ def test_the_journal_of_a_claim_holds_results_as_they_were(store: Store) -> None
     store.given("update @schema.instances set status = 'runnable', lease_expires_at = null, locked_by = null;")
     (claim,) = store.pick().claims
     assert json.loads(claim.journal or "")["activities"] == [[1, "a1", True, '"xxx"'], [2, "a2", True, '"xxx"']]
+
+
+def states(count: int, size: int, value: str, **columns: object) -> str:
+    """Rows from id 1 on with a state of `size` bytes."""
+    rows = "".join(instance(id_, **columns) for id_ in range(1, count + 1))
+    return rows + f"update @schema.instances set state = to_jsonb(({value.format(size=size)})::text);\n"
+
+
+COMPRESSED = "repeat('x', {size})"
+INCOMPRESSIBLE = "(select string_agg(md5(n::text), '') from generate_series(1, {size} / 32) as n)"
+
+
+@pytest.mark.parametrize("value", [COMPRESSED, INCOMPRESSIBLE])
+def test_a_pick_claims_a_bounded_number_of_bytes(store: Store, value: str) -> None:
+    """Twelve states of 400 kB: four picks of a megabyte, each of which says that there is more at once."""
+    store.given(states(12, 400_000, value))
+    found: list[list[int]] = []
+    while claims := (picked := store.pick(100)).claims:
+        found.append([claim.id for claim in claims])
+        if len(found) < 4:
+            (unmet,) = picked.unmet
+            assert unmet.next_due is not None
+            assert unmet.next_due <= 0
+    assert found == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]]
+
+
+@pytest.mark.parametrize("columns", [{"partition_key": "p"}, {"slot_key": "l"}])
+def test_rows_with_gates_are_bounded_too(store: Store, columns: dict[str, object]) -> None:
+    store.given("insert into @schema.limits (name, kind, slots) values ('l', 'concurrency', 100);\n")
+    store.given(states(9, 400_000, COMPRESSED, **columns))
+    if "partition_key" in columns:
+        store.given("update @schema.instances set partition_key = 'p' || id;\n")
+    assert [claim.id for claim in store.pick(100).claims] == [1, 2, 3]
+
+
+def test_many_states_that_compress_well_are_claimed_at_once(store: Store) -> None:
+    """What is estimated at more than a megabyte is measured before a pick is cut short."""
+    store.given(states(50, 10_000, COMPRESSED))
+    assert len(store.pick(100).claims) == 50
+
+
+def test_each_queue_has_a_bound_of_its_own(store: Store) -> None:
+    store.given(states(12, 400_000, COMPRESSED) + instance(50, queue="other"))
+    assert [claim.id for claim in store.pick(default=100, other=10).claims] == [1, 2, 3, 50]
+
+
+def test_groups_that_were_cut_off_come_next(store: Store) -> None:
+    """A fair queue continues with the group after the last one that was served, here of nine with two rows each."""
+    store.given(states(18, 400_000, COMPRESSED) + "update @schema.instances set group_key = 't/' || id % 9;\n")
+    last: str | None = None
+    found: list[list[int]] = []
+    for _ in range(4):
+        fair = json.dumps({"default": ["t", last]})
+        picked = store.run(store.calls.pick("w", {"default": 9}, KNOWN, 60, fair=fair))
+        found.append(sorted(claim.id % 9 for claim in picked.claims))
+        last = picked.last_groups["default"]
+    assert found == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 1, 2]]

@@ -28,7 +28,7 @@ from tools.fuzz_sizes.values import Value
 
 LATEST = 1.0  # seconds that a heartbeat may be late
 MOST_MEMORY = 1000.0  # MB of the worker process
-UNDER_WAY = 150_000_000  # bytes of the programs that run at once
+UNDER_WAY = 100_000_000  # bytes of the programs that run at once
 END_TIMEOUT = 120.0
 EVERY = 10.0  # seconds from one line of progress to the next
 

@@ -44,6 +44,7 @@ from gen_durable.telemetry import Events, StaleOutcome, StateUndecodable, StepCo
 
 log = logging.getLogger("gen_durable.worker")
 ENDS: Final = ("done", "fail")
+LARGE_STATE: Final = 50_000  # bytes
 
 
 class ClaimEndReceiver(msgspec.Struct, eq=False):
@@ -96,10 +97,20 @@ class ClaimRunner:
         self._max_seconds = options.run_ahead_time.total_seconds()
         self._max_steps = options.run_ahead_steps
         self._cancel_timeout = options.cancel_timeout.total_seconds()
+        self._large_state_lock = asyncio.Lock()
 
     def run(self, active: ActiveClaim) -> Coroutine[Any, Any, None]:
         """Execute the step of a claim and commit its outcome, and again while the claim is kept."""
-        return self._run_large(active) if active.claim.is_large else self._run(active)
+        claim = active.claim
+        if claim.is_large:
+            return self._run_large(active)
+        return self._run(active) if len(claim.state) < LARGE_STATE else self._run_after_others(active)
+
+    async def _run_after_others(self, active: ActiveClaim) -> None:
+        """Run a claim with a large state: one is decoded per iteration of the event loop, which runs others between."""
+        async with self._large_state_lock:
+            await asyncio.sleep(0)
+        await self._run(active)
 
     async def _run_large(self, active: ActiveClaim) -> None:
         """Run a claim after its large parts were read. Its slot is kept until its outcome is committed."""

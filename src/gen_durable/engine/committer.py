@@ -31,8 +31,9 @@ log = logging.getLogger("gen_durable.committer")
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 QUIET_FAILURES: Final = 3  # so many failures of one batch are not logged
-MAX_FLUSH_BYTES: Final = 4_000_000  # of payloads in one flush
-LARGE_OUTCOME: Final = 500_000  # bytes; a larger outcome is written apart, so that no other waits for it
+MAX_FLUSH_BYTES: Final = 1_000_000  # of payloads in one flush
+SMALL_OUTCOME: Final = 1000  # bytes; such an outcome always fits
+LARGE_OUTCOME: Final = 100_000  # bytes; a larger outcome is written apart, so that no other waits for it
 
 
 class CommitResult(enum.Enum):
@@ -161,8 +162,7 @@ class Committer:
     async def _flush_queued(self) -> None:
         try:
             while self._queued:
-                count = _count_within_bounds(self._queued, self._batch_size)
-                batch, self._queued = self._queued[:count], self._queued[count:]
+                batch, self._queued = _next_batch(self._queued, self._batch_size)
                 batch.sort(key=lambda entry: entry[0].id)
                 if len({commit.id for commit, _ in batch}) < len(batch):
                     batch, later = _first_of_each_instance(batch)
@@ -288,21 +288,40 @@ def dispatch_follow_ups(notifier: Notifier, flushed: FlushResult) -> None:
         notifier.dispatch(flushed.follow_ups)
 
 
-def _count_within_bounds(queued: list[_Entry], batch_size: int) -> int:
-    """How many of the first outcomes go in one flush: at most `batch_size`, and `MAX_FLUSH_BYTES` of payloads."""
-    count = min(len(queued), batch_size)
+def _next_batch(queued: list[_Entry], batch_size: int) -> tuple[list[_Entry], list[_Entry]]:
+    """The outcomes of one flush, at most `batch_size` and MAX_FLUSH_BYTES of payloads, and those that are left.
+
+    Where the bytes are too many, what fits goes before what was queued earlier and is larger: outcomes are of different
+    instances, and a small one must not wait for megabytes before it. The first is always in, so each has its turn.
+    """
     size = 0
-    for n in range(count):
-        commit = queued[n][0]
-        size += len(commit.value or "") + len(commit.extra or "")
+    for n, (commit, _) in enumerate(queued[:batch_size]):
+        size += _payload_size(commit)
         if size > MAX_FLUSH_BYTES and n:
-            return n
-    return count
+            break
+    else:
+        return queued[:batch_size], queued[batch_size:]
+    batch: list[_Entry] = []
+    left: list[_Entry] = []
+    size = 0
+    for entry in queued:
+        more = _payload_size(entry[0])
+        fits = len(batch) < batch_size and (more <= SMALL_OUTCOME or size + more <= MAX_FLUSH_BYTES)
+        if fits or not batch:
+            batch.append(entry)
+            size += more
+        else:
+            left.append(entry)
+    return batch, left
+
+
+def _payload_size(commit: Commit) -> int:
+    return len(commit.value or "") + len(commit.extra or "")
 
 
 def is_large(commit: Commit) -> bool:
     """Whether an outcome is written apart from the others; its claim keeps its slot until then."""
-    return commit.many_children is not None or len(commit.value or "") + len(commit.extra or "") > LARGE_OUTCOME
+    return commit.many_children is not None or _payload_size(commit) > LARGE_OUTCOME
 
 
 def _fault_of(error: Exception) -> FaultKind:

@@ -1,6 +1,6 @@
 -- children_of: the children of one round of a parent, in the order they were started, as a JSON array.
 --
--- Returns true if there are more than 10,000, or if their payloads are larger than 1 MB together: a pick is one statement
+-- Returns true if there are more than 10,000, or if their payloads are larger than 100 kB together: a pick is one statement
 -- for all queues of a worker, and must stay short. The worker then reads them page by page (children_page.sql,
 -- engine/claim_reader.py).
 -- Index: instances_parent. Locks: none. Guarded by tests/store/test_claim_size.py.
@@ -14,7 +14,7 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-  page constant jsonb := @schema.children_page(parent, of_round, 0, 10000, 1000000);
+  page constant jsonb := @schema.children_page(parent, of_round, 0, 10000, 100000);
 begin
   if exists (
     select from @schema.instances child

@@ -3,7 +3,7 @@
 --
 -- Returns {"activities": [[n, name, finished, result], ...], "checkpoint": [format, version, value]}, where either may
 -- be null, or null if there is neither. A result is JSON as text: an array of numbers takes many times more as jsonb.
--- `activities` is true if they are larger than 1 MB together: a pick is one statement for all queues of a worker, and
+-- `activities` is true if they are larger than 100 kB together: a pick is one statement for all queues of a worker, and
 -- must stay short. The worker then reads them page by page (journal_page.sql, engine/claim_reader.py). Their stored sizes
 -- are known without reading them; a compressed one counts as a hundred times as large.
 -- pick calls it for rows with has_journal.
@@ -25,7 +25,7 @@ begin
   ) into stored_bytes
   from @schema.activities entry
   where entry.instance_id = instance and entry.visit = at_visit;
-  if coalesce(stored_bytes, 0) <= 1000000 then
+  if coalesce(stored_bytes, 0) <= 100000 then
     activities := (
       select jsonb_agg(
         jsonb_build_array(entry.n, entry.name, entry.error is null, entry.result::text) order by entry.n

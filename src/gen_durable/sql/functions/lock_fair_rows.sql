@@ -80,7 +80,8 @@ begin
       exit when demand <= 0;
       select array_agg(candidate.ctid), bool_or(candidate.has_gates) into group_rows, group_has_gates
       from (
-        select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null or i.crashes > 0 or i.claimed_ahead as has_gates
+        select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null or i.crashes > 0
+          or i.claimed_ahead as has_gates
         from @schema.instances i
         where i.queue = queue_name and i.priority = level_priority and i.group_key = this_group and i.due_at <= now()
           and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)
@@ -92,7 +93,8 @@ begin
       if this_group = lowest then
         select array_agg(candidate.ctid), bool_or(candidate.has_gates) into group_rows, group_has_gates
         from (
-          select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null or i.crashes > 0 or i.claimed_ahead as has_gates
+          select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null or i.crashes > 0
+            or i.claimed_ahead as has_gates
           from @schema.instances i
           where i.ctid = any (ungrouped) and i.due_at <= now()
             and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)

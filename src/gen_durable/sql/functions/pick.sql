@@ -24,6 +24,9 @@
 -- a long transaction prevents that; then every pick walks over more of them. A pick that has walked for more than
 -- 5 ms reports where the live rows begin, for each priority, and the next picks start there. Rows that are inserted
 -- below a floor are found when the caller omits the floors again (engine/scan_floors.py).
+-- Sizes: a queue whose states come to more than 1 MB is cut short and searched again by the next pick, so that the queues
+-- of a worker do not wait for the large states of one. A compressed state counts as a hundred times its size, which is the
+-- most that it can be; if that is too much, rows_up_to_size.sql measures.
 -- Gates: admit_partitions.sql and admit_limits.sql decide which rows may run, and block the others, so that each row is
 -- skipped once. Fair queues: lock_fair_rows.sql finds the rows.
 -- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority
@@ -53,6 +56,7 @@ as $$
 #variable_conflict use_column
 declare
   max_skipped constant int := 2000;  -- after so many skipped rows, return the claims found so far
+  max_bytes constant int := 1000000;  -- and after so many bytes of states
   -- Of one queue:
   queue_name text;
   demand int;                   -- rows still to find
@@ -71,10 +75,14 @@ declare
   next_due_at timestamptz;
   skipped_count int;            -- rows blocked or left behind a busy gate
   needs_slot boolean;           -- rows were left that must not be claimed ahead
+  state_bytes bigint;           -- of its claims
+  is_full boolean;              -- rows were left because the states come to more than max_bytes
   claimed_before int;           -- rows claimed from the queues before it
   queue_report jsonb;
   -- Of one batch of found rows:
   found_rows tid[];
+  found_bytes bigint;           -- of their states, at most
+  found_count int;
   has_gates boolean;
   denied int;                   -- rows blocked
   denied_by_limits int;
@@ -102,6 +110,8 @@ begin
     next_at := null;
     skipped_count := 0;
     needs_slot := false;
+    state_bytes := 0;
+    is_full := false;
     is_fair := coalesce(fair ? queue_name, false);
     last_group := fair -> queue_name ->> 1;
     level_priority := -32769;  -- below the lowest
@@ -157,11 +167,15 @@ begin
             next_at := least(next_at, now() + interval '20 milliseconds');
           end if;
           exit when cardinality(found_rows) = 0;
+          select sum(pg_column_size(i.state) * case when pg_column_compression(i.state) is null then 1 else 100 end)
+          into found_bytes from @schema.instances i where i.ctid = any (found_rows);
         else
-          select array_agg(candidate.ctid), bool_or(candidate.has_gates) into found_rows, has_gates
+          select array_agg(candidate.ctid), bool_or(candidate.has_gates), sum(candidate.bytes)
+          into found_rows, has_gates, found_bytes
           from (
             select i.ctid, coalesce(i.partition_key, i.slot_key, i.rate_key) is not null or i.crashes > 0
-              or i.claimed_ahead as has_gates
+              or i.claimed_ahead as has_gates,
+              pg_column_size(i.state) * case when pg_column_compression(i.state) is null then 1 else 100 end as bytes
             from @schema.instances i
             where i.queue = queue_name and i.priority = level_priority and i.due_at <= now()
               and (i.due_at, i.id) >= (head_due_at, head_id)
@@ -172,6 +186,18 @@ begin
           ) as candidate;
           exit when found_rows is null;
         end if;
+        if state_bytes + found_bytes > max_bytes then
+          found_count := cardinality(found_rows);
+          select chosen.allowed, chosen.bytes into found_rows, found_bytes
+          from @schema.rows_up_to_size(found_rows, max_bytes - state_bytes) as chosen;
+          is_full := cardinality(found_rows) < found_count;
+          if is_full and is_fair then
+            select case when starts_with(i.group_key, (fair -> queue_name ->> 0) || '/') then i.group_key end
+            into last_group
+            from @schema.instances i where i.ctid = found_rows[cardinality(found_rows)];
+          end if;
+        end if;
+        state_bytes := state_bytes + found_bytes;
         denied := 0;
         contended_count := 0;
         if has_gates then
@@ -217,14 +243,14 @@ begin
         end if;
         claimed_rows := claimed_rows || found_rows;
         demand := demand - coalesce(cardinality(found_rows), 0);
-        exit when not has_gates or needs_slot or skipped_count > max_skipped or (is_fair and denied = 0);
+        exit when not has_gates or needs_slot or is_full or skipped_count > max_skipped or (is_fair and denied = 0);
       end loop;
       exit when needs_slot;
-      if skipped_count > max_skipped then
+      exit when demand <= 0;
+      if is_full or skipped_count > max_skipped then
         next_at := now();
         exit;
       end if;
-      exit when demand <= 0;
 
       select i.due_at into next_due_at from @schema.instances i
       where i.queue = queue_name and i.priority = level_priority and i.due_at > now() order by i.due_at limit 1;
@@ -297,7 +323,8 @@ begin
       coalesce(i.slot_key, case when i.rate_key is not null then '' end),
       case when with_payloads and i.has_signals then @schema.inbox_of(i.id) end,
       case when with_payloads and i.joined then @schema.children_of(i.id, i.round) end,
-      i.visit, i.step_errors, i.crashes, case when with_payloads and i.has_journal then @schema.journal_of_claim(i.id, i.visit) end,
+      i.visit, i.step_errors, i.crashes,
+      case when with_payloads and i.has_journal then @schema.journal_of_claim(i.id, i.visit) end,
       null::jsonb
     from claimed i
     order by i.priority, i.eligible_at, i.id;

@@ -3,7 +3,8 @@
 -- Parameters: rows in the order in which they will run; how many of them start at once.
 -- Returns the rows up to the first that must not be claimed ahead: one beyond the free slots that would hold a slot or a
 -- token of a limit, or a partition key that other rows are blocked on, while it waits for a slot here; or one whose
--- worker died: had it been claimed ahead, its next crash would not be counted. Rows behind it are left too, or it would wait for ever while they pass. `needs_slot` is true if rows were left.
+-- worker died: had it been claimed ahead, its next crash would not be counted. Rows behind it are left too, or it would
+-- wait for ever while they pass. `needs_slot` is true if rows were left.
 -- Index: instances_blocked. Locks: none; the rows are the caller's.
 -- Guarded by tests/store/test_claim_ahead.py and tests/worker/test_claim_ahead.py.
 create or replace function @schema.rows_to_claim_ahead(
