@@ -25,7 +25,7 @@ from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitNames, LimitState, Policy
 from gen_durable.operations import limits, read
 from gen_durable.operations.admin import AdminOperations
-from gen_durable.operations.cancel import cancel, checked_reason, to_cancellation
+from gen_durable.operations.cancel import cancel, check_reason, to_cancellation
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.signal import is_delivered, outgoing_signal, send_signal
@@ -290,7 +290,7 @@ class Durable(AdminOperations):
         descendants afterwards, uncounted.
         """
         check_notify(notify, connection)
-        reason = checked_reason(reason)
+        reason = check_reason(reason)
         if connection is None:
             return await cancel(self._services, target, reason, cascade=cascade)
         found = await self._in_transaction.cancel(connection, *parse_target(target), reason, notify, cascade=cascade)

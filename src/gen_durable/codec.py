@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast, get_args, get_o
 import msgspec
 
 from gen_durable.errors import DecodeError, DefinitionError, EncodeError, TooLarge
-from gen_durable.jsonb_form import jsonb_form, may_change
+from gen_durable.jsonb_form import jsonb_form, may_change_as_jsonb
 from gen_durable.validation import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
 
 T = TypeVar("T")
@@ -61,11 +61,11 @@ class Codec(Generic[T]):
         self._decode: Callable[[bytes | str], T] = (
             decoder.decode if model is None else functools.partial(model.model_validate_json, by_name=True)
         )
-        self._may_change = may_change(info)
+        self._may_change = may_change_as_jsonb(info)
         self._takes_text = False
-        self._takes_text = self._reads(f'"{ENCRYPTED_PREFIX}AAAA"')
+        self._takes_text = self._can_decode(f'"{ENCRYPTED_PREFIX}AAAA"')
 
-    def _reads(self, raw: str) -> bool:
+    def _can_decode(self, raw: str) -> bool:
         try:
             self.decode(raw)
         except DecodeError:
@@ -93,7 +93,7 @@ class Codec(Generic[T]):
         """
         raw = self.encode(value)
         if canonical and (self._may_change or b"-0.0" in raw):
-            raw = jsonb_form(raw) if len(raw) < _LARGE else _without_collections(jsonb_form, raw)
+            raw = jsonb_form(raw) if len(raw) < _LARGE else _call_without_gc(jsonb_form, raw)
         try:
             return raw.decode(), self.decode(raw)
         except DecodeError as error:
@@ -105,17 +105,16 @@ class Codec(Generic[T]):
             if self._takes_text and is_encrypted(raw):
                 raise ValueError
             if len(raw) > _LARGE:
-                return _without_collections(self._decode, raw)
+                return _call_without_gc(self._decode, raw)
             return self._decode(raw)
         except Exception as error:
             if is_encrypted(raw):
                 raise DecodeError(f"{self._what}: {NO_CODEC}") from None
-            raise DecodeError(
-                f"{self._what}: stored JSON does not fit {type_name(self._type)}: {_reason(error, self._type)}"
-            ) from None
+            reason = _explain_decode_error(error, self._type)
+            raise DecodeError(f"{self._what}: stored JSON does not fit {type_name(self._type)}: {reason}") from None
 
 
-def _without_collections(decode: Callable[[V], T], raw: V) -> T:
+def _call_without_gc(decode: Callable[[V], T], raw: V) -> T:
     """Decode without garbage collections in between, which walk over what is being decoded again and again."""
     if not gc.isenabled():
         return decode(raw)
@@ -154,7 +153,7 @@ def encode(value: object, what: str) -> bytes:
         raise EncodeError(f"{what} holds NaN or an infinity, which JSON cannot store: use None")
     if b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b""):
         raise EncodeError(f"{what} holds a NUL character in a string, which Postgres cannot store")
-    if len(raw) > MAX_DEPTH and raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
+    if len(raw) > MAX_DEPTH and raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _nesting_depth(raw) > MAX_DEPTH:
         raise EncodeError(f"{what} is nested too deeply: at most {MAX_DEPTH} levels")
     return raw
 
@@ -220,7 +219,7 @@ def _decode_hook(type_: type[object], value: object) -> object:
             # From JSON: a strict model accepts a datetime or a tuple from JSON, but not from plain Python values.
             return cast(Any, type_).model_validate_json(msgspec.json.encode(value), by_name=True)
         except Exception as error:
-            raise _Misfit(_reason(error, type_)) from None
+            raise _Misfit(_explain_decode_error(error, type_)) from None
     raise DecodeError(f"objects of type {type_name(type_)} cannot be read")
 
 
@@ -262,13 +261,13 @@ _QUOTES_VALUE = re.compile(r"Invalid (?:enum )?value ")
 _SAFE_WORDS = ("Input should be", "Field required", "Extra inputs")
 
 
-def _reason(error: Exception, type_: object) -> str:
+def _explain_decode_error(error: Exception, type_: object) -> str:
     """Why a value did not decode: places and expectations, never the value itself."""
     errors = getattr(error, "errors", None)
     if callable(errors):
         names = _field_names(type_)
         found = cast(Any, errors)(include_input=False, include_url=False, include_context=False)
-        return "; ".join(f"{_place(e['loc'], names)}: {_words(e)}" for e in found[:5])
+        return "; ".join(f"{_format_location(e['loc'], names)}: {_message_without_value(e)}" for e in found[:5])
     text = str(error)
     place = _PLACE.search(text)
     at = place.group() if place is not None else ""
@@ -280,13 +279,13 @@ def _reason(error: Exception, type_: object) -> str:
     return text
 
 
-def _words(error: dict[str, Any]) -> str:
+def _message_without_value(error: dict[str, Any]) -> str:
     """The message of a pydantic error, or its code where the message may quote the value."""
     message = str(error["msg"])
     return message if message.startswith(_SAFE_WORDS) else str(error["type"])
 
 
-def _place(location: tuple[str | int, ...], names: set[str]) -> str:
+def _format_location(location: tuple[str | int, ...], names: set[str]) -> str:
     """Where in a pydantic model: fields and indexes, but not the keys of dicts, which are data."""
     return ".".join(str(p) if isinstance(p, int) or p in names else "[...]" for p in location) or "$"
 
@@ -317,13 +316,13 @@ def _has_nonfinite(value: Any) -> bool:
     return False
 
 
-def _depth(raw: bytes) -> int:
+def _nesting_depth(raw: bytes) -> int:
     """The number of levels of valid JSON. Only brackets are looked at one by one."""
-    brackets = _without_strings(raw).translate(_STEPS, _NO_BRACKETS)
+    brackets = _remove_strings(raw).translate(_STEPS, _NO_BRACKETS)
     return max(accumulate(memoryview(brackets).cast("b")), default=0)
 
 
-def _without_strings(raw: bytes) -> bytes:
+def _remove_strings(raw: bytes) -> bytes:
     """JSON without its strings; escaped quotes go first, so that a string ends at the next quote."""
     if b"\\" in raw:
         raw = raw.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -332,5 +331,5 @@ def _without_strings(raw: bytes) -> bytes:
 
 def stored_size(raw: bytes) -> int:
     """The bytes of JSON with each number written out, as `jsonb` writes it: 1e300 has 301 digits."""
-    exponents = _EXPONENT.findall(_without_strings(raw)) if b"e" in raw else ()
+    exponents = _EXPONENT.findall(_remove_strings(raw)) if b"e" in raw else ()
     return len(raw) + sum(abs(int(exponent)) for exponent in exponents)

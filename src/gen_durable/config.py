@@ -51,7 +51,7 @@ class Retention:
     @property
     def seconds(self) -> tuple[float | None, float | None, float | None]:
         """The three ages in seconds: done, failed, cancelled."""
-        return _seconds(self.done), _seconds(self.failed), _seconds(self.cancelled)
+        return _age_in_seconds(self.done), _age_in_seconds(self.failed), _age_in_seconds(self.cancelled)
 
 
 class WorkerSettings(TypedDict, total=False):
@@ -149,7 +149,7 @@ class WorkerOptions:
                 f"max_poll_interval ({self.max_poll_interval}) must not be below poll_interval ({self.poll_interval}): "
                 "it is the ceiling that idle polling backs off to"
             )
-        for name, slots in self.slots.items():
+        for name, slots in self.concurrency_by_queue.items():
             rows = slots + (self.prefetch or 0)
             if self.min_demand > rows:
                 raise ConfigError(
@@ -164,12 +164,12 @@ class WorkerOptions:
         return cls(**checked) if queues is None else cls(queues=dict(queues), **checked)
 
     @property
-    def slots(self) -> dict[str, int]:
+    def concurrency_by_queue(self) -> dict[str, int]:
         """The concurrency of each queue."""
         return {name: q.concurrency if isinstance(q, Queue) else q for name, q in self.queues.items()}
 
     @property
-    def fair(self) -> dict[str, str]:
+    def group_kind_by_queue(self) -> dict[str, str]:
         """The kind of group that each fair queue goes round by."""
         return {name: q.fair_by for name, q in self.queues.items() if isinstance(q, Queue) and q.fair_by is not None}
 
@@ -196,7 +196,7 @@ def _store_duration(options: object, name: str, check: Callable[..., float], wha
     object.__setattr__(options, name, timedelta(seconds=seconds))
 
 
-def _seconds(age: Duration | None) -> float | None:
+def _age_in_seconds(age: Duration | None) -> float | None:
     return None if age is None else check_delay(age, "a retention", ConfigError)
 
 

@@ -150,7 +150,11 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
         spec = step_of(step, "ctx.results")
         codec = spec.result_codec
-        return [cast(R, codec.decode(raw)) for child in self.children if (raw := _result(child, spec)) is not None]
+        return [
+            cast(R, codec.decode(raw))
+            for child in self.children
+            if (raw := _raw_result_if_of_machine(child, spec)) is not None
+        ]
 
     async def stream_results(self, step: Startable[S, R]) -> AsyncIterator[R]:
         """Like `results`, but read page by page; there is no maximum."""
@@ -158,7 +162,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
 
         spec = step_of(step, "ctx.stream_results")
         async for child in self.stream_children():
-            if (raw := _result(child, spec)) is not None:
+            if (raw := _raw_result_if_of_machine(child, spec)) is not None:
                 yield cast(R, spec.result_codec.decode(raw))
 
     def limit(self, name: str, partition: str | None = None, *, weight: int = 1) -> LimitContext:
@@ -179,7 +183,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
     @property
     def idempotency_key(self) -> str:
         """A key for external calls, the same in every execution of this visit, also after a crash or a `Retry`."""
-        return f"{self._writer.installation}-{self.id}-{self.visit}"
+        return f"{self._journal_service.installation}-{self.id}-{self.visit}"
 
     @property
     def has_checkpoint(self) -> bool:
@@ -204,11 +208,11 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         it. In a transactional step, write checkpoints before the first use of `ctx.connection`: a rollback does not
         undo them.
         """
-        await self._write("ctx.checkpoint", self._step_journal.save(value))
+        await self._write_to_journal("ctx.checkpoint", self._step_journal.save_checkpoint(value))
 
     async def clear_checkpoint(self) -> None:
         """Delete the checkpoint."""
-        await self._write("ctx.clear_checkpoint", self._step_journal.clear())
+        await self._write_to_journal("ctx.clear_checkpoint", self._step_journal.clear_checkpoint())
 
     @overload
     async def run(
@@ -236,7 +240,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         retries: int,
         backoff: Callable[[int], Duration] | None,
     ) -> Any:
-        return await self._write(
+        return await self._write_to_journal(
             "ctx.run", self._step_journal.run(name, fn, args, kwargs, retries=retries, backoff=backoff)
         )
 
@@ -257,7 +261,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         transactional step is not part of its transaction: it is visible before the commit and stays after a rollback.
         """
         if self._journal is not None:
-            self._journal.report(
+            self._journal.report_progress(
                 self.id, self.claim, self.step, branch=branch, fraction=fraction, message=message, detail=detail
             )
 
@@ -266,22 +270,22 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
         """Checkpoints and activities for `def` steps."""
         if self._transaction is not None:
             raise InputError("ctx.sync is for `def` steps: a transactional one awaits ctx.run and ctx.checkpoint")
-        return SyncContext(self._writer, self._step_journal)
+        return SyncContext(self._journal_service, self._step_journal)
 
     @property
-    def _writer(self) -> JournalService:
+    def _journal_service(self) -> JournalService:
         if self._journal is None:
             raise InputError("the journal needs a worker: this context was built without one")
         return self._journal
 
     @property
     def _step_journal(self) -> StepJournalService:
-        return self._writer.step_journal(self._claim, self.seq)
+        return self._journal_service.step_journal(self._claim, self.seq)
 
-    async def _write(self, what: str, actions: Generator[Any, Any, Any]) -> Any:
+    async def _write_to_journal(self, what: str, actions: Generator[Any, Any, Any]) -> Any:
         """Write to the journal, outside of the step's transaction."""
-        with nullcontext() if self._transaction is None else self._transaction.journal_write(what):
-            return await self._writer.run_actions(actions)
+        with nullcontext() if self._transaction is None else self._transaction.mark_journal_write(what):
+            return await self._journal_service.run_actions(actions)
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"
@@ -298,11 +302,11 @@ class SyncContext:
 
     def checkpoint(self, value: object) -> None:
         """See `Context.checkpoint`."""
-        self._journal.run_actions_in_thread(self._step_journal.save(value))
+        self._journal.run_actions_blocking(self._step_journal.save_checkpoint(value))
 
     def clear_checkpoint(self) -> None:
         """See `Context.clear_checkpoint`."""
-        self._journal.run_actions_in_thread(self._step_journal.clear())
+        self._journal.run_actions_blocking(self._step_journal.clear_checkpoint())
 
     @overload
     def run(
@@ -313,7 +317,7 @@ class SyncContext:
     def run(self, name: str, fn: Callable[Args, Any], /, *args: Args.args, **kwargs: Args.kwargs) -> Any:
         """See `Context.run`. A `def` function is called in the thread of the step."""
         actions = self._step_journal.run(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
-        return self._journal.run_actions_in_thread(actions)
+        return self._journal.run_actions_blocking(actions)
 
     def with_retries(self, retries: int, backoff: Callable[[int], Duration] | None = None) -> SyncContext:
         """See `Context.with_retries`."""
@@ -340,6 +344,6 @@ class RetryingActivities:
         return await run(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
 
 
-def _result(child: Child, spec: StepSpec) -> bytes | None:
+def _raw_result_if_of_machine(child: Child, spec: StepSpec) -> bytes | None:
     """The result of a child, if it is done and belongs to the machine of `spec`."""
     return child.raw_result if child.ok and child.machine == spec.machine.name else None

@@ -17,7 +17,7 @@ from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.dsn import find_tls_weakness
 from gen_durable.pg.faults import ConnectionLost, SqlError
-from gen_durable.pg.migrate import check, migrate
+from gen_durable.pg.migrate import check_schema, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
 from gen_durable.pg.session_settings import read_role_settings
 from gen_durable.pg.sqlstate_errors import to_error
@@ -149,8 +149,8 @@ class Database:
             if self._migrate or (self._migrate is None and self._embedded is not None):
                 await migrate(connection, self.schema, roles=self._roles)
             else:
-                await check(connection, self.schema)
-            self.installation = await connection.run(JournalStatements(self.schema).installation())
+                await check_schema(connection, self.schema)
+            self.installation = await connection.run(JournalStatements(self.schema).installation_token())
             if connection.target.pooled:
                 (await connection.run(read_role_settings())).check()
         finally:
@@ -163,8 +163,8 @@ class Database:
         return connection.target
 
     async def _check_caller_pool(self, caller_pool: CallerPool) -> None:
-        await check(caller_pool, self.schema)
-        installation = await caller_pool.run(JournalStatements(self.schema).installation())
+        await check_schema(caller_pool, self.schema)
+        installation = await caller_pool.run(JournalStatements(self.schema).installation_token())
         if self._target is None:
             self.pool = caller_pool
             self.installation = installation

@@ -55,7 +55,7 @@ async def diagnose(connection: PersistentConnection, schema: Schema, *, show: in
     findings: list[Finding] = []
     for name, sql in checks(schema):
         rows = await connection.run_in_transaction(
-            functools.partial(_run_check, statement=Statement(_FIRST.replace("@check", sql), (show,), _unread))
+            functools.partial(_run_check, statement=Statement(_FIRST.replace("@check", sql), (show,), _return_rows))
         )
         first = tuple(Violation(row[0], row[1]) for row in rows)
         findings.append(Finding(name, _leading_comment(sql), rows[0][2] if rows else 0, first))
@@ -64,20 +64,20 @@ async def diagnose(connection: PersistentConnection, schema: Schema, *, show: in
 
 async def count_by_step(connection: PersistentConnection, schema: Schema) -> list[StepCount]:
     """All instances, counted by machine, step and status. Reads the whole table: use it on small ones."""
-    return await connection.run(Statement(schema.render(_COUNT_BY_STEP), (), _step_counts))
+    return await connection.run(Statement(schema.render(_COUNT_BY_STEP), (), _read_step_counts))
 
 
 async def _run_check(run: RunStatement, *, statement: Statement[Sequence[Row]]) -> Sequence[Row]:
     # Checks use unqualified names such as now(), whatever the caller's search_path is.
-    await run(Statement("set local search_path = pg_catalog, pg_temp", (), _unread))
+    await run(Statement("set local search_path = pg_catalog, pg_temp", (), _return_rows))
     return await run(statement)
 
 
-def _step_counts(rows: Sequence[Row]) -> list[StepCount]:
+def _read_step_counts(rows: Sequence[Row]) -> list[StepCount]:
     return [StepCount(machine, step, Status(status), count) for machine, step, status, count in rows]
 
 
-def _unread(rows: Sequence[Row]) -> Sequence[Row]:
+def _return_rows(rows: Sequence[Row]) -> Sequence[Row]:
     return rows
 
 

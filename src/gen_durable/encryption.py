@@ -71,12 +71,12 @@ class PayloadEncryption:
 
     def encrypt(self, json: str, instance: int, field: str) -> str:
         """JSON as an envelope, which is JSON too."""
-        return f'"{self._encode(json.encode(), PayloadContext(self._schema, instance, field))}"'
+        return f'"{self._make_envelope(json.encode(), PayloadContext(self._schema, instance, field))}"'
 
     def encrypt_text(self, text: str, instance: int, field: str) -> str:
         """Text as an envelope. If the codec fails, the text is dropped: it is never stored in clear."""
         try:
-            return self._encode(text.encode(), PayloadContext(self._schema, instance, field))
+            return self._make_envelope(text.encode(), PayloadContext(self._schema, instance, field))
         except EncodeError as error:
             return f"EncodeError: {error}"
 
@@ -84,7 +84,7 @@ class PayloadEncryption:
         """Decrypt JSON. Raises `DecodeError`, also for clear text unless `read_unencrypted` allows it."""
         text = json if isinstance(json, str) else json.decode()
         if is_encrypted(text):
-            return self._decode(text[1:-1], PayloadContext(self._schema, instance, field))
+            return self._open_envelope(text[1:-1], PayloadContext(self._schema, instance, field))
         if self._clear:
             return text
         raise DecodeError(
@@ -96,9 +96,9 @@ class PayloadEncryption:
         """Decrypt a text. Clear text is a message of the engine and is returned unchanged."""
         if not text.startswith(ENCRYPTED_PREFIX):
             return text
-        return self._decode(text, PayloadContext(self._schema, instance, field))
+        return self._open_envelope(text, PayloadContext(self._schema, instance, field))
 
-    def readable(self, raw: bytes, instance: int, field: str) -> bytes:
+    def decrypt_if_possible(self, raw: bytes, instance: int, field: str) -> bytes:
         """Decrypted JSON for a reader of instances; reading it raises `DecodeError` if it cannot be decrypted."""
         try:
             return self.decrypt(raw, instance, field).encode()
@@ -107,7 +107,7 @@ class PayloadEncryption:
             unreadable.reason = str(error)
             return unreadable
 
-    def readable_text(self, text: str | None, instance: int, field: str) -> str | None:
+    def decrypt_text_if_possible(self, text: str | None, instance: int, field: str) -> str | None:
         """Decrypted text for a reader of instances, or the reason why it cannot be decrypted."""
         if text is None:
             return None
@@ -116,21 +116,23 @@ class PayloadEncryption:
         except DecodeError as error:
             return f"(cannot be read: {error})"
 
-    def instance(self, one: Instance) -> Instance:
+    def decrypt_instance(self, one: Instance) -> Instance:
         """An instance, decrypted."""
         return dataclasses.replace(
             one,
-            last_error=self.readable_text(one.last_error, one.id, ERROR),
-            raw_state=None if one.raw_state is None else self.readable(one.raw_state, one.id, STATE),
-            raw_result=None if one.raw_result is None else self.readable(one.raw_result, one.id, RESULT),
+            last_error=self.decrypt_text_if_possible(one.last_error, one.id, ERROR),
+            raw_state=None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, one.id, STATE),
+            raw_result=None if one.raw_result is None else self.decrypt_if_possible(one.raw_result, one.id, RESULT),
         )
 
-    def transition(self, one: Transition, instance: int) -> Transition:
+    def decrypt_transition(self, one: Transition, instance: int) -> Transition:
         """A transition of an instance, decrypted."""
-        state = None if one.raw_state is None else self.readable(one.raw_state, instance, STATE)
-        return dataclasses.replace(one, error=self.readable_text(one.error, instance, ERROR), raw_state=state)
+        state = None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, instance, STATE)
+        return dataclasses.replace(
+            one, error=self.decrypt_text_if_possible(one.error, instance, ERROR), raw_state=state
+        )
 
-    def activity(self, one: Activity, instance: int) -> Activity:
+    def decrypt_activity(self, one: Activity, instance: int) -> Activity:
         """An activity of an instance, decrypted."""
 
         def field(part: str) -> str:
@@ -138,22 +140,26 @@ class PayloadEncryption:
 
         return dataclasses.replace(
             one,
-            error=self.readable_text(one.error, instance, field(ERROR)),
-            raw_parameters=self.readable(one.raw_parameters, instance, field("parameters")),
-            raw_result=None if one.raw_result is None else self.readable(one.raw_result, instance, field(RESULT)),
+            error=self.decrypt_text_if_possible(one.error, instance, field(ERROR)),
+            raw_parameters=self.decrypt_if_possible(one.raw_parameters, instance, field("parameters")),
+            raw_result=None
+            if one.raw_result is None
+            else self.decrypt_if_possible(one.raw_result, instance, field(RESULT)),
         )
 
-    def checkpoint(self, one: Checkpoint, instance: int) -> Checkpoint:
+    def decrypt_checkpoint(self, one: Checkpoint, instance: int) -> Checkpoint:
         """The checkpoint of an instance, decrypted."""
-        return dataclasses.replace(one, raw_value=self.readable(one.raw_value, instance, "checkpoint"))
+        return dataclasses.replace(one, raw_value=self.decrypt_if_possible(one.raw_value, instance, "checkpoint"))
 
-    def progress(self, one: Progress, instance: int) -> Progress:
+    def decrypt_progress(self, one: Progress, instance: int) -> Progress:
         """The progress of an instance, decrypted."""
-        detail = None if one.raw_detail is None else self.readable(one.raw_detail, instance, "progress/detail")
-        message = self.readable_text(one.message, instance, "progress/message")
+        detail = (
+            None if one.raw_detail is None else self.decrypt_if_possible(one.raw_detail, instance, "progress/detail")
+        )
+        message = self.decrypt_text_if_possible(one.message, instance, "progress/message")
         return dataclasses.replace(one, message=message, raw_detail=detail)
 
-    def children(self, several: Iterable[Child]) -> tuple[Child, ...]:
+    def decrypt_children(self, several: Iterable[Child]) -> tuple[Child, ...]:
         """Children for their parent's step. Raises `DecodeError`."""
         return tuple(
             dataclasses.replace(
@@ -165,7 +171,7 @@ class PayloadEncryption:
             for one in several
         )
 
-    def inbox(self, several: Iterable[Received], instance: int) -> tuple[Received, ...]:
+    def decrypt_inbox(self, several: Iterable[Received], instance: int) -> tuple[Received, ...]:
         """Signals for a step. Raises `DecodeError`. A signal without a payload is not encrypted."""
         return tuple(
             dataclasses.replace(one, payload=self.decrypt(one.payload, instance, signal_field(one.name)).encode())
@@ -174,14 +180,14 @@ class PayloadEncryption:
             for one in several
         )
 
-    def _encode(self, data: bytes, context: PayloadContext) -> str:
+    def _make_envelope(self, data: bytes, context: PayloadContext) -> str:
         try:
             return ENCRYPTED_PREFIX + base64.b64encode(self._codec.encode(data, context)).decode()
         except Exception as error:
             # Only the type of the error: its message may quote the payload.
             raise EncodeError(f"the codec could not encode {context.field} ({type(error).__name__})") from None
 
-    def _decode(self, envelope: str, context: PayloadContext) -> str:
+    def _open_envelope(self, envelope: str, context: PayloadContext) -> str:
         where = f"instance {context.instance}: its {context.field} cannot be decoded"
         try:
             return self._codec.decode(

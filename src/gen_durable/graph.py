@@ -38,10 +38,10 @@ class Edge:
     label: str = ""
 
     def __str__(self) -> str:
-        return f"{self.source} -> {self.target or 'end'} ({self.words})"
+        return f"{self.source} -> {self.target or 'end'} ({self.kind_and_label})"
 
     @property
-    def words(self) -> str:
+    def kind_and_label(self) -> str:
         """The kind and the label."""
         return f"{self.kind} {self.label}".rstrip()
 
@@ -64,7 +64,7 @@ class Graph:
                 lines.append(f"  {_TITLES.get(node, node)}")
             for edge in mine:
                 target = "" if edge.target is None else f" -> {'the same step' if edge.target == node else edge.target}"
-                lines.append(f"    {edge.words}{target}")
+                lines.append(f"    {edge.kind_and_label}{target}")
         return "\n".join(lines)
 
     def mermaid(self) -> str:
@@ -74,12 +74,12 @@ class Graph:
         for other in sorted(name for name in used if name is not None and name not in ids):
             ids[other] = f"s{len(ids)}"
         lines = ["stateDiagram-v2"]
-        lines += [f'    state "{_escape(_TITLES.get(name, name))}" as {id_}' for name, id_ in ids.items()]
+        lines += [f'    state "{_escape_for_mermaid(_TITLES.get(name, name))}" as {id_}' for name, id_ in ids.items()]
         if self.nodes:
             lines.append("    [*] --> s0")
         for edge in self.edges:
             target = "[*]" if edge.target is None else ids[edge.target]
-            lines.append(f"    {ids[edge.source]} --> {target} : {_escape(edge.words)}")
+            lines.append(f"    {ids[edge.source]} --> {target} : {_escape_for_mermaid(edge.kind_and_label)}")
         return "\n".join(lines)
 
     def problems(self) -> list[str]:
@@ -90,7 +90,7 @@ class Graph:
             if edge.kind == "unknown":
                 found.append(f"{source}: {edge.label}, so not all of its edges are known")
             elif edge.target == UNKNOWN:
-                found.append(f"{source} leads to a step that its source does not show ({edge.words})")
+                found.append(f"{source} leads to a step that its source does not show ({edge.kind_and_label})")
             elif edge.target not in (None, EVERY, *self.nodes):
                 found.append(f"{source} leads to {edge.target!r}, which is not a step of {self.name}")
         for node in self.nodes:
@@ -99,7 +99,7 @@ class Graph:
                 found.append(f"step {node!r} has no outcome that can be found")
             elif all(edge.target == node for edge in out):
                 found.append(f"step {node!r} never ends: it can only run again")
-        unseen = [node for node in self.nodes if node not in self._reached()]
+        unseen = [node for node in self.nodes if node not in self._reached_steps()]
         doubt = "" if all(edge.target != UNKNOWN for edge in self.edges) else ", or if an unknown edge leads there"
         found += [
             f"step {node!r} is not reached from {self.nodes[0]!r}: fine if instances are inserted there{doubt}"
@@ -107,7 +107,7 @@ class Graph:
         ]
         return found
 
-    def _reached(self) -> set[str]:
+    def _reached_steps(self) -> set[str]:
         reached: set[str] = set()
         due = [*self.nodes[:1], *(edge.target for edge in self.edges if edge.source == EVERY)]
         while due:
@@ -121,7 +121,7 @@ class Graph:
 def graph(machine: type[Machine] | Machine | MachineSpec) -> Graph:
     """The graph of a machine: of its class, of an instance of it, or of its spec."""
     if isinstance(machine, MachineSpec):
-        spec, cls = machine, _class_of(machine)
+        spec, cls = machine, _find_machine_class(machine)
     else:
         cls = machine if isinstance(machine, type) else type(machine)
         spec = cls.__gen_durable__
@@ -130,10 +130,10 @@ def graph(machine: type[Machine] | Machine | MachineSpec) -> Graph:
         if _is_job(step):
             edges += [Edge(step.name, None, "done"), Edge(step.name, step.name, "error", "retry")]
         else:
-            edges += _Reader(spec, cls, step.name, step.name).read(step.fn)
+            edges += _Reader(spec, cls, step.name, step.name).read_edges(step.fn)
     if cls is not None:
-        read = _Reader(spec, cls, EVERY, EVERY).read(cast(Any, cls.on_error))
-        edges += [edge if edge.kind == "unknown" else _as_error(edge) for edge in read]
+        read = _Reader(spec, cls, EVERY, EVERY).read_edges(cast(Any, cls.on_error))
+        edges += [edge if edge.kind == "unknown" else _to_error_edge(edge) for edge in read]
     return Graph(spec.name, spec.version, tuple(spec.steps), tuple(dict.fromkeys(edges)))
 
 
@@ -147,35 +147,35 @@ class _Reader:
         self._itself = itself
         self._seen: set[types.CodeType] = set()
 
-    def read(self, function: Callable[..., Any]) -> Iterator[Edge]:
+    def read_edges(self, function: Callable[..., Any]) -> Iterator[Edge]:
         if not isinstance(function, types.FunctionType):
-            yield self._unknown(f"{type(function).__name__} has no source")
+            yield self._unknown_edge(f"{type(function).__name__} has no source")
             return
         if function.__code__ in self._seen:
             return
         self._seen.add(function.__code__)
-        code = _parse(function)
+        code = _parse_function(function)
         if code is None:
-            yield self._unknown("its source cannot be read")
+            yield self._unknown_edge("its source cannot be read")
             return
         scope = _Scope(function, code)
-        for node in _walk(code.body):
+        for node in _walk_without_nested(code.body):
             if isinstance(node, ast.Call):
-                yield from self._call(node, scope)
+                yield from self._read_call(node, scope)
             elif isinstance(node, ast.Return) and node.value is not None:
-                yield from self._returned(node.value, scope)
+                yield from self._find_unknown_returns(node.value, scope)
 
-    def _call(self, call: ast.Call, scope: _Scope) -> Iterator[Edge]:
+    def _read_call(self, call: ast.Call, scope: _Scope) -> Iterator[Edge]:
         """The edges of a call that creates an outcome, or that calls a method of the machine."""
-        made = scope.outcome(call.func)
+        made = scope.outcome_type_of(call.func)
         if made is not None:
-            yield from self._outcome(made, call, scope)
+            yield from self._read_outcome_call(made, call, scope)
             return
-        method = self._method(call.func, scope)
+        method = self._find_method(call.func, scope)
         if method is not None:
-            yield from self.read(method)
+            yield from self.read_edges(method)
 
-    def _outcome(self, made: type, call: ast.Call, scope: _Scope) -> Iterator[Edge]:
+    def _read_outcome_call(self, made: type, call: ast.Call, scope: _Scope) -> Iterator[Edge]:
         if made is Done:
             yield Edge(self._source, None, "done")
         elif made is Fail:
@@ -183,53 +183,56 @@ class _Reader:
         elif made is Retry:
             yield Edge(self._source, self._itself, "retry")
         elif made is Next:
-            for target in self._targets(_argument(call, 0, "step"), scope):
+            for target in self._target_steps(_find_argument(call, 0, "step"), scope):
                 yield Edge(self._source, target, "next")
         elif made is Await:
-            then = _argument(call, None, "then")
+            then = _find_argument(call, None, "then")
             label = _await_label(call, scope)
-            for target in self._targets(then, scope) if then is not None else [self._itself]:
+            for target in self._target_steps(then, scope) if then is not None else [self._itself]:
                 yield Edge(self._source, target, "await", label)
         elif made is ScheduleChildren:
-            label = _children_label(_argument(call, 0, "children"), scope)
-            for target in self._targets(_argument(call, None, "then"), scope):
+            label = _children_label(_find_argument(call, 0, "children"), scope)
+            for target in self._target_steps(_find_argument(call, None, "then"), scope):
                 yield Edge(self._source, target, "children", label)
 
-    def _returned(self, value: ast.expr, scope: _Scope) -> Iterator[Edge]:
+    def _find_unknown_returns(self, value: ast.expr, scope: _Scope) -> Iterator[Edge]:
         """An unknown edge for each returned value that is neither an outcome nor the result of a known method."""
-        for part in scope.choices(value):
+        for part in scope.possible_values(value):
             bare = part.value if isinstance(part, ast.Await) else part
-            if isinstance(bare, ast.Call) and (scope.outcome(bare.func) or self._method(bare.func, scope)):
+            if isinstance(bare, ast.Call) and (scope.outcome_type_of(bare.func) or self._find_method(bare.func, scope)):
                 continue
-            yield self._unknown(f"the outcome of {_short(bare)} cannot be found")
+            yield self._unknown_edge(f"the outcome of {_short_source(bare)} cannot be found")
 
-    def _targets(self, expression: ast.expr | None, scope: _Scope) -> list[str]:
+    def _target_steps(self, expression: ast.expr | None, scope: _Scope) -> list[str]:
         """The steps that an expression can refer to: `self.x`, a conditional of these, or a variable."""
         if expression is None:
             return [UNKNOWN]
-        names = [self._durable(c.attr) if scope.is_own(c) else UNKNOWN for c in scope.choices(expression)]
+        names = [
+            self._stored_step_name(c.attr) if scope.is_on_self(c) else UNKNOWN
+            for c in scope.possible_values(expression)
+        ]
         return list(dict.fromkeys(names))
 
-    def _durable(self, attribute: str) -> str:
+    def _stored_step_name(self, attribute: str) -> str:
         """The stored name of a method's step; the name of the method if it is not a step."""
         if self._cls is not None:
             mine = getattr(inspect.getattr_static(self._cls, attribute, None), "__gen_durable_step__", None)
             return mine.name if isinstance(mine, StepSpec) else attribute
         return next((s.name for s in self._spec.steps.values() if s.fn.__name__ == attribute), attribute)
 
-    def _method(self, called: ast.expr, scope: _Scope) -> types.FunctionType | None:
+    def _find_method(self, called: ast.expr, scope: _Scope) -> types.FunctionType | None:
         """The method behind `self.x` or `super().x`."""
         if not isinstance(called, ast.Attribute) or self._cls is None:
             return None
-        if scope.is_own(called):
+        if scope.is_on_self(called):
             found = inspect.getattr_static(self._cls, called.attr, None)
         elif ast.unparse(called.value) == "super()":
-            found = _super_method(self._cls, called.attr, scope.function)
+            found = _find_super_method(self._cls, called.attr, scope.function)
         else:
             return None
         return found if isinstance(found, types.FunctionType) else None
 
-    def _unknown(self, why: str) -> Edge:
+    def _unknown_edge(self, why: str) -> Edge:
         return Edge(self._source, UNKNOWN, "unknown", why)
 
 
@@ -242,7 +245,7 @@ class _Scope:
         arguments = [*code.args.posonlyargs, *code.args.args]
         self._self = arguments[0].arg if arguments else ""
         self._assigned: dict[str, list[ast.expr]] = {}
-        for node in _walk(code.body):
+        for node in _walk_without_nested(code.body):
             if isinstance(node, ast.Assign):
                 pairs = [(target, node.value) for target in node.targets]
             elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
@@ -253,24 +256,24 @@ class _Scope:
                 if isinstance(target, ast.Name):
                     self._assigned.setdefault(target.id, []).append(value)
 
-    def is_own(self, node: ast.expr) -> bool:
+    def is_on_self(self, node: ast.expr) -> bool:
         """Whether an expression is `self.something`."""
         return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self._self
 
-    def choices(self, node: ast.expr, *, through: frozenset[str] = frozenset()) -> Iterator[Any]:
+    def possible_values(self, node: ast.expr, *, through: frozenset[str] = frozenset()) -> Iterator[Any]:
         """The expressions that a value can come from: both arms of a conditional, every assignment of a variable."""
         if isinstance(node, ast.IfExp):
-            yield from self.choices(node.body, through=through)
-            yield from self.choices(node.orelse, through=through)
+            yield from self.possible_values(node.body, through=through)
+            yield from self.possible_values(node.orelse, through=through)
         elif isinstance(node, ast.NamedExpr):
-            yield from self.choices(node.value, through=through)
+            yield from self.possible_values(node.value, through=through)
         elif isinstance(node, ast.Name) and node.id in self._assigned and node.id not in through:
             for value in self._assigned[node.id]:
-                yield from self.choices(value, through=through | {node.id})
+                yield from self.possible_values(value, through=through | {node.id})
         else:
             yield node
 
-    def meaning(self, node: ast.expr) -> object:
+    def resolve_name(self, node: ast.expr) -> object:
         """The value of a name or dotted name at module level or in the enclosing function; None if unknown."""
         if isinstance(node, ast.Name):
             free = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=False))
@@ -279,16 +282,16 @@ class _Scope:
             except ValueError:  # the cell is empty: the class is defined before the name
                 return None
         if isinstance(node, ast.Attribute):
-            owner = self.meaning(node.value)
+            owner = self.resolve_name(node.value)
             # getattr_static: reading code must not run properties
             return None if owner is None else inspect.getattr_static(owner, node.attr, None)
         return None
 
-    def outcome(self, called: ast.expr) -> type | None:
+    def outcome_type_of(self, called: ast.expr) -> type | None:
         """The type of outcome that a call creates, under whatever name it was imported."""
         if isinstance(called, ast.Subscript):
             called = called.value
-        meant = self.meaning(called)
+        meant = self.resolve_name(called)
         if meant is None and isinstance(called, ast.Name):
             return next((o for o in OUTCOMES if o.__name__ == called.id), None)
         return next((o for o in OUTCOMES if o is meant), None)
@@ -297,7 +300,7 @@ class _Scope:
 _TITLES: Final = {EVERY: "on error, in every step", UNKNOWN: "unknown"}
 
 
-def _as_error(edge: Edge) -> Edge:
+def _to_error_edge(edge: Edge) -> Edge:
     return Edge(edge.source, edge.target, "error", f"{edge.kind} {edge.label}".rstrip())
 
 
@@ -306,7 +309,7 @@ def _is_job(step: StepSpec) -> bool:
     return getattr(step.fn, "__gen_durable_step__", None) is None
 
 
-def _class_of(spec: MachineSpec) -> type[Machine] | None:
+def _find_machine_class(spec: MachineSpec) -> type[Machine] | None:
     """The class of a spec, found by the qualified names of its steps; None if it is not there."""
     for step in spec.steps.values():
         found: object = sys.modules.get(step.fn.__module__)
@@ -317,14 +320,14 @@ def _class_of(spec: MachineSpec) -> type[Machine] | None:
     return None
 
 
-def _super_method(cls: type, attribute: str, function: types.FunctionType) -> object:
+def _find_super_method(cls: type, attribute: str, function: types.FunctionType) -> object:
     """The method that `super().attribute` calls in a function: the next one in the MRO with other code."""
     codes = [base.__dict__[attribute] for base in cls.__mro__ if attribute in base.__dict__]
     later = [f for f in codes if getattr(f, "__code__", None) is not function.__code__]
     return later[0] if later else None
 
 
-def _parse(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def _parse_function(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, ValueError):
@@ -333,31 +336,31 @@ def _parse(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionD
     return first if isinstance(first, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
 
 
-def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+def _walk_without_nested(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """All nodes in source order, except those inside nested functions and classes."""
     for node in nodes:
         yield node
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            yield from _walk(ast.iter_child_nodes(node))
+            yield from _walk_without_nested(ast.iter_child_nodes(node))
 
 
-def _argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:
+def _find_argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:
     if position is not None and position < len(call.args):
         return call.args[position]
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
 
 def _await_label(call: ast.Call, scope: _Scope) -> str:
-    signals = _argument(call, 0, "signals")
+    signals = _find_argument(call, 0, "signals")
     several = signals.elts if isinstance(signals, (ast.Set, ast.List, ast.Tuple)) else [signals]
     names: list[str] = []
     for one in several:
-        meant = scope.meaning(one) if one is not None else None
+        meant = scope.resolve_name(one) if one is not None else None
         if isinstance(meant, Signal):
             names.append(meant.name)
         elif isinstance(one, (ast.Name, ast.Attribute)):
             names.append(ast.unparse(one))
-    timeout = _argument(call, None, "timeout")
+    timeout = _find_argument(call, None, "timeout")
     if timeout is not None and not (isinstance(timeout, ast.Constant) and timeout.value is None):
         names.append("timeout")
     return " or ".join(names)
@@ -365,32 +368,32 @@ def _await_label(call: ast.Call, scope: _Scope) -> str:
 
 def _children_label(children: ast.expr | None, scope: _Scope) -> str:
     """The started steps, found in the argument, in the values of its variable, or in the whole function."""
-    near = list(scope.choices(children)) if children is not None else []
+    near = list(scope.possible_values(children)) if children is not None else []
     for nodes in (near, scope.body):
-        calls = [node for node in _walk(nodes) if isinstance(node, ast.Call) and _makes_start(node, scope)]
-        names = [_started(_argument(call, 0, "step"), scope) for call in calls]
+        calls = [n for n in _walk_without_nested(nodes) if isinstance(n, ast.Call) and _is_start_call(n, scope)]
+        names = [_started_step_name(_find_argument(call, 0, "step"), scope) for call in calls]
         if names:
             return ", ".join(dict.fromkeys(names))
     return ""
 
 
-def _makes_start(call: ast.Call, scope: _Scope) -> bool:
-    meant = scope.meaning(call.func)
+def _is_start_call(call: ast.Call, scope: _Scope) -> bool:
+    meant = scope.resolve_name(call.func)
     return meant is Start or (meant is None and isinstance(call.func, ast.Name) and call.func.id == "Start")
 
 
-def _started(step: ast.expr | None, scope: _Scope) -> str:
-    spec = getattr(scope.meaning(step), "__gen_durable_step__", None) if step is not None else None
+def _started_step_name(step: ast.expr | None, scope: _Scope) -> str:
+    spec = getattr(scope.resolve_name(step), "__gen_durable_step__", None) if step is not None else None
     if isinstance(spec, StepSpec):
         return spec.machine.name if _is_job(spec) else spec.label
-    return _short(step) if step is not None else UNKNOWN
+    return _short_source(step) if step is not None else UNKNOWN
 
 
-def _short(node: ast.AST) -> str:
+def _short_source(node: ast.AST) -> str:
     text = " ".join(ast.unparse(node).split())
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _escape(text: str) -> str:
+def _escape_for_mermaid(text: str) -> str:
     """Text for a Mermaid diagram: characters that could be syntax become entities."""
     return "".join(c if c.isalnum() or c in " _.,-" else f"#{ord(c)};" for c in text)

@@ -165,7 +165,7 @@ def job(
     `Machine`.
     """
 
-    def make(function: Callable[..., Any]) -> Job[Any, Any]:
+    def make_job(function: Callable[..., Any]) -> Job[Any, Any]:
         if not inspect.isfunction(function):
             raise DefinitionError(f"@job decorates a function, got {type(function).__name__}: put @job outermost")
         label = check_name(function.__name__ if name is None else name, "a job's name", DefinitionError)
@@ -185,7 +185,7 @@ def job(
         steps["run"] = StepSpec(machine, "run", (), seconds, function, is_async, limit, transactional)
         return Job(function, steps["run"], max_attempts, backoff)
 
-    return make if fn is None else make(fn)
+    return make_job if fn is None else make_job(fn)
 
 
 def _read_signature(function: Callable[..., Any], label: str) -> tuple[bool, bool]:

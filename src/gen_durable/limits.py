@@ -105,10 +105,10 @@ StepLimit: TypeAlias = LimitNames | Callable[[Any], LimitNames]
 def limits_of(names: LimitNames, where: str, error: type[GenDurableError] = InputError) -> tuple[Limit, ...]:
     """The argument `limit=` as `Limit` values. Raises `error` if it is malformed."""
     several = names if isinstance(names, list) else [names]
-    return tuple(_limit(name, where, error) for name in several)
+    return tuple(_to_limit(name, where, error) for name in several)
 
 
-def _limit(name: object, where: str, error: type[GenDurableError]) -> Limit:
+def _to_limit(name: object, where: str, error: type[GenDurableError]) -> Limit:
     try:
         match name:
             case Limit():

@@ -82,14 +82,14 @@ def filter_json(filters: Mapping[str, object]) -> str:
         if name not in Filters.__annotations__:
             raise InputError(f"unknown filter {name!r}: use some of {', '.join(Filters.__annotations__)}")
         if value is not None:
-            found[name] = _checked(name, cast(Any, value))
+            found[name] = _check_filter(name, cast(Any, value))
     return encode(found, "the filters").decode()
 
 
-def _checked(name: str, value: Any) -> object:
+def _check_filter(name: str, value: Any) -> object:
     match name:
         case "status":
-            return _statuses(value)
+            return _check_statuses(value)
         case "machine" | "step" | "queue":
             return check_name(value, name)
         case "version" | "parent":
@@ -107,7 +107,7 @@ def _checked(name: str, value: Any) -> object:
             return check_moment(value, name).isoformat()
 
 
-def _statuses(value: object) -> list[str]:
+def _check_statuses(value: object) -> list[str]:
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, Iterable):
         raise InputError(f"status takes a status or several, got {type(value).__name__}")

@@ -66,15 +66,15 @@ class StepSpec:
     @cached_property
     def state_codec(self) -> Codec[Any]:
         """The codec of the state, from the annotation of the state argument."""
-        return codec_for(self._hints[0], f"the state of {self.label}")
+        return codec_for(self._type_hints[0], f"the state of {self.label}")
 
     @cached_property
     def result_codec(self) -> Codec[Any]:
         """The codec of the machine's result, from the step's return annotation."""
-        return codec_for(self._hints[1], f"the result of {self.label}")
+        return codec_for(self._type_hints[1], f"the result of {self.label}")
 
     @cached_property
-    def _hints(self) -> tuple[object, object]:
+    def _type_hints(self) -> tuple[object, object]:
         return self.machine.read_hints(self.fn, self.label)
 
 
@@ -176,8 +176,8 @@ class Machine:
         check_history_keep(history_keep, f"machine {label!r}")
         steps: dict[str, StepSpec] = {}
         spec = MachineSpec(label, version, queue, steps, _read_step_hints, history, history_keep)
-        for attribute, function, mark in _marked(cls, earlier):
-            own = function if attribute in cls.__dict__ else _copy(cls, attribute, function)
+        for attribute, function, mark in _find_marked_steps(cls, earlier):
+            own = function if attribute in cls.__dict__ else _copy_inherited_step(cls, attribute, function)
             _check_signature(own, f"{label}.{mark.name}")
             is_async = inspect.iscoroutinefunction(own)
             one = StepSpec(spec, mark.name, mark.aliases, mark.timeout, own, is_async, mark.limit, mark.transactional)
@@ -203,7 +203,7 @@ class Machine:
         """
 
 
-def _marked(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types.FunctionType, _Mark]]:
+def _find_marked_steps(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types.FunctionType, _Mark]]:
     """The steps of a class, base classes first, in the order they are written."""
     attributes = dict.fromkeys(a for base in reversed(cls.__mro__) for a in base.__dict__)
     for attribute in attributes:
@@ -222,18 +222,18 @@ def _marked(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types
             mark = _Mark(mark.name, mark.aliases, mark.timeout, mark.limit, mark.transactional)
         if isinstance(mark, _Mark):
             yield attribute, function, mark
-        elif _was_step(cls, attribute):
+        elif _is_step_in_base(cls, attribute):
             raise DefinitionError(
                 f"{cls.__name__}.{attribute} overrides a step but is none: mark it with @step as well, or rename it"
             )
 
 
-def _was_step(cls: type, attribute: str) -> bool:
+def _is_step_in_base(cls: type, attribute: str) -> bool:
     found = (base.__dict__.get(attribute) for base in cls.__mro__)
     return any(isinstance(getattr(f, "__gen_durable_step__", None), (StepSpec, _Mark)) for f in found)
 
 
-def _copy(cls: type, attribute: str, function: types.FunctionType) -> types.FunctionType:
+def _copy_inherited_step(cls: type, attribute: str, function: types.FunctionType) -> types.FunctionType:
     twin = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )

@@ -190,7 +190,7 @@ class ScheduleChildren(Outcome[R_co]):
                 )
         self.then = step_of(then, "ScheduleChildren(then=)")
         self.state: object = state
-        self.needed = _needed(join)
+        self.needed = _children_needed(join)
         self.timeout = check_delay(timeout, "ScheduleChildren(timeout=)") if timeout is not None else None
         if on_child_failure not in ("wait", "wake", "cancel_rest"):
             raise InvalidOutcome(
@@ -200,7 +200,7 @@ class ScheduleChildren(Outcome[R_co]):
         self.cancel_rest = bool(cancel_rest)
 
 
-def _needed(join: object) -> int | None:
+def _children_needed(join: object) -> int | None:
     """How many children must be done, or None if all must have ended."""
     if join == "all":
         return None

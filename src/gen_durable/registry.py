@@ -29,15 +29,15 @@ class Entry:
     """True if the call is awaited directly: no thread, no timeout, no transaction."""
 
     @classmethod
-    def of(cls, spec: StepSpec, owner: Machine | Job[Any, Any]) -> Entry:
+    def from_spec(cls, spec: StepSpec, owner: Machine | Job[Any, Any]) -> Entry:
         """Compute once what every execution of the step needs."""
         plain = spec.is_async and spec.timeout is None and not spec.transactional
         if isinstance(owner, Job):
-            return cls(spec, _call_of(owner), owner, is_job=True, wants_context=owner.wants_context, plain=plain)
+            return cls(spec, _make_job_call(owner), owner, is_job=True, wants_context=owner.wants_context, plain=plain)
         return cls(spec, spec.fn.__get__(owner), owner, is_job=False, wants_context=True, plain=plain)
 
 
-def _call_of(job: Job[Any, Any]) -> Callable[..., Any]:
+def _make_job_call(job: Job[Any, Any]) -> Callable[..., Any]:
     """The function of a job, called with the state as every step is, also when it takes no argument."""
     function = job.fn
     if job.takes_argument:
@@ -85,7 +85,7 @@ class Registry:
         for step in spec.steps.values():
             _ = step.state_codec  # resolves annotations now, so that a mistake stops the start and not a row
             _ = step.result_codec
-            entry = Entry.of(step, owner)
+            entry = Entry.from_spec(step, owner)
             for name in (step.name, *step.aliases):
                 self._entries[spec.name, spec.version, name] = entry
 
@@ -94,15 +94,15 @@ class Registry:
         return self._entries.get((machine, version, step))
 
     def get(self, machine: str, version: int, step: str) -> Entry:
-        """The step of a row that `pick` matched against `known`, or of a machine that is running here."""
+        """The step of a row that `pick` matched against `known_steps`, or of a machine that is running here."""
         return self._entries[machine, version, step]
 
     @property
-    def without_history(self) -> list[str]:
+    def machines_without_history(self) -> list[str]:
         """The machines and jobs with `history="off"`."""
         return [spec.name for spec in self.specs if spec.history == "off"]
 
     @property
-    def known(self) -> list[str]:
+    def known_steps(self) -> list[str]:
         """All steps as `machine/version/step`, the form in which the SQL function `pick` compares them."""
         return [f"{machine}/{version}/{step}" for machine, version, step in self._entries]

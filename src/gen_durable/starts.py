@@ -131,7 +131,7 @@ class Start(Generic[R_co]):
         self.delay = check_delay(delay, "delay") if delay is not None else 0.0
         self.schedule_at = check_schedule(schedule_at, "schedule_at") if schedule_at is not None else None
         self.unique_key = check_key(unique_key, "unique_key") if unique_key is not None else None
-        self.unique_scope = _scope(unique_scope) if self.unique_key is not None else ()
+        self.unique_scope = _check_scope(unique_scope) if self.unique_key is not None else ()
         self.limits: tuple[Limit, ...] = limits_of(limit, "limit") if limit is not None else self.step.limits_for(state)
         self.group = check_group(group) if group is not None else None
         self.metadata = encode_metadata(metadata) if metadata else None
@@ -158,7 +158,7 @@ def step_of(step: object, where: str, error: type[GenDurableError] = InvalidOutc
     raise error(f"{where} takes a step such as self.ship, Checkout.start or a @job, got {type(step).__name__}")
 
 
-def _scope(scope: Iterable[Scope]) -> tuple[Scope, ...]:
+def _check_scope(scope: Iterable[Scope]) -> tuple[Scope, ...]:
     if not isinstance(scope, Iterable):
         raise InputError(f"unique_scope takes a list of statuses, got {type(scope).__name__}")
     several = tuple(dict.fromkeys(scope))

@@ -90,7 +90,7 @@ class StepTransaction:
         self._connection = None
 
     @contextmanager
-    def journal_write(self, what: str) -> Generator[None]:
+    def mark_journal_write(self, what: str) -> Generator[None]:
         """Mark a write to the journal as in progress. Raises `InputError` if the connection was used already."""
         if self.is_used:
             raise InputError(
@@ -121,11 +121,11 @@ class StepJournalService(Protocol):
 
     checkpoint: bytes | None
 
-    def save(self, value: object) -> Generator[Any, Any, Any]:
+    def save_checkpoint(self, value: object) -> Generator[Any, Any, Any]:
         """Write a checkpoint."""
         ...
 
-    def clear(self) -> Generator[Any, Any, Any]:
+    def clear_checkpoint(self) -> Generator[Any, Any, Any]:
         """Delete the checkpoint."""
         ...
 
@@ -156,11 +156,11 @@ class JournalService(Protocol):
         """Perform actions on the event loop."""
         ...
 
-    def run_actions_in_thread(self, actions: Generator[Any, Any, Any]) -> Any:
+    def run_actions_blocking(self, actions: Generator[Any, Any, Any]) -> Any:
         """Perform actions in the thread of a `def` step."""
         ...
 
-    def report(
+    def report_progress(
         self,
         instance: int,
         epoch: int,

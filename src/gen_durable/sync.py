@@ -25,7 +25,7 @@ from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
 from gen_durable.operations.admin import SyncAdminOperations
-from gen_durable.operations.cancel import checked_reason, to_cancellation
+from gen_durable.operations.cancel import check_reason, to_cancellation
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.signal import is_delivered, outgoing_signal
@@ -97,7 +97,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
 
     def open(self) -> None:
         """Connect, and check that the schema is there. A process that is forked later opens anew by itself."""
-        self._leave_parent()
+        self._forget_parent_process()
         if self._loop is not None:
             raise ConfigError("this SyncDurable is open already")
         self._pid = os.getpid()
@@ -105,20 +105,20 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         self._thread = threading.Thread(target=self._loop.run_forever, name="gen_durable sync", daemon=True)
         self._thread.start()
         try:
-            self._wait(self._app.open())
+            self._run_and_wait(self._app.open())
         except BaseException:
-            self._halt()
+            self._stop_loop()
             raise
 
     def close(self) -> None:
         """Close all connections of this process."""
-        self._leave_parent()
+        self._forget_parent_process()
         if self._loop is None:
             return
         try:
-            self._wait(self._app.close())
+            self._run_and_wait(self._app.close())
         finally:
-            self._halt()
+            self._stop_loop()
 
     @overload
     def insert(
@@ -224,9 +224,9 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
     ) -> list[SyncHandle[R] | None]:
         check_notify(notify, connection)
         if connection is None:
-            ids = self._wait(insert(services_of(self._app), starts, on_conflict))
+            ids = self._run_and_wait(insert(services_of(self._app), starts, on_conflict))
         else:  # in the caller's thread, to which the connection belongs
-            ids = self._calls().insert_blocking(connection, starts, on_conflict, notify)
+            ids = self._get_transaction_calls().insert_blocking(connection, starts, on_conflict, notify)
         handles = handles_of(self._app, starts, ids)
         return [None if handle is None else SyncHandle(self, handle) for handle in handles]
 
@@ -268,12 +268,14 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         caller_connection = _caller_connection(connection, using)
         check_notify(notify, caller_connection)
         if caller_connection is not None:
-            outgoing = outgoing_signal(_target(target), signal, payload, dedup_key)
+            outgoing = outgoing_signal(_unwrap_handle(target), signal, payload, dedup_key)
             return is_delivered(
-                self._calls().signal_blocking(caller_connection, outgoing, notify), _target(target), signal
+                self._get_transaction_calls().signal_blocking(caller_connection, outgoing, notify),
+                _unwrap_handle(target),
+                signal,
             )
-        return self._wait(
-            self._app.signal(_target(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
+        return self._run_and_wait(
+            self._app.signal(_unwrap_handle(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
         )
 
     def cancel(
@@ -290,32 +292,32 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         caller_connection = _caller_connection(connection, using)
         check_notify(notify, caller_connection)
         if caller_connection is not None:
-            instance, key = parse_target(_target(target))
-            found = self._calls().cancel_blocking(
-                caller_connection, instance, key, checked_reason(reason), notify, cascade=cascade
+            instance, key = parse_target(_unwrap_handle(target))
+            found = self._get_transaction_calls().cancel_blocking(
+                caller_connection, instance, key, check_reason(reason), notify, cascade=cascade
             )
-            return to_cancellation(found, _target(target))
-        return self._wait(self._app.cancel(_target(target), reason=reason, cascade=cascade))
+            return to_cancellation(found, _unwrap_handle(target))
+        return self._run_and_wait(self._app.cancel(_unwrap_handle(target), reason=reason, cascade=cascade))
 
     def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:
         """Read an instance; see `Durable.get`."""
-        return self._wait(self._app.get(_target(target)))
+        return self._run_and_wait(self._app.get(_unwrap_handle(target)))
 
     def history(self, target: int | str | bytes | SyncHandle[Any], *, last: int | None = None) -> list[Transition]:
         """The committed outcomes of an instance; see `Durable.history`."""
-        return self._wait(self._app.history(_target(target), last=last))
+        return self._run_and_wait(self._app.history(_unwrap_handle(target), last=last))
 
     def activities(self, target: int | str | bytes | SyncHandle[Any], *, last: int | None = None) -> list[Activity]:
         """The activity log of an instance; see `Durable.activities`."""
-        return self._wait(self._app.activities(_target(target), last=last))
+        return self._run_and_wait(self._app.activities(_unwrap_handle(target), last=last))
 
     def checkpoint(self, target: int | str | bytes | SyncHandle[Any]) -> Checkpoint | None:
         """The latest checkpoint of the current step; see `Durable.checkpoint`."""
-        return self._wait(self._app.checkpoint(_target(target)))
+        return self._run_and_wait(self._app.checkpoint(_unwrap_handle(target)))
 
     def progress(self, target: int | str | bytes | SyncHandle[Any]) -> list[Progress]:
         """The progress reports of an instance; see `Durable.progress`."""
-        return self._wait(self._app.progress(_target(target)))
+        return self._run_and_wait(self._app.progress(_unwrap_handle(target)))
 
     def handle(self, instance: int, step: Startable[Any, R]) -> SyncHandle[R]:
         """A handle on an instance known by its id; see `Durable.handle`."""
@@ -323,59 +325,59 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
 
     def set_limit(self, name: str, policy: Policy) -> bool:
         """Create or change a limit; see `Durable.set_limit`."""
-        return self._wait(self._app.set_limit(name, policy))
+        return self._run_and_wait(self._app.set_limit(name, policy))
 
     def remove_limit(self, name: str) -> bool:
         """Remove a limit; see `Durable.remove_limit`."""
-        return self._wait(self._app.remove_limit(name))
+        return self._run_and_wait(self._app.remove_limit(name))
 
     def limits(self) -> list[LimitState]:
         """The state of every limit; see `Durable.limits`."""
-        return self._wait(self._app.limits())
+        return self._run_and_wait(self._app.limits())
 
-    def _calls(self) -> TransactionCalls:
+    def _get_transaction_calls(self) -> TransactionCalls:
         """For calls on callers' connections. In a forked process the client is opened anew, to notify workers."""
-        if self._leave_parent():
+        if self._forget_parent_process():
             self.open()
         return self._in_transaction
 
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._leave_parent():
+    def _run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._forget_parent_process():
             self.open()
         if self._loop is None:
             coroutine.close()
             raise ConfigError("this SyncDurable is not open: use `with SyncDurable(...) as app:` or app.open()")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    def _name(self, target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
-        return _target(target)
+    def _unwrap_handle(self, target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
+        return _unwrap_handle(target)
 
-    def _leave_parent(self) -> bool:
+    def _forget_parent_process(self) -> bool:
         """Forget what the parent process opened, if this process was forked since. Returns whether it was."""
         if self._loop is None or self._pid == os.getpid():
             return False
-        self._of_parents += [self._loop, self._thread, *services_of(self._app).abandon()]
+        self._of_parents += [self._loop, self._thread, *services_of(self._app).abandon_after_fork()]
         self._loop = self._thread = None
         return True
 
-    def _halt(self) -> None:
+    def _stop_loop(self) -> None:
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
         if loop is not None and thread is not None:
-            asyncio.run_coroutine_threadsafe(_cancel_what_is_left(), loop).result()
+            asyncio.run_coroutine_threadsafe(_cancel_other_tasks(), loop).result()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
 
 
-async def _cancel_what_is_left() -> None:
+async def _cancel_other_tasks() -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
 
 
-def _target(target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
+def _unwrap_handle(target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
     return target.id if isinstance(target, SyncHandle) else target
 
 

@@ -41,7 +41,7 @@ class SyncHandle(Generic[R]):
 
     def wait(self, timeout: Duration | None = None) -> Ending[R]:
         """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
-        return self.app._wait(self.handle.wait(timeout))  # pyright: ignore[reportPrivateUsage]  # its own handle
+        return self.app._run_and_wait(self.handle.wait(timeout))  # pyright: ignore[reportPrivateUsage]  # its own handle
 
     def get(self) -> Instance:
         """Read the instance."""

@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
 def check_name(name: str, what: str, error: type[GenDurableError] = InputError) -> str:
     """Names of machines, steps, queues and signals: letters, digits and `_ . : -`, at most 200 of them."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise error(f"{what} must be 1 to 200 characters out of A-Z a-z 0-9 _ . : - , got {_shown(name)}")
+        raise error(f"{what} must be 1 to 200 characters out of A-Z a-z 0-9 _ . : - , got {_shorten_value(name)}")
     return name
 
 
@@ -71,7 +71,7 @@ def check_text_key(key: str, what: str) -> str:
 def check_group(group: tuple[str, str]) -> str:
     """A group of a fair queue, as it is stored: of what kind, and which."""
     if not isinstance(group, tuple) or len(group) != 2:
-        raise InputError(f"group must be a pair such as ('tenant', 'acme'), got {_shown(group)}")
+        raise InputError(f"group must be a pair such as ('tenant', 'acme'), got {_shorten_value(group)}")
     return f"{check_name(group[0], 'the kind of a group')}/{check_text_key(group[1], 'a group')}"
 
 
@@ -104,9 +104,9 @@ def _as_seconds(delay: Duration, what: str, error: type[GenDurableError]) -> flo
     elif isinstance(delay, (int, float)) and not isinstance(delay, bool):
         seconds = delay  # not float(delay) yet: a huge int overflows before the bound below refuses it
     else:
-        raise error(f"{what} must be a timedelta or a number of seconds, got {_shown(delay)}")
+        raise error(f"{what} must be a timedelta or a number of seconds, got {_shorten_value(delay)}")
     if not seconds <= _MAX_SECONDS:  # the comparison is also false for NaN
-        raise error(f"{what} must be at most {MAX_DELAY.days} days, got {_shown(delay)}")
+        raise error(f"{what} must be at most {MAX_DELAY.days} days, got {_shorten_value(delay)}")
     return seconds if seconds < 0 else float(seconds)
 
 
@@ -137,6 +137,6 @@ def clean_error(text: str) -> str:
     return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 14] + " ... [cut off]"
 
 
-def _shown(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

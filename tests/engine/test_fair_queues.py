@@ -17,15 +17,15 @@ def picked(**turns: str | None) -> PickResult:
 def test_without_a_fair_queue_nothing_is_sent() -> None:
     """The argument stays null, so that a pick does not even look for groups."""
     options = WorkerOptions(queues={"default": 10, "mail": Queue(5)})
-    assert options.fair == {}
-    assert FairCursors(options.fair).pick_argument(["default", "mail"]) is None
+    assert options.group_kind_by_queue == {}
+    assert FairCursors(options.group_kind_by_queue).pick_argument(["default", "mail"]) is None
 
 
 def test_only_what_is_asked_of_fair_queues_is_sent() -> None:
     """A pick of queues that are not fair sends nothing either."""
     options = WorkerOptions(queues={"default": Queue(10, fair_by="tenant"), "mail": 5})
-    assert options.fair == {"default": "tenant"}
-    turns = FairCursors(options.fair)
+    assert options.group_kind_by_queue == {"default": "tenant"}
+    turns = FairCursors(options.group_kind_by_queue)
     assert turns.pick_argument(["mail"]) is None
     assert json.loads(turns.pick_argument(["default", "mail"]) or "") == {"default": ["tenant", None]}
 

@@ -14,7 +14,7 @@ from gen_durable.core.services import services_of
 from gen_durable.engine.crashed_rows import CrashedRows
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.slots import Slots
-from gen_durable.engine.tasks import TaskSet
+from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.types import Claim
 
@@ -47,7 +47,7 @@ class Claimed:
     def __init__(self) -> None:
         self.claims: asyncio.Queue[Claim] = asyncio.Queue()
         self.crashed = CrashedRows(None)
-        self.pending = 0
+        self.unanswered_count = 0
 
     def add(self, claims: list[Claim], _leased_at: float) -> None:
         for claim in claims:
@@ -65,7 +65,7 @@ async def picking(app: Durable, pending: int = 0) -> AsyncIterator[tuple[Picker,
     link = Slow(services_of(app).target)
     link.meanwhile = None
     claimed = Claimed()
-    claimed.pending = pending
+    claimed.unanswered_count = pending
     options = WorkerOptions(poll_interval=LAZY, max_poll_interval=LAZY)
     around = cast(Any, claimed)
     pick = Picker(
@@ -74,7 +74,7 @@ async def picking(app: Durable, pending: int = 0) -> AsyncIterator[tuple[Picker,
         options,
         worker="w",
         known_steps=["noop/1/run"],
-        slots=Slots(options.slots, options.prefetch, tasks=TaskSet(), notifier=around),
+        slots=Slots(options.concurrency_by_queue, options.prefetch, tasks=TaskSet(), notifier=around),
         claims=around,
         committer=around,
         notifier=around,
@@ -109,5 +109,5 @@ async def test_nothing_is_claimed_while_outcomes_pile_up(dsn: str, schema: str) 
         pick.start()
         done, _ = await asyncio.wait([waiting := asyncio.ensure_future(claimed.claims.get())], timeout=0.3)
         assert not done
-        claimed.pending = 0
+        claimed.unanswered_count = 0
         assert (await asyncio.wait_for(waiting, 5)).machine == "noop"

@@ -10,7 +10,7 @@ def steady(slots: int, seconds: float, count: int = 40) -> tuple[Pace, float]:
     pace, now = Pace(slots, 0.0), 0.0
     for _ in range(count):
         now += seconds / slots
-        pace.step_ended(seconds, now, ends_claim=True)
+        pace.record_step_end(seconds, now, ends_claim=True)
     return pace, now
 
 
@@ -36,7 +36,7 @@ def test_steps_that_become_long_count_before_the_first_of_them_has_ended() -> No
     """Every slot is busy and no step has ended for half a second: they take at least that long."""
     pace, now = steady(10, 0.001)
     assert pace.rows_ahead(now, is_busy=True) >= 300
-    pace.buffer_ran_empty()
+    pace.record_empty_buffer()
     assert pace.rows_ahead(now + 0.5, is_busy=True) == 0
     assert pace.rows_ahead(now + 0.5, is_busy=False) >= 300  # an idle queue is not a slow one
 
@@ -51,15 +51,15 @@ def test_the_rate_of_a_busy_worker_is_a_bound() -> None:
 def test_an_idle_window_is_no_bound() -> None:
     """The buffer ran empty, so few starts are due to little work."""
     pace, _ = steady(10, 0.0001, count=100)
-    pace.buffer_ran_empty()
+    pace.record_empty_buffer()
     assert pace.rows_ahead(2 * WINDOW_SECONDS, is_busy=False) == MAX_AHEAD
 
 
 def test_a_stalled_queue_claims_nothing_ahead_until_a_step_ends() -> None:
     pace, now = steady(10, 0.001)
-    pace.stall()
+    pace.record_stall()
     assert pace.rows_ahead(now, is_busy=False) == 0
-    pace.step_ended(0.001, now, ends_claim=True)
+    pace.record_step_end(0.001, now, ends_claim=True)
     assert pace.rows_ahead(now, is_busy=False) >= 300
 
 
@@ -68,6 +68,6 @@ def test_a_row_behind_claims_of_several_steps_is_expected_later() -> None:
     pace, now = Pace(10, 0.0), 0.0
     for n in range(100):
         now += 0.001
-        pace.step_ended(0.01, now, ends_claim=n % 5 == 4)
+        pace.record_step_end(0.01, now, ends_claim=n % 5 == 4)
     assert pace.rows_ahead(now, is_busy=True) in (39, 40)
     assert 0.0049 <= pace.seconds_per_start <= 0.0051

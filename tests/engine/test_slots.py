@@ -11,7 +11,7 @@ import pytest
 
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.slots import RELEASE_SECONDS, Slots
-from gen_durable.engine.tasks import TaskSet
+from gen_durable.engine.task_set import TaskSet
 
 
 class Track:
@@ -158,7 +158,7 @@ async def test_nothing_is_begun_while_stopping() -> None:
     await track.end(3)
     assert track.begun == [1, 2, 3]
     assert list(track.queue.buffer) == [fourth]
-    track.slots.drop(fourth)
+    track.slots.remove_from_buffer(fourth)
     assert not track.queue.buffer
 
 
@@ -175,7 +175,7 @@ async def test_a_buffered_claim_starts_without_a_slot_to_be_cancelled() -> None:
     """It runs at once, out of the buffer, and neither takes a slot nor frees one when it ends."""
     track = Track()
     *_, third, _fourth = await track.take(1, 2, 3, 4)
-    track.slots.start_without_slot(third)
+    track.slots.start_to_cancel(third)
     await settled()
     assert track.begun == [1, 2, 3]
     assert (track.queue.running, len(track.queue.buffer)) == (2, 1)
@@ -203,7 +203,7 @@ async def test_claims_that_wait_too_long_are_released_and_none_is_claimed_ahead_
     await track.take(3, 4, 5)
     await asyncio.sleep(RELEASE_SECONDS + 0.05)
     assert (track.released, list(track.queue.buffer)) == ([4, 5], [])
-    assert track.queue.demand(1) == 0
+    assert track.queue.count_rows_to_pick(1) == 0
     await track.end(2)
     track.queue.adapt_prefetch(asyncio.get_running_loop().time())
-    assert track.queue.demand(1) >= 1
+    assert track.queue.count_rows_to_pick(1) >= 1

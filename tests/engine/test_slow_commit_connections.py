@@ -93,7 +93,7 @@ async def test_side_connections_close_when_idle(dsn: str, schema: str, monkeypat
         await asyncio.sleep(0.5)
         assert side.count == 0
         async with side.acquire() as again:
-            assert not again.closed
+            assert not again.is_closed
         await side.close()
 
 

@@ -31,8 +31,8 @@ class Asked:
         self.hold: asyncio.Event | None = None  # answers wait for this
         self.answered = asyncio.Event()
 
-    async def run(self, call: Statement[T], what: str, *, safe: bool) -> T:
-        assert safe, what
+    async def run(self, call: Statement[T], what: str, *, may_run_twice: bool) -> T:
+        assert may_run_twice, what
         answer = await self.link.run(call)
         while self.lose:
             self.lose -= 1

@@ -82,7 +82,7 @@ async def test_progress_does_not_fail_without_a_database(open_app: Opening) -> N
     class Broken(Counting):
         __slots__ = ()
 
-        def report(self, reports: Sequence[ProgressReport]) -> Statement[set[int]]:
+        def record_progress(self, reports: Sequence[ProgressReport]) -> Statement[set[int]]:
             self.sent.append(reports)
             return Statement("select 1 / 0", (), lambda _: set())
 

@@ -35,7 +35,9 @@ async def test_reap_checkpoint(exploring: Exploring, calls: Statements, journal:
     """A lease runs out as a checkpoint is written: the next claim sees it, or its writer has lost the claim."""
     left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
     async with exploring() as explorer:
-        report = await explorer.explore(EXPIRED, left, [journal.checkpoint(FENCE, "1")], accepted_is_seen, begin=True)
+        report = await explorer.explore(
+            EXPIRED, left, [journal.record_checkpoint(FENCE, "1")], accepted_is_seen, begin=True
+        )
     assert report.faults == []
     assert report.schedules > 10
 
@@ -47,7 +49,7 @@ async def test_a_fence_without_a_lock_loses_a_checkpoint(
     left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
     async with exploring(Cure("fence_journal", "\n  for no key update")) as explorer:
         report = await explorer.explore(
-            EXPIRED, left, [journal.checkpoint(FENCE, "1")], accepted_is_seen, first_fault=True
+            EXPIRED, left, [journal.record_checkpoint(FENCE, "1")], accepted_is_seen, first_fault=True
         )
     assert len(report.faults) == 1
 
@@ -65,7 +67,7 @@ async def test_progress_flush(exploring: Exploring, calls: Statements, journal: 
     done = [Commit(i, 1, 0, "done", value="1") for i in (1, 2)]
     async with exploring() as explorer:
         report = await explorer.explore(
-            executing(1) + executing(2), [journal.report(both)], [calls.flush(done)], stands, begin=True
+            executing(1) + executing(2), [journal.record_progress(both)], [calls.flush(done)], stands, begin=True
         )
     assert report.faults == []
 
@@ -79,7 +81,7 @@ async def test_progress_gc(exploring: Exploring, calls: Statements, journal: Jou
     async with exploring() as explorer:
         report = await explorer.explore(
             ended(1),
-            [journal.report([ProgressReport(1, 1, "s", "", 1.0, None, None)])],
+            [journal.record_progress([ProgressReport(1, 1, "s", "", 1.0, None, None)])],
             [calls.gc(60, 60, 60, 10)],
             whole,
             begin=True,

@@ -231,7 +231,7 @@ class Histories(RuleBasedStateMachine):
     def crash(self, n: int) -> None:
         """The worker of a claim dies; nobody has noticed yet."""
         claim = self.some_claim(n)
-        found = self.store.run(self.statements.expire(claim.id, claim.epoch))
+        found = self.store.run(self.statements.expire_lease(claim.id, claim.epoch))
         row = self.model.rows[claim.id]
         assert bool(found) == (row.claims == claim.epoch)
         row.expired = row.expired or bool(found)
@@ -302,7 +302,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([60, 900, 3600]))
     def time_passes(self, seconds: int) -> None:
-        for statement in self.store.run(self.statements.shifts()):
+        for statement in self.store.run(self.statements.shift_statements()):
             self.store.sql(statement, timedelta(seconds=seconds))
         self.model.jumped += seconds
 

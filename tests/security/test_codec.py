@@ -294,8 +294,8 @@ async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
         second: list[int] = []
         ask = services_of(e.app).statement_runner.run
 
-        async def run(call: Any, what: str, *, safe: bool) -> Any:
-            answer = await ask(call, what, safe=safe)
+        async def run(call: Any, what: str, *, may_run_twice: bool) -> Any:
+            answer = await ask(call, what, may_run_twice=may_run_twice)
             if call.text == holder(b"k").text and not second:
                 second.append(await changes_hands())
             return answer

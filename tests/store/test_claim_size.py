@@ -107,7 +107,7 @@ def test_children_that_are_large_together_are_read_in_pages(store: Store) -> Non
     (claim,) = store.pick().claims
     assert claim.children is None
     read: list[int] = []
-    while page := store.run(store.calls.children(1, read[-1] if read else 0, 1000)):
+    while page := store.run(store.calls.children_page(1, read[-1] if read else 0, 1000)):
         assert sum(len(child.raw_result or b"") for child in page) <= 4_000_000
         read += [child.id for child in page]
     assert read == list(range(11, 161))

@@ -99,10 +99,10 @@ def test_a_report_of_a_lost_claim_changes_nothing(store: Store) -> None:
     """Alone, or in one batch with one of the claim that took over."""
     journal = JournalStatements(store.schema)
     store.given(executing(1, claims=2))
-    assert store.run(journal.report([ProgressReport(1, 1, "s", "", 0.1, None, None)])) == set()
+    assert store.run(journal.record_progress([ProgressReport(1, 1, "s", "", 0.1, None, None)])) == set()
     assert not store.row(1)["has_journal"]
     both = [ProgressReport(1, 2, "s", "", 0.2, None, None), ProgressReport(1, 1, "s", "", 0.1, None, None)]
-    assert store.run(journal.report(both)) == set()
+    assert store.run(journal.record_progress(both)) == set()
     assert [r.fraction for r in store.run(journal.progress(1, None))] == [0.2]
 
 

@@ -20,10 +20,12 @@ RECORD = ActivityRecord(1, "charge", '{"amount": 7}', '"ok"', None, 0.5, 0.25, 0
 REPORT = ProgressReport(2, 1, "s", "", 0.4, "so far", '{"n": 4}')
 TABLES = ("transitions", "checkpoints", "activities", "progress")
 WRITES: dict[str, Callable[[JournalStatements, Fence], Statement[Any]]] = {
-    "checkpoint": lambda calls, fence: calls.checkpoint(fence, "1"),
-    "clear": lambda calls, fence: calls.clear(fence),
-    "activity": lambda calls, fence: calls.activity(fence, RECORD),
-    "progress": lambda calls, fence: calls.report([ProgressReport(fence.id, fence.epoch, "s", "", 1.0, None, None)]),
+    "checkpoint": lambda calls, fence: calls.record_checkpoint(fence, "1"),
+    "clear": lambda calls, fence: calls.clear_checkpoint(fence),
+    "activity": lambda calls, fence: calls.record_activity(fence, RECORD),
+    "progress": lambda calls, fence: calls.record_progress(
+        [ProgressReport(fence.id, fence.epoch, "s", "", 1.0, None, None)]
+    ),
 }
 KINDS: dict[str, tuple[Callable[[], Commit], str, str | None]] = {
     "continue": (lambda: Commit(2, 1, 0, "continue", step="t", value="1"), "Next", "t"),
@@ -112,9 +114,9 @@ def test_history_off_writes_nothing_and_sends_nothing(store: Store) -> None:
 def test_a_lost_claim_writes_nothing(store: Store, journal: JournalStatements, write: str, how: str) -> None:
     """What comes for a claim that was taken over changes no row, and the writer is told."""
     store.given(executing(2))
-    store.run(journal.checkpoint(FENCE, '"mine"'))
-    store.run(journal.activity(FENCE, RECORD))
-    store.run(journal.report([REPORT]))
+    store.run(journal.record_checkpoint(FENCE, '"mine"'))
+    store.run(journal.record_activity(FENCE, RECORD))
+    store.run(journal.record_progress([REPORT]))
     if how == "gone":
         store.sql("delete from @schema.instances")
     elif how == "released":
@@ -135,7 +137,7 @@ def test_a_lost_claim_writes_nothing(store: Store, journal: JournalStatements, w
 def test_a_step_that_was_left_writes_nothing(store: Store, journal: JournalStatements, write: str, kind: str) -> None:
     """After its own outcome, also a held one, the step's fence does not hold any more."""
     store.given(FAMILY)
-    store.run(journal.checkpoint(FENCE, '"mine"'))
+    store.run(journal.record_checkpoint(FENCE, '"mine"'))
     store.flush(KINDS[kind][0]())
     before = everything(store)
     assert store.run(WRITES[write](journal, FENCE)) is False
@@ -146,9 +148,9 @@ def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalS
     """After a crash the next claim has the checkpoint and the finished activities; the one after a Next has none."""
     store.given(executing(2))
     for value in ('{"a": 1}', '{"a": 2}'):
-        assert store.run(journal.checkpoint(FENCE, value))
-    store.run(journal.activity(FENCE, ActivityRecord(1, "pay", "[]", None, "ValueError: no", 0.1, 0.1, 0)))
-    store.run(journal.activity(FENCE, ActivityRecord(2, "pay", "[]", "null", None, 0.1, 0.1, 1)))
+        assert store.run(journal.record_checkpoint(FENCE, value))
+    store.run(journal.record_activity(FENCE, ActivityRecord(1, "pay", "[]", None, "ValueError: no", 0.1, 0.1, 0)))
+    store.run(journal.record_activity(FENCE, ActivityRecord(2, "pay", "[]", "null", None, 0.1, 0.1, 1)))
     store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 2")
     store.run(store.calls.reap(10, None))
     (claim,) = store.pick().claims
@@ -160,7 +162,7 @@ def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalS
     store.flush(Commit(2, claim.epoch, 0, "next", step="t"))
     (following,) = store.pick().claims
     assert (following.visit, following.journal) == (1, None)
-    store.run(journal.checkpoint(Fence(2, following.epoch, 1), "3"))
+    store.run(journal.record_checkpoint(Fence(2, following.epoch, 1), "3"))
     assert [(r["visit"], r["version"]) for r in store.sql("select * from @schema.checkpoints")] == [(1, 1)]
     assert len(store.run(journal.activities(2, None))) == 2  # a log: it stays
 
@@ -181,7 +183,7 @@ def test_which_outcomes_stay_in_the_visit(
 ) -> None:
     """A visit lasts while the step is tried again or waits at itself. Next to the same step is a new one."""
     store.given(executing(2))
-    store.run(journal.checkpoint(FENCE, "1"))
+    store.run(journal.record_checkpoint(FENCE, "1"))
     store.flush(commit)
     assert store.row(2)["visit"] == (0 if stays else 1)
     store.sql("update @schema.instances set status = 'runnable' where id = 2")
@@ -192,7 +194,7 @@ def test_which_outcomes_stay_in_the_visit(
 def test_the_same_activity_sent_twice_is_written_once(store: Store, journal: JournalStatements) -> None:
     """A write whose answer was lost is sent again: it has the same number."""
     store.given(executing(2))
-    assert [store.run(journal.activity(FENCE, RECORD)) for _ in range(2)] == [True, True]
+    assert [store.run(journal.record_activity(FENCE, RECORD)) for _ in range(2)] == [True, True]
     (row,) = store.run(journal.activities(2, None))
     assert (row.visit, row.name, row.attempt, row.duration, row.error) == (0, "charge", 0, 0.25, None)
     assert (row.parameters, row.result, row.ok) == ({"amount": 7}, "ok", True)
@@ -202,8 +204,8 @@ def test_a_cleared_checkpoint_is_gone(store: Store, journal: JournalStatements) 
     """Clearing takes the row away, and only that of its own instance."""
     store.given(executing(2) + executing(3))
     for instance in (2, 3):
-        store.run(journal.checkpoint(Fence(instance, 1, 0), "1"))
-    assert store.run(journal.clear(FENCE))
+        store.run(journal.record_checkpoint(Fence(instance, 1, 0), "1"))
+    assert store.run(journal.clear_checkpoint(FENCE))
     assert [row["instance_id"] for row in store.sql("select * from @schema.checkpoints")] == [3]
 
 
@@ -212,7 +214,10 @@ def test_the_last_word_counts(store: Store, journal: JournalStatements) -> None:
     store.given(executing(2) + executing(3, claims=4))
     later = ProgressReport(2, 1, "s", "", 0.9, "nearly", None)
     side = ProgressReport(2, 1, "s", "left", None, None, None)
-    assert store.run(journal.report([REPORT, later, side, ProgressReport(3, 3, "s", "", 1.0, None, None)])) == set()
+    assert (
+        store.run(journal.record_progress([REPORT, later, side, ProgressReport(3, 3, "s", "", 1.0, None, None)]))
+        == set()
+    )
     rows = store.run(journal.progress(2, None))
     assert {(r.step, r.branch, r.fraction, r.message, r.detail) for r in rows} == {
         ("s", "", 0.9, "nearly", None),
@@ -229,7 +234,7 @@ def test_a_report_does_not_wait_for_a_locked_row(store: Store, journal: JournalS
         other.given("begin")
         other.sql("select from @schema.instances where id = 2 for update")
         both = [REPORT, ProgressReport(3, 1, "s", "", 1.0, None, None)]
-        assert store.run(journal.report(both)) == {2}
+        assert store.run(journal.record_progress(both)) == {2}
         other.given("rollback")
     finally:
         other.close()
@@ -240,7 +245,7 @@ def test_a_last_report_may_come_after_the_outcome(store: Store, journal: Journal
     """Nobody waits for a report, so the word said just before the end arrives after it, and counts."""
     store.given(executing(2))
     store.flush(Commit(2, 1, 0, "done", value="1"))
-    store.run(journal.report([REPORT]))
+    store.run(journal.record_progress([REPORT]))
     assert [r.fraction for r in store.run(journal.progress(2, None))] == [0.4]
 
 
@@ -249,9 +254,9 @@ def test_the_journal_goes_with_its_instance(store: Store, journal: JournalStatem
     store.given(executing(2) + executing(3) + signal(7, 2) + ended(4, ago=999))
     for instance in (2, 3):
         fence = Fence(instance, 1, 0)
-        store.run(journal.checkpoint(fence, "1"))
-        store.run(journal.activity(fence, RECORD))
-        store.run(journal.report([ProgressReport(instance, 1, "s", "", 1.0, None, None)]))
+        store.run(journal.record_checkpoint(fence, "1"))
+        store.run(journal.record_activity(fence, RECORD))
+        store.run(journal.record_progress([ProgressReport(instance, 1, "s", "", 1.0, None, None)]))
         store.flush(told(Commit(instance, 1, 0, "done", value="1")))
     store.sql("update @schema.instances set finished_at = now() - interval '1 hour' where id = 2")
     assert store.run(store.calls.gc(60, 60, 60, 100)).deleted == 2
@@ -261,8 +266,8 @@ def test_the_journal_goes_with_its_instance(store: Store, journal: JournalStatem
 def test_reads_by_unique_key(store: Store, journal: JournalStatements) -> None:
     """The holder of a key is found as by `get`."""
     store.given(executing(2, unique_key=b"k", unique_scope="{executing}"))
-    store.run(journal.activity(FENCE, RECORD))
-    store.run(journal.report([REPORT]))
+    store.run(journal.record_activity(FENCE, RECORD))
+    store.run(journal.record_progress([REPORT]))
     store.run(store.calls.flush([told(Commit(2, 1, 0, "continue"))], "w", 10.0))
     assert [len(store.run(read(None, b"k"))) for read in (journal.history, journal.activities, journal.progress)] == [
         1,

@@ -60,7 +60,7 @@ def test_a_fan_out_and_its_join(store: Store) -> None:
     store.flush(Commit(claim.id, claim.epoch, claim.seq, "done", value="7", parent=1))
     (joined,) = store.pick().claims
     assert [c.id for c in joined.children or ()] == [claim.id]
-    assert [c.id for c in store.run(store.calls.children(1, 0, 10))] == [claim.id]
+    assert [c.id for c in store.run(store.calls.children_page(1, 0, 10))] == [claim.id]
 
 
 @pytest.mark.parametrize("what", ["activity", "checkpoint"])
@@ -71,9 +71,9 @@ def test_a_journal(store: Store, what: str) -> None:
     )
     journal, fence = JournalStatements(store.schema), Fence(1, BIG + 1, BIG + 1)
     written = (
-        journal.activity(fence, ActivityRecord(1, "charge", "[]", '"ok"', None, 0.5, 0.25, 0))
+        journal.record_activity(fence, ActivityRecord(1, "charge", "[]", '"ok"', None, 0.5, 0.25, 0))
         if what == "activity"
-        else journal.checkpoint(fence, '"half"')
+        else journal.record_checkpoint(fence, '"half"')
     )
     assert store.run(written)
     store.run(store.calls.reap(10, None))

@@ -12,7 +12,7 @@ from tests.support.machine import KNOWN, M
 from gen_durable.errors import ConfigError, SchemaMissing, SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.installed_version import InstalledSchema, read_installed
-from gen_durable.pg.migrate import check, library_version, migrate, script
+from gen_durable.pg.migrate import check_schema, library_version, migrate, migration_script
 from gen_durable.starts import Start
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statements
@@ -38,9 +38,9 @@ async def test_migrate_is_idempotent(dsn: str, bare_schema: str) -> None:
     try:
         assert await read_installed(link, schema) == InstalledSchema()
         with pytest.raises(SchemaMissing, match="migrate"):
-            await check(link, schema)
+            await check_schema(link, schema)
         assert await migrate(link, schema) == [library_version(schema)]
-        await check(link, schema)
+        await check_schema(link, schema)
         await link.run(Statements(schema).insert([Start(M.s, {})], "raise"))
         assert await migrate(link, schema) == []
         assert len((await link.run(Statements(schema).pick("w", {"default": 5}, KNOWN, 60))).claims) == 1
@@ -67,7 +67,7 @@ async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
         await link.run_script(schema.render("insert into @schema.migrations (version) values (999)"))
         with pytest.raises(SchemaTooNew, match="999"):
             await migrate(link, schema)
-        await check(link, schema)
+        await check_schema(link, schema)
     finally:
         await link.close()
 
@@ -79,10 +79,10 @@ async def test_an_older_schema_is_brought_along(dsn: str, schema: str, later_ver
     try:
         await link.run(Statements(checked).insert([Start(M.s, {})], "raise"))
         with pytest.raises(SchemaMissing, match=f"needs {later_version}"):
-            await check(link, checked)
+            await check_schema(link, checked)
         await link.run_script(checked.render("drop function @schema.heartbeat cascade"))
         assert await migrate(link, checked) == [later_version]
-        await check(link, checked)
+        await check_schema(link, checked)
         (claim,) = (await link.run(Statements(checked).pick("w", {"default": 5}, KNOWN, 60))).claims
         assert await link.run(Statements(checked).heartbeat([(claim.id, claim.epoch)], 60)) == []
     finally:
@@ -135,12 +135,12 @@ async def test_two_schemas_do_not_meet(dsn: str, bare_schema: str) -> None:
 async def test_the_script_runs_as_it_is_printed(dsn: str, bare_schema: str) -> None:
     """What `migrate --sql` prints can be run by any client, and leaves nothing for migrate to do."""
     schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
-    sql = script(schema, 0)
+    sql = migration_script(schema, 0)
     assert "@schema" not in sql
     try:
         await link.run_script(sql)
         assert await migrate(link, schema) == []
-        assert script(schema, library_version(schema)) == ""
+        assert migration_script(schema, library_version(schema)) == ""
     finally:
         await link.close()
 

@@ -194,7 +194,9 @@ CASES = {
         executing(1, has_journal=True) + executing(2, has_journal=True),
         ROW.format(1),
         lambda s: s.run(
-            JournalStatements(s.schema).report([ProgressReport(i, 1, "s", "", 0.5, None, None) for i in (1, 2)])
+            JournalStatements(s.schema).record_progress(
+                [ProgressReport(i, 1, "s", "", 0.5, None, None) for i in (1, 2)]
+            )
         ),
         {1},
     ),

@@ -221,22 +221,22 @@ WORKS = {
     "ends_of": Work(lambda s: s.calls.ends_of(HELD), frozenset({PKEY}), 2),
     "get by key": Work(lambda s: s.calls.get(None, b"p7"), frozenset({PKEY, UNIQUE}), 1),
     "page of children": Work(
-        lambda s: s.calls.children(900_000, HELD[-1], BATCH), frozenset({PKEY, "instances_parent"}), 2
+        lambda s: s.calls.children_page(900_000, HELD[-1], BATCH), frozenset({PKEY, "instances_parent"}), 2
     ),
-    "checkpoint": Work(lambda s: journal(s).checkpoint(FENCE, "1"), frozenset({PKEY, CHECKPOINTS}), 0),
-    "clear checkpoint": Work(lambda s: journal(s).clear(FENCE), frozenset({PKEY, CHECKPOINTS}), 0),
+    "checkpoint": Work(lambda s: journal(s).record_checkpoint(FENCE, "1"), frozenset({PKEY, CHECKPOINTS}), 0),
+    "clear checkpoint": Work(lambda s: journal(s).clear_checkpoint(FENCE), frozenset({PKEY, CHECKPOINTS}), 0),
     "activity": Work(
-        lambda s: journal(s).activity(FENCE, ActivityRecord(1, "a", "[]", "1", None, 0, 0, 0)),
+        lambda s: journal(s).record_activity(FENCE, ActivityRecord(1, "a", "[]", "1", None, 0, 0, 0)),
         frozenset({PKEY, ACTIVITIES}),
         0,
     ),
     "progress": Work(
-        lambda s: journal(s).report([ProgressReport(i, 1, "s", "", 0.5, None, None) for i in HELD]),
+        lambda s: journal(s).record_progress([ProgressReport(i, 1, "s", "", 0.5, None, None) for i in HELD]),
         frozenset({PKEY, PROGRESS}),
         8,
     ),
     "trim_history": Work(
-        lambda s: journal(s).trim(dict.fromkeys(LONG, 29_950), BATCH),
+        lambda s: journal(s).trim_history(dict.fromkeys(LONG, 29_950), BATCH),
         frozenset({PKEY, HISTORY, ACTIVITIES}),
         6,
     ),

@@ -65,7 +65,7 @@ class Woken:
     def __init__(self) -> None:
         self.queues: list[str] = []
 
-    def dispatch(self, follow_ups: object) -> None:
+    def act_on_follow_ups(self, follow_ups: object) -> None:
         pass
 
     def wake_queues(self, queues: list[str]) -> None:

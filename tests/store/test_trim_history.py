@@ -31,7 +31,7 @@ def given(store: Store, id: int, *, outcomes: int, visit: int, activities: bool 
 
 
 def trim(store: Store, keep: int, *ids: int, batch: int = 10_000) -> list[int]:
-    return store.run(JournalStatements(store.schema).trim(dict.fromkeys(ids, keep), batch))
+    return store.run(JournalStatements(store.schema).trim_history(dict.fromkeys(ids, keep), batch))
 
 
 def seqs(store: Store, id: int = 1) -> list[int]:  # noqa: A002

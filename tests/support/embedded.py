@@ -144,7 +144,7 @@ class EmbeddedDirectory:
 
     def postmaster(self) -> int:
         """The process id of the server, which must run."""
-        pid = find_postmaster.running(self.layout)
+        pid = find_postmaster.find_running_pid(self.layout)
         assert pid is not None
         return pid
 

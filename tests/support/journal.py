@@ -100,8 +100,8 @@ class Counting(JournalStatements):
         self.sent: list[Sequence[ProgressReport]] = []
         self.twice = asyncio.Event()
 
-    def report(self, reports: Sequence[ProgressReport]) -> Statement[set[int]]:
+    def record_progress(self, reports: Sequence[ProgressReport]) -> Statement[set[int]]:
         self.sent.append(reports)
         if len(self.sent) > 1:
             self.twice.set()
-        return super().report(reports)
+        return super().record_progress(reports)

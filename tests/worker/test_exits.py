@@ -150,7 +150,7 @@ async def test_a_step_that_the_engine_cannot_answer(engine: Opening, monkeypatch
     def exits(*_: Any, **__: Any) -> Any:
         raise SystemExit(7)
 
-    monkeypatch.setattr(Executor, "encode_cancel", exits)
+    monkeypatch.setattr(Executor, "encode_cancel_outcome", exits)
     async with engine() as e, e.worker(Exits(), **{**BRIEF, "reap_interval": None}):
         handle = await e.app.insert(Exits.waits, "x")
         await e.rows.until(handle, status="executing")

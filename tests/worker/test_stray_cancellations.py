@@ -228,7 +228,7 @@ async def test_cancelled_during_on_cancel_that_follows_a_commit(
 ) -> None:
     """The commit tells of the cancel request, and `on_cancel` runs in a task of its own."""
     async with engine() as e, e.worker(Cleaning(), run_ahead_steps=0, **ONE_SLOT) as worker:
-        monkeypatch.setattr(ClaimTable, "cancel_claims", lambda *_: None)
+        monkeypatch.setattr(ClaimTable, "pass_on_cancel_requests", lambda *_: None)
         handle = await e.app.insert(Cleaning.work, "returns")
         await e.rows.until(handle, status="executing")
         await e.app.cancel(handle.id, reason="stop")

@@ -54,7 +54,7 @@ class Server:
         found = binaries.find() if version is None else binaries.Binaries(INSTALLED / version)
         if not found.postgres.exists():
             raise FileNotFoundError(f"{found.postgres} is missing: install postgresql-{version}, or leave PG out")
-        self.binaries = found if self.user is None else binaries.runnable_by(self.user, found)
+        self.binaries = found if self.user is None else binaries.make_runnable_by(self.user, found)
         self.port = _free_port()
         self.password = secrets.token_hex(16)
         self.mounted = False

@@ -96,13 +96,13 @@ def check_dsn(dsn: str) -> str:
 def describe_dsn(dsn: str) -> str:
     """The hosts and the database of a DSN, without user and password."""
     try:
-        hosts = [_host(urlsplit(host.dsn)) for host in split_hosts(dsn).hosts]
+        hosts = [_format_host(urlsplit(host.dsn)) for host in split_hosts(dsn).hosts]
     except ValueError:
         return "the database"  # an unencoded / or # in a password moves pieces of it into the other parts
     return f"{','.join(hosts)}{urlsplit(dsn).path}"
 
 
-def _host(parts: SplitResult) -> str:
+def _format_host(parts: SplitResult) -> str:
     host = parts.hostname or parse_qs(parts.query).get("host", ["localhost"])[0]
     return f"{host}:{parts.port}" if parts.port is not None else host
 

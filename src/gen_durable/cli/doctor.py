@@ -13,7 +13,7 @@ from rich.text import Text
 from gen_durable.cli.console import report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.doctor import Finding, diagnose
-from gen_durable.pg.migrate import check
+from gen_durable.pg.migrate import check_schema
 from gen_durable.store.schema import Schema
 
 SHOWN = 5
@@ -37,18 +37,18 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([_json_fields(finding) for finding in findings], indent=2))
     else:
-        show(findings, Console(), f"schema {schema}, {location}")
+        print_findings(findings, Console(), f"schema {schema}, {location}")
     if not all(finding.clean for finding in findings):
         raise typer.Exit(1)
 
 
 async def _diagnose(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]]:
     async with open_database(dsn) as database:
-        await check(database.connection, schema)
+        await check_schema(database.connection, schema)
         return database.location, await diagnose(database.connection, schema)
 
 
-def show(findings: list[Finding], console: Console, location: str) -> None:
+def print_findings(findings: list[Finding], console: Console, location: str) -> None:
     """Print the findings as a table, and a summary line."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("check", no_wrap=True)
@@ -59,7 +59,7 @@ def show(findings: list[Finding], console: Console, location: str) -> None:
             table.add_row(finding.check, Text("ok", "green"), "")
         else:
             rows = "row" if finding.count == 1 else "rows"
-            table.add_row(finding.check, Text(f"{finding.count} {rows}", "bold red"), _details(finding))
+            table.add_row(finding.check, Text(f"{finding.count} {rows}", "bold red"), _finding_details(finding))
     console.print(table)
     broken = sum(not finding.clean for finding in findings)
     console.print()
@@ -69,7 +69,7 @@ def show(findings: list[Finding], console: Console, location: str) -> None:
         console.print(Text(f"all {len(findings)} checks are clean ({location})", "green"))
 
 
-def _details(finding: Finding) -> Text:
+def _finding_details(finding: Finding) -> Text:
     text = Text(finding.meaning)
     for violation in finding.first[:SHOWN]:
         text.append(f"\n  instance {violation.id}: {violation.problem}", "yellow")

@@ -75,7 +75,7 @@ class FilterOptions:
         str | None, typer.Option("--finished-before", metavar="TIME", help="Ended before TIME.")
     ] = None
 
-    def filters(self) -> Filters:
+    def to_filters(self) -> Filters:
         """The filters that were given. Ends the command if a value cannot be read."""
         names = {"machine_version": "version", "key": "unique_key"}
         given: dict[str, Any] = {}
@@ -92,7 +92,7 @@ class FilterOptions:
         return cast(Filters, given)
 
 
-def takes_filters(command: Callable[Concatenate[FilterOptions, P], R]) -> Callable[..., R]:
+def add_filter_options(command: Callable[Concatenate[FilterOptions, P], R]) -> Callable[..., R]:
     """Replace a command's first parameter by one option per field of `FilterOptions`, as typer needs them."""
     names = [field.name for field in fields(FilterOptions)]
 

@@ -42,22 +42,24 @@ def history(
     Exit code 1: the instance does not exist.
     """
     which = id_or_key(instance, key)
-    transitions = asyncio.run(run_with_client(dsn, schema, lambda app: _read(app, which, last), codec=codec))
+    transitions = asyncio.run(
+        run_with_client(dsn, schema, lambda app: _read_transitions(app, which, last), codec=codec)
+    )
     if as_json:
         typer.echo(json.dumps([transition_fields(t, state=state) for t in transitions], indent=2))
     elif transitions:
         console = Console()
-        console.print(_table(transitions, workers=console.width >= WIDE))
+        console.print(_transitions_table(transitions, workers=console.width >= WIDE))
     else:
         print_message("no history: the instance has not run yet, or its machine has history='off'")
 
 
-async def _read(app: Durable, which: int | str, last: int | None) -> list[Transition]:
+async def _read_transitions(app: Durable, which: int | str, last: int | None) -> list[Transition]:
     instance = await app.get(which)  # raises NotFound; an instance without a history gives an empty list
     return await app.history(instance.id, last=last)
 
 
-def _table(transitions: list[Transition], *, workers: bool) -> Table:
+def _transitions_table(transitions: list[Transition], *, workers: bool) -> Table:
     return one_line_table(
         ("seq", "step", "outcome", "started", "took", *(("worker",) if workers else ()), "error"),
         (

@@ -20,17 +20,17 @@ def load(target: str) -> object:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    found: object = _import(module_name)
+    found: object = _import_module(module_name)
     path = module_name
     for part in name.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"{path} has no {part!r}.{_suggestion(found, part)}")
+            raise ConfigError(f"{path} has no {part!r}.{_suggest_name(found, part)}")
         found = getattr(found, part)
         path = f"{path}.{part}"
     return found
 
 
-def _import(name: str) -> object:
+def _import_module(name: str) -> object:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -42,7 +42,7 @@ def _import(name: str) -> object:
         ) from error
 
 
-def _suggestion(found: object, part: str) -> str:
+def _suggest_name(found: object, part: str) -> str:
     import difflib
 
     near = difflib.get_close_matches(part, [name for name in dir(found) if not name.startswith("_")], 1)

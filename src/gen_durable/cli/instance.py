@@ -95,7 +95,7 @@ def retry(
     """
     which = id_or_key(instance, key)
     asyncio.run(run_with_client(dsn, schema, lambda app: app.retry(which)))
-    print_message(f"{_describe(which)}: runnable again")
+    print_message(f"{_describe_target(which)}: runnable again")
 
 
 @report_errors
@@ -110,7 +110,7 @@ def rm(
     """
     which = id_or_key(instance, key)
     asyncio.run(run_with_client(dsn, schema, lambda app: app.delete(which)))
-    print_message(f"{_describe(which)}: deleted")
+    print_message(f"{_describe_target(which)}: deleted")
 
 
 def _parse_payload(text: str) -> object:
@@ -120,5 +120,5 @@ def _parse_payload(text: str) -> object:
         fail(f"The payload is not JSON ({error}). Quote it for the shell, as in '{{\"amount\": 100}}' or '\"text\"'.")
 
 
-def _describe(which: int | str) -> str:
+def _describe_target(which: int | str) -> str:
     return f"instance {which}" if isinstance(which, int) else f"instance with key {which}"

@@ -26,7 +26,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name that
 
 @limits.callback()
 @report_errors
-def show(
+def show_limits(
     context: typer.Context,
     *,
     dsn: DsnOption = None,
@@ -42,7 +42,7 @@ def show(
     elif not states:
         print_message("there are no limits. Declare them with Worker(limits={...}) or `gen-durable limits set`.")
     else:
-        Console().print(_table(states))
+        Console().print(_limits_table(states))
 
 
 @limits.command("set")
@@ -75,7 +75,7 @@ def set_limit(
 
 @limits.command("rm")
 @report_errors
-def remove(name: NameArgument, *, dsn: DsnOption = None, schema: SchemaOption = SCHEMA) -> None:
+def remove_limit(name: NameArgument, *, dsn: DsnOption = None, schema: SchemaOption = SCHEMA) -> None:
     """Remove a limit.
 
     Existing rows that name it run without it; new ones that name it are rejected.
@@ -92,7 +92,7 @@ def _parse_rate(text: str, burst: int) -> Rate:
     return Rate(int(amount), parse_duration(span if span[:1].isdigit() else f"1{span}"), burst)
 
 
-def _table(states: list[LimitState]) -> Table:
+def _limits_table(states: list[LimitState]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("limit", no_wrap=True)
     table.add_column("policy", no_wrap=True)

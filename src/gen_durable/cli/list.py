@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gen_durable.cli.console import print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.filters import FilterOptions, takes_filters
+from gen_durable.cli.filters import FilterOptions, add_filter_options
 from gen_durable.cli.format import escape_control, format_age, instance_fields, instance_summary
 from gen_durable.cli.options import CodecOption, run_with_client
 from gen_durable.client import Durable
@@ -24,7 +24,7 @@ COLOURS = {Status.FAILED: "red", Status.CANCELLED: "yellow", Status.EXECUTING: "
 
 
 @report_errors
-@takes_filters
+@add_filter_options
 def ls(
     filter_options: FilterOptions,
     *,
@@ -47,14 +47,16 @@ def ls(
     gen-durable ls -s failed --finished-after 2h
     gen-durable ls -m Checkout --metadata tenant=acme
     """
-    filters = filter_options.filters()
-    page = asyncio.run(run_with_client(dsn, schema, lambda app: _read(app, filters, limit, after), codec=codec))
+    filters = filter_options.to_filters()
+    page = asyncio.run(
+        run_with_client(dsn, schema, lambda app: _read_instances(app, filters, limit, after), codec=codec)
+    )
     if as_json:
         instances = [instance_fields(instance, payloads=False) for instance in page]
         typer.echo(json.dumps({"instances": instances, "cursor": page.cursor}, indent=2))
         return
     if page.instances:
-        Console().print(_table(page.instances))
+        Console().print(_instances_table(page.instances))
     else:
         print_message("no instance matches")
     if page.cursor is not None:
@@ -62,7 +64,7 @@ def ls(
 
 
 @report_errors
-@takes_filters
+@add_filter_options
 def count(
     filter_options: FilterOptions,
     *,
@@ -74,7 +76,7 @@ def count(
 
     A count that would take long is estimated and printed as "about N".
     """
-    filters = filter_options.filters()
+    filters = filter_options.to_filters()
     found = asyncio.run(run_with_client(dsn, schema, lambda app: app.count(**filters)))
     if as_json:
         typer.echo(json.dumps({"value": found.value, "exact": found.exact}))
@@ -82,7 +84,7 @@ def count(
         typer.echo(f"{found.value}" if found.exact else f"about {found.value}")
 
 
-async def _read(app: Durable, filters: Filters, limit: int, after: str | None) -> Page:
+async def _read_instances(app: Durable, filters: Filters, limit: int, after: str | None) -> Page:
     """Read pages until `limit` instances are found: a page may be short and still have a successor."""
     instances: list[Instance] = []
     cursor = after
@@ -94,7 +96,7 @@ async def _read(app: Durable, filters: Filters, limit: int, after: str | None) -
             return Page(tuple(instances), cursor)
 
 
-def _table(instances: tuple[Instance, ...]) -> Table:
+def _instances_table(instances: tuple[Instance, ...]) -> Table:
     now = datetime.now(UTC)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("id", "machine", "step", "status", "queue"):

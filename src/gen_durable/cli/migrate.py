@@ -10,7 +10,7 @@ from gen_durable.cli.console import print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg.installed_version import read_installed
-from gen_durable.pg.migrate import SETTINGS, check_can_migrate, library_version, script
+from gen_durable.pg.migrate import SETTINGS, check_can_migrate, library_version, migration_script
 from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import Schema
 
@@ -40,11 +40,11 @@ def migrate(
     """
     checked = Schema(schema)
     prefix = (role_prefix or schema) if roles or role_prefix is not None else None
-    action = _print if sql else _apply
+    action = _print_sql if sql else _apply_migrations
     asyncio.run(action(dsn, checked, index=metadata_index, roles=prefix))
 
 
-async def _apply(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
+async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
     async with open_database(dsn) as database:
         applied = await apply(database.connection, schema, roles=roles)
         newest = library_version(schema)
@@ -63,10 +63,10 @@ async def _apply(dsn: str | None, schema: Schema, *, index: bool, roles: str | N
             typer.echo(f"schema {schema.name}: metadata is indexed")
 
 
-async def _print(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
-    found = await _found(dsn, schema)
+async def _print_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
+    found = await _read_installed_version(dsn, schema)
     newest = library_version(schema)
-    text = script(schema, found)
+    text = migration_script(schema, found)
     if not text:
         print_message(f"schema {schema.name} is at version {found}: there is nothing to run")
     else:
@@ -78,7 +78,7 @@ async def _print(dsn: str | None, schema: Schema, *, index: bool, roles: str | N
         typer.echo(f"{schema.metadata_index.rstrip()};")
 
 
-async def _found(dsn: str | None, schema: Schema) -> int:
+async def _read_installed_version(dsn: str | None, schema: Schema) -> int:
     """The version to start from: 0 without a DSN, since printing must not start an embedded server."""
     if dsn is None:
         print_message("no DSN: printing all of it, for an empty database")

@@ -56,7 +56,7 @@ class _Supervisor:
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():
             started = time.monotonic()
-            process = await self._start()
+            process = await self._start_process()
             log.info("process %d: pid %d", slot, process.pid)
             code = await process.wait()
             self._running.discard(process)
@@ -64,7 +64,7 @@ class _Supervisor:
                 self._record_exit(slot, code)
             elif code == CANNOT_START:
                 self._code = CANNOT_START
-                self._stop(signal.SIGTERM)
+                self._stop_processes(signal.SIGTERM)
             else:
                 pause = 0.0
                 if time.monotonic() - started > STABLE_AFTER:
@@ -77,7 +77,7 @@ class _Supervisor:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start_process(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,  # never written to: it closes when the supervisor dies
@@ -97,16 +97,16 @@ class _Supervisor:
         if self._stopping.is_set():
             log.warning("second signal: killing %d processes", len(self._running))
             self._code = 128 + number
-            self._send(signal.SIGKILL)
+            self._send_signal(signal.SIGKILL)
         else:
             log.info("%s: stopping %d processes", number.name, len(self._running))
-            self._stop(number)
+            self._stop_processes(number)
 
-    def _stop(self, number: signal.Signals) -> None:
+    def _stop_processes(self, number: signal.Signals) -> None:
         self._stopping.set()
-        self._send(number)
+        self._send_signal(number)
 
-    def _send(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         for process in self._running:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)

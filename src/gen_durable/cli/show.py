@@ -73,7 +73,7 @@ def show(
     Exit code 1: the instance does not exist.
     """
     details = asyncio.run(
-        run_with_client(dsn, schema, lambda app: _read(app, id_or_key(instance, key), last), codec=codec)
+        run_with_client(dsn, schema, lambda app: _read_details(app, id_or_key(instance, key), last), codec=codec)
     )
     if as_json:
         typer.echo(json.dumps(_json_fields(details, state=state), indent=2))
@@ -86,7 +86,7 @@ def show(
         console.print("\n", _activities_table(details.activities, now), sep="")
 
 
-async def _read(app: Durable, which: int | str, last: int) -> Details:
+async def _read_details(app: Durable, which: int | str, last: int) -> Details:
     instance = await app.get(which)
     return Details(
         instance,
@@ -140,7 +140,7 @@ def _facts_table(details: Details, now: datetime, *, state: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _facts(details, now):
+    for name, value in _list_facts(details, now):
         if value:
             table.add_row(name, Text(escape_control(value)))
     if state:
@@ -154,7 +154,7 @@ def _facts_table(details: Details, now: datetime, *, state: bool) -> Table:
     return table
 
 
-def _facts(details: Details, now: datetime) -> list[tuple[str, str]]:
+def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
     instance, children = details.instance, details.children
     summary = instance_summary(instance)
     waits = "" if instance.status.terminal or summary == readable_text(instance.last_error) else summary

@@ -88,14 +88,14 @@ def worker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_cleanly)  # until the worker installs its own handlers: nothing is claimed before
     if supervised:
-        _drain_with_parent()
-    _run(_load_factory(target), max_crashes, drain)
+        _drain_when_parent_dies()
+    _run_event_loop(_load_factory(target), max_crashes, drain)
 
 
-def _run(factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None) -> None:
+def _run_event_loop(factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None) -> None:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_work(factory, max_crashes, drain_timeout))
+            runner.run(_run_worker(factory, max_crashes, drain_timeout))
     except ConfigError:
         raise
     except GenDurableError as error:
@@ -104,7 +104,7 @@ def _run(factory: Callable[[], Any], max_crashes: int | None, drain_timeout: tim
         _exit_now(0)
 
 
-async def _work(factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None) -> None:
+async def _run_worker(factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None) -> None:
     built = factory()
     if inspect.isawaitable(built):
         built = await built
@@ -119,7 +119,7 @@ async def _work(factory: Callable[[], Any], max_crashes: int | None, drain_timeo
         options = dataclasses.replace(options, drain_timeout=drain_timeout)
     built.options = options
     if built.on_stuck_loop is None:
-        built.on_stuck_loop = _exit_stuck
+        built.on_stuck_loop = _exit_to_be_restarted
     await built.run()
 
 
@@ -164,7 +164,7 @@ def _exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _exit_stuck() -> None:
+def _exit_to_be_restarted() -> None:
     """Exit so that the process is restarted. The stuck thread may hold the lock of a log handler or of stdout."""
     farewell = threading.Thread(target=_exit_now, args=(1,), daemon=True)
     farewell.start()
@@ -172,7 +172,7 @@ def _exit_stuck() -> None:
     os._exit(1)
 
 
-def _drain_with_parent() -> None:
+def _drain_when_parent_dies() -> None:
     """Drain when the supervisor dies: it holds the other end of this process's stdin."""
 
     def watch() -> None:

@@ -52,7 +52,7 @@ class AesGcm:
     def encode(self, data: bytes, context: PayloadContext) -> bytes:
         """Encrypt a payload for one field of one instance."""
         nonce = os.urandom(NONCE)
-        cipher = _cipher(self._keys[self._write], context)
+        cipher = _make_cipher(self._keys[self._write], context)
         return self._header + nonce + cipher.encrypt(nonce, data, self._header + context.as_bytes())
 
     def decode(self, data: bytes, context: PayloadContext) -> bytes:
@@ -66,7 +66,7 @@ class AesGcm:
         if key is None:
             raise DecodeError(f"it is encrypted with key {name!r}, which AesGcm was not given. Add it to keys=.")
         try:
-            return _cipher(key, context).decrypt(nonce, ciphertext, header + context.as_bytes())
+            return _make_cipher(key, context).decrypt(nonce, ciphertext, header + context.as_bytes())
         except (InvalidTag, ValueError):
             raise DecodeError(
                 f"it was changed or copied from another instance or field, or the given key {name!r} is another one."
@@ -76,5 +76,5 @@ class AesGcm:
         return f"AesGcm(write={self._write!r}, read={sorted(self._keys)})"
 
 
-def _cipher(key: bytes, context: PayloadContext) -> AESGCM:
+def _make_cipher(key: bytes, context: PayloadContext) -> AESGCM:
     return AESGCM(hmac.digest(key, PURPOSE + f"{context.schema}/{context.instance}".encode(), "sha256"))

@@ -120,7 +120,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
     async def send(self, delivery: Delivery, ctx: Context) -> Outcome[Delivered]:
         """Make one attempt."""
         body = msgspec.json.encode(delivery.body)
-        headers = self._headers(delivery, body, f"{self._sender}-{ctx.id}", int(time.time()))
+        headers = self._make_headers(delivery, body, f"{self._sender}-{ctx.id}", int(time.time()))
         status, retry_after = await self._post(delivery, body, headers)
         if 200 <= status < 300:
             return Done(Delivered(status, ctx.attempt + 1))
@@ -138,7 +138,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
             after = max(after, min(error.retry_after, MAX_WAIT))
         return Retry(state, delay=after)
 
-    def _headers(self, delivery: Delivery, body: bytes, key: str, now: int) -> dict[str, str]:
+    def _make_headers(self, delivery: Delivery, body: bytes, key: str, now: int) -> dict[str, str]:
         fixed = {
             "content-type": "application/json",
             "idempotency-key": key,

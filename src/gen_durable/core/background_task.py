@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from gen_durable.backoff import Pauses
-from gen_durable.pg.faults import ConnectionLost, loggable
+from gen_durable.pg.faults import ConnectionLost, describe_for_log
 
 log = logging.getLogger("gen_durable.worker")
 FIRST_PAUSE: Final = 0.1
@@ -35,7 +35,7 @@ class BackgroundTask(ABC):
     def start(self) -> None:
         """Begin to call `run_once`."""
         self._stopping = False
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"gen_durable {self._name}")
+        self._task = asyncio.get_running_loop().create_task(self._run_until_stopped(), name=f"gen_durable {self._name}")
 
     async def stop(self) -> None:
         """Stop, interrupting a pause or a statement under way."""
@@ -51,7 +51,7 @@ class BackgroundTask(ABC):
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self) -> None:
+    async def _run_until_stopped(self) -> None:
         while not self._stopping:
             try:
                 pause = await self.run_once()
@@ -72,4 +72,4 @@ class BackgroundTask(ABC):
             log.warning("%s: the database is not reachable (%s); trying again", self._name, error)
         else:
             # Not the error's text: a server's error may quote a row.
-            log.warning("%s failed (%s); trying again", self._name, loggable(error))
+            log.warning("%s failed (%s); trying again", self._name, describe_for_log(error))

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 from gen_durable.backoff import Pauses
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
-from gen_durable.pg.faults import loggable
+from gen_durable.pg.faults import describe_for_log
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import FollowUps
 
@@ -27,10 +27,10 @@ LONGEST_PAUSE: Final = 0.5
 MAX_EMPTY_BATCHES: Final = 10
 
 
-class Dispatcher(Protocol):
+class FollowUpHandler(Protocol):
     """The part of the notifier that the cascader calls."""
 
-    def dispatch(self, follow_ups: FollowUps) -> None:
+    def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         """Act on the follow-ups of a transaction."""
         ...
 
@@ -45,12 +45,14 @@ class CascadeCount(NamedTuple):
 class Cascader:
     """Cancels children for one `Durable`."""
 
-    __slots__ = ("_dispatcher", "_reported_at", "_statement_runner", "_statements", "_tasks")
+    __slots__ = ("_follow_up_handler", "_reported_at", "_statement_runner", "_statements", "_tasks")
 
-    def __init__(self, statement_runner: StatementRunner, statements: Statements, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, statement_runner: StatementRunner, statements: Statements, follow_up_handler: FollowUpHandler
+    ) -> None:
         self._statement_runner = statement_runner
         self._statements = statements
-        self._dispatcher = dispatcher
+        self._follow_up_handler = follow_up_handler
         self._tasks: dict[int | None, asyncio.Task[None]] = {}
         self._reported_at = -REPORT_SECONDS
 
@@ -66,8 +68,10 @@ class Cascader:
         pauses, empty_batches_left = Pauses(FIRST_PAUSE, LONGEST_PAUSE), MAX_EMPTY_BATCHES
         try:
             while True:
-                batch = await self._statement_runner.run(self._statements.cascade(BATCH, origin), "cancel", safe=True)
-                self._dispatcher.dispatch(batch.follow_ups)
+                batch = await self._statement_runner.run(
+                    self._statements.cascade(BATCH, origin), "cancel", may_run_twice=True
+                )
+                self._follow_up_handler.act_on_follow_ups(batch.follow_ups)
                 if batch.refused:
                     self._report_refused(batch.refused, batch.refusal)
                 ended, requested = ended + batch.ended, requested + batch.requested
@@ -106,6 +110,10 @@ class Cascader:
         try:
             await self.run(origin)
         except Exception as error:
-            log.error("cascade of instance %s failed (%s); the reaper of a worker tries again", origin, loggable(error))
+            log.error(
+                "cascade of instance %s failed (%s); the reaper of a worker tries again",
+                origin,
+                describe_for_log(error),
+            )
         finally:
             del self._tasks[origin]

@@ -17,7 +17,7 @@ from typing import Final
 
 from gen_durable.core.messages import messages_of
 from gen_durable.core.notifier import Notifier
-from gen_durable.pg.faults import loggable
+from gen_durable.pg.faults import describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.store.caller_statements import ended_transactions
 from gen_durable.store.types import FollowUps
@@ -43,8 +43,8 @@ class PendingTransaction:
 class CommitWatcher:
     """Acts on the follow-ups of callers' transactions once these have been committed.
 
-    `add`, `check_soon` and `dispatch` may be called from any thread; everything else runs on the event loop that the
-    watcher was made on.
+    `add`, `check_soon` and `act_on_follow_ups` may be called from any thread; everything else runs on the event loop
+    that the watcher was made on.
     """
 
     __slots__ = (
@@ -71,15 +71,15 @@ class CommitWatcher:
 
     def add(self, transaction: int, follow_ups: FollowUps) -> None:
         """Act on `follow_ups` once the transaction with this id has been committed."""
-        self._call(lambda: self._add(transaction, follow_ups))
+        self._call_on_loop(lambda: self._add_on_loop(transaction, follow_ups))
 
     def check_soon(self, _committing: object = None) -> None:
         """Some transaction is being committed, or has been: look again without delay."""
-        self._call(self._check_soon)
+        self._call_on_loop(self._check_soon_on_loop)
 
-    def dispatch(self, follow_ups: FollowUps) -> None:
+    def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         """Act on the follow-ups of a transaction that has been committed."""
-        self._call(lambda: None if self._is_closed else self._notifier.dispatch(follow_ups))
+        self._call_on_loop(lambda: None if self._is_closed else self._notifier.act_on_follow_ups(follow_ups))
 
     async def close(self) -> None:
         """Notify of the transactions that have been committed by now, within a second, and forget the others."""
@@ -90,13 +90,13 @@ class CommitWatcher:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 if self._checking is not None:
                     await asyncio.wait([self._checking])
-                await self._check()
+                await self._check_transactions()
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.wait([self._checking])
         self._pending.clear()
 
-    def _call(self, function: Callable[[], None]) -> None:
+    def _call_on_loop(self, function: Callable[[], None]) -> None:
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -107,7 +107,7 @@ class CommitWatcher:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
 
-    def _add(self, transaction: int, follow_ups: FollowUps) -> None:
+    def _add_on_loop(self, transaction: int, follow_ups: FollowUps) -> None:
         if self._is_closed:
             return
         now = self._loop.time()
@@ -117,14 +117,14 @@ class CommitWatcher:
                 del self._pending[next(iter(self._pending))]
             self._pending[transaction] = PendingTransaction(now, follow_ups)
         else:
-            pending.follow_ups = _merge(pending.follow_ups, follow_ups)
-        self._check_soon()
+            pending.follow_ups = _merge_follow_ups(pending.follow_ups, follow_ups)
+        self._check_soon_on_loop()
 
-    def _check_soon(self) -> None:
+    def _check_soon_on_loop(self) -> None:
         self._active_at = self._loop.time()
-        self._schedule()
+        self._schedule_check()
 
-    def _schedule(self) -> None:
+    def _schedule_check(self) -> None:
         """Check after a quarter of the time since the last call: late by a quarter of a transaction's length."""
         if self._checking is not None or not self._pending or self._is_closed:
             return
@@ -143,44 +143,44 @@ class CommitWatcher:
 
     async def _check_and_schedule(self) -> None:
         try:
-            await self._check()
+            await self._check_transactions()
         finally:
             self._checking = None
-            self._schedule()
+            self._schedule_check()
 
-    async def _check(self) -> None:
+    async def _check_transactions(self) -> None:
         if not self._pending:
             return
         try:
             ended = await self._pool.run(ended_transactions(list(self._pending)))
         except Exception as error:
             ended = {}
-            log.debug("callers' transactions were not checked (%s)", loggable(error))
+            log.debug("callers' transactions were not checked (%s)", describe_for_log(error))
         self._checked_at = self._loop.time()
         committed = FollowUps()
         for transaction, is_committed in ended.items():
             pending = self._pending.pop(transaction, None)
             if pending is not None and is_committed:
-                committed = _merge(committed, pending.follow_ups)
-        self._forget_old()
-        self._act_on(committed)
+                committed = _merge_follow_ups(committed, pending.follow_ups)
+        self._forget_old_transactions()
+        self._act_on_or_send(committed)
 
-    def _forget_old(self) -> None:
+    def _forget_old_transactions(self) -> None:
         while self._pending:
             oldest = next(iter(self._pending))
             if self._pending[oldest].added_at > self._checked_at - MAX_AGE:
                 return
             del self._pending[oldest]
 
-    def _act_on(self, follow_ups: FollowUps) -> None:
+    def _act_on_or_send(self, follow_ups: FollowUps) -> None:
         if not self._is_closed:
-            self._notifier.dispatch(follow_ups)
+            self._notifier.act_on_follow_ups(follow_ups)
             return
         for message in messages_of(follow_ups):  # a cascade in this process would be cancelled at once
             self._notifier.send(message)
 
 
-def _merge(one: FollowUps, other: FollowUps) -> FollowUps:
+def _merge_follow_ups(one: FollowUps, other: FollowUps) -> FollowUps:
     origins = one.cancel_children | other.cancel_children
     return FollowUps(
         one.queues | other.queues,

@@ -81,7 +81,7 @@ class CompletionWatcher(BackgroundTask):
                 return finished
             return None
         finally:
-            self._remove(instance, future)
+            self._remove_waiter(instance, future)
 
     async def stop(self) -> None:
         """Stop; calls that still wait raise `ConfigError`."""
@@ -107,14 +107,14 @@ class CompletionWatcher(BackgroundTask):
         earlier = [future for future, since in watched.waiters.items() if since <= returned_at]
         if result is not None:
             result = jsonb_form(result.encode()).decode()  # as the other waiters read it from the database
-        _resolve(earlier, EndedInstance(instance, status, result if status is Status.DONE else None, error))
+        _resolve_futures(earlier, EndedInstance(instance, status, result if status is Status.DONE else None, error))
         if len(earlier) < len(watched.waiters):
             self._poll_soon(instance, watched)  # this end may be older than the others: let the database answer them
 
     async def run_once(self) -> float:
         """Poll the ids that are due; then pause until the next one is due or a waiter is added."""
         self._changed.clear()
-        due = self._take_due()
+        due = self._take_due_instances()
         ids = list(due)
         try:
             for i in range(0, len(ids), BATCH):
@@ -135,13 +135,13 @@ class CompletionWatcher(BackgroundTask):
         while ids:
             page = await self._pool.run_idempotent(self._statements.ends_of(ids, PAGE_SIZE))
             for finished in page:
-                _resolve(due[finished.id], finished)
+                _resolve_futures(due[finished.id], finished)
             if sum(len(finished.result or "") + len(finished.last_error or "") for finished in page) < PAGE_SIZE:
                 return
             answered = {finished.id for finished in page}
             ids = [instance for instance in ids if instance not in answered]
 
-    def _take_due(self) -> dict[int, list[asyncio.Future[EndedInstance]]]:
+    def _take_due_instances(self) -> dict[int, list[asyncio.Future[EndedInstance]]]:
         """The instances to poll now, each with the waiters that it has now."""
         now = time.monotonic()
         due: dict[int, list[asyncio.Future[EndedInstance]]] = {}
@@ -158,7 +158,7 @@ class CompletionWatcher(BackgroundTask):
         heapq.heappush(self._schedule, (watched.due_at, instance))
         self._changed.set()
 
-    def _remove(self, instance: int, future: asyncio.Future[EndedInstance]) -> None:
+    def _remove_waiter(self, instance: int, future: asyncio.Future[EndedInstance]) -> None:
         watched = self._watched.get(instance)
         if watched is not None:
             watched.waiters.pop(future, None)
@@ -166,7 +166,7 @@ class CompletionWatcher(BackgroundTask):
                 del self._watched[instance]
 
 
-def _resolve(futures: Iterable[asyncio.Future[EndedInstance]], finished: EndedInstance) -> None:
+def _resolve_futures(futures: Iterable[asyncio.Future[EndedInstance]], finished: EndedInstance) -> None:
     for future in futures:
         if not future.done():
             future.set_result(finished)

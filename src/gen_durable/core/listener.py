@@ -1,7 +1,7 @@
 """The listener: LISTEN on a direct connection, and pass each message to the notifier.
 
 Notifications that were sent while no connection was open are lost, so every new connection begins with
-`MessageReceiver.recover_missed`.
+`MessageReceiver.recover_missed_messages`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MessageReceiver(Protocol):
         """Act on a message of another process."""
         ...
 
-    def recover_missed(self) -> None:
+    def recover_missed_messages(self) -> None:
         """Act as if every kind of message had come: some may have been missed."""
         ...
 
@@ -51,13 +51,13 @@ class Listener(BackgroundTask):
         driver_connection = await self._connection.connect()
         broken = asyncio.Event()
 
-        def terminated(_connection: object) -> None:
+        def on_terminated(_connection: object) -> None:
             broken.set()
 
-        driver_connection.add_termination_listener(terminated)
-        await driver_connection.add_listener(self._channel, self._notified)
+        driver_connection.add_termination_listener(on_terminated)
+        await driver_connection.add_listener(self._channel, self._receive_notification)
         self.listening.set()
-        self._receiver.recover_missed()
+        self._receiver.recover_missed_messages()
         try:
             while not broken.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -70,6 +70,6 @@ class Listener(BackgroundTask):
             self._connection.drop()
         raise ConnectionLost(ConnectionError("the listening connection was closed"), sent=False)
 
-    def _notified(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+    def _receive_notification(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
         if isinstance(payload, str) and (message := decode(payload)) is not None:
             self._receiver.receive(message)

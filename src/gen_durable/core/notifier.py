@@ -47,7 +47,7 @@ class WorkerEndpoint(Protocol):
         """`count` rows became runnable, and no other process was notified: report rows that a pick does not find."""
         ...
 
-    def fetch_cancel_requests(self) -> None:
+    def apply_cancel_requests(self) -> None:
         """Read the cancel requests of the rows that the worker runs."""
         ...
 
@@ -106,7 +106,7 @@ class Notifier:
         """Cancel the listed descendants of `origin`, or (None) of any, in the background."""
         self.cascader.start(origin)
 
-    def dispatch(self, follow_ups: FollowUps) -> None:
+    def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         """Act on the follow-ups of a transaction: here where this process can, else by messages to others."""
         for message in messages_of(follow_ups):
             match message:
@@ -116,7 +116,7 @@ class Notifier:
                     self.cancel_children(origin)
                 case CheckCancelRequests(worker):
                     if worker in self._workers:
-                        self._workers[worker].fetch_cancel_requests()
+                        self._workers[worker].apply_cancel_requests()
                     else:
                         self.send(message)
                 case _:
@@ -131,7 +131,7 @@ class Notifier:
                 self.cancel_children(origin)
             case CheckCancelRequests(name):
                 if name in self._workers:
-                    self._workers[name].fetch_cancel_requests()
+                    self._workers[name].apply_cancel_requests()
             case _:
                 assert_never(message)
 
@@ -140,10 +140,10 @@ class Notifier:
         for worker in self._workers.values():
             worker.wake_all()
 
-    def recover_missed(self) -> None:
+    def recover_missed_messages(self) -> None:
         """Wake everything: messages may have been missed."""
         for worker in self._workers.values():
-            worker.fetch_cancel_requests()
+            worker.apply_cancel_requests()
             worker.wake_all()
 
     def notify_full_pick(self, queue: str) -> None:
@@ -153,7 +153,7 @@ class Notifier:
             self._full_pick_sent_at[queue] = now
             self.send(QueueReady(queue))
 
-    def notify_missed(self, queue: str) -> None:
+    def notify_rows_not_found(self, queue: str) -> None:
         """A pick did not find the rows it was woken for: notify other processes, which may know their steps.
 
         Sent at once, and then at most every `MISSED_INTERVAL` seconds per queue, the last one late rather than never:
@@ -163,11 +163,11 @@ class Notifier:
             return
         wait = self._missed_sent_at.get(queue, 0.0) + MISSED_INTERVAL - time.monotonic()
         if wait <= 0:
-            self._send_missed(queue)
+            self._send_rows_not_found(queue)
         else:
-            self._missed[queue] = asyncio.get_running_loop().call_later(wait, self._send_missed, queue)
+            self._missed[queue] = asyncio.get_running_loop().call_later(wait, self._send_rows_not_found, queue)
 
-    def _send_missed(self, queue: str) -> None:
+    def _send_rows_not_found(self, queue: str) -> None:
         self._missed.pop(queue, None)
         self._missed_sent_at[queue] = time.monotonic()
         self.send(QueueReady(queue))
@@ -197,9 +197,9 @@ class Notifier:
         """Send a message to other processes, together with others that wait."""
         self._unsent.add(message)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._notify(), name="gen_durable notify")
+            self._task = asyncio.get_running_loop().create_task(self._send_messages(), name="gen_durable notify")
 
-    async def _notify(self) -> None:
+    async def _send_messages(self) -> None:
         try:
             while self._unsent:
                 messages, self._unsent = self._unsent, set()

@@ -44,8 +44,8 @@ class RowEncryption:
         if claim.is_decrypted:
             return
         encryption = self.encryption
-        state, inbox = encryption.decrypt(claim.state, claim.id, STATE), encryption.inbox(claim.inbox, claim.id)
-        children = encryption.children(claim.children) if claim.children else claim.children
+        state, inbox = encryption.decrypt(claim.state, claim.id, STATE), encryption.decrypt_inbox(claim.inbox, claim.id)
+        children = encryption.decrypt_children(claim.children) if claim.children else claim.children
         claim.state, claim.inbox, claim.children, claim.is_decrypted = state, inbox, children, True
 
     def encrypt_error(self, commit: Commit) -> None:
@@ -85,7 +85,7 @@ class RowEncryption:
                 await asyncio.sleep(0)
             start = _OBJECT.decode(one)
             self._encrypt_start(instance, start)
-            del start["id"]  # `ManyChildren.parts` adds it
+            del start["id"]  # `ManyChildren.encode_parts` adds it
             encrypted.append(msgspec.json.encode(start))
         return encrypted
 

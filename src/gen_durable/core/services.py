@@ -126,7 +126,7 @@ class Services:
         await self._notifier.close()
         await self._database.close()
 
-    def abandon(self) -> tuple[object, ...]:
+    def abandon_after_fork(self) -> tuple[object, ...]:
         """After a fork: count as closed, without a word on the connections, which are the parent's.
 
         Returns objects that the caller must keep: collecting them would touch the parent's sockets.

@@ -32,15 +32,15 @@ class StatementRunner:
         self._get_pool = get_pool
         self._schema = schema
 
-    async def run(self, statement: Statement[T], operation: str, *, safe: bool) -> T:
-        """Run a statement; `operation` names it in errors, `safe` says that it may run twice."""
+    async def run(self, statement: Statement[T], operation: str, *, may_run_twice: bool) -> T:
+        """Run a statement, called `operation` in errors. After a lost answer it is retried if it `may_run_twice`."""
         pool = self._get_pool()
         pauses: Pauses | None = None
         for retries_left in range(RETRIES, -1, -1):
             try:
                 return await pool.run(statement)
             except ConnectionLost as error:
-                if retries_left == 0 or (error.sent and not safe):
+                if retries_left == 0 or (error.sent and not may_run_twice):
                     unsure = "; it may or may not have been executed" if error.sent else ""
                     raise DatabaseUnavailable(
                         f"{operation}: the database is not reachable ({error}){unsure}"

@@ -29,9 +29,9 @@ def socket_in(directory: Path) -> Path:
     return directory / f".s.PGSQL.{PORT}"
 
 
-def publish(layout: Layout) -> Path:
+def publish_socket_directory(layout: Layout) -> Path:
     """The directory to connect through, with its symlink. Call it again now and then: temp directories get cleaned."""
-    if _fits(layout.data):
+    if _fits_socket_path(layout.data):
         return layout.data
     alias = _alias_directory() / hashlib.sha256(os.fsencode(layout.data)).hexdigest()[:16]
     if not _points_to(alias, layout.data):
@@ -42,7 +42,7 @@ def publish(layout: Layout) -> Path:
     return alias
 
 
-def _fits(directory: Path) -> bool:
+def _fits_socket_path(directory: Path) -> bool:
     plain = re.fullmatch(r"[A-Za-z0-9/._-]+", str(directory)) is not None
     return plain and len(os.fsencode(socket_in(directory))) <= _LIMIT
 
@@ -57,7 +57,7 @@ def _points_to(alias: Path, target: Path) -> bool:
 def _alias_directory() -> Path:
     name = f"gen_durable-{os.geteuid()}"
     temp = Path(tempfile.gettempdir())
-    home = (temp if _fits(temp / name / ("0" * 16)) else Path("/tmp")) / name  # noqa: S108  # checked below
+    home = (temp if _fits_socket_path(temp / name / ("0" * 16)) else Path("/tmp")) / name  # noqa: S108  # checked below
     home.mkdir(mode=0o700, exist_ok=True)
     # Another user may have created this name before and would then decide which server clients reach.
     found = home.lstat()

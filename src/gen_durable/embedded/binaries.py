@@ -54,7 +54,7 @@ def find() -> Binaries:
     )
 
 
-def runnable_by(account: Account, binaries: Binaries, public: Sequence[Path] = _PUBLIC) -> Binaries:
+def make_runnable_by(account: Account, binaries: Binaries, public: Sequence[Path] = _PUBLIC) -> Binaries:
     """`binaries` if the account can run them, else a copy that it can run. Called as root."""
     if account.can_run(binaries.postgres) and account.can_run(binaries.initdb):
         return binaries
@@ -76,14 +76,14 @@ def _find_or_copy(binaries: Binaries, directory: Path) -> Binaries:
     mark = hashlib.sha256(f"{binaries.root} {source.st_size} {source.st_mtime_ns}".encode()).hexdigest()[:16]
     home = directory / f"gen_durable-postgres-{mark}"
     if not home.exists():
-        _copy(binaries.root, home)
+        _copy_binaries(binaries.root, home)
     found = home.lstat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(f"{home} was not created by this user")
     return Binaries(home / _PACKAGE / _INSTALL)
 
 
-def _copy(root: Path, home: Path) -> None:
+def _copy_binaries(root: Path, home: Path) -> None:
     """Copy beside `home` and rename, so that `home` is always complete and a race has one winner."""
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=f"{home.name}.") as scratch:
         fresh = Path(scratch) / "copy"

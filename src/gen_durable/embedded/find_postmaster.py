@@ -13,13 +13,13 @@ from gen_durable.embedded.address import socket_in
 from gen_durable.embedded.layout import Layout
 
 
-def running(layout: Layout) -> int | None:
+def find_running_pid(layout: Layout) -> int | None:
     """The pid in `postmaster.pid`, or None if that process is dead or (where /proc shows it) works elsewhere."""
     pid = _read_live_pid(_pid_file(layout))
-    return pid if pid is not None and _works_in(pid, layout.data) else None
+    return pid if pid is not None and _is_working_directory(pid, layout.data) else None
 
 
-def clear_stale(layout: Layout) -> None:
+def remove_stale_files(layout: Layout) -> None:
     """Remove the lock files of a dead server. Only for the holder of `server.lock`.
 
     Postgres does this itself, except if the pid now belongs to another process of the same user: it then refuses to
@@ -28,7 +28,7 @@ def clear_stale(layout: Layout) -> None:
     socket = socket_in(layout.data)
     for file in (_pid_file(layout), socket.with_name(f"{socket.name}.lock")):
         pid = _read_live_pid(file)
-        if pid is not None and not _works_in(pid, layout.data):
+        if pid is not None and not _is_working_directory(pid, layout.data):
             file.unlink(missing_ok=True)
 
 
@@ -45,7 +45,7 @@ def _read_live_pid(file: Path) -> int | None:
     return pid
 
 
-def _works_in(pid: int, data: Path) -> bool:
+def _is_working_directory(pid: int, data: Path) -> bool:
     if not Path("/proc/self/cwd").exists():
         return True
     try:

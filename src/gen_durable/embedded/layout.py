@@ -25,7 +25,7 @@ class Layout:
         return self.directory / "pgdata"
 
     @property
-    def unfinished(self) -> Path:
+    def new_data_directory(self) -> Path:
         """The directory in which initdb works; a rename makes it `data`, so `data` is always complete."""
         return self.directory / "pgdata.new"
 

@@ -27,7 +27,7 @@ class Lock:
     def fd(self) -> int:
         return self._fd
 
-    def same_file(self, path: Path) -> bool:
+    def is_same_file(self, path: Path) -> bool:
         """Whether `path` still is the locked file: False if it was deleted or replaced."""
         try:
             return os.path.samestat(os.fstat(self._fd), path.stat())
@@ -46,34 +46,35 @@ class Lock:
         self.close()
 
 
-def try_exclusive(path: Path) -> Lock | None:
+def try_lock_exclusively(path: Path) -> Lock | None:
     """The exclusive lock on `path`, or None if there is any other lock on it."""
-    return _try(open_owned(path, os.O_RDWR), fcntl.LOCK_EX)
+    return _try_lock(open_owned(path, os.O_RDWR), fcntl.LOCK_EX)
 
 
 def is_free(path: Path) -> bool:
-    """Whether there is no lock on `path`. Holds it for an instant, so a concurrent `shared` may have to try twice.
+    """Whether there is no lock on `path`. Holds it for an instant.
 
-    Does not create the file: the check must not bring back a directory that is being deleted.
+    A concurrent `wait_for_shared_lock` may have to try twice. Does not create the file: the check must not bring back a
+    directory that is being deleted.
     """
-    lock = _try(os.open(path, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_EX)
+    lock = _try_lock(os.open(path, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_EX)
     if lock is None:
         return False
     lock.close()
     return True
 
 
-def shared(path: Path, timeout: float) -> Lock | None:
+def wait_for_shared_lock(path: Path, timeout: float) -> Lock | None:
     """A shared lock on `path`, or None if another process holds it exclusively for `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    while (lock := _try(open_owned(path, os.O_RDWR), fcntl.LOCK_SH)) is None:
+    while (lock := _try_lock(open_owned(path, os.O_RDWR), fcntl.LOCK_SH)) is None:
         if time.monotonic() > deadline:
             return None
         time.sleep(0.02)
     return lock
 
 
-def _try(fd: int, kind: int) -> Lock | None:
+def _try_lock(fd: int, kind: int) -> Lock | None:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -57,8 +57,8 @@ class Cluster:
         return (self.layout.data / "PG_VERSION").exists()
 
     def create(self, lock: Lock) -> None:
-        """Create the cluster. A killed attempt leaves only `unfinished`, which the next one deletes."""
-        fresh = self.layout.unfinished
+        """Create the cluster. A killed attempt leaves only `new_data_directory`, which the next one deletes."""
+        fresh = self.layout.new_data_directory
         if fresh.exists():
             shutil.rmtree(fresh)
         fresh.mkdir(mode=0o700)
@@ -67,7 +67,9 @@ class Cluster:
         settings = [part for name, value in _DEFAULTS.items() for part in ("--set", f"{name}={value}")]
         locale = ["--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"]
         access = ["--username=postgres", "--auth=trust"]
-        status = self._run([self.binaries.initdb, *access, *locale, "--no-instructions", *settings], fresh, lock).wait()
+        status = self._start_program(
+            [self.binaries.initdb, *access, *locale, "--no-instructions", *settings], fresh, lock
+        ).wait()
         if status != 0:
             raise ChildProcessError(f"initdb ended with status {status}")
         fresh.rename(self.layout.data)
@@ -75,9 +77,9 @@ class Cluster:
     def launch(self, lock: Lock) -> subprocess.Popen[bytes]:
         """Start the postmaster, which inherits the lock: the caller closes its own copy."""
         settings = [part for name, value in _FIXED.items() for part in ("-c", f"{name}={value}")]
-        return self._run([self.binaries.postgres, *settings], self.layout.data, lock)
+        return self._start_program([self.binaries.postgres, *settings], self.layout.data, lock)
 
-    def _run(self, command: list[Path | str], data: Path, lock: Lock) -> subprocess.Popen[bytes]:
+    def _start_program(self, command: list[Path | str], data: Path, lock: Lock) -> subprocess.Popen[bytes]:
         # The account may lack permission for a parent directory, but the kernel resolves /proc/self/cwd without
         # walking the path; the change of directory happens before the change of user. Guarded by
         # test_root_below_a_closed_directory.
@@ -85,7 +87,7 @@ class Cluster:
         return subprocess.Popen(  # noqa: S603  # programs of the wheel, fixed arguments
             [*command, "-D", "/proc/self/cwd" if through_cwd else data],
             cwd=data,
-            env=_environment(),
+            env=_postgres_environment(),
             stdin=subprocess.DEVNULL,
             pass_fds=[lock.fd],
             start_new_session=True,
@@ -96,7 +98,7 @@ class Cluster:
         )
 
 
-def _environment() -> dict[str, str]:
+def _postgres_environment() -> dict[str, str]:
     """This process's environment without the variables that would configure Postgres."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG", "TZ"))}
     return {**kept, "LC_ALL": "C"}

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from gen_durable.embedded import account, find_postmaster, locks
-from gen_durable.embedded.binaries import Binaries, runnable_by
+from gen_durable.embedded.binaries import Binaries, make_runnable_by
 from gen_durable.embedded.layout import Layout
 from gen_durable.embedded.locks import Lock
 from gen_durable.embedded.server import Cluster
@@ -58,7 +58,7 @@ class Supervisor:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the starting thread may have blocked some of them
-        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGCHLD, _ignore_signal)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
         while self.check_once():
@@ -87,14 +87,14 @@ class Supervisor:
         if self._is_stop_requested:
             return "received a stop signal"
         try:
-            if self._is_ours():
+            if self._is_same_directory():
                 return "there is no user any more" if self._is_unused() else None
         except FileNotFoundError:
             pass
         return "the directory was removed"
 
     def _is_serving(self) -> bool:
-        return self._child is not None or find_postmaster.running(self._layout) is not None
+        return self._child is not None or find_postmaster.find_running_pid(self._layout) is not None
 
     def _is_unused(self) -> bool:
         """Whether the server had no user for a while. If so, new users wait for the users lock from here on."""
@@ -106,22 +106,22 @@ class Supervisor:
             self._unused_since = now
         if now - self._unused_since < _LINGER:
             return False
-        self._users = locks.try_exclusive(self._layout.users_lock)
+        self._users = locks.try_lock_exclusively(self._layout.users_lock)
         return self._users is not None
 
     def _ensure_server(self) -> None:
-        lock = locks.try_exclusive(self._layout.server_lock)
+        lock = locks.try_lock_exclusively(self._layout.server_lock)
         if lock is None:
             return
         self._launched = time.monotonic()
         try:
             owner = account.choose(self._layout)
-            binaries = self._binaries if owner is None else runnable_by(owner, self._binaries)
+            binaries = self._binaries if owner is None else make_runnable_by(owner, self._binaries)
             cluster = Cluster(self._layout, binaries, owner)
             if not cluster.exists():
                 logger.info("creating a cluster in %s", self._layout.data)
                 cluster.create(lock)
-            find_postmaster.clear_stale(self._layout)
+            find_postmaster.remove_stale_files(self._layout)
             self._child = cluster.launch(lock)
         except (OSError, EmbeddedUnavailable):
             logger.exception("cannot start Postgres; retrying")
@@ -133,7 +133,7 @@ class Supervisor:
         for number, timeout in _STOPPING:
             if self._child is not None:
                 self._child.send_signal(number)
-            elif self._is_ours() and (pid := find_postmaster.running(self._layout)) is not None:
+            elif self._is_same_directory() and (pid := find_postmaster.find_running_pid(self._layout)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             deadline = time.monotonic() + timeout
@@ -147,19 +147,19 @@ class Supervisor:
         if self._child is not None and self._child.poll() is None:
             return False
         try:
-            return not self._is_ours() or locks.is_free(self._layout.server_lock)
+            return not self._is_same_directory() or locks.is_free(self._layout.server_lock)
         except FileNotFoundError:
             return True
 
-    def _is_ours(self) -> bool:
+    def _is_same_directory(self) -> bool:
         """Whether the directory is still the supervised one: another directory may have its name now."""
-        return self._own.same_file(self._layout.supervisor_lock)
+        return self._own.is_same_file(self._layout.supervisor_lock)
 
     def _request_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._is_stop_requested = True
 
 
-def _ignore(_number: int, _frame: FrameType | None) -> None:
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
     """Does nothing: without a handler the signal would not wake the loop."""
 
 
@@ -172,7 +172,7 @@ def main(directory: str, root: str, inherited: int) -> None:
     # The starter took the lock and passed it on. If it has forked meanwhile, the child's copy would outlive this
     # process; so the inherited lock is revoked and taken anew on a descriptor of this process only.
     Lock(inherited).revoke()
-    own = locks.try_exclusive(layout.supervisor_lock)
+    own = locks.try_lock_exclusively(layout.supervisor_lock)
     if own is not None:
         logger.info("supervising %s", layout.directory)
         Supervisor(layout, Binaries(Path(root)), own).run()

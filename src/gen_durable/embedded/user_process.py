@@ -35,7 +35,9 @@ class SupervisorGuard:
         self._layout = layout
         self._binaries = binaries
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="gen_durable-embedded-guard", daemon=True)
+        self._thread = threading.Thread(
+            target=self._check_until_stopped, name="gen_durable-embedded-guard", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -46,10 +48,10 @@ class SupervisorGuard:
 
     def check_once(self) -> None:
         """Start a supervisor if there is none, and restore the symlink to the socket."""
-        address.publish(self._layout)
+        address.publish_socket_directory(self._layout)
         ensure_supervisor(self._layout, self._binaries)
 
-    def _loop(self) -> None:
+    def _check_until_stopped(self) -> None:
         while not self._stopped.wait(_GUARD_INTERVAL):
             try:
                 self.check_once()
@@ -76,15 +78,15 @@ class UserProcess:
         self._share.close()
 
 
-def join(layout: Layout, binaries: Binaries) -> UserProcess:
+def join_server(layout: Layout, binaries: Binaries) -> UserProcess:
     """Become a user of the server. Returns when it accepts connections."""
-    share = locks.shared(layout.users_lock, _START_TIMEOUT)
+    share = locks.wait_for_shared_lock(layout.users_lock, _START_TIMEOUT)
     if share is None:
         raise EmbeddedUnavailable(
             f"The embedded server in {layout.directory} does not finish stopping. Its log says:\n{layout.log_tail()}"
         )
     try:
-        _wait_until_ready(layout, binaries)
+        _wait_until_server_ready(layout, binaries)
     except BaseException:
         share.close()
         raise
@@ -95,18 +97,18 @@ def join(layout: Layout, binaries: Binaries) -> UserProcess:
 
 def ensure_supervisor(layout: Layout, binaries: Binaries) -> None:
     """Start a supervisor if there is none. It inherits the lock, so there is never a second one."""
-    lock = locks.try_exclusive(layout.supervisor_lock)
+    lock = locks.try_lock_exclusively(layout.supervisor_lock)
     if lock is None:
         return
     try:
-        _spawn(layout, binaries, lock)
+        _spawn_supervisor(layout, binaries, lock)
     except BaseException:
         lock.revoke()
         raise
     lock.close()
 
 
-def _spawn(layout: Layout, binaries: Binaries, lock: Lock) -> None:
+def _spawn_supervisor(layout: Layout, binaries: Binaries, lock: Lock) -> None:
     if layout.log.exists() and layout.log.stat().st_size > _LOG_LIMIT:
         layout.log.replace(layout.log.with_suffix(".log.1"))
     log = open_owned(layout.log, os.O_WRONLY | os.O_APPEND)
@@ -133,8 +135,8 @@ def _spawn(layout: Layout, binaries: Binaries, lock: Lock) -> None:
         )
 
 
-def _wait_until_ready(layout: Layout, binaries: Binaries) -> None:
-    socket = address.socket_in(address.publish(layout))
+def _wait_until_server_ready(layout: Layout, binaries: Binaries) -> None:
+    socket = address.socket_in(address.publish_socket_directory(layout))
     next_check = float("-inf")
     give_up = time.monotonic() + _START_TIMEOUT
     while True:
@@ -142,7 +144,7 @@ def _wait_until_ready(layout: Layout, binaries: Binaries) -> None:
         if now >= next_check:
             ensure_supervisor(layout, binaries)
             next_check = now + _GUARD_INTERVAL
-        state = probe.read_state(socket)
+        state = probe.read_server_state(socket)
         match state:
             case ServerState.READY:
                 return

@@ -16,7 +16,7 @@ from typing import Final
 from gen_durable.context import Child
 from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.errors import GenDurableError
-from gen_durable.pg.faults import ConnectionLost, SqlError, loggable
+from gen_durable.pg.faults import ConnectionLost, SqlError, describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.signals import Received
 from gen_durable.store.journal import JournalStatements
@@ -57,7 +57,7 @@ class ClaimReader:
             try:
                 size = await self._read_parts(claim)
             except (ConnectionLost, SqlError) as error:
-                reason = f"its signals, children or activities cannot be read ({loggable(error)})"
+                reason = f"its signals, children or activities cannot be read ({describe_for_log(error)})"
                 raise UnreadableClaim(reason) from error
             self._bytes += size
         try:
@@ -96,7 +96,7 @@ class ClaimReader:
         """Children beyond the bounds are left out altogether: the step reads them page by page."""
         children: list[Child] = []
         size = after = 0
-        while page := await self._pool.run_idempotent(self._statements.children(claim.id, after, PAGE)):
+        while page := await self._pool.run_idempotent(self._statements.children_page(claim.id, after, PAGE)):
             children += page
             size += sum(len(child.raw_state) + len(child.raw_result or b"") for child in page)
             if len(children) > MAX_LOADED_CHILDREN or size > MAX_CLAIM_PART:

@@ -31,13 +31,13 @@ from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, 
 from gen_durable.engine.crashed_rows import MIN_CRASHES
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.history_trimmer import TRIM_EVERY, TRIM_REMAINDER, HistoryTrimmer
-from gen_durable.engine.outcome_encoder import EncodedOutcome, advance
+from gen_durable.engine.outcome_encoder import EncodedOutcome, advance_claim
 from gen_durable.engine.slots import Slots
-from gen_durable.engine.tasks import TaskSet
+from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
 from gen_durable.instances import Status
-from gen_durable.pg.faults import loggable
+from gen_durable.pg.faults import describe_for_log
 from gen_durable.registry import Registry
 from gen_durable.store.types import Commit
 from gen_durable.telemetry import Events, StaleOutcome, StateUndecodable, StepCommitted
@@ -56,8 +56,8 @@ class ClaimEndReceiver(msgspec.Struct, eq=False):
     took: float
     answered: asyncio.Future[None] | None = None
 
-    def receive_result(self, result: CommitResult | OutcomeRejected) -> None:
-        self.runner.receive_result(self.active, self.encoded, self.took, result)
+    def receive_commit_result(self, result: CommitResult | OutcomeRejected) -> None:
+        self.runner.receive_commit_result(self.active, self.encoded, self.took, result)
         if self.answered is not None and not self.answered.done():
             self.answered.set_result(None)
 
@@ -104,24 +104,24 @@ class ClaimRunner:
         claim = active.claim
         if claim.is_large:
             return self._run_large(active)
-        return self._run(active) if len(claim.state) < LARGE_STATE else self._run_after_others(active)
+        return self._run_steps(active) if len(claim.state) < LARGE_STATE else self._run_after_others(active)
 
     async def _run_after_others(self, active: ActiveClaim) -> None:
         """Run a claim with a large state: one is decoded per iteration of the event loop, which runs others between."""
         async with self._large_state_lock:
             await asyncio.sleep(0)
-        await self._run(active)
+        await self._run_steps(active)
 
     async def _run_large(self, active: ActiveClaim) -> None:
         """Run a claim after its large parts were read. Its slot is kept until its outcome is committed."""
         try:
             async with self._reader.read(active.claim):
-                await self._run(active)
+                await self._run_steps(active)
         except UnreadableClaim as error:
             log.error("instance %d of %s: %s", active.claim.id, active.claim.machine, error)
             self._claims.postpone(active, str(error))
 
-    async def _run(self, active: ActiveClaim) -> None:
+    async def _run_steps(self, active: ActiveClaim) -> None:
         claim, steps, encoded = active.claim, 0, None
         if claim.is_interrupted:
             return None  # withdrawn while the loop was blocked
@@ -132,7 +132,7 @@ class ClaimRunner:
                 steps += 1
                 may_continue = steps <= self._max_steps and started < deadline and not self._slots.stopping
                 if active.is_cancel_requested():  # before the first step, or between two steps
-                    return await self._end_cancelled(active, 0.0, after_step=False)
+                    return await self._run_on_cancel_and_commit(active, 0.0, after_step=False)
                 if active.entry.spec.transactional:
                     return await self._run_transactional(active, started)
                 active.in_step = True
@@ -143,7 +143,7 @@ class ClaimRunner:
                 took = time.perf_counter() - started
                 encoded.commit.began, encoded.commit.took = started, took
                 if active.is_cancel_requested() and encoded.commit.kind not in ENDS:
-                    return await self._end_cancelled(active, took)
+                    return await self._run_on_cancel_and_commit(active, took)
                 if encoded.commit.kind != "continue":
                     return await self._commit_claim_end(active, encoded, took)
                 committing = self._committer.commit(encoded.commit)
@@ -153,30 +153,31 @@ class ClaimRunner:
                     if not active.has_slot and result is not STALE:
                         await self._slots.regain_slot(active)
                 except (OutcomeRejected, asyncio.CancelledError) as error:
-                    return await self._end_commit(active, encoded, error)
+                    return await self._end_unanswered_commit(active, encoded, error)
                 if result is STALE:
-                    return self.receive_result(active, encoded, took, result)
+                    return self.receive_commit_result(active, encoded, took, result)
                 if result is CANCEL_REQUESTED:
-                    return await self._end_cancelled(active, took)
+                    return await self._run_on_cancel_and_commit(active, took)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
                 started = time.perf_counter()
-                self._advance(active, encoded)
+                self._advance_to_next_step(active, encoded)
         except (UndecodableState, LeaseLost, NoFreeThread) as error:
             self._end_without_outcome(active, error)
         except asyncio.CancelledError:
             if active.cancel_reason is None or not active.in_step:
                 raise
-            await self._contain_exit(active, self._end_cancelled(active, time.perf_counter() - started))
-        except (SystemExit, KeyboardInterrupt) as error:  # as in _contain_exit
+            took = time.perf_counter() - started
+            await self._treat_exit_as_engine_error(active, self._run_on_cancel_and_commit(active, took))
+        except (SystemExit, KeyboardInterrupt) as error:  # as in _treat_exit_as_engine_error
             self.handle_engine_error(active, error)
 
     def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
         """Log an error that is no step's, and return the row with a back-off."""
         # Traceback and kind only: the text of the error may quote a payload.
         frames = "".join(traceback.format_tb(error.__traceback__))
-        log.error("instance %d: %s\n%s", active.claim.id, loggable(error), frames)
-        self._claims.postpone(active, f"an error of the engine: {loggable(error)}")
+        log.error("instance %d: %s\n%s", active.claim.id, describe_for_log(error), frames)
+        self._claims.postpone(active, f"an error of the engine: {describe_for_log(error)}")
 
     def release_unstarted(self, claims: list[ActiveClaim]) -> None:
         """Release claims that have not begun, for another worker to run."""
@@ -199,7 +200,7 @@ class ClaimRunner:
         self._claims.postpone(active, "its task was cancelled outside of its step")
         self._notifier.wake_workers()  # a transaction may have committed without an answer
 
-    def receive_result(
+    def receive_commit_result(
         self, active: ActiveClaim, encoded: EncodedOutcome, took: float, result: CommitResult | OutcomeRejected
     ) -> None:
         """Act on the answer to an outcome that ends the claim."""
@@ -210,7 +211,7 @@ class ClaimRunner:
                 self._claims.remove(active)
                 if active.claim.crashes >= MIN_CRASHES:
                     self._claims.report_outcome_after_crashes(active)
-                self._notify_after_commit(active, encoded)
+                self._follow_up_commit(active, encoded)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
             case CommitResult.STALE:
@@ -220,28 +221,28 @@ class ClaimRunner:
                 if self._events.active:
                     self._events.emit(StaleOutcome(claim.id, claim.machine, active.entry.spec.name))
             case CommitResult.CANCEL_REQUESTED:
-                self._spawn_after_commit(active, self._end_cancelled(active, took))
+                self._spawn_after_commit(active, self._run_on_cancel_and_commit(active, took))
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
                 self._slots.spawn(
-                    active, self._contain_exit(active, self._commit_error(active, result, encoded.commit))
+                    active, self._treat_exit_as_engine_error(active, self._commit_error(active, result, encoded.commit))
                 )
             case _:
                 assert_never(result)
 
     def _spawn_after_commit(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         active.has_outcome = False
-        self._slots.spawn(active, self._contain_exit(active, coroutine))
+        self._slots.spawn(active, self._treat_exit_as_engine_error(active, coroutine))
 
-    async def _contain_exit(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
+    async def _treat_exit_as_engine_error(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         """Treat SystemExit as an error of the engine: out of a task, asyncio passes it on to the whole event loop."""
         try:
             await coroutine
         except (SystemExit, KeyboardInterrupt) as error:
             self.handle_engine_error(active, error)
 
-    def _notify_after_commit(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
+    def _follow_up_commit(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
         claim, commit = active.claim, encoded.commit
         if commit.seq % TRIM_EVERY == TRIM_REMAINDER:
@@ -264,7 +265,7 @@ class ClaimRunner:
         if self._history_trimmer is not None:
             self._history_trimmer.add(commit.id, commit.seq + 1, active.entry.spec.machine.history_keep)
 
-    async def _end_commit(
+    async def _end_unanswered_commit(
         self, active: ActiveClaim, encoded: EncodedOutcome, error: OutcomeRejected | asyncio.CancelledError
     ) -> None:
         """The task of a claim that was meant to go on has no answer to its outcome."""
@@ -294,9 +295,9 @@ class ClaimRunner:
             encoded.commit.began, encoded.commit.took = started, took
             await self._commit_claim_end(active, encoded, took)
         else:
-            self.receive_result(active, encoded, time.perf_counter() - started, result)
+            self.receive_commit_result(active, encoded, time.perf_counter() - started, result)
 
-    async def _end_cancelled(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
+    async def _run_on_cancel_and_commit(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
         """End a claim that has a cancel request; `on_cancel` runs first if the request met a running step."""
         claim, task = active.claim, asyncio.current_task()
         while task is not None and task.cancelling():
@@ -308,7 +309,7 @@ class ClaimRunner:
         active.cancel_reason = reason
         if after_step:
             reason = await self._executor.run_on_cancel(claim, active.entry, reason, self._cancel_timeout)
-        encoded = self._executor.encode_cancel(claim, active.entry, reason)
+        encoded = self._executor.encode_cancel_outcome(claim, active.entry, reason)
         encoded.commit.began, encoded.commit.took = time.perf_counter() - took, took
         active.has_outcome = True
         self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
@@ -333,16 +334,16 @@ class ClaimRunner:
             active.unanswered = encoded
             raise
         else:
-            self.receive_result(active, encoded, former.took, result)
+            self.receive_commit_result(active, encoded, former.took, result)
 
-    def _advance(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
+    def _advance_to_next_step(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Bring a kept claim to its next step."""
         claim = active.claim
         if claim.crashes >= MIN_CRASHES:
             self._claims.report_outcome_after_crashes(active)
         if encoded.commit.seq % TRIM_EVERY == TRIM_REMAINDER:
             self._trim_history(active, encoded.commit)
-        advance(claim, encoded)
+        advance_claim(claim, encoded)
         active.entry = self._registry.get(claim.machine, claim.version, claim.step)
         active.in_thread = not active.entry.spec.is_async
 

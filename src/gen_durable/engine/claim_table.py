@@ -17,7 +17,7 @@ from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
 from gen_durable.engine.slots import Slots
-from gen_durable.engine.tasks import TaskSet
+from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.registry import Registry
@@ -138,7 +138,7 @@ class ClaimTable:
     def drop_withdrawn(self, claims: list[ActiveClaim]) -> None:
         """Remove claims whose rows the heartbeat has returned."""
         for active in claims:
-            self.stop_without_outcome(active)
+            self.interrupt_or_unbuffer(active)
             self.remove(active)
 
     def __len__(self) -> int:
@@ -146,13 +146,13 @@ class ClaimTable:
 
     async def release(self, claims: list[ActiveClaim]) -> None:
         """Make rows runnable again at once, and remove their claims."""
-        await self._release([(active, None, None) for active in claims])
+        await self._release_rows([(active, None, None) for active in claims])
 
     def postpone(self, active: ActiveClaim, reason: str) -> None:
         """Make a row runnable again after a rest; `reason` becomes its last error."""
-        self._tasks.spawn(self._release([(active, FIRST_REST, reason)]))
+        self._tasks.spawn(self._release_rows([(active, FIRST_REST, reason)]))
 
-    async def _release(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
+    async def _release_rows(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
         if not returns:
             return
         rows = sorted((active.claim.id, active.claim.epoch, delay, reason) for active, delay, reason in returns)
@@ -182,16 +182,16 @@ class ClaimTable:
             log.warning("instance %d: another worker took over the claim, its step is interrupted", claim.id)
             if self._events.active:
                 self._events.emit(ClaimLost(claim.id, claim.machine, claim.step))
-            self.stop_without_outcome(active)
+            self.interrupt_or_unbuffer(active)
             self.remove(active)
 
-    def stop_without_outcome(self, active: ActiveClaim) -> None:
+    def interrupt_or_unbuffer(self, active: ActiveClaim) -> None:
         """Interrupt a claim without an outcome; one that is buffered is not started."""
         active.interrupt()
         if active.task is None:
-            self._slots.drop(active)
+            self._slots.remove_from_buffer(active)
 
-    def fetch_cancel_requests(self) -> None:
+    def apply_cancel_requests(self) -> None:
         """Find out which claims have a cancel request, and cancel them."""
         self._tasks.spawn(self._fetch_and_apply_cancel_requests())
 
@@ -199,9 +199,11 @@ class ClaimTable:
         claims = sorted((active.claim.id, active.claim.epoch) for active in self.all())
         if claims:
             with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat asks again
-                self.cancel_claims(await self._pool.run_idempotent(self._statements.cancel_requests_of(claims)))
+                self.pass_on_cancel_requests(
+                    await self._pool.run_idempotent(self._statements.cancel_requests_of(claims))
+                )
 
-    def cancel_claims(self, reasons: dict[int, str]) -> None:
+    def pass_on_cancel_requests(self, reasons: dict[int, str]) -> None:
         """Cancel claims, by instance id and reason. A repeated request changes nothing."""
         for instance, reason in reasons.items():
             active = self._claims.get(instance)
@@ -209,7 +211,7 @@ class ClaimTable:
                 continue
             active.accept_cancel_request(reason)
             if active.task is None:
-                self._slots.start_without_slot(active)
+                self._slots.start_to_cancel(active)
 
     async def fetch_cancel_reason(self, active: ActiveClaim) -> str:
         """Read the reason of a cancel that a commit reported before the heartbeat or a notification did."""

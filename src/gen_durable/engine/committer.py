@@ -23,7 +23,7 @@ from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, loggable, sqlstate
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log, sqlstate
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import Commit, FlushResult
 
@@ -53,7 +53,7 @@ CANCEL_REQUESTED: Final = CommitResult.CANCEL_REQUESTED
 class CommitReceiver(Protocol):
     """Receives the answer to one outcome."""
 
-    def receive_result(self, result: CommitResult | OutcomeRejected) -> None: ...
+    def receive_commit_result(self, result: CommitResult | OutcomeRejected) -> None: ...
 
 
 _Entry = tuple[Commit, CommitReceiver]
@@ -67,7 +67,7 @@ class FutureReceiver:
     def __init__(self, future: asyncio.Future[CommitResult]) -> None:
         self.future = future
 
-    def receive_result(self, result: CommitResult | OutcomeRejected) -> None:
+    def receive_commit_result(self, result: CommitResult | OutcomeRejected) -> None:
         if self.future.done():
             return
         if isinstance(result, OutcomeRejected):
@@ -119,14 +119,14 @@ class Committer:
         self._aside: set[asyncio.Task[None]] = set()
 
     @property
-    def pending(self) -> int:
+    def unanswered_count(self) -> int:
         """How many outcomes are not answered yet, apart from those that wait for a lock or for many children."""
         return len(self._queued) + self._in_flush
 
     def enqueue(self, commit: Commit, receiver: CommitReceiver) -> None:
         """Commit an outcome with the next flush, and pass the answer to `receiver`."""
         if is_large(commit):
-            self._commit_aside((commit, receiver))  # a long transaction: keep it out of the batches
+            self._start_flush_aside((commit, receiver))  # a long transaction: keep it out of the batches
             return
         self._queued.append((commit, receiver))
         if self._task is None:
@@ -168,12 +168,12 @@ class Committer:
                     batch, later = _first_of_each_instance(batch)
                     self._queued = later + self._queued
                 self._in_flush = len(batch)
-                await self._write(batch)
+                await self._flush_until_answered(batch)
                 self._in_flush = 0
         finally:
             self._task = None
 
-    async def _write(self, batch: list[_Entry], side: SlowCommitConnections | None = None) -> None:
+    async def _flush_until_answered(self, batch: list[_Entry], side: SlowCommitConnections | None = None) -> None:
         """Send a batch until the database has answered for each outcome in it; with `side`, on its connections."""
         pauses: Pauses | None = None
         failures = 0
@@ -181,22 +181,22 @@ class Committer:
         while True:
             try:
                 if side is None:
-                    flushed = await self._send([commit for commit, _ in batch], self._connection)
+                    flushed = await self._flush_once([commit for commit, _ in batch], self._connection)
                 else:
-                    flushed = await self._send_aside(batch[0][0], side)
+                    flushed = await self._flush_once_aside(batch[0][0], side)
             except Exception as error:
                 match _fault_of(error):
                     case FaultKind.REFUSED if len(batch) == 1:
                         return _reject(batch[0], error)
                     case FaultKind.REFUSED:
-                        return await self._write_halves(batch)
+                        return await self._flush_halves(batch)
                     case FaultKind.LOCK_TIMED_OUT if side is None:
-                        return await self._set_locked_aside(batch)
+                        return await self._flush_unlocked(batch)
                     case FaultKind.GONE if len(batch) > 1 and _was_sent(error):
                         await asyncio.sleep(FIRST_PAUSE)
-                        return await self._write_halves(batch)
+                        return await self._flush_halves(batch)
                     case FaultKind.GONE if failures == QUIET_FAILURES and side is None and _was_sent(error):
-                        return self._commit_aside(batch[0])
+                        return self._start_flush_aside(batch[0])
                     case FaultKind.LOCK_TIMED_OUT | FaultKind.GONE | FaultKind.BUSY:
                         failures += 1
                     case fault:
@@ -205,11 +205,11 @@ class Committer:
                     log.warning("outcomes cannot be committed (%s); trying again", describe_fault(error))
             else:
                 if flushed is not None:
-                    return self._answer(batch, flushed)
+                    return self._answer_receivers(batch, flushed)
             pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
             await asyncio.sleep(pauses.next())
 
-    async def _send_aside(self, commit: Commit, side: SlowCommitConnections) -> FlushResult | None:
+    async def _flush_once_aside(self, commit: Commit, side: SlowCommitConnections) -> FlushResult | None:
         """Send one outcome. Returns None if others wait for a connection and the outcome's row is still locked."""
         is_busy = side.is_busy
         async with side.acquire() as connection:
@@ -218,9 +218,9 @@ class Committer:
                 ids = {i for i in (commit.id, commit.parent) if i is not None}
                 if await connection.run(self._statements.unlocked_ids(sorted(ids))) != ids:
                     return None
-            return await self._send([commit], connection)
+            return await self._flush_once([commit], connection)
 
-    async def _send(self, commits: list[Commit], connection: PersistentConnection) -> FlushResult:
+    async def _flush_once(self, commits: list[Commit], connection: PersistentConnection) -> FlushResult:
         if commits[0].many_children is not None:
             work = functools.partial(
                 flush_in_transaction, statements=self._statements, commit=commits[0], worker=self._worker
@@ -228,26 +228,28 @@ class Committer:
             return await connection.run_in_transaction(work)
         return await connection.run(self._statements.flush(commits, self._worker, time.perf_counter()))
 
-    def _answer(self, batch: list[_Entry], flushed: FlushResult) -> None:
+    def _answer_receivers(self, batch: list[_Entry], flushed: FlushResult) -> None:
         stale, cancelled = flushed.stale, flushed.cancel_requested
         for commit, receiver in batch:
             try:
-                receiver.receive_result(
+                receiver.receive_commit_result(
                     STALE if commit.id in stale else CANCEL_REQUESTED if commit.id in cancelled else COMMITTED
                 )
             except Exception as error:  # the other outcomes of the batch must have their answers
-                log.error("instance %d: the answer to its outcome met %s", commit.id, loggable(error))
+                log.error("instance %d: the answer to its outcome met %s", commit.id, describe_for_log(error))
         try:
-            dispatch_follow_ups(self._notifier, flushed)
+            act_on_follow_ups(self._notifier, flushed)
         except Exception as error:
-            log.error("the queues that a flush made runnable were not woken (%s); polling finds them", loggable(error))
+            log.error(
+                "the queues that a flush made runnable were not woken (%s); polling finds them", describe_for_log(error)
+            )
 
-    async def _write_halves(self, batch: list[_Entry]) -> None:
+    async def _flush_halves(self, batch: list[_Entry]) -> None:
         middle = len(batch) // 2
-        await self._write(batch[:middle])
-        await self._write(batch[middle:])
+        await self._flush_until_answered(batch[:middle])
+        await self._flush_until_answered(batch[middle:])
 
-    async def _set_locked_aside(self, batch: list[_Entry]) -> None:
+    async def _flush_unlocked(self, batch: list[_Entry]) -> None:
         """Write the outcomes whose rows are not locked; the others wait on side connections."""
         ids = {i for commit, _ in batch for i in (commit.id, commit.parent) if i is not None}
         try:
@@ -260,32 +262,32 @@ class Committer:
             if commit.id in unlocked and (commit.parent is None or commit.parent in unlocked):
                 ready.append(entry)
             else:
-                self._commit_aside(entry)
+                self._start_flush_aside(entry)
         locked = len(batch) - len(ready)
         log.info("%d outcomes wait for rows that other transactions have locked", locked)
         if locked:
             if ready:
-                await self._write(ready)
+                await self._flush_until_answered(ready)
         # No row is locked, so the lock is on a child's unique key, which an open transaction inserts or deletes.
         elif len(batch) == 1:
-            self._commit_aside(batch[0])
+            self._start_flush_aside(batch[0])
         else:
-            await self._write_halves(batch)
+            await self._flush_halves(batch)
 
-    def _commit_aside(self, entry: _Entry) -> None:
+    def _start_flush_aside(self, entry: _Entry) -> None:
         side = self._fan_outs if is_large(entry[0]) else self._locked
-        task = self._loop.create_task(self._write([entry], side))
+        task = self._loop.create_task(self._flush_until_answered([entry], side))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 
 
-def dispatch_follow_ups(notifier: Notifier, flushed: FlushResult) -> None:
+def act_on_follow_ups(notifier: Notifier, flushed: FlushResult) -> None:
     """Wake what a flush made runnable, and start the cascades it began."""
     if flushed.already_committed:
         # An earlier try committed some of it, and its answer, which named the queues, is lost: wake every queue.
         notifier.wake_workers()
     elif flushed.follow_ups:
-        notifier.dispatch(flushed.follow_ups)
+        notifier.act_on_follow_ups(flushed.follow_ups)
 
 
 def _next_batch(queued: list[_Entry], batch_size: int) -> tuple[list[_Entry], list[_Entry]]:
@@ -340,12 +342,12 @@ def _reject(entry: _Entry, error: Exception) -> None:
     if isinstance(error, SqlError):
         message = f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
     else:
-        message = f"the outcome of instance {commit.id} cannot be committed: {loggable(error)}"
+        message = f"the outcome of instance {commit.id} cannot be committed: {describe_for_log(error)}"
         log.error("%s", message)
     try:
-        receiver.receive_result(OutcomeRejected(message))
+        receiver.receive_commit_result(OutcomeRejected(message))
     except Exception as raised:
-        log.error("instance %d: the answer to its outcome met %s", commit.id, loggable(raised))
+        log.error("instance %d: the answer to its outcome met %s", commit.id, describe_for_log(raised))
 
 
 def _first_of_each_instance(batch: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:

@@ -26,7 +26,7 @@ class CrashedRows:
         self._running: dict[int, Claim] = {}
 
     @property
-    def free(self) -> int:
+    def free_count(self) -> int:
         """How many more of them may start."""
         if any(self._has_last_chance(claim) for claim in self._running.values()):
             return 0

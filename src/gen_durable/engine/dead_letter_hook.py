@@ -56,9 +56,9 @@ class DeadLetterHook:
         """Wait up to `timeout` seconds for calls under way, then cancel them."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=timeout)
-        self.cancel()
+        self.cancel_calls()
 
-    def cancel(self) -> None:
+    def cancel_calls(self) -> None:
         self._threads.close()
         if self._task is not None:
             self._task.cancel()
@@ -75,7 +75,7 @@ class DeadLetterHook:
                 log.error("on_dead_letter was not called for instance %d: it has been deleted", instance_id)
                 continue
             try:
-                await self._call(found if self._encryption is None else self._encryption.instance(found))
+                await self._call(found if self._encryption is None else self._encryption.decrypt_instance(found))
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # a SystemExit would end the event loop, and with it the worker

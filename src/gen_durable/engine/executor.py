@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from gen_durable.context import Context
 from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.engine.many_children import ChildrenReader
-from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel, encode_outcome
+from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel_outcome, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, StepTimeout
 from gen_durable.jobs import Abort, Job
@@ -88,14 +88,14 @@ class Executor:
         `previous` is the committed outcome of the same claim that led here; it holds the decoded state. `task` is the
         current task, if the caller knows it. With a `transaction` the step's error is raised as `StepRaised`.
         """
-        state = previous.state if previous is not None else self._decode(claim, entry)
-        ctx = self._context(claim, entry.spec, transaction)
+        state = previous.state if previous is not None else self._decode_state(claim, entry)
+        ctx = self._make_context(claim, entry.spec, transaction)
         try:
             if entry.plain:
                 returned = await (entry.call(state, ctx) if entry.wants_context else entry.call(state))
             elif entry.spec.is_async:
                 call = entry.call(state, ctx) if entry.wants_context else entry.call(state)
-                returned = await _in_time(call, entry.spec)
+                returned = await _await_within_timeout(call, entry.spec)
             else:
                 returned = await self._call_in_thread(claim, entry, state, ctx, may_continue=may_continue)
             if task is None or task.cancelling():
@@ -107,8 +107,8 @@ class Executor:
                     returned = Done(returned)
                 encoded = encode_outcome(claim, entry.spec, ctx, returned, may_continue=may_continue)
             if encoded.remaining_starts is not None:
-                await _in_time(self._encode_remaining_starts(encoded, entry.spec), entry.spec)
-            return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
+                await _await_within_timeout(self._encode_remaining_starts(encoded, entry.spec), entry.spec)
+            return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.is_interrupted:
                 raise
@@ -124,7 +124,7 @@ class Executor:
             raise StepRaised(error) from error
         return await self.answer_error(claim, entry, ctx, error, may_continue=may_continue)
 
-    def _decode(self, claim: Claim, entry: Entry) -> object:
+    def _decode_state(self, claim: Claim, entry: Entry) -> object:
         try:
             if self._encryption is not None:
                 self._encryption.decrypt(claim)
@@ -136,22 +136,22 @@ class Executor:
 
     async def answer_error_after_step(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
         """Run `on_error` for an error found after the step: a refused outcome, or a transaction rolled back."""
-        return await self.answer_error(claim, entry, self._context(claim, entry.spec), error, may_continue=False)
+        return await self.answer_error(claim, entry, self._make_context(claim, entry.spec), error, may_continue=False)
 
     async def encode_failure(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
         """A `Fail` for an instance whose `on_error` answer was refused too, with a reason that can be stored."""
-        return await self._fail(claim, entry, self._context(claim, entry.spec), describe(error))
+        return await self._encode_fail(claim, entry, self._make_context(claim, entry.spec), describe(error))
 
-    def encode_cancel(self, claim: Claim, entry: Entry, reason: str) -> EncodedOutcome:
+    def encode_cancel_outcome(self, claim: Claim, entry: Entry, reason: str) -> EncodedOutcome:
         """The outcome that ends a cancelled instance."""
-        encoded = encode_cancel(claim, entry.spec, reason)
+        encoded = encode_cancel_outcome(claim, entry.spec, reason)
         if self._encryption is not None:
             self._encryption.encrypt_error(encoded.commit)
         return encoded
 
-    async def _fail(self, claim: Claim, entry: Entry, ctx: Context, reason: str) -> EncodedOutcome:
+    async def _encode_fail(self, claim: Claim, entry: Entry, ctx: Context, reason: str) -> EncodedOutcome:
         encoded = encode_outcome(claim, entry.spec, ctx, Fail(clean_error(reason)), may_continue=False)
-        return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
+        return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
 
     async def answer_error(
         self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
@@ -163,7 +163,7 @@ class Executor:
         )
         try:
             if isinstance(entry.owner, Job):
-                answer: object = _retry(entry.owner, claim.step_errors, error)
+                answer: object = _answer_job_error(entry.owner, claim.step_errors, error)
             else:
                 # Decoded again: the failed execution may have changed its own copy of the state.
                 state = entry.spec.state_codec.decode(claim.state)
@@ -173,7 +173,7 @@ class Executor:
             encoded = encode_outcome(claim, entry.spec, ctx, answer, may_continue=may_continue, error=error)
             if encoded.remaining_starts is not None:
                 await self._encode_remaining_starts(encoded, entry.spec)
-            return encoded if self._encryption is None else await _encrypt(encoded, self._encryption)
+            return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.is_interrupted:
                 raise
@@ -183,7 +183,7 @@ class Executor:
         except BaseException as raised:
             second = raised
         reason = f"{describe(error)} (and then on_error raised {describe(second)})"
-        return await self._fail(claim, entry, ctx, reason)
+        return await self._encode_fail(claim, entry, ctx, reason)
 
     async def run_on_cancel(self, claim: Claim, entry: Entry, reason: str, timeout: float) -> str:
         """Run the machine's `on_cancel`. Returns the reason, extended by the error of `on_cancel` if it raised."""
@@ -195,7 +195,7 @@ class Executor:
                 if self._encryption is not None:
                     self._encryption.decrypt(claim)
                 state = entry.spec.state_codec.decode(claim.state)
-                cleanup: object = entry.owner.on_cancel(state, self._context(claim, entry.spec), reason)
+                cleanup: object = entry.owner.on_cancel(state, self._make_context(claim, entry.spec), reason)
                 if inspect.isawaitable(cleanup):
                     await cleanup
             return reason
@@ -211,7 +211,7 @@ class Executor:
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(raised).__name__)
         return clean_error(f"{reason} (and then on_cancel raised {describe(raised)})")
 
-    def _context(self, claim: Claim, spec: StepSpec, transaction: StepTransaction | None = None) -> Context:
+    def _make_context(self, claim: Claim, spec: StepSpec, transaction: StepTransaction | None = None) -> Context:
         # Positional, because keyword arguments cost half a microsecond per step.
         return Context(
             claim.id,
@@ -228,7 +228,7 @@ class Executor:
             claim.epoch,
             claim.seq,
             claim.inbox,
-            _awaited(claim) if claim.inbox else (),
+            _awaited_signals(claim) if claim.inbox else (),
             claim.children,
             None if claim.children is not None else functools.partial(self._children.read, claim.id),
             self._limits,
@@ -260,29 +260,29 @@ class Executor:
             returned: object = entry.call(state, ctx) if entry.wants_context else entry.call(state)
             if inspect.isawaitable(returned):
                 return returned
-            _list_children(returned)
+            _exhaust_children_generator(returned)
             outcome = Done(returned) if entry.is_job else returned
             return encode_outcome(claim, entry.spec, ctx, outcome, may_continue=may_continue)
 
         # A timeout bounds the execution, not the wait for a free thread.
         done = await self._threads.start(functools.partial(contextvars.copy_context().run, call))
-        result = await _in_time(done, entry.spec)
+        result = await _await_within_timeout(done, entry.spec)
         return await result if inspect.isawaitable(result) else result
 
 
-async def _encrypt(encoded: EncodedOutcome, encryption: RowEncryption) -> EncodedOutcome:
+async def _encrypt_outcome(encoded: EncodedOutcome, encryption: RowEncryption) -> EncodedOutcome:
     encoded.plain_state = encoded.commit.value
     await encryption.encrypt(encoded.commit)
     return encoded
 
 
-def _list_children(returned: object) -> None:
+def _exhaust_children_generator(returned: object) -> None:
     """Exhaust a generator of children in the step's own thread, whose resources it may use, and within its timeout."""
     if isinstance(returned, ScheduleChildren) and not isinstance(returned.children, Sized):
         returned.children = tuple(islice(returned.children, MAX_CHILDREN + 1))
 
 
-async def _in_time(running: Awaitable[Any], spec: StepSpec) -> Any:
+async def _await_within_timeout(running: Awaitable[Any], spec: StepSpec) -> Any:
     if spec.timeout is None:
         return await running
     limit = asyncio.timeout(spec.timeout)
@@ -308,13 +308,13 @@ async def _forget_cancellation(claim: Claim) -> None:
         task.uncancel()
 
 
-def _awaited(claim: Claim) -> tuple[Received, ...]:
+def _awaited_signals(claim: Claim) -> tuple[Received, ...]:
     if claim.awaits is None:
         return ()
     return tuple(s for s in claim.inbox if s.name in claim.awaits)
 
 
-def _retry(job: Job[Any, Any], earlier_errors: int, error: Exception) -> Outcome[Any]:
+def _answer_job_error(job: Job[Any, Any], earlier_errors: int, error: Exception) -> Outcome[Any]:
     """The answer of a job to its error. Only its own errors count: `attempt` also counts crashes."""
     if isinstance(error, Abort):
         return Fail(clean_error(f"aborted: {error.reason}"))

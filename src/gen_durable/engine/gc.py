@@ -50,7 +50,7 @@ class Gc(BackgroundTask):
 
     async def run_once(self) -> float:
         """Delete a batch of each walk; continue at once until all walks have come to the end."""
-        has_more = [await self._collect(walk) for walk in self._walks]
+        has_more = [await self._delete_batch(walk) for walk in self._walks]
         if any(has_more):
             return 0.0
         await self._connection.run(self._statements.delete_full_buckets())
@@ -60,7 +60,7 @@ class Gc(BackgroundTask):
                 walk.after = None
         return self._interval_seconds * random.uniform(0.9, 1.0)
 
-    async def _collect(self, walk: Walk) -> bool:
+    async def _delete_batch(self, walk: Walk) -> bool:
         """Delete one batch. Returns whether more may be due."""
         after, has_more = walk.after, False
 

@@ -23,7 +23,7 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, loggable
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log
 from gen_durable.store.statements import Statements
 from gen_durable.telemetry import EventLoopBlocked, Events
 
@@ -67,7 +67,9 @@ class Heartbeat:
     def start(self) -> None:
         """Start the thread. The caller's event loop is the one it reports to and watches for lag."""
         monitor = LoopMonitor(2 * self._interval_seconds, self._report_loop_lag)
-        self._thread = threading.Thread(target=self._run, args=(monitor,), name="gen_durable heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_thread, args=(monitor,), name="gen_durable heartbeat", daemon=True
+        )
         self._thread.start()
 
     def stop_soon(self) -> None:
@@ -88,10 +90,10 @@ class Heartbeat:
         old = self._claims.leased_before(self._lease_seconds / 3)
         lost: list[ActiveClaim] = []
         for i in range(0, len(old), BATCH):
-            lost += await self._extend(old[i : i + BATCH], self._connection)
+            lost += await self._extend_batch(old[i : i + BATCH], self._connection)
         return lost
 
-    async def _extend(self, batch: list[ActiveClaim], connection: PersistentConnection) -> list[ActiveClaim]:
+    async def _extend_batch(self, batch: list[ActiveClaim], connection: PersistentConnection) -> list[ActiveClaim]:
         began = time.monotonic()
         fences = [(active.claim.id, active.claim.epoch) for active in batch]
         statement = self._statements.heartbeat(fences, self._lease_seconds)
@@ -102,11 +104,14 @@ class Heartbeat:
             if classify(error) is not FaultKind.REFUSED:
                 raise
             if len(batch) == 1:
-                log.warning("instance %d: its lease cannot be extended (%s)", fences[0][0], loggable(error))
+                log.warning("instance %d: its lease cannot be extended (%s)", fences[0][0], describe_for_log(error))
                 return []
             # One row must not cost the others their leases: halve until it is alone.
             middle = len(batch) // 2
-            return [*await self._extend(batch[:middle], connection), *await self._extend(batch[middle:], connection)]
+            return [
+                *await self._extend_batch(batch[:middle], connection),
+                *await self._extend_batch(batch[middle:], connection),
+            ]
         lost: list[ActiveClaim] = []
         for active in batch:
             if active.claim.id in lost_ids:
@@ -122,11 +127,11 @@ class Heartbeat:
             return {}
         return await self._connection.run(self._statements.cancel_requests_of(fences), timeout=self._interval_seconds)
 
-    def _run(self, monitor: LoopMonitor) -> None:
+    def _run_thread(self, monitor: LoopMonitor) -> None:
         with asyncio.Runner() as runner:
-            runner.run(self._beat_until_stopped(monitor))
+            runner.run(self._send_heartbeats(monitor))
 
-    async def _beat_until_stopped(self, monitor: LoopMonitor) -> None:
+    async def _send_heartbeats(self, monitor: LoopMonitor) -> None:
         # Two heartbeats per interval, so that a claim made just after one does not wait nearly two intervals.
         longest = self._interval_seconds / 2
         pauses = Pauses(min(FIRST_PAUSE, longest), longest)
@@ -135,43 +140,43 @@ class Heartbeat:
             began = time.monotonic()
             pause = longest
             try:
-                await self._beat(monitor)
+                await self._send_heartbeat(monitor)
                 failed = False
                 pauses.reset()
             except Exception as error:  # of any kind: without this thread all claims of the worker are lost
                 pause = pauses.next()
                 if not failed:
                     failed = True
-                    cause = error if isinstance(error, ConnectionLost) else loggable(error)
+                    cause = error if isinstance(error, ConnectionLost) else describe_for_log(error)
                     log.warning("heartbeats fail (%s); trying again", cause)
             await asyncio.to_thread(self._stopping.wait, max(0.0, pause - (time.monotonic() - began)))
         if self._connection is not None:
             with contextlib.suppress(Exception):
                 await self._connection.close()
 
-    async def _beat(self, monitor: LoopMonitor) -> None:
+    async def _send_heartbeat(self, monitor: LoopMonitor) -> None:
         """Extend leases and pass on cancel requests, unless the worker's loop has not answered for too long."""
-        blocked = monitor.measure()
+        blocked = monitor.measure_lag()
         if blocked < self._lease_seconds:
             self._block_reported = self._stuck_reported = False
         elif not self._block_reported:
-            await self._return_not_begun(monitor, blocked)
+            await self._return_rows_not_begun(monitor, blocked)
         if blocked >= self._max_block_seconds:
-            self._report_stuck(blocked)
+            self._report_stuck_loop(blocked)
             return
         if lost := await self.extend_leases():
-            monitor.call(self._claims.drop_lost, lost)
+            monitor.call_on_loop(self._claims.drop_lost, lost)
         if requests := await self.read_cancel_requests():
-            monitor.call(self._claims.cancel_claims, requests)
+            monitor.call_on_loop(self._claims.pass_on_cancel_requests, requests)
 
-    async def _return_not_begun(self, monitor: LoopMonitor, blocked: float) -> None:
+    async def _return_rows_not_begun(self, monitor: LoopMonitor, blocked: float) -> None:
         """Return the rows whose steps have not begun, so that other workers run them."""
         claims = self._claims.withdraw_not_begun()
         log.error(
             "the event loop has not answered for %.0f s: %d claims that have not begun are returned. It is here:\n%s",
             blocked,
             len(claims),
-            monitor.stack(),
+            monitor.format_loop_stack(),
         )
         if claims:
             rows = [(active.claim.id, active.claim.epoch, None, None) for active in claims]
@@ -181,10 +186,10 @@ class Heartbeat:
                 await self._connection.run(self._statements.release_claims(rows), timeout=self._interval_seconds)
             finally:
                 # Also after an error: then a reaper takes them back when their leases end.
-                monitor.call(self._claims.drop_withdrawn, claims)
+                monitor.call_on_loop(self._claims.drop_withdrawn, claims)
         self._block_reported = True
 
-    def _report_stuck(self, blocked: float) -> None:
+    def _report_stuck_loop(self, blocked: float) -> None:
         if self._stuck_reported:
             return
         self._stuck_reported = True

@@ -53,5 +53,5 @@ class HistoryTrimmer(BackgroundTask):
     async def _trim(self, instances: list[int]) -> None:
         lengths: dict[int, int] = {instance: self._lengths[instance] for instance in instances}
         while lengths:
-            unfinished = await self._connection.run(self._statements.trim(lengths, BATCH))
+            unfinished = await self._connection.run(self._statements.trim_history(lengths, BATCH))
             lengths = {instance: lengths[instance] for instance in unfinished}

@@ -52,7 +52,7 @@ class JournalWriter:
         "_thread_calls",
         "_threads",
         "installation",
-        "report",
+        "report_progress",
     )
 
     def __init__(
@@ -75,7 +75,7 @@ class JournalWriter:
         self._thread = threading.get_ident()
         self._thread_calls: set[concurrent.futures.Future[Any]] = set()
         self._progress = ProgressWriter(pool, statements, encryption)
-        self.report = self._progress.report
+        self.report_progress = self._progress.report_progress
 
     def step_journal(self, claim: Claim, seq: int) -> StepJournal:
         """The journal of the claim's current step. Raises `LeaseLost` if the step that began with `seq` has ended."""
@@ -103,7 +103,7 @@ class JournalWriter:
         except StopIteration as end:
             return end.value
 
-    def run_actions_in_thread(self, actions: Actions) -> Any:
+    def run_actions_blocking(self, actions: Actions) -> Any:
         """Perform actions in the thread of a `def` step."""
         if threading.get_ident() == self._thread:
             actions.close()
@@ -112,7 +112,7 @@ class JournalWriter:
             action = next(actions)
             while True:
                 try:
-                    answer = self._run_action_in_thread(action)
+                    answer = self._run_action_blocking(action)
                 except BaseException as error:
                     action = actions.throw(error)
                 else:
@@ -133,25 +133,25 @@ class JournalWriter:
                     return await fn(*args)
                 call = functools.partial(contextvars.copy_context().run, fn, *args)
                 done = await self._threads.start(call)
-                return await _result_of(await done)
+                return await _await_if_needed(await done)
             case SleepBeforeRetry(seconds):
                 return await asyncio.sleep(seconds)
             case Statement():
-                return await self._write(action)
+                return await self._write_until_answered(action)
         assert_never(action)
 
-    def _run_action_in_thread(self, action: Action) -> Any:
+    def _run_action_blocking(self, action: Action) -> Any:
         match action:
             case CallActivity(fn, args):
                 answer = fn(*args)
-                return self._call_on_loop(_contained(answer)) if inspect.isawaitable(answer) else answer
+                return self._call_on_loop(_await_without_exit(answer)) if inspect.isawaitable(answer) else answer
             case SleepBeforeRetry(seconds):
                 return time.sleep(seconds)
             case Statement():
-                return self._call_on_loop(self._write(action))
+                return self._call_on_loop(self._write_until_answered(action))
         assert_never(action)
 
-    async def _write(self, statement: Statement[bool]) -> None:
+    async def _write_until_answered(self, statement: Statement[bool]) -> None:
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
         while True:
             try:
@@ -176,11 +176,11 @@ class JournalWriter:
             self._thread_calls.discard(future)
 
 
-async def _result_of(answer: Any) -> Any:
+async def _await_if_needed(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def _contained(answer: Awaitable[Any]) -> Any:
+async def _await_without_exit(answer: Awaitable[Any]) -> Any:
     """Await in a task of its own what an activity returned. A SystemExit in a task would end the event loop."""
     try:
         return await answer

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class LoopMonitor:
-    """Sends probes to an event loop, one at a time. Create it on the thread of that loop; `measure` from another.
+    """Sends probes to an event loop, one at a time. Create it on the thread of that loop; `measure_lag` from another.
 
     `report_lag` is called on the loop with the time that a probe took. A measurement counts at most `longest_interval`
     seconds since the last one, so that a process that was stopped and continued does not count as blocked.
@@ -27,29 +27,29 @@ class LoopMonitor:
         self._measured_at = 0.0
         self._blocked_seconds = 0.0
 
-    def measure(self) -> float:
+    def measure_lag(self) -> float:
         """How many seconds the loop has not answered; 0 if it has."""
         now = time.monotonic()
         if self._has_answered:
             self._has_answered = False
             self._blocked_seconds = 0.0
-            self.call(self._answer, now)
+            self.call_on_loop(self._record_answer, now)
         else:
             self._blocked_seconds += min(now - self._measured_at, self._longest_interval)
         self._measured_at = now
         return self._blocked_seconds
 
-    def call(self, function: Callable[..., None], *arguments: object) -> None:
+    def call_on_loop(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a function on the loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the worker is gone
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def stack(self) -> str:
+    def format_loop_stack(self) -> str:
         """Where the thread of the loop is now: lines of code, no values."""
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # documented, and the only way
         frame = frames.get(self._thread_id)
         return "".join(traceback.format_stack(frame)) if frame is not None else "(its thread has ended)"
 
-    def _answer(self, sent_at: float) -> None:
+    def _record_answer(self, sent_at: float) -> None:
         self._has_answered = True
         self._report_lag(time.monotonic() - sent_at)

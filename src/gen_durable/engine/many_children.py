@@ -34,7 +34,7 @@ async def flush_in_transaction(
         statements.lock_parent_and_allocate_ids(commit, 0 if children.ids is not None else len(children.encoded))
     )
     if ids is not None:  # else the fence does not match, and the flush answers why
-        for part in children.parts(children.ids or ids, INSERT_BATCH, INSERT_BYTES):
+        for part in children.encode_parts(children.ids or ids, INSERT_BATCH, INSERT_BYTES):
             woken = await run(statements.start_instances(commit, part))
             queues.update(woken)
     flushed = await run(statements.flush([commit], worker, time.perf_counter()))
@@ -54,5 +54,5 @@ class ChildrenReader:
 
     async def read(self, parent: int, after: int) -> list[Child]:
         """The page of children whose ids follow `after`."""
-        children = await self._pool.run_idempotent(self._statements.children(parent, after, PAGE))
-        return children if self._encryption is None else list(self._encryption.children(children))
+        children = await self._pool.run_idempotent(self._statements.children_page(parent, after, PAGE))
+        return children if self._encryption is None else list(self._encryption.decrypt_children(children))

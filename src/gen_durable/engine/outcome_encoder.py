@@ -63,7 +63,7 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
             return False
         chunk, may_have_more = _encode_chunk(rest)
         if children is not None:
-            _add(children, chunk)
+            _add_children(children, chunk)
             check_child_count(len(children.encoded))
             _check_size(children.size)
         elif extra is not None:
@@ -98,20 +98,20 @@ def encode_outcome(
     extra: dict[str, Any] = {}
     match outcome:
         case Next():
-            encoded.consumed = _ids(ctx.awaited)
+            encoded.consumed = _signal_ids(ctx.awaited)
             encoded.queue = outcome.queue
-            _spawn(encoded, extra, outcome.spawn)
-            encoded.state = _next(commit, extra, outcome, claim, spec, may_continue=may_continue)
+            _encode_spawned(encoded, extra, outcome.spawn)
+            encoded.state = _encode_next(commit, extra, outcome, claim, spec, may_continue=may_continue)
         case Retry():
-            _retry(commit, outcome, spec)
+            _encode_retry(commit, outcome, spec)
         case Await():
-            _await(commit, extra, outcome, claim, spec, ctx=ctx)
+            _encode_await(commit, extra, outcome, claim, spec, ctx=ctx)
         case ScheduleChildren():
-            encoded.consumed = _ids(ctx.awaited)
-            encoded.remaining_starts = _schedule_children(commit, extra, outcome, claim, spec)
+            encoded.consumed = _signal_ids(ctx.awaited)
+            encoded.remaining_starts = _encode_schedule_children(commit, extra, outcome, claim, spec)
         case Done():
-            _done(commit, outcome, claim, spec)
-            _spawn(encoded, extra, outcome.spawn)
+            _encode_done(commit, outcome, claim, spec)
+            _encode_spawned(encoded, extra, outcome.spawn)
         case Fail():
             commit.kind = "fail"
             commit.error = clean_error(outcome.reason)
@@ -126,7 +126,7 @@ def encode_outcome(
     return encoded
 
 
-def encode_cancel(claim: Claim, spec: StepSpec, reason: str) -> EncodedOutcome:
+def encode_cancel_outcome(claim: Claim, spec: StepSpec, reason: str) -> EncodedOutcome:
     """The outcome that ends an instance which was cancelled while this worker had its claim."""
     commit = Commit(claim.id, claim.epoch, claim.seq, "cancel", error=reason, parent=claim.parent_id)
     _add_history_and_extra(commit, {}, claim, spec)
@@ -145,20 +145,20 @@ def _add_history_and_extra(commit: Commit, extra: dict[str, Any], claim: Claim, 
         commit.extra = msgspec.json.encode(extra).decode()
 
 
-def _retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
+def _encode_retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
     commit.kind = "retry"
     if not isinstance(outcome.state, Unchanged):
         commit.value, _ = _encode_state(spec, spec, outcome.state)
     commit.delay = outcome.delay
 
 
-def _done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
+def _encode_done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
     commit.kind = "done"
     commit.value = encode(outcome.result, f"the result of {spec.label}").decode()
     commit.parent = claim.parent_id
 
 
-def _spawn(encoded: EncodedOutcome, extra: dict[str, Any], starts: Iterable[Start[Any]]) -> None:
+def _encode_spawned(encoded: EncodedOutcome, extra: dict[str, Any], starts: Iterable[Start[Any]]) -> None:
     """Encode the first chunk of instances to start; the others, if any, are left to `encode_more`."""
     if starts:
         rest = iter(starts)
@@ -167,23 +167,23 @@ def _spawn(encoded: EncodedOutcome, extra: dict[str, Any], starts: Iterable[Star
             encoded.remaining_starts, encoded.extra = rest, extra
 
 
-def _schedule_children(
+def _encode_schedule_children(
     commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any], claim: Claim, spec: StepSpec
 ) -> Iterator[Start[Any]] | None:
     """Returns the children that remain to be encoded, if they are many."""
     commit.kind = "children"
     commit.value, _ = _encode_state(outcome.then, spec, outcome.state)
     commit.step = outcome.then.name
-    _limit(extra, outcome.then.limits_for(outcome.state), claim)
-    _barrier(commit, extra, outcome)
-    return _children(commit, extra, outcome, spec)
+    _encode_limits(extra, outcome.then.limits_for(outcome.state), claim)
+    _encode_barrier(commit, extra, outcome)
+    return _encode_children(commit, extra, outcome, spec)
 
 
-def _ids(signals: tuple[Received, ...]) -> tuple[int, ...]:
+def _signal_ids(signals: tuple[Received, ...]) -> tuple[int, ...]:
     return tuple([s.id for s in signals]) if signals else ()
 
 
-def _next(
+def _encode_next(
     commit: Commit, extra: dict[str, Any], outcome: Next[Any], claim: Claim, spec: StepSpec, *, may_continue: bool
 ) -> object:
     """Returns the state as the next step is given it."""
@@ -202,12 +202,12 @@ def _next(
     if limits is None:
         limits = outcome.step.limits_for(outcome.state) if outcome.step.limit is not None else ()
     if limits or claim.limited is not None:
-        _limit(extra, limits, claim)
+        _encode_limits(extra, limits, claim)
     commit.kind = "continue" if may_continue and outcome.run_ahead and outcome.delay == 0 and not extra else "next"
     return state
 
 
-def _await(
+def _encode_await(
     commit: Commit, extra: dict[str, Any], outcome: Await[Any], claim: Claim, spec: StepSpec, *, ctx: Context
 ) -> None:
     commit.kind = "await"
@@ -215,13 +215,13 @@ def _await(
     commit.delay = outcome.timeout
     if outcome.then is not None and outcome.then is not spec:
         commit.step = outcome.then.name
-        _limit(extra, outcome.then.limits_for(outcome.state), claim)
+        _encode_limits(extra, outcome.then.limits_for(outcome.state), claim)
     extra["awaits"] = outcome.names
     # Only signals that this execution was given as awaited: others in the inbox must still wake the instance.
     extra["seen"] = [s.id for s in ctx.awaited if s.name in outcome.names]
 
 
-def _limit(extra: dict[str, Any], limits: tuple[Limit, ...], claim: Claim) -> None:
+def _encode_limits(extra: dict[str, Any], limits: tuple[Limit, ...], claim: Claim) -> None:
     """The limits of the next step. An empty list is written too if the current step has limits."""
     if limits or claim.limited is not None:
         extra["limits"] = [[limit.name, limit.partition, limit.weight] for limit in limits]
@@ -236,7 +236,7 @@ def _encode_state(target: StepSpec, current: StepSpec, state: object, *, canonic
     return target.state_codec.encode_checked(state, canonical=canonical)
 
 
-def _barrier(commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any]) -> None:
+def _encode_barrier(commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any]) -> None:
     """When the parent continues, and whether children that have not ended by then are cancelled."""
     commit.delay = outcome.timeout
     if outcome.needed is not None:
@@ -247,7 +247,7 @@ def _barrier(commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[An
         extra["cancel_rest"] = True
 
 
-def _children(
+def _encode_children(
     commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any], spec: StepSpec
 ) -> Iterator[Start[Any]] | None:
     """Encode the children if they fit into one statement, by number and size. Else return those beyond the first."""
@@ -259,7 +259,7 @@ def _children(
         extra["children"] = first
         return None
     commit.many_children = ManyChildren.empty()
-    _add(commit.many_children, first)
+    _add_children(commit.many_children, first)
     return rest
 
 
@@ -268,7 +268,7 @@ def _encode_chunk(starts: Iterator[Start[Any]]) -> tuple[list[dict[str, object]]
     encoded: list[dict[str, object]] = []
     size = 0
     for start in starts:
-        one = _child(start)
+        one = _encode_child(start)
         encoded.append(one)
         size += _state_size(one)
         if len(encoded) > CHUNK or size > CHUNK_BYTES:
@@ -288,13 +288,13 @@ def _check_size(size: int) -> None:
         )
 
 
-def _add(children: ManyChildren, chunk: list[dict[str, object]]) -> None:
+def _add_children(children: ManyChildren, chunk: list[dict[str, object]]) -> None:
     for child in chunk:
         key = child["unique_key"]
         children.add(msgspec.json.encode(child), None if key is None else str(key).encode())
 
 
-def _child(start: Start[Any]) -> dict[str, object]:
+def _encode_child(start: Start[Any]) -> dict[str, object]:
     check_child(start)
     try:
         state, _ = start.step.state_codec.encode_checked(start.state)
@@ -318,7 +318,7 @@ def _child(start: Start[Any]) -> dict[str, object]:
     }
 
 
-def advance(claim: Claim, encoded: EncodedOutcome) -> None:
+def advance_claim(claim: Claim, encoded: EncodedOutcome) -> None:
     """Bring a kept claim to where its committed outcome leads: the next step, with the committed state."""
     commit = encoded.commit
     if commit.step is not None:

@@ -24,7 +24,7 @@ from gen_durable.engine.committer import Committer
 from gen_durable.engine.scan_floors import ScanFloors
 from gen_durable.engine.slots import Slots
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import SqlError, lies_in_data, loggable
+from gen_durable.pg.faults import SqlError, describe_for_log, is_caused_by_data
 from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import PickResult
 from gen_durable.telemetry import (
@@ -99,7 +99,7 @@ class Picker(BackgroundTask):
         self._max_poll_seconds = options.max_poll_interval.total_seconds()
         self._picked_at = 0.0
         self._floors = ScanFloors()
-        self._cursors = FairCursors(options.fair)
+        self._cursors = FairCursors(options.group_kind_by_queue)
         self._pick_task: asyncio.Task[PickResult] | None = None
 
     def wake(self, queue: str) -> int:
@@ -135,9 +135,9 @@ class Picker(BackgroundTask):
     async def run_once(self) -> float:
         """Pick for every queue with capacity and a reason; then wait for the next reason."""
         self._slots.changed.clear()
-        demands = self._demands()
+        demands = self._count_demands()
         if demands:
-            picked = await self._pick(demands)
+            picked = await self._pick_uninterrupted(demands)
             if picked.claims:
                 return 0.0
         wait = self._seconds_to_next_pick()
@@ -148,10 +148,10 @@ class Picker(BackgroundTask):
             pass
         return 0.0
 
-    async def _pick(self, demands: dict[str, int]) -> PickResult:
+    async def _pick_uninterrupted(self, demands: dict[str, int]) -> PickResult:
         expected = {name: self._slots.queues[name].reset_for_pick() for name in demands}
         self._pick_task = asyncio.get_running_loop().create_task(
-            self._pick_now(demands, expected), name="gen_durable pick"
+            self._pick_and_report_missed(demands, expected), name="gen_durable pick"
         )
         try:
             # A stop must not interrupt the pick: rows claimed by a statement whose answer is dropped are lost to
@@ -163,14 +163,14 @@ class Picker(BackgroundTask):
                 self._slots.queues[name].expected += expected[name]
             raise
 
-    async def _pick_now(self, demands: dict[str, int], expected: dict[str, int]) -> PickResult:
+    async def _pick_and_report_missed(self, demands: dict[str, int], expected: dict[str, int]) -> PickResult:
         try:
             picked = await self._claim_rows(demands)
         except SqlError as error:
-            if not lies_in_data(error):
+            if not is_caused_by_data(error):
                 raise
             picked = await self._pick_one_by_one(demands)
-        self._report_missed(expected, picked)
+        self._report_missed_rows(expected, picked)
         return picked
 
     async def _pick_one_by_one(self, demands: dict[str, int]) -> PickResult:
@@ -184,7 +184,7 @@ class Picker(BackgroundTask):
                 try:
                     last = await self._claim_rows({queue: 1})
                 except SqlError as error:
-                    if not lies_in_data(error):
+                    if not is_caused_by_data(error):
                         raise
                     last = await self._set_head_aside(queue, error)
                 if not last.claims or self._stopping:
@@ -194,24 +194,26 @@ class Picker(BackgroundTask):
     async def _set_head_aside(self, queue: str, error: SqlError) -> PickResult:
         """Claim the head of a queue without its payloads, and return it with a back-off and the reason."""
         started = time.monotonic()
-        statement = self._statements.pick_without_payloads(self._statement({queue: 1}, None))
+        statement = self._statements.pick_without_payloads(self._pick_statement({queue: 1}, None))
         try:
             picked = await self._connection.run(statement)
         except SqlError as again:
-            if not lies_in_data(again):
+            if not is_caused_by_data(again):
                 raise
-            log.error("queue %s: its first row cannot be claimed (%s)", queue, loggable(again))
+            log.error("queue %s: its first row cannot be claimed (%s)", queue, describe_for_log(again))
             return PickResult([], [])
         for claim in picked.claims:
-            reason = f"its claim cannot be read ({loggable(error)}): look at its signals, children and activities"
+            reason = (
+                f"its claim cannot be read ({describe_for_log(error)}): look at its signals, children and activities"
+            )
             log.error("instance %d of %s: %s", claim.id, claim.machine, reason)
             self._claims.postpone(self._claims.register(claim, started), reason)
         if picked.woken:
             self._notifier.wake_queues(picked.woken)
         return picked
 
-    def _statement(self, demands: dict[str, int], floors: str | None) -> Statement[PickResult]:
-        free = [self._slots.queues[name].free for name in demands]
+    def _pick_statement(self, demands: dict[str, int], floors: str | None) -> Statement[PickResult]:
+        free = [self._slots.queues[name].free_count for name in demands]
         return self._statements.pick(
             self._worker,
             demands,
@@ -220,14 +222,14 @@ class Picker(BackgroundTask):
             floors=floors,
             fair=self._cursors.pick_argument(demands),
             free=free if any(map(operator.lt, free, demands.values())) else None,
-            crashed=self._claims.crashed.free,
+            crashed=self._claims.crashed.free_count,
             last_chance=self._claims.crashed.is_idle,
         )
 
     async def _claim_rows(self, demands: dict[str, int]) -> PickResult:
         started = time.monotonic()
         floors = self._floors.pick_argument(demands)
-        picked = await self._connection.run(self._statement(demands, floors))
+        picked = await self._connection.run(self._pick_statement(demands, floors))
         self._floors.update(picked, floors, time.monotonic() - started)
         self._cursors.update(picked)
         if picked.claims:
@@ -259,12 +261,12 @@ class Picker(BackgroundTask):
         if self._events.active:
             self._emit_events(demands, picked)
 
-    def _report_missed(self, expected: dict[str, int], picked: PickResult) -> None:
+    def _report_missed_rows(self, expected: dict[str, int], picked: PickResult) -> None:
         """Rows that this worker was woken for and did not find may have steps that only other workers know."""
         for report in picked.unmet:
             count = expected[report.queue]
             if count and sum(claim.queue == report.queue for claim in picked.claims) < count:
-                self._notifier.notify_missed(report.queue)
+                self._notifier.notify_rows_not_found(report.queue)
 
     def _emit_events(self, demands: dict[str, int], picked: PickResult) -> None:
         counts = dict.fromkeys(demands, 0)
@@ -285,9 +287,9 @@ class Picker(BackgroundTask):
         for queue in picked.woken:
             self._events.emit(RowsUnblocked(queue))
 
-    def _demands(self) -> dict[str, int]:
+    def _count_demands(self) -> dict[str, int]:
         """How many rows to pick from each queue now; empty if no queue has both capacity and a reason."""
-        if self._committer.pending > MAX_UNCOMMITTED:
+        if self._committer.unanswered_count > MAX_UNCOMMITTED:
             return {}  # the database does not keep up with the outcomes: claim no more rows
         now = time.monotonic()
         polling = now - self._picked_at >= self._poll_seconds
@@ -295,7 +297,7 @@ class Picker(BackgroundTask):
         for name, slots in self._slots.queues.items():
             if slots.has_work or polling or slots.due_at <= now:
                 slots.adapt_prefetch(now)
-                if demand := slots.demand(self._min_demand):
+                if demand := slots.count_rows_to_pick(self._min_demand):
                     demands[name] = demand
         return demands
 
@@ -305,9 +307,9 @@ class Picker(BackgroundTask):
         Ignores due times of full queues: a slot that falls free wakes the picker, and waking up at once for a due
         time that has passed would spin.
         """
-        if self._committer.pending > MAX_UNCOMMITTED:
+        if self._committer.unanswered_count > MAX_UNCOMMITTED:
             return UNCOMMITTED_PAUSE
-        due = [slots.due_at for slots in self._slots.queues.values() if slots.demand(self._min_demand)]
+        due = [slots.due_at for slots in self._slots.queues.values() if slots.count_rows_to_pick(self._min_demand)]
         if not due:
             return None
         return max(min(self._picked_at + self._poll_seconds, *due) - time.monotonic(), 0.0)

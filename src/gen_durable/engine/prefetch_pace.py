@@ -46,7 +46,7 @@ class Pace:
         self._ran_empty = False
         self._is_stalled = False
 
-    def step_ended(self, seconds: float, now: float, *, ends_claim: bool) -> None:
+    def record_step_end(self, seconds: float, now: float, *, ends_claim: bool) -> None:
         mean = self._mean
         self._mean = seconds if mean == UNKNOWN else mean + (seconds - mean) * WEIGHT
         self._ended_at = now
@@ -54,11 +54,11 @@ class Pace:
         self._claims += ends_claim
         self._is_stalled = False
 
-    def buffer_ran_empty(self) -> None:
+    def record_empty_buffer(self) -> None:
         """A slot is free and no row waits for it, so the rate of this window is that of the work, not of the worker."""
         self._ran_empty = True
 
-    def stall(self) -> None:
+    def record_stall(self) -> None:
         """Rows that were claimed ahead did not start in time: claim none ahead until a step ends."""
         self._is_stalled = True
 

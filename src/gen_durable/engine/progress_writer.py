@@ -41,7 +41,7 @@ class ProgressWriter:
         self._runner = SkippingBatchRunner("progress")
         self._task: asyncio.Task[None] | None = None
 
-    def report(
+    def report_progress(
         self,
         instance: int,
         epoch: int,
@@ -64,9 +64,9 @@ class ProgressWriter:
                 instance, epoch, step, clean_error(str(branch)), share, text, raw
             )
             if threading.get_ident() == self._thread:
-                self._start()
+                self._start_writing()
             else:
-                self._loop.call_soon_threadsafe(self._start)
+                self._loop.call_soon_threadsafe(self._start_writing)
         except Exception as error:
             log.warning("instance %d: a report of progress was dropped (%s)", instance, type(error).__name__)
 
@@ -77,7 +77,7 @@ class ProgressWriter:
             await asyncio.wait([task], timeout=CLOSE_SECONDS)
             task.cancel()
 
-    def _start(self) -> None:
+    def _start_writing(self) -> None:
         if self._task is None:
             self._task = self._loop.create_task(self._write_all(), name="gen_durable progress")
 
@@ -86,7 +86,7 @@ class ProgressWriter:
             while self._reports:
                 batch = self._take_batch()
                 try:
-                    await self._runner.run_list(batch, self._write)
+                    await self._runner.run_list(batch, self._write_batch)
                 except Exception as error:  # of any kind: progress must not disturb a step
                     log.debug("%d reports of progress were dropped (%s)", len(batch), type(error).__name__)
                 await asyncio.sleep(BATCH_PAUSE)
@@ -105,8 +105,8 @@ class ProgressWriter:
             batch.append((key, self._reports.pop(key)))
         return batch
 
-    async def _write(self, batch: list[tuple[_Key, ProgressReport]]) -> None:
-        locked = await self._pool.run(self._statements.report([report for _, report in batch]))
+    async def _write_batch(self, batch: list[tuple[_Key, ProgressReport]]) -> None:
+        locked = await self._pool.run(self._statements.record_progress([report for _, report in batch]))
         for key, report in batch:
             if report.id in locked:
                 self._reports.setdefault(key, report)  # again, unless a newer report has arrived

@@ -61,8 +61,8 @@ class Reaper(BackgroundTask):
         self._interval_seconds = (options.reap_interval or timedelta(0)).total_seconds()
         self._max_crashes = options.max_crashes
         self._queues = list(options.queues)
-        self._known_steps = registry.known
-        self._without_history = registry.without_history
+        self._known_steps = registry.known_steps
+        self._without_history = registry.machines_without_history
         self._reap_runner = SkippingBatchRunner("reaper")
         self._unblock_runner = SkippingBatchRunner("reaper, rows that wait at a gate")
         self._rounds = 0
@@ -71,19 +71,19 @@ class Reaper(BackgroundTask):
 
     async def run_once(self) -> float:
         """Reap one batch; a full batch is followed by the next at once."""
-        is_full = await self._reap_runner.run(self._reap, REAP_BATCH)
+        is_full = await self._reap_runner.run(self._reap_batch, REAP_BATCH)
         await self._unblock_missed()
         if self._queues and self._rounds % UNKNOWN_STEPS_EVERY == 0:
-            self._report_unknown(
+            self._report_unknown_steps(
                 await self._connection.run(self._statements.due_steps_without_code(self._queues, self._known_steps))
             )
         self._rounds += 1
         return 0.0 if is_full else self._interval_seconds * random.uniform(0.9, 1.0)
 
-    async def _reap(self, batch: int, skip: int) -> int:
+    async def _reap_batch(self, batch: int, skip: int) -> int:
         statement = self._statements.reap(batch, self._max_crashes, self._without_history, skip=skip)
         reaped = await self._connection.run(statement)
-        self._notifier.dispatch(reaped.follow_ups)
+        self._notifier.act_on_follow_ups(reaped.follow_ups)
         if reaped.claims:
             self._handle_reaped(reaped.claims)
         return len(reaped.claims)
@@ -107,11 +107,11 @@ class Reaper(BackgroundTask):
     async def _unblock_missed(self) -> None:
         """Go through the gates that rows wait at, a few batches per round, and unblock rows that may run."""
         for _ in range(UNBLOCK_BATCHES):
-            await self._unblock_runner.run(self._unblock, UNBLOCK_BATCH)
+            await self._unblock_runner.run(self._unblock_batch, UNBLOCK_BATCH)
             if self._unblocked_up_to is None:
                 return
 
-    async def _unblock(self, batch: int, skip: int) -> int:
+    async def _unblock_batch(self, batch: int, skip: int) -> int:
         statement = self._statements.unblock_missed(self._unblocked_up_to, batch + skip, skip=skip)
         self._unblocked_up_to, queues = await self._connection.run(statement)
         self._notifier.wake_queues(queues)
@@ -120,7 +120,7 @@ class Reaper(BackgroundTask):
                 self._events.emit(RowsUnblocked(queue))
         return 0  # the gates that follow are left to the next call
 
-    def _report_unknown(self, due_steps_without_code: list[UnknownStep]) -> None:
+    def _report_unknown_steps(self, due_steps_without_code: list[UnknownStep]) -> None:
         for row in due_steps_without_code:
             if self._events.active:
                 self._events.emit(UnknownStepsFound(row.machine, row.version, row.step, row.queue, row.waiting))

@@ -3,7 +3,7 @@
     picker -> claims -> slots -> claim runner -> executor -> committer -> notifier
                  ^ heartbeat, in a thread          reaper, gc: on every worker
 
-`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `fetch_cancel_requests`.
+`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `apply_cancel_requests`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gen_durable.engine.picker import Picker
 from gen_durable.engine.reaper import Reaper
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
-from gen_durable.engine.tasks import TaskSet
+from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.pg.connection import PersistentConnection, Target
@@ -77,7 +77,7 @@ class Runtime:
         )
         self._upkeep_connection = PersistentConnection(target)
         self.tasks = TaskSet()
-        self._threads = ThreadPool(options.threads or max(sum(options.slots.values()), 1))
+        self._threads = ThreadPool(options.threads or max(sum(options.concurrency_by_queue.values()), 1))
         self.committer = Committer(
             self._flush_connection,
             *self._side_connections,
@@ -86,7 +86,7 @@ class Runtime:
             notifier=services.notifier,
             worker=name,
         )
-        self.slots = Slots(options.slots, options.prefetch, tasks=self.tasks, notifier=services.notifier)
+        self.slots = Slots(options.concurrency_by_queue, options.prefetch, tasks=self.tasks, notifier=services.notifier)
         self.claims = ClaimTable(
             services.pool,
             services.statements,
@@ -148,7 +148,7 @@ class Runtime:
             services.statements,
             options,
             worker=self.name,
-            known_steps=self._registry.known,
+            known_steps=self._registry.known_steps,
             slots=self.slots,
             claims=self.claims,
             committer=self.committer,
@@ -198,9 +198,9 @@ class Runtime:
         """Pick from every queue."""
         self.picker.wake_all()
 
-    def fetch_cancel_requests(self) -> None:
+    def apply_cancel_requests(self) -> None:
         """Read the cancel requests of this worker's claims, and act on them."""
-        self.claims.fetch_cancel_requests()
+        self.claims.apply_cancel_requests()
 
     async def start(self) -> None:
         """Start the background parts. A worker without queues only maintains the database."""
@@ -239,10 +239,10 @@ class Runtime:
             for part in (self.picker, *self._upkeep):
                 part.stop_soon()
             if self._dead_letters is not None:
-                self._dead_letters.cancel()
+                self._dead_letters.cancel_calls()
             self._notifier.remove_worker(self)
             for active in self.claims.all():
-                self.claims.stop_without_outcome(active)
+                self.claims.interrupt_or_unbuffer(active)
             self.tasks.cancel_all()
             for connection in self._connections:
                 connection.terminate()
@@ -268,16 +268,16 @@ class Runtime:
                 self._events.emit(QueueDrained(queue, released, still_running))
         if overdue:
             log.warning("worker %s: %d steps did not end within drain_timeout", self.name, len(overdue))
-            await self._interrupt(overdue)
+            await self._interrupt_and_release(overdue)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_seconds + CANCEL_GRACE_SECONDS):
                 await self.committer.wait_until_idle()
 
-    async def _interrupt(self, overdue: list[ActiveClaim]) -> None:
+    async def _interrupt_and_release(self, overdue: list[ActiveClaim]) -> None:
         """Interrupt steps and release their rows. A step in a thread cannot be stopped: its row waits for its lease."""
         stoppable = [active for active in overdue if not active.in_thread]
         for active in stoppable:
-            self.claims.stop_without_outcome(active)
+            self.claims.interrupt_or_unbuffer(active)
         tasks = [active.task for active in stoppable if active.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS)

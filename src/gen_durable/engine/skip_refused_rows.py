@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from gen_durable.pg.faults import FaultKind, SqlError, classify, lies_in_data, loggable
+from gen_durable.pg.faults import FaultKind, SqlError, classify, describe_for_log, is_caused_by_data
 
 log = logging.getLogger("gen_durable.worker")
 T = TypeVar("T")
@@ -69,8 +69,8 @@ class SkippingBatchRunner:
         now = time.monotonic()
         if now - self._reported_at >= REPORT_SECONDS:
             self._reported_at = now
-            log.error("%s: the database refuses a row (%s); it is skipped", self._what, loggable(error))
+            log.error("%s: the database refuses a row (%s); it is skipped", self._what, describe_for_log(error))
 
 
 def _is_refused(error: SqlError) -> bool:
-    return classify(error) is FaultKind.REFUSED or lies_in_data(error)
+    return classify(error) is FaultKind.REFUSED or is_caused_by_data(error)

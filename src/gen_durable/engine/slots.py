@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.prefetch_pace import Pace
-from gen_durable.engine.tasks import TaskSet
+from gen_durable.engine.task_set import TaskSet
 
 MAX_PICK: Final = 1000
 RELEASE_SECONDS: Final = 0.1
@@ -83,7 +83,7 @@ class QueueSlots:
         return self.concurrency + self.prefetch - self.running - self.lent - len(self.buffer)
 
     @property
-    def free(self) -> int:
+    def free_count(self) -> int:
         """How many claims would start at once. A lent slot is not free: its claim continues in it."""
         return max(self.concurrency - self.running - self.lent - len(self.buffer), 0)
 
@@ -97,7 +97,7 @@ class QueueSlots:
         """Steps are so short that a slot lent for the time of a commit comes back at once."""
         return self._fixed_prefetch is None and self.prefetch >= self.concurrency
 
-    def demand(self, least: int) -> int:
+    def count_rows_to_pick(self, least: int) -> int:
         """How many rows to pick now; 0 while a pick is not worth a statement."""
         capacity = self.capacity
         has_idle_slot = not self.buffer and self.running < self.concurrency
@@ -149,7 +149,7 @@ class Slots:
         """Start a claim if its queue has a free slot; else buffer it."""
         queue = self.queues[active.claim.queue]
         if queue.running < queue.concurrency:
-            self._start(queue, active, now)
+            self._start_task(queue, active, now)
         else:
             queue.buffer_claim(active, now)
             if queue.release_timer is None and queue.has_adaptive_prefetch:
@@ -163,7 +163,7 @@ class Slots:
         now = time.monotonic()
         overdue = [active for active in queue.buffer if active.start_by <= now]
         if overdue:
-            queue.pace.stall()
+            queue.pace.record_stall()
             queue.adapt_prefetch(now)
             for active in overdue:
                 queue.buffer.remove(active)
@@ -172,17 +172,17 @@ class Slots:
             next_at = min(active.start_by for active in queue.buffer)
             queue.release_timer = self._loop.call_later(next_at - now, self._release_overdue, queue)
 
-    def start_without_slot(self, active: ActiveClaim) -> None:
+    def start_to_cancel(self, active: ActiveClaim) -> None:
         """Start a buffered claim out of turn: one that has a cancel request, and so runs no step."""
-        self.drop(active)
+        self.remove_from_buffer(active)
         self.spawn(active, self.runner.run(active))
 
     def spawn(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as the task of a claim, without a slot."""
         active.task = task = self._tasks.spawn(coroutine)
-        task.add_done_callback(lambda done: self._report_end(active, done))
+        task.add_done_callback(lambda done: self._report_failed_task(active, done))
 
-    def drop(self, active: ActiveClaim) -> None:
+    def remove_from_buffer(self, active: ActiveClaim) -> None:
         """Take a claim out of the buffer, if it is there."""
         queue = self.queues.get(active.claim.queue)
         if queue is not None and active in queue.buffer:
@@ -192,13 +192,13 @@ class Slots:
         """A claim waits for its commit. While steps are short, another claim runs in its slot meanwhile."""
         queue = self.queues[active.claim.queue]
         now = time.monotonic()
-        queue.pace.step_ended(now - active.started_at, now, ends_claim=False)
+        queue.pace.record_step_end(now - active.started_at, now, ends_claim=False)
         active.started_at = now
         if queue.has_short_steps:
             active.has_slot = False
             queue.running -= 1
             queue.lent += 1
-            self._fill(queue, now)
+            self._fill_free_slots(queue, now)
             self.changed.set()
 
     async def regain_slot(self, active: ActiveClaim) -> None:
@@ -238,29 +238,29 @@ class Slots:
             queue.has_work = True
         self.changed.set()
 
-    def _start(self, queue: QueueSlots, active: ActiveClaim, now: float) -> None:
+    def _start_task(self, queue: QueueSlots, active: ActiveClaim, now: float) -> None:
         queue.running += 1
         active.started_at = now
         active.in_thread = not active.entry.spec.is_async
         task = self._loop.create_task(self.runner.run(active))
         active.task = task
         self._tasks.running.add(task)
-        task.add_done_callback(lambda done: self._end(queue, active, done))
+        task.add_done_callback(lambda done: self._end_task(queue, active, done))
 
-    def _end(self, queue: QueueSlots, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+    def _end_task(self, queue: QueueSlots, active: ActiveClaim, task: asyncio.Task[None]) -> None:
         self._tasks.running.discard(task)
         now = time.monotonic()
         if active.has_slot:
             queue.running -= 1
-            queue.pace.step_ended(now - active.started_at, now, ends_claim=True)
+            queue.pace.record_step_end(now - active.started_at, now, ends_claim=True)
         else:
             queue.lent -= 1
         if task.cancelled() or task.exception() is not None:
-            self._report_end(active, task)
-        self._fill(queue, now)
+            self._report_failed_task(active, task)
+        self._fill_free_slots(queue, now)
         self.changed.set()
 
-    def _report_end(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+    def _report_failed_task(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
         """A task that ends without an outcome must not leave its row to the heartbeat."""
         if task.cancelled():
             if not active.claim.is_interrupted and not active.has_outcome:
@@ -268,7 +268,7 @@ class Slots:
         elif (error := task.exception()) is not None:
             self.runner.handle_engine_error(active, error)
 
-    def _fill(self, queue: QueueSlots, now: float) -> None:
+    def _fill_free_slots(self, queue: QueueSlots, now: float) -> None:
         """Grant free slots to claims that continue, then to buffered claims."""
         while queue.running < queue.concurrency:
             if queue.returning:
@@ -277,9 +277,9 @@ class Slots:
                     queue.running += 1
                     granted.set_result(None)
             elif queue.buffer and not self.stopping:
-                self._start(queue, queue.buffer.popleft(), now)
+                self._start_task(queue, queue.buffer.popleft(), now)
             else:
-                queue.pace.buffer_ran_empty()
+                queue.pace.record_empty_buffer()
                 if queue.needs_slot:
                     queue.needs_slot, queue.has_work = False, True
                 return

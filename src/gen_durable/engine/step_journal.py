@@ -108,19 +108,19 @@ class StepJournal:
         self.checkpoint: bytes | None = None
         """The newest checkpoint of this visit."""
         if stored is not None:
-            self._read(_STORED.decode(stored))
+            self._load_stored(_STORED.decode(stored))
 
-    def _read(self, stored: StoredJournal) -> None:
+    def _load_stored(self, stored: StoredJournal) -> None:
         if stored.checkpoint is not None:
             format_, _, value = stored.checkpoint
             check_checkpoint_format(format_)
             self.checkpoint = self._decrypt(bytes(value), "checkpoint")
         if isinstance(stored.activities, list):
-            self._add(stored.activities)
+            self._add_activities(stored.activities)
 
     def add_page(self, page: str) -> int:
         """Take over a page of activities (journal_page.sql). Returns the number of the last one."""
-        self._add(_PAGE.decode(page))
+        self._add_activities(_PAGE.decode(page))
         return self._next - 1
 
     @property
@@ -128,7 +128,7 @@ class StepJournal:
         """Bytes of the results that are stored in this visit."""
         return self._size
 
-    def _add(self, activities: list[StoredActivity]) -> None:
+    def _add_activities(self, activities: list[StoredActivity]) -> None:
         for number, name, finished, result in activities:
             self._next = number + 1
             self._tried[name] = self._tried.get(name, 0) + 1
@@ -144,18 +144,18 @@ class StepJournal:
         """Prepare for another execution by the same claim: finished activities answer again."""
         self._used.clear()
 
-    def save(self, value: object) -> Actions:
+    def save_checkpoint(self, value: object) -> Actions:
         """Write a checkpoint."""
         raw = jsonb_form(encode(value, "a checkpoint"))
         text = raw.decode()
         if self._encryption is not None:
             text = self._encryption.encrypt(text, self._fence.id, "checkpoint")
-        yield self._statements.checkpoint(self._fence, text)
+        yield self._statements.record_checkpoint(self._fence, text)
         self.checkpoint = raw
 
-    def clear(self) -> Actions:
+    def clear_checkpoint(self) -> Actions:
         """Delete the checkpoint."""
-        yield self._statements.clear(self._fence)
+        yield self._statements.clear_checkpoint(self._fence)
         self.checkpoint = None
 
     def run(
@@ -179,8 +179,8 @@ class StepJournal:
                 f"activity {name!r} was run already in this visit of the step: "
                 f"give each call a name of its own, as {name + ':1'!r}"
             )
-        codec = _codec(fn, name)
-        parameters = encode(_by_name(fn, args, kwargs, name), f"the arguments of activity {name!r}").decode()
+        codec = _result_codec(fn, name)
+        parameters = encode(_arguments_by_name(fn, args, kwargs, name), f"the arguments of activity {name!r}").decode()
         invoke = CallActivity(functools.partial(fn, **kwargs) if kwargs else fn, args)
         self._used.add(name)
         finished = self._finished.get(name)
@@ -188,13 +188,15 @@ class StepJournal:
             return codec.decode(finished)
         try:
             return (
-                yield from self._tries(name, invoke, parameters, codec, retries=retries, backoff=backoff or _backoff)
+                yield from self._call_with_retries(
+                    name, invoke, parameters, codec, retries=retries, backoff=backoff or _default_backoff
+                )
             )
         except BaseException:
             self._used.discard(name)
             raise
 
-    def _tries(
+    def _call_with_retries(
         self,
         name: str,
         invoke: CallActivity,
@@ -222,8 +224,8 @@ class StepJournal:
             error_text = None if failure is None else clean_error(describe(failure))
             record = ActivityRecord(number, name, parameters, result, error_text, took, took, attempt)
             if self._encryption is not None:
-                record = self._encrypt(record, self._encryption)
-            yield self._statements.activity(self._fence, record)
+                record = self._encrypt_record(record, self._encryption)
+            yield self._statements.record_activity(self._fence, record)
             if failure is None:
                 self._finished[name] = raw = (result or "null").encode()
                 self._size += len(raw)
@@ -240,7 +242,7 @@ class StepJournal:
                 "continue in another step with Next, or store large data elsewhere and return a reference to it"
             )
 
-    def _encrypt(self, record: ActivityRecord, encryption: PayloadEncryption) -> ActivityRecord:
+    def _encrypt_record(self, record: ActivityRecord, encryption: PayloadEncryption) -> ActivityRecord:
         def field(part: str) -> str:
             return activity_field(self._visit, record.name, part)
 
@@ -253,7 +255,9 @@ class StepJournal:
         )
 
 
-def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+def _arguments_by_name(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> dict[str, Any]:
     """The arguments of a call by the names of the function's parameters; `*args` as a list, `**kwargs` by their names.
 
     A function without a signature, as some builtins are, has its positional arguments under "args".
@@ -279,11 +283,11 @@ def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     return named | extra
 
 
-def _backoff(attempt: int) -> timedelta:
+def _default_backoff(attempt: int) -> timedelta:
     return default_backoff(attempt, base=FIRST_PAUSE, cap=LONGEST_PAUSE)
 
 
-def _codec(fn: Callable[..., Any], name: str) -> Codec[Any]:
+def _result_codec(fn: Callable[..., Any], name: str) -> Codec[Any]:
     """The codec of the result, by the return annotation of the function; plain JSON values without a usable one."""
     plain: Any = fn
     while isinstance(plain, functools.partial):

@@ -38,15 +38,15 @@ class _Call:
         self.state: Literal["waiting", "withdrawn", "running", "abandoned", "ended"] = "waiting"
 
     def run(self) -> tuple[object, BaseException | None]:
-        self.answer(self.begun, None, None)
+        self.answer_on_loop(self.begun, None, None)
         try:
             return self.function(), None
         except BaseException as raised:  # reported on the loop, where the step is awaited
             return None, raised
 
-    def answer(self, future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+    def answer_on_loop(self, future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the worker is gone
-            self.loop.call_soon_threadsafe(_answer, future, result, error)
+            self.loop.call_soon_threadsafe(_answer_future, future, result, error)
 
 
 class ThreadPool:
@@ -76,7 +76,7 @@ class ThreadPool:
         self._calls.put(call)
         try:
             if is_waiting:
-                await self._wait_for_thread(call)
+                await self._wait_until_begun(call)
             else:
                 await call.begun
         except asyncio.CancelledError:
@@ -91,7 +91,7 @@ class ThreadPool:
         for _ in range(self._started):
             self._calls.put(None)
 
-    async def _wait_for_thread(self, call: _Call) -> None:
+    async def _wait_until_begun(self, call: _Call) -> None:
         while not (await asyncio.wait([call.begun], timeout=LONGEST_WAIT))[0]:
             # Without abandoned calls the wait is ordinary: there are fewer threads than slots.
             if self._abandoned > self._size and self._withdraw(call):
@@ -133,17 +133,17 @@ class ThreadPool:
 
     def _start_thread(self) -> bool:
         """Start a thread if the pool may have one more. The caller holds the lock."""
-        if self._started >= self._limit:
+        if self._started >= self._max_threads:
             return False
-        threading.Thread(target=self._serve, name="gen_durable step", daemon=True).start()
+        threading.Thread(target=self._run_calls, name="gen_durable step", daemon=True).start()
         self._started += 1  # not if the system refuses the thread
         return True
 
     @property
-    def _limit(self) -> int:
+    def _max_threads(self) -> int:
         return self._size + min(self._abandoned, self._size)
 
-    def _serve(self) -> None:
+    def _run_calls(self) -> None:
         while (call := self._calls.get()) is not None:
             with self._lock:
                 if call.state == "waiting":
@@ -153,18 +153,18 @@ class ThreadPool:
                 if call.state == "abandoned":
                     self._abandoned -= 1
                 call.state = "ended"
-                is_surplus = self._started > self._limit
+                is_surplus = self._started > self._max_threads
                 if is_surplus:
                     self._started -= 1
                 else:
                     self._idle += 1  # before the answer, which may free a slot: its claim finds this thread
-            call.answer(call.done, result, error)
+            call.answer_on_loop(call.done, result, error)
             if is_surplus:
                 return
             del call, result, error  # an idle thread keeps no state alive
 
 
-def _answer(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+def _answer_future(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
     if future.done():
         return
     if error is None:

@@ -22,8 +22,8 @@ from gen_durable.engine.committer import (
     COMMITTED,
     STALE,
     CommitResult,
+    act_on_follow_ups,
     describe_fault,
-    dispatch_follow_ups,
 )
 from gen_durable.engine.executor import Executor, StepRaised
 from gen_durable.engine.many_children import flush_in_transaction
@@ -134,7 +134,7 @@ class TransactionalExecutor:
     ) -> tuple[EncodedOutcome, CommitResult] | None:
         """Execute the step in one transaction. Returns None if the transaction did not commit and never will."""
         transaction = await Transaction.begin(connection)
-        encoded = await self._execute_in(transaction, active)
+        encoded = await self._execute_in_transaction(transaction, active)
         try:
             flushed = await self._flush_and_commit(transaction, encoded.commit, active.entry)
         except ConnectionLost:
@@ -149,10 +149,10 @@ class TransactionalExecutor:
         except BaseException:
             transaction.drop()
             raise
-        dispatch_follow_ups(self._notifier, flushed)
+        act_on_follow_ups(self._notifier, flushed)
         return encoded, STALE if flushed.stale else CANCEL_REQUESTED if flushed.cancel_requested else COMMITTED
 
-    async def _execute_in(self, transaction: Transaction, active: ActiveClaim) -> EncodedOutcome:
+    async def _execute_in_transaction(self, transaction: Transaction, active: ActiveClaim) -> EncodedOutcome:
         step_transaction = StepTransaction(transaction.driver_connection)
         try:
             started = time.perf_counter()
@@ -166,7 +166,7 @@ class TransactionalExecutor:
             active.in_step = False
             encoded.commit.began, encoded.commit.took = started, time.perf_counter() - started
             if not transaction.is_open:
-                raise StepRaised(_ended_transaction(active.entry))
+                raise StepRaised(_ended_transaction_error(active.entry))
         except Exception as error:
             active.in_step = False
             # A step that has not used the connection did not raise because of it.
@@ -200,7 +200,7 @@ class TransactionalExecutor:
                 return await transaction.run_in_savepoint(work)
             except SqlError as error:
                 if sqlstate(error) == "25P02":
-                    raise StepRaised(_aborted(entry)) from error
+                    raise StepRaised(_aborted_transaction_error(entry)) from error
                 # Another session holds a lock on the row. Bound the wait: that session may itself wait for the
                 # user's writes. A serialization failure and a wrong isolation level recur in the same transaction.
                 recurs = classify(error) is FaultKind.REFUSED or sqlstate(error) in ("40001", WRONG_ISOLATION)
@@ -228,14 +228,14 @@ class TransactionalExecutor:
             await asyncio.sleep(pauses.next())
 
 
-def _ended_transaction(entry: Entry) -> InvalidOutcome:
+def _ended_transaction_error(entry: Entry) -> InvalidOutcome:
     return InvalidOutcome(
         f"step {entry.spec.label} has ended its transaction itself: leave COMMIT and ROLLBACK to the worker, "
         "and use `async with ctx.connection.transaction():` for a savepoint"
     )
 
 
-def _aborted(entry: Entry) -> InvalidOutcome:
+def _aborted_transaction_error(entry: Entry) -> InvalidOutcome:
     return InvalidOutcome(
         f"a statement of step {entry.spec.label} failed and aborted its transaction: put a savepoint around what may "
         "fail, `async with ctx.connection.transaction():`, or let the error out of the step"

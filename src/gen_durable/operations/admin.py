@@ -41,10 +41,10 @@ class AdminOperations:
         statement = services.admin_statements.list(
             filter_json(filters), decode_cursor(after), check_page_size(limit), payloads=payloads
         )
-        page = await services.statement_runner.run(statement, "list", safe=True)
+        page = await services.statement_runner.run(statement, "list", may_run_twice=True)
         if services.encryption is None:
             return page
-        return Page(tuple(map(services.encryption.instance, page)), page.cursor)
+        return Page(tuple(map(services.encryption.decrypt_instance, page)), page.cursor)
 
     async def list_all(self, *, payloads: bool = False, **filters: Unpack[Filters]) -> AsyncIterator[Instance]:
         """All instances that match the filters, newest first, read page by page."""
@@ -60,7 +60,7 @@ class AdminOperations:
     async def count(self, **filters: Unpack[Filters]) -> Count:
         """How many instances match the filters: exact up to 10,000 if 20,000 rows read suffice, else estimated."""
         statement = self._services.admin_statements.count(filter_json(filters))
-        return await self._services.statement_runner.run(statement, "count", safe=True)
+        return await self._services.statement_runner.run(statement, "count", may_run_twice=True)
 
     async def delete(self, target: int | str | bytes | Handle[Any]) -> None:
         """Delete an ended instance with its signals and journal.
@@ -68,7 +68,7 @@ class AdminOperations:
         Raises `NotFound`, and `WrongStatus` if the instance, or a parent that may still read it, has not ended.
         """
         statement = self._services.admin_statements.delete_instance(*parse_target(target))
-        found = await self._services.statement_runner.run(statement, "delete", safe=False)
+        found = await self._services.statement_runner.run(statement, "delete", may_run_twice=False)
         if found is None:
             raise NotFound(f"{describe_target(target)} is unknown")
         if found.deleted:
@@ -94,7 +94,7 @@ class AdminOperations:
         has not ended.
         """
         statement = self._services.admin_statements.retry(*parse_target(target))
-        found = await self._services.statement_runner.run(statement, "retry", safe=False)
+        found = await self._services.statement_runner.run(statement, "retry", may_run_twice=False)
         if found is None:
             raise NotFound(f"{describe_target(target)} is unknown")
         if found.queue is None:
@@ -115,7 +115,7 @@ class SyncAdminOperations(ABC, Generic[H]):
         self, *, limit: int = PAGE, after: str | None = None, payloads: bool = False, **filters: Unpack[Filters]
     ) -> Page:
         """A page of the instances that match the filters; see `Durable.list`."""
-        return self._wait(self._app.list(limit=limit, after=after, payloads=payloads, **filters))
+        return self._run_and_wait(self._app.list(limit=limit, after=after, payloads=payloads, **filters))
 
     def list_all(self, *, payloads: bool = False, **filters: Unpack[Filters]) -> Iterator[Instance]:
         """All instances that match the filters, newest first, read page by page."""
@@ -129,18 +129,18 @@ class SyncAdminOperations(ABC, Generic[H]):
 
     def count(self, **filters: Unpack[Filters]) -> Count:
         """The number of instances that match the filters; see `Durable.count`."""
-        return self._wait(self._app.count(**filters))
+        return self._run_and_wait(self._app.count(**filters))
 
     def delete(self, target: int | str | bytes | H) -> None:
         """Delete an ended instance; see `Durable.delete`."""
-        self._wait(self._app.delete(self._name(target)))
+        self._run_and_wait(self._app.delete(self._unwrap_handle(target)))
 
     def retry(self, target: int | str | bytes | H) -> None:
         """Run a failed or cancelled instance again; see `Durable.retry`."""
-        self._wait(self._app.retry(self._name(target)))
+        self._run_and_wait(self._app.retry(self._unwrap_handle(target)))
 
     @abstractmethod
-    def _name(self, target: int | str | bytes | H) -> int | str | bytes: ...
+    def _unwrap_handle(self, target: int | str | bytes | H) -> int | str | bytes: ...
 
     @abstractmethod
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
+    def _run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T: ...

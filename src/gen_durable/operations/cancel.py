@@ -21,10 +21,10 @@ NO_DESCENDANTS = CascadeCount(0, 0)
 async def cancel(
     services: Services, target: int | str | bytes | Handle[Any], reason: str, *, cascade: bool
 ) -> Cancellation:
-    """Cancel an instance, and with `cascade` its descendants. `reason` is one that `checked_reason` returned."""
+    """Cancel an instance, and with `cascade` its descendants. `reason` is one that `check_reason` returned."""
     statement = services.statements.cancel([parse_target(target)], reason, cascade=cascade)
-    (found,), follow_ups = await services.statement_runner.run(statement, "cancel", safe=True)
-    services.notifier.dispatch(follow_ups)
+    (found,), follow_ups = await services.statement_runner.run(statement, "cancel", may_run_twice=True)
+    services.notifier.act_on_follow_ups(follow_ups)
     descendants = NO_DESCENDANTS
     if cascade and found.id is not None:
         descendants = await services.notifier.cascader.run(found.id)
@@ -33,7 +33,7 @@ async def cancel(
     return to_cancellation(found, target, descendants)
 
 
-def checked_reason(reason: str) -> str:
+def check_reason(reason: str) -> str:
     """A reason as it is stored. Raises `InputError` unless it is a non-empty str."""
     if not isinstance(reason, str) or not reason:
         raise InputError(f"cancel takes a reason that is a non-empty str, got {reason!r}")

@@ -49,37 +49,43 @@ class TransactionCalls:
         self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict, notify: Notify
     ) -> list[int | None]:
         """Insert instances. Returns their ids in the order of `starts`."""
-        return await self._run(connection, self._insert(connection, starts, on_conflict, notify), "insert")
+        return await self._run_statements(
+            connection, self._insert_statements(connection, starts, on_conflict, notify), "insert"
+        )
 
     def insert_blocking(
         self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict, notify: Notify
     ) -> list[int | None]:
         """As `insert`, on a blocking connection."""
-        return self._run_blocking(connection, self._insert(connection, starts, on_conflict, notify), "insert")
+        return self._run_statements_blocking(
+            connection, self._insert_statements(connection, starts, on_conflict, notify), "insert"
+        )
 
     async def signal(self, connection: object, outgoing: OutgoingSignal, notify: Notify) -> str:
         """Deliver a signal. Returns the verdict of `signal.sql`."""
-        return await self._run(connection, self._signal(connection, outgoing, notify), "signal")
+        return await self._run_statements(connection, self._signal_statements(connection, outgoing, notify), "signal")
 
     def signal_blocking(self, connection: object, outgoing: OutgoingSignal, notify: Notify) -> str:
         """As `signal`, on a blocking connection."""
-        return self._run_blocking(connection, self._signal(connection, outgoing, notify), "signal")
+        return self._run_statements_blocking(
+            connection, self._signal_statements(connection, outgoing, notify), "signal"
+        )
 
     async def cancel(
         self, connection: object, instance: int | None, key: bytes | None, reason: str, notify: Notify, *, cascade: bool
     ) -> CancelResult:
         """Cancel an instance. Its descendants are cancelled after the commit."""
-        statements = self._cancel(connection, instance, key, reason, notify, cascade=cascade)
-        return await self._run(connection, statements, "cancel")
+        statements = self._cancel_statements(connection, instance, key, reason, notify, cascade=cascade)
+        return await self._run_statements(connection, statements, "cancel")
 
     def cancel_blocking(
         self, connection: object, instance: int | None, key: bytes | None, reason: str, notify: Notify, *, cascade: bool
     ) -> CancelResult:
         """As `cancel`, on a blocking connection."""
-        statements = self._cancel(connection, instance, key, reason, notify, cascade=cascade)
-        return self._run_blocking(connection, statements, "cancel")
+        statements = self._cancel_statements(connection, instance, key, reason, notify, cascade=cascade)
+        return self._run_statements_blocking(connection, statements, "cancel")
 
-    def _insert(
+    def _insert_statements(
         self, connection: object, starts: Sequence[Start[Any]], on_conflict: OnConflict, notify: Notify
     ) -> CallStatements[list[int | None]]:
         check_starts(starts, on_conflict)
@@ -93,20 +99,20 @@ class TransactionCalls:
         rows, transaction = yield self._statements.insert(statement, notify=notify == "in_transaction")
         if notify == "after_commit":
             queues = frozenset(start.queue for start, row in zip(starts, rows, strict=True) if row.new)
-            self._follow_up(connection, transaction, FollowUps(queues))
+            self._act_after_commit(connection, transaction, FollowUps(queues))
         return [row.id for row in rows]
 
-    def _cancel(
+    def _cancel_statements(
         self, connection: object, instance: int | None, key: bytes | None, reason: str, notify: Notify, *, cascade: bool
     ) -> CallStatements[CancelResult]:
         target, follow_ups, transaction = yield self._statements.cancel(
             instance, key, reason, cascade=cascade, notify=notify == "in_transaction"
         )
         if notify == "after_commit":
-            self._follow_up(connection, transaction, follow_ups)
+            self._act_after_commit(connection, transaction, follow_ups)
         return cast(CancelResult, target)
 
-    def _signal(self, connection: object, outgoing: OutgoingSignal, notify: Notify) -> CallStatements[str]:
+    def _signal_statements(self, connection: object, outgoing: OutgoingSignal, notify: Notify) -> CallStatements[str]:
         if self._encryption is not None:
             target = outgoing.target
             if target is None and outgoing.key is not None:
@@ -116,10 +122,10 @@ class TransactionCalls:
             outgoing = encrypted_signal(outgoing, target, self._encryption)
         (_, verdict, woken), transaction = yield self._statements.signal(outgoing, notify=notify == "in_transaction")
         if notify == "after_commit" and woken is not None:
-            self._follow_up(connection, transaction, FollowUps(frozenset({woken})))
+            self._act_after_commit(connection, transaction, FollowUps(frozenset({woken})))
         return str(verdict)
 
-    def _follow_up(self, connection: object, transaction: int | None, follow_ups: FollowUps) -> None:
+    def _act_after_commit(self, connection: object, transaction: int | None, follow_ups: FollowUps) -> None:
         """Have workers notified once the caller's transaction has been committed."""
         if transaction is None or not follow_ups:
             return
@@ -131,11 +137,11 @@ class TransactionCalls:
                     "workers are not notified of calls with connection=, because this client is not open; they find "
                     "the work when they poll. Open the client, or pass notify='in_transaction' or 'never'"
                 )
-        elif not call_after_commit(connection, partial(watcher.dispatch, follow_ups)):
+        elif not call_after_commit(connection, partial(watcher.act_on_follow_ups, follow_ups)):
             watcher.add(transaction, follow_ups)
             call_at_commit(connection, watcher.check_soon)
 
-    async def _run(
+    async def _run_statements(
         self,
         connection: object,
         statements: CallStatements[T],
@@ -153,9 +159,9 @@ class TransactionCalls:
             except Exception as error:
                 raise self._to_error(error, operation) from None
 
-    def _run_blocking(self, connection: object, statements: CallStatements[T], operation: str) -> T:
+    def _run_statements_blocking(self, connection: object, statements: CallStatements[T], operation: str) -> T:
         # The same call: with a runner that blocks, its coroutine never suspends, so one `send` runs it to its end.
-        call = self._run(connection, statements, operation, _run_without_suspending)
+        call = self._run_statements(connection, statements, operation, _run_without_suspending)
         try:
             call.send(None)
         except StopIteration as end:

@@ -23,11 +23,11 @@ async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: 
     statement = statements.insert(starts, on_conflict)
     if services.encryption is not None:
         # A state is encrypted for its instance, so the ids come first.
-        ids = await runner.run(statements.allocate_ids(len(starts)), "insert", safe=True)
+        ids = await runner.run(statements.allocate_ids(len(starts)), "insert", may_run_twice=True)
         statement = encrypted_insert(statements, statement, ids, services.encryption)
     # A second try after a lost answer finds the rows of the first by their keys; without keys it could insert twice.
     all_keyed = all(start.unique_key is not None for start in starts)
-    rows = await runner.run(statement, "insert", safe=all_keyed and on_conflict == "existing")
+    rows = await runner.run(statement, "insert", may_run_twice=all_keyed and on_conflict == "existing")
     new: dict[str, int] = {}
     for start, row in zip(starts, rows, strict=True):
         if row.new:

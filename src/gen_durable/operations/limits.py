@@ -22,19 +22,19 @@ async def declare_limit(services: Services, name: str, policy: Policy) -> bool:
 async def remove_limit(services: Services, name: str) -> bool:
     """Remove a limit. Returns whether it existed."""
     statement = services.statements.remove_limit(check_name(name, LIMIT_NAME))
-    removed, woken = await services.statement_runner.run(statement, "remove_limit", safe=True)
+    removed, woken = await services.statement_runner.run(statement, "remove_limit", may_run_twice=True)
     services.notifier.wake_queues(woken)
     return removed
 
 
 async def list_limits(services: Services) -> list[LimitState]:
     """Read the state of every limit, by partition."""
-    return await services.statement_runner.run(services.statements.limits(), "limits", safe=True)
+    return await services.statement_runner.run(services.statements.limits(), "limits", may_run_twice=True)
 
 
 async def _set_limit(services: Services, name: str, policy: Policy, *, declared: bool) -> bool:
     check_policy(check_name(name, LIMIT_NAME), policy)
     statement = services.statements.set_limit(name, policy, declared=declared)
-    changed, woken = await services.statement_runner.run(statement, f"limit {name!r}", safe=True)
+    changed, woken = await services.statement_runner.run(statement, f"limit {name!r}", may_run_twice=True)
     services.notifier.wake_queues(woken)
     return changed

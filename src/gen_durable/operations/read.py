@@ -15,56 +15,58 @@ Target = int | str | bytes | Handle[Any]
 
 async def get(services: Services, target: Target) -> Instance:
     """Read an instance by id, or by the unique key that it holds. Raises `NotFound`."""
-    found = await services.statement_runner.run(services.statements.get(*parse_target(target)), "get", safe=True)
+    found = await services.statement_runner.run(
+        services.statements.get(*parse_target(target)), "get", may_run_twice=True
+    )
     if found is None:
         raise NotFound(f"{describe_target(target)} is unknown")
-    return found if services.encryption is None else services.encryption.instance(found)
+    return found if services.encryption is None else services.encryption.decrypt_instance(found)
 
 
 async def history(services: Services, target: Target, last: int | None) -> list[Transition]:
     """Read the transitions of an instance, or the `last` few of them."""
-    instance, key = await _resolve(services, target)
+    instance, key = await _resolve_target(services, target)
     statement = services.journal_statements.history(instance, key, check_last(last))
-    found = await services.statement_runner.run(statement, "history", safe=True)
+    found = await services.statement_runner.run(statement, "history", may_run_twice=True)
     if services.encryption is None or instance is None:
         return found
-    return [services.encryption.transition(one, instance) for one in found]
+    return [services.encryption.decrypt_transition(one, instance) for one in found]
 
 
 async def activities(services: Services, target: Target, last: int | None) -> list[Activity]:
     """Read the activities of an instance, or the `last` few of them."""
-    instance, key = await _resolve(services, target)
+    instance, key = await _resolve_target(services, target)
     statement = services.journal_statements.activities(instance, key, check_last(last))
-    found = await services.statement_runner.run(statement, "activities", safe=True)
+    found = await services.statement_runner.run(statement, "activities", may_run_twice=True)
     if services.encryption is None or instance is None:
         return found
-    return [services.encryption.activity(one, instance) for one in found]
+    return [services.encryption.decrypt_activity(one, instance) for one in found]
 
 
 async def checkpoint(services: Services, target: Target) -> Checkpoint | None:
     """Read the latest checkpoint of an instance's current step."""
-    instance, key = await _resolve(services, target)
+    instance, key = await _resolve_target(services, target)
     statement = services.journal_statements.checkpoint_of(instance, key)
-    found = await services.statement_runner.run(statement, "checkpoint", safe=True)
+    found = await services.statement_runner.run(statement, "checkpoint", may_run_twice=True)
     if found is None or services.encryption is None or instance is None:
         return found
-    return services.encryption.checkpoint(found, instance)
+    return services.encryption.decrypt_checkpoint(found, instance)
 
 
 async def progress(services: Services, target: Target) -> list[Progress]:
     """Read the progress of each step of an instance, the latest last."""
-    instance, key = await _resolve(services, target)
+    instance, key = await _resolve_target(services, target)
     found = await services.statement_runner.run(
-        services.journal_statements.progress(instance, key), "progress", safe=True
+        services.journal_statements.progress(instance, key), "progress", may_run_twice=True
     )
     if services.encryption is None or instance is None:
         return found
-    return [services.encryption.progress(one, instance) for one in found]
+    return [services.encryption.decrypt_progress(one, instance) for one in found]
 
 
-async def _resolve(services: Services, target: Target) -> tuple[int | None, bytes | None]:
+async def _resolve_target(services: Services, target: Target) -> tuple[int | None, bytes | None]:
     """The id or key of an instance; with encryption always the id, which decryption needs."""
     instance, key = parse_target(target)
     if services.encryption is not None and key is not None:
-        instance = await services.statement_runner.run(services.statements.id_of_key(key), "get", safe=True)
+        instance = await services.statement_runner.run(services.statements.id_of_key(key), "get", may_run_twice=True)
     return instance, key

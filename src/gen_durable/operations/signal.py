@@ -30,18 +30,18 @@ def outgoing_signal(
 async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
     """Deliver a signal. Returns the verdict of `signal.sql`, which `is_delivered` reads."""
     if services.encryption is None:
-        return await _send(services, outgoing)
+        return await _send_and_wake(services, outgoing)
     # A payload is encrypted for its target, so the holder of a key is looked up first. If the key has changed hands
     # meanwhile, the next try finds the new holder.
     for _ in range(HOLDER_TRIES):
         target = outgoing.target
         if target is None and outgoing.key is not None:
             target = await services.statement_runner.run(
-                services.statements.id_of_key(outgoing.key), "signal", safe=True
+                services.statements.id_of_key(outgoing.key), "signal", may_run_twice=True
             )
         if target is None:
             break
-        verdict = await _send(services, encrypted_signal(outgoing, target, services.encryption))
+        verdict = await _send_and_wake(services, encrypted_signal(outgoing, target, services.encryption))
         if verdict != "no_target" or outgoing.target is not None:
             return verdict
     return "no_target"
@@ -59,11 +59,11 @@ def is_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal: 
     return verdict == "delivered"
 
 
-async def _send(services: Services, outgoing: OutgoingSignal) -> str:
+async def _send_and_wake(services: Services, outgoing: OutgoingSignal) -> str:
     # With a dedup key a second try after a lost answer is recognised; without one it could deliver twice.
-    safe = outgoing.dedup_key is not None
+    may_run_twice = outgoing.dedup_key is not None
     ((_, verdict, queue),) = await services.statement_runner.run(
-        services.statements.signal([outgoing]), "signal", safe=safe
+        services.statements.signal([outgoing]), "signal", may_run_twice=may_run_twice
     )
     if queue is not None:
         services.notifier.wake(queue)

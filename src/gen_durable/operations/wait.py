@@ -30,9 +30,9 @@ async def wait(services: Services, instance: int, codec: Codec[R], timeout: Dura
         case Status.DONE:
             return Finished(instance, codec.decode(_decrypt_result(finished, services.encryption)))
         case Status.FAILED:
-            return Failed(instance, _error(finished, services.encryption))
+            return Failed(instance, _decrypt_error(finished, services.encryption))
         case Status.CANCELLED:
-            return Cancelled(instance, _error(finished, services.encryption))
+            return Cancelled(instance, _decrypt_error(finished, services.encryption))
         case _:
             raise NotFound(f"instance {instance} is unknown; ended instances are deleted after their retention")
 
@@ -43,7 +43,7 @@ def _decrypt_result(finished: EndedInstance, encryption: PayloadEncryption | Non
     return finished.result if encryption is None else encryption.decrypt(finished.result, finished.id, RESULT)
 
 
-def _error(finished: EndedInstance, encryption: PayloadEncryption | None) -> str:
+def _decrypt_error(finished: EndedInstance, encryption: PayloadEncryption | None) -> str:
     if encryption is None:
         return finished.last_error or ""
-    return encryption.readable_text(finished.last_error, finished.id, ERROR) or ""
+    return encryption.decrypt_text_if_possible(finished.last_error, finished.id, ERROR) or ""

@@ -19,7 +19,12 @@ from typing import Any, Final
 import asyncpg
 
 from gen_durable.pg.dsn import Host, split_hosts
-from gen_durable.pg.session_settings import ALLOW_WRITES, IS_READ_ONLY_ROLE, pin_session, pin_transaction
+from gen_durable.pg.session_settings import (
+    ALLOW_WRITES,
+    IS_READ_ONLY_ROLE,
+    session_settings_script,
+    transaction_settings_script,
+)
 
 log = logging.getLogger("gen_durable.pg")
 STAGGER: Final = 0.5
@@ -48,14 +53,14 @@ class Target:
 class HostConnection:
     """A driver connection, its host, the other hosts of its DSN, and whether a pooler is in between.
 
-    `pin` is the script that restores the engine's settings inside a transaction, after a `reset all`.
+    `settings_script` is the script that restores the engine's settings inside a transaction, after a `reset all`.
     """
 
     driver_connection: asyncpg.Connection[Any]
     host: Host
     other_hosts: tuple[Host, ...]
     pooled: bool
-    pin: str = ""
+    settings_script: str = ""
 
 
 async def connect(target: Target, avoid: Host | None = None) -> HostConnection:
@@ -66,21 +71,21 @@ async def connect(target: Target, avoid: Host | None = None) -> HostConnection:
         host = hosts[0]
         driver_connection = await connect_to_host(host, target, dsn_hosts.timeout or target.connect_timeout)
     else:
-        host, driver_connection = await _HostRace(hosts, target, dsn_hosts.timeout or HOST_TIMEOUT).winner()
+        host, driver_connection = await _HostRace(hosts, target, dsn_hosts.timeout or HOST_TIMEOUT).connect_first()
     other_hosts = tuple(other for other in hosts if other is not host)
     _enable_keepalive(driver_connection)
     pooled = target.pooled
-    pin = pin_transaction(driver_connection.get_server_version().major)
+    settings_script = transaction_settings_script(driver_connection.get_server_version().major)
     try:
         if pooled is None:
             pooled = await _is_pooled(driver_connection, target.connect_timeout)
         if not pooled:
-            pin = await _pin_settings(driver_connection, target.connect_timeout)
+            settings_script = await _apply_settings(driver_connection, target.connect_timeout)
     except BaseException:
         driver_connection.terminate()
         raise
     if pooled == bool(target.pooled):
-        return HostConnection(driver_connection, host, other_hosts, pooled, pin)
+        return HostConnection(driver_connection, host, other_hosts, pooled, settings_script)
     # This connection was opened with a statement cache: behind a pooler it would prepare a statement on one server
     # process and run it on another.
     driver_connection.terminate()
@@ -98,7 +103,7 @@ class _HostRace:
         self._errors: dict[int, Exception] = {}
         self._is_over = False
 
-    async def winner(self) -> tuple[Host, asyncpg.Connection[Any]]:
+    async def connect_first(self) -> tuple[Host, asyncpg.Connection[Any]]:
         tasks = [asyncio.ensure_future(self._try_host(n)) for n in range(len(self._hosts))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -111,7 +116,7 @@ class _HostRace:
             self._is_over = True
             for task in tasks:
                 task.add_done_callback(_drop_loser)
-        raise ConnectionError(self._summary())
+        raise ConnectionError(self._summarize_errors())
 
     async def _try_host(self, n: int) -> asyncpg.Connection[Any]:
         with contextlib.suppress(TimeoutError):
@@ -129,12 +134,12 @@ class _HostRace:
             await asyncio.sleep(RETRY_PAUSE)
         raise ConnectionError("another host was found")
 
-    def _summary(self) -> str:
-        causes = (f"{self._hosts[n].name}: {_cause(error)}" for n, error in sorted(self._errors.items()))
+    def _summarize_errors(self) -> str:
+        causes = (f"{self._hosts[n].name}: {_describe_cause(error)}" for n, error in sorted(self._errors.items()))
         return f"no usable host: {'; '.join(causes)}"
 
 
-def _cause(error: Exception) -> str:
+def _describe_cause(error: Exception) -> str:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return "the server is read-only"
     if isinstance(error, TimeoutError):
@@ -171,16 +176,16 @@ def _drop_loser(connecting: asyncio.Future[asyncpg.Connection[Any]]) -> None:
         connecting.result().terminate()
 
 
-async def _pin_settings(driver_connection: asyncpg.Connection[Any], timeout: float) -> str:
+async def _apply_settings(driver_connection: asyncpg.Connection[Any], timeout: float) -> str:
     """Set what the engine relies on. Returns the script that does it."""
-    pin = pin_session(driver_connection.get_server_version().major)
+    settings_script = session_settings_script(driver_connection.get_server_version().major)
     # Postgres 14 and later report the setting, so only a session that is read-only costs a question.
     if getattr(driver_connection.get_settings(), "default_transaction_read_only", "on") == "on":
         tag = await driver_connection.execute(IS_READ_ONLY_ROLE, timeout=timeout)
         if tag != "SELECT 0":
-            pin = f"{pin};{ALLOW_WRITES}"
-    await driver_connection.execute(pin, timeout=timeout)
-    return pin
+            settings_script = f"{settings_script};{ALLOW_WRITES}"
+    await driver_connection.execute(settings_script, timeout=timeout)
+    return settings_script
 
 
 async def _is_pooled(driver_connection: asyncpg.Connection[Any], timeout: float) -> bool:

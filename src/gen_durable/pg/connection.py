@@ -21,7 +21,7 @@ import asyncpg
 
 from gen_durable.pg.connect import HostConnection, Target, connect
 from gen_durable.pg.dead_server_watchdog import Watchdog
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, connection_lost
+from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, to_connection_lost
 
 if TYPE_CHECKING:
     from gen_durable.pg.dsn import Host
@@ -58,12 +58,12 @@ class PersistentConnection:
         async with self._lock:
             driver_connection = await self._connect()
             try:
-                with self.watched():
+                with self.watch_server():
                     rows = await driver_connection.fetch(statement.text, *statement.args, timeout=timeout)
             except BaseException as error:
-                self._drop_after(error)
+                self._drop_if_unusable(error)
                 if isinstance(error, Exception) and classify(error) is FaultKind.GONE:
-                    raise connection_lost(error) from error
+                    raise to_connection_lost(error) from error
                 raise
         return statement.read(rows)
 
@@ -73,16 +73,16 @@ class PersistentConnection:
             driver_connection = await self._connect()
 
             async def run(statement: Statement[U]) -> U:
-                with _connection_errors():
+                with _raise_connection_lost():
                     rows = await driver_connection.fetch(statement.text, *statement.args)
                 return statement.read(rows)
 
             try:
-                with self.watched():
-                    with _connection_errors():
+                with self.watch_server():
+                    with _raise_connection_lost():
                         await driver_connection.execute("begin isolation level read committed")
                     result = await work(run)  # an error of its own is no lost connection, and is raised as it is
-                    with _connection_errors():
+                    with _raise_connection_lost():
                         await driver_connection.execute("commit")
             except BaseException:
                 self.drop()
@@ -94,12 +94,12 @@ class PersistentConnection:
         async with self._lock:
             driver_connection = await self._connect()
             try:
-                with self.watched():
+                with self.watch_server():
                     await driver_connection.execute(sql)
             except BaseException as error:
-                self._drop_after(error)
+                self._drop_if_unusable(error)
                 if isinstance(error, Exception) and classify(error) is FaultKind.GONE:
-                    raise connection_lost(error) from error
+                    raise to_connection_lost(error) from error
                 raise
 
     async def connect(self) -> asyncpg.Connection[Any]:
@@ -107,8 +107,8 @@ class PersistentConnection:
         async with self._lock:
             return await self._connect()
 
-    def watched(self) -> AbstractContextManager[None]:
-        """`with connection.watched():` around a statement on the driver's connection: cuts it if its server is dead."""
+    def watch_server(self) -> AbstractContextManager[None]:
+        """`with connection.watch_server():` around a driver's statement: cuts the connection if its server is dead."""
         if self._current is None:
             return nullcontext()
         return Watchdog(self._current, self.target, self._remember_silent_host)
@@ -117,12 +117,12 @@ class PersistentConnection:
         self._silent_host = cut.host
 
     @property
-    def pin(self) -> str:
+    def settings_script(self) -> str:
         """The script that restores the engine's settings inside a transaction, after a `reset all`."""
-        return "" if self._current is None else self._current.pin
+        return "" if self._current is None else self._current.settings_script
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether this connection was closed for good."""
         return self._closed
 
@@ -153,7 +153,7 @@ class PersistentConnection:
             with contextlib.suppress(Exception):
                 current.driver_connection.terminate()
 
-    def _drop_after(self, error: BaseException) -> None:
+    def _drop_if_unusable(self, error: BaseException) -> None:
         # A cancelled statement leaves the protocol in the middle of a result, so its connection is dropped, too.
         if not isinstance(error, Exception) or classify(error) is FaultKind.GONE:
             self.drop()
@@ -171,7 +171,7 @@ class PersistentConnection:
             raise ConnectionLost(error, sent=False) from None
         except Exception as error:
             raise ConnectionLost(error, sent=False) from error
-        if self.closed:  # closed while it connected
+        if self.is_closed:  # closed while it connected
             current.driver_connection.terminate()
             raise ConnectionLost(RuntimeError("this Durable is closed"), sent=False)
         self.target = replace(self.target, pooled=current.pooled)
@@ -181,13 +181,13 @@ class PersistentConnection:
 
 
 @contextlib.contextmanager
-def _connection_errors() -> Generator[None]:
+def _raise_connection_lost() -> Generator[None]:
     """Raise `ConnectionLost` for an error of the driver after which the connection is useless."""
     try:
         yield
     except Exception as error:
         if classify(error) is FaultKind.GONE:
-            raise connection_lost(error) from error
+            raise to_connection_lost(error) from error
         raise
 
 

@@ -57,7 +57,7 @@ def split_hosts(dsn: str) -> DsnHosts:
         ]
     if len(named) > 1:
         named = [(name, parts, dict([DEFAULT_ATTRS]) | options) for name, parts, options in named]
-    return DsnHosts(tuple(Host(name, _join(parts, options)) for name, parts, options in named), timeout)
+    return DsnHosts(tuple(Host(name, _join_dsn(parts, options)) for name, parts, options in named), timeout)
 
 
 def find_tls_weakness(dsn: str, environment: Mapping[str, str]) -> str | None:
@@ -83,7 +83,7 @@ def _has_valid_port(address: str) -> bool:
     return port == "" or port.isdecimal()
 
 
-def _join(parts: SplitResult, options: dict[str, str]) -> str:
+def _join_dsn(parts: SplitResult, options: dict[str, str]) -> str:
     # `geturl` would drop the slashes in front of an empty host.
     query = f"?{urlencode(options, safe='/')}" if options else ""
     return f"{parts.scheme}://{parts.netloc}{parts.path}{query}"

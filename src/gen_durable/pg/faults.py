@@ -63,13 +63,13 @@ def classify(error: BaseException) -> FaultKind:
     return FaultKind.REFUSED
 
 
-def lies_in_data(error: BaseException) -> bool:
+def is_caused_by_data(error: BaseException) -> bool:
     """Whether a row of the statement is at fault: its data are invalid, or too large for the server's memory."""
     code = sqlstate(error) or ""
     return code[:2] in _DATA_CLASSES or code == "XX000"  # XX000: "invalid memory alloc request size"
 
 
-def connection_lost(error: Exception) -> ConnectionLost:
+def to_connection_lost(error: Exception) -> ConnectionLost:
     """The `ConnectionLost` for a statement that was sent. A read-only server has certainly not executed it."""
     return ConnectionLost(error, sent=sqlstate(error) != READ_ONLY)
 
@@ -80,13 +80,13 @@ def sqlstate(error: BaseException) -> str | None:
     return code if isinstance(code, str) else None
 
 
-def loggable(error: BaseException) -> str:
+def describe_for_log(error: BaseException) -> str:
     """The type and SQLSTATE of an error. Its message stays out of logs: it may quote a payload."""
     code = sqlstate(error)
     return type(error).__name__ if code is None else f"{type(error).__name__}, SQLSTATE {code}"
 
 
-def detail_of(error: BaseException) -> tuple[str | None, str | None]:
+def detail_and_hint_of(error: BaseException) -> tuple[str | None, str | None]:
     """The DETAIL and HINT of a server error."""
     diagnostics = getattr(error, "diag", None)  # psycopg
     if diagnostics is not None:

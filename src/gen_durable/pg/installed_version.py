@@ -1,7 +1,7 @@
 """Reads which version of gen_durable a schema holds, and refuses schemas that it must not touch.
 
-`migrate` and `check` call it first. It only reads: the migrations table, and Postgres' catalogs, which every login may
-read.
+`migrate` and `check_schema` call it first. It only reads: the migrations table, and Postgres' catalogs, which every
+login may read.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import asyncpg
 
 from gen_durable.errors import ConfigError, DatabaseRefused, DatabaseUnavailable, SchemaMissing, SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, loggable, message_of, sqlstate
+from gen_durable.pg.faults import ConnectionLost, describe_for_log, message_of, sqlstate
 from gen_durable.pg.installed_version import InstalledSchema, read_installed
 from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations
@@ -51,7 +51,7 @@ class _StatementFailed(Exception):
         self.error = error
 
 
-def plan(schema: Schema, current: int) -> list[Migration]:
+def find_missing_migrations(schema: Schema, current: int) -> list[Migration]:
     """The migrations that a database at version `current` lacks."""
     return [m for m in migrations(schema) if m.version > current]
 
@@ -61,12 +61,12 @@ def library_version(schema: Schema) -> int:
     return max(m.version for m in migrations(schema))
 
 
-def script(schema: Schema, current: int) -> str:
+def migration_script(schema: Schema, current: int) -> str:
     """The SQL that brings a database from version `current` to this library's; empty when there is nothing to do."""
-    return "\n".join(file.text for file in _files(schema, current))
+    return "\n".join(file.text for file in _missing_files(schema, current))
 
 
-async def check(connection: PersistentConnection | Pool, schema: Schema) -> None:
+async def check_schema(connection: PersistentConnection | Pool, schema: Schema) -> None:
     """Refuse a database that lacks what this library calls. A newer one is fine: old calls keep working."""
     installed, needed = await read_installed(connection, schema), library_version(schema)
     installed.check_usable(schema)
@@ -99,11 +99,11 @@ async def migrate(connection: PersistentConnection, schema: Schema, *, roles: st
     """
     for attempt in range(LOCK_TRIES):
         try:
-            return await _migrate(connection, schema, roles)
+            return await _migrate_once(connection, schema, roles)
         except (_StatementFailed, asyncpg.PostgresError) as error:
             cause = error.error if isinstance(error, _StatementFailed) else error
             if sqlstate(cause) not in _RETRIED or attempt == LOCK_TRIES - 1:
-                raise _describe(error, schema) if isinstance(error, _StatementFailed) else error from cause
+                raise _to_refused_error(error, schema) if isinstance(error, _StatementFailed) else error from cause
             log.info("schema %s is locked by another session, trying again", schema.name)
         except ConnectionLost as error:
             raise DatabaseUnavailable(f"cannot migrate, the database is not reachable: {error}") from error
@@ -111,30 +111,30 @@ async def migrate(connection: PersistentConnection, schema: Schema, *, roles: st
     raise AssertionError("unreachable")
 
 
-async def _migrate(connection: PersistentConnection, schema: Schema, roles: str | None) -> list[int]:
+async def _migrate_once(connection: PersistentConnection, schema: Schema, roles: str | None) -> list[int]:
     driver_connection = await connection.connect()
     async with driver_connection.transaction():
-        await _run(driver_connection, SqlFile("settings", SETTINGS))
+        await _run_file(driver_connection, SqlFile("settings", SETTINGS))
         await driver_connection.execute(
             "select pg_advisory_xact_lock(hashtextextended($1, 0))", f"gen_durable/{schema.name}"
         )
         installed = await read_installed(connection, schema)
         check_can_migrate(installed, schema)
-        missing = _files(schema, installed.version)
+        missing = _missing_files(schema, installed.version)
         for file in missing:
-            await _run(driver_connection, file)
+            await _run_file(driver_connection, file)
         present = await driver_connection.fetchval(schema.render("select roles from @schema.installation"))
         if present is not None and roles not in (None, present):
             raise ConfigError(f"schema {schema.name!r} has roles with the prefix {present!r} already, not {roles!r}")
         prefix = roles if roles is not None else present if missing else None
         if prefix is not None:
-            await _run(driver_connection, SqlFile("roles.sql", schema.roles(prefix)))
-    return [m.version for m in plan(schema, installed.version)]
+            await _run_file(driver_connection, SqlFile("roles.sql", schema.roles(prefix)))
+    return [m.version for m in find_missing_migrations(schema, installed.version)]
 
 
-def _files(schema: Schema, current: int) -> list[SqlFile]:
+def _missing_files(schema: Schema, current: int) -> list[SqlFile]:
     """The SQL that brings a database from version `current` to this library's, in order."""
-    missing = plan(schema, current)
+    missing = find_missing_migrations(schema, current)
     if not missing:
         return []
     record = "insert into @schema.migrations (version) values ({});\n"
@@ -144,7 +144,7 @@ def _files(schema: Schema, current: int) -> list[SqlFile]:
     ]
 
 
-async def _run(driver_connection: asyncpg.Connection[Any], file: SqlFile) -> None:
+async def _run_file(driver_connection: asyncpg.Connection[Any], file: SqlFile) -> None:
     """Send the statements of a file one at a time."""
     for step in _split_file(file):
         try:
@@ -158,18 +158,18 @@ def _split_file(file: SqlFile) -> Iterator[_MigrationStatement]:
         yield _MigrationStatement(file.path, number, sql)
 
 
-def _describe(failed: _StatementFailed, schema: Schema) -> DatabaseRefused:
+def _to_refused_error(failed: _StatementFailed, schema: Schema) -> DatabaseRefused:
     """The library's error. It repeats the server's message only for class 42, which quotes names and never values."""
     step, error = failed.step, failed.error
     is_about_names = (sqlstate(error) or "").startswith("42")
-    reason = f"{message_of(error)} ({loggable(error)})" if is_about_names else loggable(error)
+    reason = f"{message_of(error)} ({describe_for_log(error)})" if is_about_names else describe_for_log(error)
     return DatabaseRefused(
         f"cannot migrate schema {schema.name!r}: {reason}, at statement {step.number} of {step.path} "
-        f"({_first_line(step.sql)}). Nothing was changed"
+        f"({_first_line_of_code(step.sql)}). Nothing was changed"
     )
 
 
-def _first_line(sql: str) -> str:
+def _first_line_of_code(sql: str) -> str:
     """The first line of a statement that is not a comment."""
     lines = (line.strip() for line in sql.splitlines())
     return next((line for line in lines if line and not line.startswith("--")), "")

@@ -17,7 +17,7 @@ import asyncpg
 from gen_durable.backoff import Pauses
 from gen_durable.errors import ConfigError
 from gen_durable.pg.connection import PersistentConnection, Target, has_unread_input
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, connection_lost
+from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, to_connection_lost
 
 if TYPE_CHECKING:
     from gen_durable.store.statements import Statement
@@ -99,7 +99,7 @@ class CallerPool(Pool):
             rows = await connection.fetch(statement.text, *statement.args, timeout=timeout)
         except Exception as error:
             if classify(error) is FaultKind.GONE:
-                raise connection_lost(error) from error
+                raise to_connection_lost(error) from error
             raise
         finally:
             await self._release(connection)

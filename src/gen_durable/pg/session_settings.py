@@ -38,7 +38,7 @@ LEAST_STATEMENT_TIMEOUT_MS: Final = 2000
 READ_COMMITTED: Final = ("read committed", "read uncommitted")  # Postgres treats both alike
 
 
-def pin_session(major_version: int) -> str:
+def session_settings_script(major_version: int) -> str:
     """The script that a direct connection runs when it is opened."""
     timeouts = (f"set {name} = 0" for name, since in _TIMEOUTS.items() if major_version >= since)
     return ";".join([*timeouts, *(f"set {name} = {value}" for name, value in _VALUES.items())])
@@ -54,7 +54,7 @@ IS_READ_ONLY_ROLE: Final = (
 ALLOW_WRITES: Final = "set default_transaction_read_only = off"
 
 
-def pin_transaction(major_version: int) -> str:
+def transaction_settings_script(major_version: int) -> str:
     """The script for a transaction behind a pooler: its settings end with it."""
     return ";".join(f"set local {name} = 0" for name, since in _TIMEOUTS.items() if major_version >= since)
 

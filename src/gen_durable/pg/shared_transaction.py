@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gen_durable.pg.connection import PersistentConnection, RunStatement
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, connection_lost
+from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, to_connection_lost
 
 if TYPE_CHECKING:
     import asyncpg
@@ -44,10 +44,10 @@ class Transaction:
         # The driver's own transaction: inside it `connection.transaction()` of the user makes a savepoint.
         inner = driver_connection.transaction(isolation="read_committed")
         try:
-            with connection.watched():
+            with connection.watch_server():
                 await inner.start()
                 # Inside the transaction: behind a pooler an earlier statement may reach another server connection.
-                await driver_connection.execute(f"reset all;{connection.pin}")
+                await driver_connection.execute(f"reset all;{connection.settings_script}")
         except Exception as error:
             connection.drop()
             raise ConnectionLost(error, sent=False) from error
@@ -68,23 +68,23 @@ class Transaction:
             return statement.read(await self.driver_connection.fetch(statement.text, *statement.args))
 
         try:
-            with self._connection.watched():
+            with self._connection.watch_server():
                 async with self.driver_connection.transaction():
                     return await work(run)
         except Exception as error:
             if classify(error) is FaultKind.GONE:
-                raise connection_lost(error) from error
+                raise to_connection_lost(error) from error
             raise
 
     async def commit(self) -> None:
         """Commit. After `ConnectionLost` it is unknown whether the commit happened; after a server error it did not."""
         try:
-            with self._connection.watched():
+            with self._connection.watch_server():
                 await self._inner.commit()
         except Exception as error:
             if classify(error) is FaultKind.GONE:
                 self._connection.drop()
-                raise connection_lost(error) from error
+                raise to_connection_lost(error) from error
             raise
         except BaseException:
             self._connection.drop()

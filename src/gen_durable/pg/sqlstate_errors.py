@@ -6,7 +6,7 @@ Messages never repeat the server's own text, which may quote a payload; the SQL 
 from __future__ import annotations
 
 from gen_durable.errors import DatabaseRefused, Duplicate, GenDurableError, InputError, UnknownLimit
-from gen_durable.pg.faults import detail_of, message_of, sqlstate
+from gen_durable.pg.faults import detail_and_hint_of, message_of, sqlstate
 
 
 def to_error(error: BaseException, operation: str, schema: str) -> GenDurableError:
@@ -14,7 +14,7 @@ def to_error(error: BaseException, operation: str, schema: str) -> GenDurableErr
     code = sqlstate(error)
     match code:
         case "GD001":
-            return _duplicate(error)
+            return _to_duplicate_error(error)
         case "GD002":
             return UnknownLimit(
                 f"{operation}: {message_of(error)}: "
@@ -35,9 +35,9 @@ def to_error(error: BaseException, operation: str, schema: str) -> GenDurableErr
             )
 
 
-def _duplicate(error: BaseException) -> Duplicate:
+def _to_duplicate_error(error: BaseException) -> Duplicate:
     """GD001 as insert.sql raises it: the key in DETAIL; the holder's id in HINT, empty for a sibling of the call."""
-    detail, hint = detail_of(error)
+    detail, hint = detail_and_hint_of(error)
     key = bytes.fromhex(detail or "")
     shown = repr(key.decode(errors="replace"))
     if not hint:

@@ -36,7 +36,7 @@ class TextStatements:
     statements: Statements
 
     @property
-    def _schema(self) -> str:
+    def _quoted_schema(self) -> str:
         return f'"{self.statements.schema.name}"'
 
     def insert(
@@ -47,10 +47,12 @@ class TextStatements:
         columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
         text = (
             f"select i.ord, i.id, i.inserted, {TRANSACTION} "  # noqa: S608
-            f"from {self._schema}.insert({columns},notify => ${len(types) + 1}) as i order by i.ord"
+            f"from {self._quoted_schema}.insert({columns},notify => ${len(types) + 1}) as i order by i.ord"
         )
-        return _with_texts(
-            Statement(text, (*statement.args, notify), lambda rows: (statement.read(rows), _read_id(rows[0][3]))),
+        return _with_text_parameters(
+            Statement(
+                text, (*statement.args, notify), lambda rows: (statement.read(rows), _read_transaction_id(rows[0][3]))
+            ),
             (*types, "bool"),
         )
 
@@ -58,12 +60,12 @@ class TextStatements:
         """The array comes back as a text: drivers read arrays differently."""
         statement = self.statements.allocate_ids(count)
         text = statement.text.replace("allocate_ids($1)", "allocate_ids($1)::pg_catalog.text")
-        return _with_texts(
+        return _with_text_parameters(
             Statement(text, statement.args, lambda rows: [int(n) for n in rows[0][0][1:-1].split(",")]), ("int4",)
         )
 
     def id_of_key(self, key: bytes) -> Statement[int | None]:
-        return _with_texts(self.statements.id_of_key(key), ("bytea",))
+        return _with_text_parameters(self.statements.id_of_key(key), ("bytea",))
 
     def signal(
         self, outgoing: OutgoingSignal, *, notify: bool
@@ -71,11 +73,15 @@ class TextStatements:
         statement = self.statements.signal([outgoing])
         text = (
             f"select s.ord, s.target, s.verdict, s.woken, {TRANSACTION}, "  # noqa: S608
-            f"case when $6 then {self._schema}.notify_workers('queue', array[s.woken]) end "
-            f"from {self._schema}.signal($1,$2,$3,$4,$5) as s"
+            f"case when $6 then {self._quoted_schema}.notify_workers('queue', array[s.woken]) end "
+            f"from {self._quoted_schema}.signal($1,$2,$3,$4,$5) as s"
         )
-        return _with_texts(
-            Statement(text, (*statement.args, notify), lambda rows: (statement.read(rows)[0], _read_id(rows[0][4]))),
+        return _with_text_parameters(
+            Statement(
+                text,
+                (*statement.args, notify),
+                lambda rows: (statement.read(rows)[0], _read_transaction_id(rows[0][4])),
+            ),
             SIGNAL,
         )
 
@@ -88,21 +94,21 @@ class TextStatements:
         arrays = ", ".join(f"pg_catalog.to_json(c.{column})::pg_catalog.text" for column in columns)
         kinds = zip(("queue", "cancel_children", "check_cancels"), columns, strict=True)
         sent = ", ".join(
-            f"case when $5 then {self._schema}.notify_workers('{kind}', c.{column}::pg_catalog.text[]) end"
+            f"case when $5 then {self._quoted_schema}.notify_workers('{kind}', c.{column}::pg_catalog.text[]) end"
             for kind, column in kinds
         )
         text = (
             f"select c.ord, c.target, c.was, c.verdict, {arrays}, {TRANSACTION}, {sent} "  # noqa: S608
-            f"from {self._schema}.cancel($1,$2,$3,$4,true) as c"
+            f"from {self._quoted_schema}.cancel($1,$2,$3,$4,true) as c"
         )
 
         def read(rows: Sequence[Row]) -> tuple[CancelResult, FollowUps, int | None]:
             (row,) = rows
             lists = [None if value is None else msgspec.json.decode(value) for value in row[4:7]]
             (target,), follow_ups = statement.read([(*row[:4], *lists)])
-            return target, follow_ups, _read_id(row[7])
+            return target, follow_ups, _read_transaction_id(row[7])
 
-        return _with_texts(Statement(text, (*statement.args, notify), read), CANCEL)
+        return _with_text_parameters(Statement(text, (*statement.args, notify), read), CANCEL)
 
 
 def ended_transactions(ids: Sequence[int]) -> Statement[dict[int, bool]]:
@@ -121,18 +127,18 @@ def ended_transactions(ids: Sequence[int]) -> Statement[dict[int, bool]]:
     )
 
 
-def _read_id(text: str | None) -> int | None:
+def _read_transaction_id(text: str | None) -> int | None:
     """The id of a transaction; None if it has written nothing."""
     return None if text is None else int(text)
 
 
-def _with_texts(statement: Statement[Any], types: Sequence[str]) -> Statement[Any]:
+def _with_text_parameters(statement: Statement[Any], types: Sequence[str]) -> Statement[Any]:
     def typed(parameter: re.Match[str]) -> str:
         # Full names: the caller's search_path may lead anywhere.
         return f"cast({parameter[0]} as pg_catalog.text)::pg_catalog.{types[int(parameter[1]) - 1]}"
 
     return Statement(
-        _PARAMETER.sub(typed, statement.text), tuple(_text(value) for value in statement.args), statement.read
+        _PARAMETER.sub(typed, statement.text), tuple(_to_text(value) for value in statement.args), statement.read
     )
 
 
@@ -146,14 +152,14 @@ def named_arguments(args: Sequence[object]) -> dict[str, object]:
     return {f"p{n}": value for n, value in enumerate(args, start=1)}
 
 
-def _text(value: object) -> str | None:
+def _to_text(value: object) -> str | None:
     """A value as Postgres reads it from text."""
     match value:
         case None:
             return None
         case list():
             items = cast("list[object]", value)
-            return "{" + ",".join("NULL" if item is None else _quoted(item) for item in items) + "}"
+            return "{" + ",".join("NULL" if item is None else _quote_item(item) for item in items) + "}"
         case bytes():
             return "\\x" + value.hex()
         case datetime():
@@ -162,5 +168,5 @@ def _text(value: object) -> str | None:
             return str(value)
 
 
-def _quoted(item: object) -> str:
-    return '"' + str(_text(item)).replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _quote_item(item: object) -> str:
+    return '"' + str(_to_text(item)).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -99,14 +99,14 @@ class JournalStatements:
         """The next activities of a visit as JSON, after the number `after`: at most PAGE_BYTES, and at least one."""
         return Statement(self._activities_page, (instance, visit, after, PAGE_BYTES), lambda rows: rows[0][0])
 
-    def checkpoint(self, fence: Fence, value: str) -> Statement[bool]:
+    def record_checkpoint(self, fence: Fence, value: str) -> Statement[bool]:
         args = (fence.id, fence.epoch, fence.seq, value, CHECKPOINT_FORMAT)
         return Statement(self._checkpoint, args, lambda rows: rows[0][0] is not None)
 
-    def clear(self, fence: Fence) -> Statement[bool]:
-        return Statement(self._clear, (fence.id, fence.epoch, fence.seq), _read_truth)
+    def clear_checkpoint(self, fence: Fence) -> Statement[bool]:
+        return Statement(self._clear, (fence.id, fence.epoch, fence.seq), _read_bool)
 
-    def activity(self, fence: Fence, record: ActivityRecord) -> Statement[bool]:
+    def record_activity(self, fence: Fence, record: ActivityRecord) -> Statement[bool]:
         return Statement(
             self._activity,
             (
@@ -122,10 +122,10 @@ class JournalStatements:
                 record.duration,
                 record.attempt,
             ),
-            _read_truth,
+            _read_bool,
         )
 
-    def report(self, reports: Sequence[ProgressReport]) -> Statement[set[int]]:
+    def record_progress(self, reports: Sequence[ProgressReport]) -> Statement[set[int]]:
         """`reports` in the order of ids. Returns the ids whose rows were locked and therefore skipped."""
         return Statement(
             self._report,
@@ -141,7 +141,7 @@ class JournalStatements:
             lambda rows: {row[0] for row in rows},
         )
 
-    def trim(self, lengths: Mapping[int, int], batch: int) -> Statement[list[int]]:
+    def trim_history(self, lengths: Mapping[int, int], batch: int) -> Statement[list[int]]:
         """Delete old entries: `lengths` are how many outcomes to keep, by id. Returns ids with perhaps more."""
         args = (list(lengths), list(lengths.values()), batch)
         return Statement(self._trim, args, lambda rows: list(rows[0][0]))
@@ -168,7 +168,7 @@ class JournalStatements:
             self._progress, (instance, key), lambda rows: [Progress(*_encode_json_columns(row, 5)) for row in rows]
         )
 
-    def installation(self) -> Statement[str]:
+    def installation_token(self) -> Statement[str]:
         """The token of this installation, part of idempotency keys."""
         return Statement(self._installation, (), lambda rows: str(rows[0][0]))
 
@@ -189,7 +189,7 @@ def _read_checkpoint(rows: Sequence[Row]) -> Checkpoint | None:
     return Checkpoint(*_encode_json_columns(rows[0][1:], 2))
 
 
-def _read_truth(rows: Sequence[Row]) -> bool:
+def _read_bool(rows: Sequence[Row]) -> bool:
     return bool(rows[0][0])
 
 

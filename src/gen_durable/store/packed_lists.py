@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def sparse(column: list[T | None]) -> list[T | None]:
+def empty_if_all_none(column: list[T | None]) -> list[T | None]:
     """A column, or an empty list if it has no values: this saves the driver the encoding, and SQL fills in nulls."""
     return column if column.count(None) < len(column) else []
 

@@ -75,7 +75,10 @@ class Migration:
 
 def migrations(schema: Schema) -> list[Migration]:
     """All migrations of this library, oldest first. The number in a file's name is its version."""
-    return [Migration(int(_name_of(file).partition("_")[0]), file) for file in _read("migrations", schema)]
+    return [
+        Migration(int(_name_without_suffix(file).partition("_")[0]), file)
+        for file in _read_folder("migrations", schema)
+    ]
 
 
 def functions(schema: Schema) -> list[SqlFile]:
@@ -84,16 +87,16 @@ def functions(schema: Schema) -> list[SqlFile]:
     Helpers without a quoted body come first: the others call them, and the body of a SQL function is parsed when a
     client runs the printed script.
     """
-    files = _read("functions", schema)
-    return sorted(files, key=lambda file: "$$" in file.text and _name_of(file) != "may_read_column")
+    files = _read_folder("functions", schema)
+    return sorted(files, key=lambda file: "$$" in file.text and _name_without_suffix(file) != "may_read_column")
 
 
 def checks(schema: Schema) -> list[tuple[str, str]]:
     """The doctor's queries by name; each returns the rows that break an invariant."""
-    return [(_name_of(file), file.text) for file in _read("checks", schema)]
+    return [(_name_without_suffix(file), file.text) for file in _read_folder("checks", schema)]
 
 
-def _read(folder: str, schema: Schema) -> list[SqlFile]:
+def _read_folder(folder: str, schema: Schema) -> list[SqlFile]:
     """The SQL files of a folder, by name."""
     return [
         SqlFile(f"{folder}/{file.name}", schema.render(file.read_text("utf-8")))
@@ -102,5 +105,5 @@ def _read(folder: str, schema: Schema) -> list[SqlFile]:
     ]
 
 
-def _name_of(file: SqlFile) -> str:
+def _name_without_suffix(file: SqlFile) -> str:
     return file.path.rpartition("/")[2].removesuffix(".sql")

@@ -16,7 +16,13 @@ from gen_durable.instances import Instance, Status
 from gen_durable.limits import Concurrency, Limit, LimitState, Policy
 from gen_durable.signals import Received
 from gen_durable.starts import Start
-from gen_durable.store.packed_lists import join_names, join_numbers, names_parameter, numbers_parameter, sparse
+from gen_durable.store.packed_lists import (
+    empty_if_all_none,
+    join_names,
+    join_numbers,
+    names_parameter,
+    numbers_parameter,
+)
 from gen_durable.store.row_decoder import (
     CLAIM,
     INSTANCE,
@@ -171,16 +177,16 @@ class Statements:
                 [s.step.name for s in starts],
                 encode_states(starts),
                 [s.queue for s in starts],
-                sparse([s.priority or None for s in starts]),
-                sparse([s.partition_key for s in starts]),
-                sparse([s.delay or None for s in starts]),
-                sparse([s.schedule_at for s in starts]),
-                sparse([s.unique_key for s in starts]),
-                sparse(["{" + ",".join(s.unique_scope) + "}" if s.unique_scope else None for s in starts]),
+                empty_if_all_none([s.priority or None for s in starts]),
+                empty_if_all_none([s.partition_key for s in starts]),
+                empty_if_all_none([s.delay or None for s in starts]),
+                empty_if_all_none([s.schedule_at for s in starts]),
+                empty_if_all_none([s.unique_key for s in starts]),
+                empty_if_all_none(["{" + ",".join(s.unique_scope) + "}" if s.unique_scope else None for s in starts]),
                 on_conflict,
-                sparse([encode_limits(s.limits) if s.limits else None for s in starts]),
-                sparse([s.group for s in starts]),
-                sparse([s.metadata for s in starts]),
+                empty_if_all_none([encode_limits(s.limits) if s.limits else None for s in starts]),
+                empty_if_all_none([s.group for s in starts]),
+                empty_if_all_none([s.metadata for s in starts]),
             ),
             lambda rows: [InsertResult(row[1], row[2]) for row in rows],
         )
@@ -234,10 +240,10 @@ class Statements:
                 " ".join([c.kind for c in commits]),
                 join_names([c.step for c in commits]),
                 [c.value for c in commits],
-                sparse([c.delay for c in commits]),
-                sparse([c.error for c in commits]),
-                sparse([c.parent for c in commits]),
-                sparse([c.extra for c in commits]),
+                empty_if_all_none([c.delay for c in commits]),
+                empty_if_all_none([c.error for c in commits]),
+                empty_if_all_none([c.parent for c in commits]),
+                empty_if_all_none([c.extra for c in commits]),
                 worker,
                 ran_steps,
                 [now - c.began for c in recorded],
@@ -258,7 +264,7 @@ class Statements:
         args = ([commit.id], [commit.epoch], [commit.seq], [extra])
         return Statement(self._start_instances, args, lambda rows: rows[0][0] or [])
 
-    def children(self, parent: int, after: int, limit: int) -> Statement[list[Child]]:
+    def children_page(self, parent: int, after: int, limit: int) -> Statement[list[Child]]:
         """The next children of a parent's current round, after the id `after`: at most `limit`, and PAGE_BYTES."""
         return Statement(
             self._children, (parent, after, limit, PAGE_BYTES), lambda rows: list(read_children(rows[0][0] or "[]"))

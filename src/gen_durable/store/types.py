@@ -22,7 +22,7 @@ Row = Sequence[Any]
 
 @dataclass(frozen=True, slots=True)
 class FollowUps:
-    """What must follow a committed transaction; `Notifier.dispatch` does it.
+    """What must follow a committed transaction; `Notifier.act_on_follow_ups` does it.
 
     `queues`: they have new runnable rows. `cancel_children`: origins whose descendants must be cancelled; None stands
     for any. `check_cancels`: workers that run an instance with a cancel request.
@@ -42,7 +42,7 @@ NO_FOLLOW_UPS: Final = FollowUps()
 class Claim(msgspec.Struct, eq=False, gc=False):
     """A row that this worker may run: its fence (id, epoch, seq) and the input of its step.
 
-    `outcome_encoder.advance` updates it after each committed outcome. `is_interrupted` is set before its task
+    `outcome_encoder.advance_claim` updates it after each committed outcome. `is_interrupted` is set before its task
     is cancelled.
     """
 
@@ -143,7 +143,7 @@ class ManyChildren:
         self.keys.append(key)
         self.size += len(encoded)
 
-    def parts(self, ids: Sequence[int], count: int, size: int) -> Iterator[str]:
+    def encode_parts(self, ids: Sequence[int], count: int, size: int) -> Iterator[str]:
         """JSON arrays of at most `count` children with their ids, ordered by unique key where there are keys.
 
         An array is at most `size` bytes, apart from a single child that is larger.

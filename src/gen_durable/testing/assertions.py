@@ -57,9 +57,12 @@ class Assertions:
         __tracebackhide__ = True
         found = await self.snapshot(target)
         if found.status is not Status.DONE:
-            self._fail(found, "should be done")
-        if not isinstance(result, Anything) and (wanted := _as_json(result, "the expected result")) != found.result:
-            self._fail(found, f"should be done with {shorten(repr(wanted))}")
+            self._raise_assertion_error(found, "should be done")
+        if (
+            not isinstance(result, Anything)
+            and (wanted := _to_plain_json(result, "the expected result")) != found.result
+        ):
+            self._raise_assertion_error(found, f"should be done with {shorten(repr(wanted))}")
         return target.codec.decode(found.raw_result or "null") if isinstance(target, Handle) else found.result
 
     async def assert_failed(self, target: Target, match: str | None = None) -> str:
@@ -67,10 +70,10 @@ class Assertions:
         __tracebackhide__ = True
         found = await self.snapshot(target)
         if found.status is not Status.FAILED:
-            self._fail(found, "should have failed")
+            self._raise_assertion_error(found, "should have failed")
         reason = found.last_error or ""
         if match is not None and re.search(match, reason) is None:
-            self._fail(found, f"should have failed with a reason that matches {match!r}")
+            self._raise_assertion_error(found, f"should have failed with a reason that matches {match!r}")
         return reason
 
     async def assert_awaiting(self, target: Target, *signals: Signal[Any]) -> None:
@@ -80,7 +83,7 @@ class Assertions:
         names = [signal.name for signal in signals]
         if found.status is not Status.AWAITING_SIGNAL or not set(names) <= set(found.awaits):
             wanted = " and ".join(repr(name) for name in names) or "of some name"
-            self._fail(found, f"should wait for signal {wanted}")
+            self._raise_assertion_error(found, f"should wait for signal {wanted}")
 
     async def assert_at(self, target: Target, step: Startable[Any, Any]) -> None:
         """Assert that the instance has not ended, and that this is the step that it runs next."""
@@ -89,7 +92,7 @@ class Assertions:
         found = await self.snapshot(target)
         here = found.machine == spec.machine.name and found.step in (spec.name, *spec.aliases)
         if found.status.terminal or not here:
-            self._fail(found, f"should be at step {spec.label}")
+            self._raise_assertion_error(found, f"should be at step {spec.label}")
 
     async def assert_inserted(
         self,
@@ -109,7 +112,7 @@ class Assertions:
         key = None if unique_key is None else check_key(unique_key, "unique_key")
         rows = await services_of(self.app).pool.run(self._statements.snapshots(key=key, machine=spec.machine.name))
         here = [r for r in rows if r.version == spec.machine.version and r.step in (spec.name, *spec.aliases)]
-        wanted = ANYTHING if isinstance(state, Anything) else _as_json(state, "the expected state")
+        wanted = ANYTHING if isinstance(state, Anything) else _to_plain_json(state, "the expected state")
         found = [r for r in here if isinstance(wanted, Anything) or r.state == wanted]
         if len(found) != count if count is not None else not found:
             filters = [f"at {spec.label}"]
@@ -145,20 +148,20 @@ class Assertions:
             raise AssertionError("\n".join(lines))
         return found[-1]
 
-    def _fail(self, found: Snapshot, expectation: str, advice: str | None = None) -> NoReturn:
+    def _raise_assertion_error(self, found: Snapshot, expectation: str, advice: str | None = None) -> NoReturn:
         __tracebackhide__ = True
-        tail = _hint(found) if advice is None else advice
+        tail = _hint_at_next_call(found) if advice is None else advice
         message = f"instance {found.id} {expectation}, but it {found.doing}{tail}\n{found.details}"
         raise AssertionError(message) from self._errors.get(found.id)
 
 
-def _as_json(value: object, what: str) -> object:
+def _to_plain_json(value: object, what: str) -> object:
     """A value as plain JSON values: assertions compare the stored form, not the class's own equality."""
     plain: object = decode_plain(encode(value, what))
     return plain
 
 
-def _hint(found: Snapshot) -> str:
+def _hint_at_next_call(found: Snapshot) -> str:
     match found.status:
         case Status.RUNNABLE if found.due_in is not None and found.due_in.total_seconds() > 0:
             return " (advance() makes it due, drain() runs it)"

@@ -88,12 +88,12 @@ def sent(signal: Signal[Any], payload: object = None) -> Received:
 
 def child_done(step: Startable[Any, R], result: R) -> Child:
     """A child that was started at `step` and is done, for `make_context(children=[...])`."""
-    return _child(step, Status.DONE, None, step_of(step, "child_done").result_codec.encode(result))
+    return _make_child(step, Status.DONE, None, step_of(step, "child_done").result_codec.encode(result))
 
 
 def child_failed(step: Startable[Any, Any], error: str) -> Child:
     """A child that was started at `step` and has failed, for `make_context(children=[...])`."""
-    return _child(step, Status.FAILED, error, None)
+    return _make_child(step, Status.FAILED, error, None)
 
 
 def round_trip(step: Startable[S, Any], state: S) -> S:
@@ -102,7 +102,7 @@ def round_trip(step: Startable[S, Any], state: S) -> S:
     return cast(S, codec.decode(codec.encode(state)))
 
 
-def _child(step: Startable[Any, Any], status: Status, error: str | None, result: bytes | None) -> Child:
+def _make_child(step: Startable[Any, Any], status: Status, error: str | None, result: bytes | None) -> Child:
     spec = step_of(step, "a child")
     return Child(
         id=0,

@@ -102,9 +102,9 @@ def explore(
         def history(state: Any, script: Sequence[_Move]) -> None:
             __tracebackhide__ = True
             record = _Record(machine(), invariants, raises)
-            record.add(f"an instance starts with {state!r}")
+            record.add_line(f"an instance starts with {state!r}")
             one = Start(start.step, state, **start.options)
-            runner.run(_play(harness, one, script, record, all_jobs))
+            runner.run(_play_script(harness, one, script, record, all_jobs))
 
         try:
             decorate(start.states, script)(history)()
@@ -132,7 +132,7 @@ class _Record(Generic[M]):
     raises: tuple[type[Exception], ...]
     lines: list[str] = field(default_factory=list[str])
 
-    def add(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
         self.lines.append(line)
 
     def add_execution(self, ran: Execution, *, crash: bool = False) -> None:
@@ -141,11 +141,11 @@ class _Record(Generic[M]):
         attempt = f" (attempt {ran.attempt})" if ran.attempt else ""
         outcome = "its worker dies before the commit" if crash else ran.outcome
         raised = f" after {ran.error!r}" if ran.error is not None else ""
-        self.add(f"instance {ran.id} runs {ran.label}{attempt}: {outcome}{raised}")
+        self.add_line(f"instance {ran.id} runs {ran.label}{attempt}: {outcome}{raised}")
         if ran.error is not None and not isinstance(ran.error, self.raises):
             raise AssertionError(f"{ran.label} raises {ran.error!r}\n{self.script}") from ran.error
 
-    def check(self, found: Snapshot) -> None:
+    def check_invariants(self, found: Snapshot) -> None:
         __tracebackhide__ = True
         for invariant in self.invariants:
             try:
@@ -161,27 +161,27 @@ class _Record(Generic[M]):
         return "\n".join(f"  {number}. {line}" for number, line in enumerate(self.lines, 1))
 
 
-async def _play(
+async def _play_script(
     harness: Harness, start: Start[Any], script: Sequence[_Move], record: _Record[Any], jobs: Sequence[Job[Any, Any]]
 ) -> None:
     __tracebackhide__ = True
     await harness.reset(machines=[record.machine], jobs=jobs)
     (handle,) = await harness.app.insert_many([start])
-    record.check(await harness.snapshot(handle))
+    record.check_invariants(await harness.snapshot(handle))
     for move in script:
-        if await _move(harness, handle, move, record):
-            record.check(await harness.snapshot(handle))
+        if await _play_move(harness, handle, move, record):
+            record.check_invariants(await harness.snapshot(handle))
     for _ in range(MAX_STEPS):
         if (ran := await harness.try_one()) is None:
             return
         record.add_execution(ran)
-        record.check(await harness.snapshot(handle))
+        record.check_invariants(await harness.snapshot(handle))
     raise AssertionError(
         "\n".join([f"more than {MAX_STEPS} steps ran, and there are more to run", *record.lines[-20:]])
     )
 
 
-async def _move(harness: Harness, handle: Handle[Any], move: _Move, record: _Record[Any]) -> bool:
+async def _play_move(harness: Harness, handle: Handle[Any], move: _Move, record: _Record[Any]) -> bool:
     """Play one move. Returns False if it cannot happen now."""
     match move.kind:
         case "run":
@@ -194,22 +194,22 @@ async def _move(harness: Harness, handle: Handle[Any], move: _Move, record: _Rec
             if move.at == "end":
                 record.add_execution(ran, crash=True)
             else:
-                record.add(f"instance {ran.id} should run {ran.label}: its worker dies before that")
+                record.add_line(f"instance {ran.id} should run {ran.label}: its worker dies before that")
         case "signal":
             assert move.signal is not None
             try:
                 await harness.app.signal(handle, move.signal, move.payload)
             except NoTarget:
                 return False
-            record.add(
+            record.add_line(
                 f"signal {move.signal.name!r} arrives{'' if move.payload is None else f' with {move.payload!r}'}"
             )
         case "wait":
             await harness.advance(move.by)
-            record.add(f"{move.by} pass")
+            record.add_line(f"{move.by} pass")
         case "cancel":
             await harness.app.cancel(handle)
-            record.add("it is cancelled")
+            record.add_line("it is cancelled")
     return True
 
 

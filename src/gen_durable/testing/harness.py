@@ -70,7 +70,7 @@ class Harness(Assertions):
         due time and id. Rows that are due later or wait for a signal stay: see `advance` and `fire_timeouts`. Raises
         `Runaway` if more than `limit` steps are due.
         """
-        stepper = self._working
+        stepper = self._require_stepper
         if limit < 1:
             raise InputError(f"limit must be 1 or more, got {limit!r}")
         ran: list[Execution] = []
@@ -84,10 +84,10 @@ class Harness(Assertions):
                     continue
                 if len(ran) == limit:
                     await stepper.release(claim)
-                    raise self._runaway(await self._tally(ran), claim)
+                    raise self._make_runaway_error(await self._make_drain_result(ran), claim)
                 ran.append(await stepper.execute(claim))
                 idle = 0
-        return await self._tally(ran)
+        return await self._make_drain_result(ran)
 
     async def run_one(self, target: Target | None = None) -> Execution:
         """Run one step and commit its outcome: the step of `target`, or the one that a drain would run next.
@@ -95,15 +95,15 @@ class Harness(Assertions):
         Raises `AssertionError` if it cannot run now.
         """
         __tracebackhide__ = True
-        return await self._working.execute(await self._claim(target))
+        return await self._require_stepper.execute(await self._claim_target_or_next(target))
 
     async def try_one(self, *, crash: Literal["start", "end"] | None = None) -> Execution | None:
         """Run the step that a drain would run next, or crash in it. Returns None if no step can run now."""
-        stepper = self._working
-        claim = await self._next()
+        stepper = self._require_stepper
+        claim = await self._claim_next()
         if claim is None or crash is None:
             return None if claim is None else await stepper.execute(claim)
-        return await stepper.interrupt(claim, run=crash == "end")
+        return await stepper.simulate_crash(claim, run=crash == "end")
 
     async def crash(self, target: Target | None = None, *, at: Literal["start", "end"] = "end") -> Execution:
         """Act like a worker that dies in a step: the step of `target`, or the one that a drain would run next.
@@ -115,7 +115,7 @@ class Harness(Assertions):
         __tracebackhide__ = True
         if at not in ("start", "end"):
             raise InputError(f"a crash is at 'start' or 'end', got {at!r}")
-        return await self._working.interrupt(await self._claim(target), run=at == "end")
+        return await self._require_stepper.simulate_crash(await self._claim_target_or_next(target), run=at == "end")
 
     async def advance(self, by: Duration) -> None:
         """Let time pass: delays, retries, deadlines and leases come nearer. The next drain runs what is due then.
@@ -123,12 +123,12 @@ class Harness(Assertions):
         The database's clock does not change. Every time stored in the schema is moved back instead, for all instances,
         so a `schedule_at` that is given afterwards is still measured by the real clock.
         """
-        await self._working.shift(timedelta(seconds=check_delay(by, "advance")))
+        await self._require_stepper.shift(timedelta(seconds=check_delay(by, "advance")))
 
     async def reset(self, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
         """Delete every instance in the schema, and continue with these machines and jobs; the next id is 1 again."""
         registry = Registry(machines, jobs)
-        await self._working.reset(registry)
+        await self._require_stepper.reset(registry)
         self._registry = registry
 
     async def fire_timeouts(self, target: Target | None = None) -> int:
@@ -137,13 +137,13 @@ class Harness(Assertions):
         Returns how many have a deadline. Raises `AssertionError` if `target` has none.
         """
         __tracebackhide__ = True
-        _ = self._working
+        _ = self._require_stepper
         found = None if target is None else await self.snapshot(target)
         fired = await services_of(self.app).pool.run(
             self._statements.fire_timeouts(None if found is None else found.id)
         )
         if found is not None and not fired:
-            self._fail(found, "should wait with a deadline")
+            self._raise_assertion_error(found, "should wait with a deadline")
         return len(fired)
 
     async def waiting(self) -> tuple[Snapshot, ...]:
@@ -152,7 +152,7 @@ class Harness(Assertions):
         return tuple(rows)
 
     @property
-    def _working(self) -> Stepper:
+    def _require_stepper(self) -> Stepper:
         if self._stepper is None:
             raise ConfigError("this harness is not open: use `async with Harness(...) as harness:`")
         return self._stepper
@@ -162,9 +162,9 @@ class Harness(Assertions):
             self._opened = False
             await self.app.close()
 
-    async def _next(self) -> Claim | None:
+    async def _claim_next(self) -> Claim | None:
         """Claim the row that a drain would run next."""
-        stepper = self._working
+        stepper = self._require_stepper
         await stepper.reap()
         for _ in range(2):  # as in drain
             for queue in await stepper.due_queues():
@@ -172,24 +172,24 @@ class Harness(Assertions):
                     return claim
         return None
 
-    async def _claim(self, target: Target | None) -> Claim:
+    async def _claim_target_or_next(self, target: Target | None) -> Claim:
         __tracebackhide__ = True
         if target is None:
-            if (claim := await self._next()) is not None:
+            if (claim := await self._claim_next()) is not None:
                 return claim
-            tally = await self._tally(())
+            tally = await self._make_drain_result(())
             raise AssertionError(
                 "\n".join(["no step can run now", *list_waiting(tally.waiting, tally.due_steps_without_code)])
             )
-        stepper = self._working
+        stepper = self._require_stepper
         await stepper.reap()
         found = await self.snapshot(target)
         claim = await stepper.claim_one(found.id, found.queue)
         if claim is None:
-            self._fail(found, "should be able to run now", self._hindrance(found))
+            self._raise_assertion_error(found, "should be able to run now", self._explain_not_claimable(found))
         return claim
 
-    def _hindrance(self, found: Snapshot) -> str:
+    def _explain_not_claimable(self, found: Snapshot) -> str:
         """Why an instance that is due cannot be claimed; empty for one that is not due, since its snapshot says so."""
         if found.due_in is None and found.status is Status.RUNNABLE:
             return ", but another instance with its partition key goes first"
@@ -201,12 +201,12 @@ class Harness(Assertions):
             return ", but another instance with its partition key goes first"
         return ", but its row is locked by another transaction"
 
-    async def _tally(self, ran: Iterable[Execution]) -> DrainResult:
+    async def _make_drain_result(self, ran: Iterable[Execution]) -> DrainResult:
         waiting = await self.waiting()
         due_steps_without_code = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
         return DrainResult(tuple(ran), waiting, frozenset(due_steps_without_code))
 
-    def _runaway(self, tally: DrainResult, claim: Claim) -> Runaway:
+    def _make_runaway_error(self, tally: DrainResult, claim: Claim) -> Runaway:
         return Runaway(
             f"drain ran {tally.executed} steps and there is more to run: next is instance {claim.id} at "
             f"{claim.machine}.{claim.step}, attempt {claim.attempt}. A step that leads back to itself without a delay "

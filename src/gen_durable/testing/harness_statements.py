@@ -18,13 +18,13 @@ class HarnessStatements:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._snapshots = _text(schema, "snapshots")
-        self._due_queues = _text(schema, "due_queues")
-        self._shifts = _text(schema, "shifts")
-        self._fire_timeouts = _text(schema, "fire_timeouts")
-        self._expire = _text(schema, "expire")
-        self.empty = _text(schema, "empty")
-        self.lock_others = _text(schema, "lock_others")
+        self._snapshots = _read_sql(schema, "snapshots")
+        self._due_queues = _read_sql(schema, "due_queues")
+        self._shifts = _read_sql(schema, "shifts")
+        self._fire_timeouts = _read_sql(schema, "fire_timeouts")
+        self._expire = _read_sql(schema, "expire")
+        self.empty = _read_sql(schema, "empty")
+        self.lock_others = _read_sql(schema, "lock_others")
 
     def snapshots(
         self, *, instance: int | None = None, key: bytes | None = None, machine: str | None = None, live: bool = False
@@ -36,15 +36,15 @@ class HarnessStatements:
     def due_queues(self) -> Statement[list[str]]:
         return Statement(self._due_queues, (), lambda rows: [row[0] for row in rows])
 
-    def shifts(self) -> Statement[list[str]]:
+    def shift_statements(self) -> Statement[list[str]]:
         return Statement(self._shifts, (self._schema.name,), lambda rows: [row[0] for row in rows])
 
     def fire_timeouts(self, instance: int | None) -> Statement[list[int]]:
         return Statement(self._fire_timeouts, (instance,), lambda rows: [row[0] for row in rows])
 
-    def expire(self, instance: int, claim: int) -> Statement[list[int]]:
+    def expire_lease(self, instance: int, claim: int) -> Statement[list[int]]:
         return Statement(self._expire, (instance, claim), lambda rows: [row[0] for row in rows])
 
 
-def _text(schema: Schema, name: str) -> str:
+def _read_sql(schema: Schema, name: str) -> str:
     return schema.render(_SQL.joinpath(f"{name}.sql").read_text("utf-8"))

@@ -95,11 +95,11 @@ class Snapshot:
         return "\n".join(f"  {fact}" for fact in facts)
 
     def __str__(self) -> str:
-        tail = f" (attempt {self.attempt}, last error {self.last_error})" if self._has_trouble else ""
+        tail = f" (attempt {self.attempt}, last error {self.last_error})" if self._has_failed_before else ""
         return f"instance {self.id} ({self.label}) {self.doing}{tail}"
 
     @property
-    def _has_trouble(self) -> bool:
+    def _has_failed_before(self) -> bool:
         return not self.status.terminal and (self.attempt > 0 or self.last_error is not None)
 
 

@@ -33,7 +33,7 @@ class MemoryJournal:
 
     def __init__(self, checkpoint: object, finished: Mapping[str, object]) -> None:
         stored = StoredJournal(
-            None if checkpoint is NOTHING else (CHECKPOINT_FORMAT, 1, _raw(checkpoint, "a checkpoint")),
+            None if checkpoint is NOTHING else (CHECKPOINT_FORMAT, 1, _encode_raw(checkpoint, "a checkpoint")),
             [
                 (n, name, True, encode(result, name).decode())
                 for n, (name, result) in enumerate(finished.items(), start=1)
@@ -63,11 +63,11 @@ class MemoryJournal:
         except StopIteration as end:
             return end.value
 
-    def run_actions_in_thread(self, actions: Actions) -> Any:
+    def run_actions_blocking(self, actions: Actions) -> Any:
         """Perform actions where no event loop runs."""
         return asyncio.run(self.run_actions(actions))
 
-    def report(self, *_: object, **__: object) -> None:
+    def report_progress(self, *_: object, **__: object) -> None:
         """Drop the report."""
 
 
@@ -75,5 +75,5 @@ def _run_action(action: Action) -> Any:
     return action.fn(*action.args) if isinstance(action, CallActivity) else True
 
 
-def _raw(value: object, what: str) -> msgspec.Raw:
+def _encode_raw(value: object, what: str) -> msgspec.Raw:
     return msgspec.Raw(encode(value, what))

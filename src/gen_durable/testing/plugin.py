@@ -53,9 +53,9 @@ def gen_durable_schema(gen_durable_dsn: str) -> Iterator[str]:
     """The name of a fresh, migrated schema, dropped after the test: `Durable(gen_durable_dsn, schema=...)`."""
     from gen_durable.testing.schema import drop_schema, make_schema
 
-    name = _blocking(lambda: make_schema(gen_durable_dsn))
+    name = _run_in_thread(lambda: make_schema(gen_durable_dsn))
     yield name
-    _blocking(lambda: drop_schema(gen_durable_dsn, name))
+    _run_in_thread(lambda: drop_schema(gen_durable_dsn, name))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def durable_harness(gen_durable_dsn: str, gen_durable_schema: str) -> HarnessFac
     return HarnessFactory(gen_durable_dsn, gen_durable_schema)
 
 
-def _blocking(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def _run_in_thread(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in a thread: this thread may have a running loop, or one that an async plugin has set."""
     results: list[T] = []
     errors: list[BaseException] = []

@@ -34,7 +34,7 @@ from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
-from gen_durable.engine.tasks import TaskSet
+from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread
@@ -94,7 +94,7 @@ class Stepper:
         self._side_connections = SlowCommitConnections(services.target, 1)
         self._threads = ThreadPool(1)
         self._tasks = TaskSet()
-        self._notifier = StepperNotifier(services)
+        self._notifier = NonWakingNotifier(services)
         self._journal = JournalWriter(
             services.pool,
             services.schema.name,
@@ -121,9 +121,9 @@ class Stepper:
         self._transactional = TransactionalExecutor(
             self._executor, services.target, services.statements, 1, notifier=self._notifier, worker=WORKER
         )
-        self._use(registry)
+        self._build_parts(registry)
 
-    def _use(self, registry: Registry) -> None:
+    def _build_parts(self, registry: Registry) -> None:
         """Build the parts that know the machines and jobs."""
         services = self._services
         self._registry = registry
@@ -171,7 +171,7 @@ class Stepper:
 
     async def claim(self, queue: str) -> Claim | None:
         """Claim the next due row of a queue."""
-        statement = self._services.statements.pick(WORKER, {queue: 1}, self._registry.known, LEASE_SECONDS)
+        statement = self._services.statements.pick(WORKER, {queue: 1}, self._registry.known_steps, LEASE_SECONDS)
         picked = await self._connection.run(statement)
         return picked.claims[0] if picked.claims else None
 
@@ -205,7 +205,7 @@ class Stepper:
         if active.entry.spec.transactional:
             self._notifier.has_children_to_cancel = True  # the step may have cancelled instances in its transaction
         await self._cancel_children()
-        return self._execution(claim, self._outcomes.pop(claim.id, LOST))
+        return self._make_execution(claim, self._outcomes.pop(claim.id, LOST))
 
     def _record_outcome(self, event: Event) -> None:
         match event:
@@ -229,23 +229,23 @@ class Stepper:
                 await asyncio.sleep(CANCEL_PAUSE)
             self._notifier.has_children_to_cancel = batch.more and waits < CANCEL_WAITS
 
-    async def interrupt(self, claim: Claim, *, run: bool) -> Execution:
+    async def simulate_crash(self, claim: Claim, *, run: bool) -> Execution:
         """Act like a worker that dies with a claim: with `run`, after the last line of the step, else before it."""
         if run:
             self._errors.pop(claim.id, None)
-            entry = self._entry(claim)
+            entry = self._find_entry(claim)
             try:
                 if entry.spec.transactional:
-                    await self._in_task(claim, self._transactional.execute_and_roll_back(claim, entry))
+                    await self._run_in_task(claim, self._transactional.execute_and_roll_back(claim, entry))
                 else:
-                    await self._in_task(claim, self._executor.execute(claim, entry, may_continue=False))
+                    await self._run_in_task(claim, self._executor.execute(claim, entry, may_continue=False))
             except StepRaised as raised:
                 self._errors[claim.id] = raised.error
             except (UndecodableState, LeaseLost, NoFreeThread):
                 pass  # recorded by the executor
-        await self._connection.run(self._statements.expire(claim.id, claim.epoch))
+        await self._connection.run(self._statements.expire_lease(claim.id, claim.epoch))
         await self.reap()
-        return self._execution(claim, LOST)
+        return self._make_execution(claim, LOST)
 
     async def reap(self) -> None:
         """Take back claims whose leases have ended, and finish cancels that callers began in their transactions."""
@@ -262,7 +262,7 @@ class Stepper:
 
     async def shift(self, by: timedelta) -> None:
         """Move every moment in the schema back."""
-        statements = await self._connection.run(self._statements.shifts())
+        statements = await self._connection.run(self._statements.shift_statements())
         driver_connection = await self._connection.connect()
         async with driver_connection.transaction():
             for statement in statements:
@@ -271,13 +271,13 @@ class Stepper:
     async def reset(self, registry: Registry) -> None:
         """Delete every instance, and run other machines and jobs from now on."""
         await self._connection.run_script(self._statements.empty)
-        self._use(registry)
+        self._build_parts(registry)
         self._errors.clear()
 
-    def _entry(self, claim: Claim) -> Entry:
+    def _find_entry(self, claim: Claim) -> Entry:
         return self._registry.get(claim.machine, claim.version, claim.step)
 
-    async def _in_task(self, claim: Claim, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def _run_in_task(self, claim: Claim, coroutine: Coroutine[Any, Any, T]) -> T:
         task = asyncio.get_running_loop().create_task(coroutine)
         try:
             return await asyncio.shield(task)
@@ -291,19 +291,19 @@ class Stepper:
             raise
 
     async def _release_interrupted(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
-        self._claims.stop_without_outcome(active)
+        self._claims.interrupt_or_unbuffer(active)
         await asyncio.wait([task])
         if not task.cancelled():
             task.exception()
         await self._claims.release([active])
 
-    def _execution(self, claim: Claim, outcome: str) -> Execution:
+    def _make_execution(self, claim: Claim, outcome: str) -> Execution:
         error = self._errors.get(claim.id)
-        step = self._entry(claim).spec.name
+        step = self._find_entry(claim).spec.name
         return Execution(claim.id, claim.machine, claim.version, step, claim.attempt, outcome, error)
 
 
-class StepperNotifier(Notifier):
+class NonWakingNotifier(Notifier):
     """Sends no wake-ups, since the next claim finds what became runnable; remembers that children must be cancelled."""
 
     def __init__(self, services: Services) -> None:
@@ -316,7 +316,7 @@ class StepperNotifier(Notifier):
     def cancel_children(self, origin: int | None) -> None:
         self.has_children_to_cancel = True
 
-    def dispatch(self, follow_ups: FollowUps) -> None:
+    def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         if follow_ups.cancel_children:
             self.has_children_to_cancel = True
 

@@ -18,12 +18,12 @@ from rich.live import Live
 from gen_durable.cli.console import report_errors
 from gen_durable.cli.database import ConnectedDatabase, open_database
 from gen_durable.cli.demo.processes import WorkerProcesses
-from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.schema import recreate_schema
 from gen_durable.cli.demo.script import DemoFailed, Script
 from gen_durable.cli.demo.verify_run import DemoReport, check_run
 from gen_durable.cli.demo.view_protocol import View
 from gen_durable.cli.demo.views import LineView, LiveView, print_report
+from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
@@ -55,16 +55,16 @@ def demo(
     """
     console = Console()
     is_live = console.is_terminal and not plain and not os.environ.get("CI")
-    report = asyncio.run(_run(dsn, console, seconds, is_live=is_live))
+    report = asyncio.run(_run_demo(dsn, console, seconds, is_live=is_live))
     if not report.is_good:
         raise typer.Exit(1)
 
 
-async def _run(dsn: str | None, console: Console, seconds: float, *, is_live: bool) -> DemoReport:
+async def _run_demo(dsn: str | None, console: Console, seconds: float, *, is_live: bool) -> DemoReport:
     console.print("Starting Postgres ..." if dsn is None else "Connecting ...", style="dim")
     async with open_database(dsn) as database:
         await _lock_database(database)
-        event_log, log = _files(database)
+        event_log, log = _create_log_paths(database)
         pace = seconds / _SECONDS_AT_PACE_1
         console.print(f"{database.location}, schema {SCHEMA}")
         if (renamed := await recreate_schema(database.connection, Schema(SCHEMA))) is not None:
@@ -102,7 +102,7 @@ async def _lock_database(database: ConnectedDatabase) -> None:
         raise DemoFailed("Another demo is running in this database. Wait until it has ended.")
 
 
-def _files(database: ConnectedDatabase) -> tuple[Path, Path]:
+def _create_log_paths(database: ConnectedDatabase) -> tuple[Path, Path]:
     """The event log and the workers' log, both empty."""
     directory = database.directory or Path(tempfile.mkdtemp(prefix="gen_durable_demo_"))
     event_log, log = directory / "demo.events", directory / "demo.log"

@@ -38,20 +38,20 @@ class LogEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     ids: tuple[int, ...] = ()
 
 
-async def side_effect(ctx: Context, subject: str, *, seconds: float) -> None:
+async def simulate_side_effect(ctx: Context, subject: str, *, seconds: float) -> None:
     """Stand for an effect that no rollback undoes: record it, then take some time."""
-    append(started(ctx, subject))
+    append_entry(make_start_entry(ctx, subject))
     await asyncio.sleep(seconds * float(os.environ[PACE]))
 
 
-def started(ctx: Context, subject: str) -> LogEntry:
+def make_start_entry(ctx: Context, subject: str) -> LogEntry:
     """The entry for the start of a step."""
     return LogEntry(
         "started", time.time(), os.getpid(), ctx.worker, ctx.id, machine=ctx.machine, step=ctx.step, subject=subject
     )
 
 
-def append(entry: LogEntry) -> None:
+def append_entry(entry: LogEntry) -> None:
     """Append an entry to the file that the environment variable names."""
     line = msgspec.json.encode(entry) + b"\n"
     file = os.open(os.environ[EVENT_LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

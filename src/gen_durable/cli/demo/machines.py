@@ -3,8 +3,8 @@
 An order waits for its payment without occupying a worker. Once paid, it is charged, its items are packed in parallel,
 and it is shipped. If it is not paid in time, it fails. A separate job does a stocktake and needs three attempts.
 
-`side_effect` stands for calls to other systems: it takes some time and appends a line to a file. The file knows nothing
-of transactions, so an effect that happened twice is in it twice.
+`simulate_side_effect` stands for calls to other systems: it takes some time and appends a line to a file. The file
+knows nothing of transactions, so an effect that happened twice is in it twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable.cli.demo.event_log import side_effect
+from gen_durable.cli.demo.event_log import simulate_side_effect
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Pack(Machine, queue="packing"):
 
     @step
     async def pack(self, item: Item, ctx: Context) -> Outcome[str]:
-        await side_effect(ctx, f"order {item.order}", seconds=0.25)
+        await simulate_side_effect(ctx, f"order {item.order}", seconds=0.25)
         return Done(f"wrapped {item.name}")
 
 
@@ -78,12 +78,12 @@ class Checkout(Machine, queue="checkout"):
     @step
     async def place(self, order: Order, ctx: Context) -> Outcome[Receipt]:
         """From here on the order is only a row, until the payment arrives or the timeout passes."""
-        await side_effect(ctx, f"order {order.number}", seconds=0.05)
-        return Await(payment, then=self.collect, state=order, timeout=order.pay_within)
+        await simulate_side_effect(ctx, f"order {order.number}", seconds=0.05)
+        return Await(payment, then=self.collect_payment, state=order, timeout=order.pay_within)
 
     @step
-    async def collect(self, order: Order, ctx: Context) -> Outcome[Receipt]:
-        await side_effect(ctx, f"order {order.number}", seconds=0.05)
+    async def collect_payment(self, order: Order, ctx: Context) -> Outcome[Receipt]:
+        await simulate_side_effect(ctx, f"order {order.number}", seconds=0.05)
         paid = ctx.first(payment)
         if paid is None:
             return Fail("payment never came")
@@ -95,26 +95,26 @@ class Checkout(Machine, queue="checkout"):
 
         Pass a real bank an idempotency key that is the same both times, such as the order's number.
         """
-        await side_effect(ctx, f"order {paid.order.number}", seconds=0.8)
+        await simulate_side_effect(ctx, f"order {paid.order.number}", seconds=0.8)
         return Next(self.pack, paid)
 
     @step
     async def pack(self, paid: PaidOrder, ctx: Context) -> Outcome[Receipt]:
         """Start the children and wait until all have ended, on whichever workers they run."""
-        await side_effect(ctx, f"order {paid.order.number}", seconds=0.05)
+        await simulate_side_effect(ctx, f"order {paid.order.number}", seconds=0.05)
         items = [Start(Pack.pack, Item(paid.order.number, name)) for name in paid.order.items]
         return ScheduleChildren(items, then=self.ship, state=paid)
 
     @step
     async def ship(self, paid: PaidOrder, ctx: Context) -> Outcome[Receipt]:
-        await side_effect(ctx, f"order {paid.order.number}", seconds=0.1)
+        await simulate_side_effect(ctx, f"order {paid.order.number}", seconds=0.1)
         return Done(Receipt(paid.order.number, paid.amount, parcel=tuple(ctx.results(Pack.pack))))
 
 
 @job(max_attempts=5, backoff=lambda attempt: timedelta(seconds=0.5))
 async def stocktake(shelf: str, ctx: Context) -> str:
     """A job that raises is retried; this one succeeds at its third attempt."""
-    await side_effect(ctx, f"the {shelf}", seconds=0.1)
+    await simulate_side_effect(ctx, f"the {shelf}", seconds=0.1)
     if ctx.attempt < 2:
         raise ConnectionError("the scales do not answer")
     return f"counted the {shelf}"

@@ -14,7 +14,7 @@ from typing import Final
 
 from gen_durable.cli.demo.event_log import EVENT_LOG, PACE
 
-COMMAND: Final = [sys.executable, "-m", "gen_durable.cli", "worker", "gen_durable.cli.demo.program:worker"]
+COMMAND: Final = [sys.executable, "-m", "gen_durable.cli", "worker", "gen_durable.cli.demo.worker_program:worker"]
 STOP_TIMEOUT: Final = 10.0
 
 

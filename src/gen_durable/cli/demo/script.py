@@ -21,8 +21,8 @@ from gen_durable.cli.database import ConnectedDatabase
 from gen_durable.cli.demo.event_log import EventLogReader, LogEntry
 from gen_durable.cli.demo.machines import Checkout, Order, Paid, Receipt, payment, stocktake
 from gen_durable.cli.demo.processes import State, WorkerProcess, WorkerProcesses
-from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.view_protocol import DemoState, Event, Importance, View
+from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.doctor import count_by_step
 from gen_durable.errors import GenDurableError
 from gen_durable.store.schema import Schema
@@ -93,7 +93,7 @@ class Script:
             await self._start_worker()
             await self._start_worker()
             async with Durable(self._database.dsn, schema=SCHEMA) as app:
-                await self._open_shop(app)
+                await self._insert_orders(app)
                 await self._run_orders(app)
                 self.seen.seconds = time.monotonic() - self._opened
                 self.seen.drained = await self._workers.stop_all()
@@ -101,36 +101,36 @@ class Script:
             following.cancel()
             await self._workers.stop_all()
         self._read_events()
-        self._show()
+        self._show_state()
         return self.seen
 
-    async def _open_shop(self, app: Durable) -> None:
-        orders = list(_orders(self._pace))
+    async def _insert_orders(self, app: Durable) -> None:
+        orders = list(_make_orders(self._pace))
         self._opened = time.monotonic()
         handles = await app.insert_many(
             Start(Checkout.place, order, unique_key=f"order:{order.number}") for order, _ in orders
         )
         self.seen.placed = [PlacedOrder(*one, handle) for one, handle in zip(orders, handles, strict=True)]
         await app.insert(stocktake, "cellar")
-        self._report(f"{len(orders)} orders placed, and a stocktake inserted")
+        self._report_event(f"{len(orders)} orders placed, and a stocktake inserted")
 
     async def _run_orders(self, app: Durable) -> None:
-        customers = asyncio.create_task(self._pay(app))
+        customers = asyncio.create_task(self._send_payments(app))
         killing = asyncio.create_task(self._kill_worker())
         try:
             async with asyncio.timeout(EXTRA_TIME + 20 * self._pace):
-                while not (customers.done() and killing.done() and self._all_ended()):
+                while not (customers.done() and killing.done() and self._have_all_ended()):
                     self._state.counts = await count_by_step(self._database.connection, Schema(SCHEMA))
-                    self._show()
+                    self._show_state()
                     await asyncio.sleep(0.15)
             await asyncio.gather(customers, killing)
         except TimeoutError:
-            self._report("giving up: some orders have not ended in time", Importance.BAD)
+            self._report_event("giving up: some orders have not ended in time", Importance.BAD)
         finally:
             customers.cancel()
             killing.cancel()
 
-    async def _pay(self, app: Durable) -> None:
+    async def _send_payments(self, app: Durable) -> None:
         """Send one payment after the other; the bank reports every fifth one twice."""
         paying = [placed for placed in self.seen.placed if placed.amount is not None]
         await asyncio.sleep(0.5 * self._pace)
@@ -143,37 +143,37 @@ class Script:
 
     async def _kill_worker(self) -> None:
         """Kill a worker in the middle of a charge: freeze it first, and check that its claim is still open."""
-        await self._until(lambda: self._charges >= CHARGES_BEFORE_KILL)
+        await self._wait_until(lambda: self._charges >= CHARGES_BEFORE_KILL)
         victim = self._victim = self._workers.workers[1]
         while True:
             instance = await self._victim_charges.get()
             self._workers.freeze(victim)
-            if instance in await self._claimed_by(victim):
+            if instance in await self._read_claimed_steps(victim):
                 break
             self._workers.thaw(victim)
         await self._workers.kill(victim)
         await asyncio.sleep(IN_FLIGHT_TIME)
-        claimed = await self._claimed_by(victim)
+        claimed = await self._read_claimed_steps(victim)
         self.seen.interrupted = set(claimed)
         self._shown_instance = instance
         step, subject = claimed[instance], self._subjects[instance]
         others = f" (and {len(claimed) - 1} other steps)" if len(claimed) > 1 else ""
-        self._report(f"{victim} killed with SIGKILL while running {step} for {subject}{others}", Importance.BAD)
+        self._report_event(f"{victim} killed with SIGKILL while running {step} for {subject}{others}", Importance.BAD)
         await asyncio.sleep(self._pace)
         await self._start_worker(replaces=victim)
 
-    async def _claimed_by(self, worker: WorkerProcess) -> dict[int, str]:
+    async def _read_claimed_steps(self, worker: WorkerProcess) -> dict[int, str]:
         """The steps that a worker has claimed in the database, by instance."""
         query = Schema(SCHEMA).render("select id, step from @schema.instances where locked_by = $1")
-        return await self._database.connection.run(Statement(query, (worker.name,), _pairs))
+        return await self._database.connection.run(Statement(query, (worker.name,), _read_pairs))
 
     async def _start_worker(self, replaces: WorkerProcess | None = None) -> None:
         worker = await self._workers.start(replaces)
-        await self._until(lambda: worker.state is State.WORKING or worker.process.returncode is not None)
+        await self._wait_until(lambda: worker.state is State.WORKING or worker.process.returncode is not None)
         if worker.state is not State.WORKING:
             raise DemoFailed(f"{worker} exited with code {worker.process.returncode} while it started")
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():  # noqa: ASYNC110  # the condition changes in other processes
             await asyncio.sleep(0.02)
 
@@ -185,61 +185,61 @@ class Script:
     def _read_events(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             for entry in self._reader.read_new():
-                self._handle(entry)
+                self._handle_entry(entry)
 
-    def _handle(self, entry: LogEntry) -> None:
+    def _handle_entry(self, entry: LogEntry) -> None:
         worker = self._workers.find(entry.pid)
         match entry.kind:
             case "ready":
                 worker.state, worker.name = State.WORKING, entry.worker
                 role = f" and replaces {worker.replaces}" if worker.replaces is not None else ""
-                self._report(f"{worker} (pid {worker.pid}) is ready{role}", Importance.GOOD)
+                self._report_event(f"{worker} (pid {worker.pid}) is ready{role}", Importance.GOOD)
             case "started":
-                self._step_started(worker, entry)
+                self._record_step_start(worker, entry)
             case "committed":
-                self._step_committed(worker, entry)
+                self._record_step_commit(worker, entry)
             case "reaped":
                 several = "1 instance" if len(entry.ids) == 1 else f"{len(entry.ids)} instances"
-                self._report(f"lease expired: {several} reclaimed by {worker}", Importance.GOOD)
+                self._report_event(f"lease expired: {several} reclaimed by {worker}", Importance.GOOD)
 
-    def _step_started(self, worker: WorkerProcess, entry: LogEntry) -> None:
+    def _record_step_start(self, worker: WorkerProcess, entry: LogEntry) -> None:
         self.seen.executions[entry.id] += 1
         self._subjects[entry.id] = entry.subject
         worker.running_steps[entry.id] = f"{entry.step} {entry.subject}"
         if entry.id in self.seen.interrupted - self.seen.resumed:
             self.seen.resumed.add(entry.id)
             if entry.id == self._shown_instance:
-                self._report(f"{entry.step} for {entry.subject} runs again, on {worker}", Importance.GOOD)
+                self._report_event(f"{entry.step} for {entry.subject} runs again, on {worker}", Importance.GOOD)
         if worker is self._victim and entry.step == "charge":
             self._victim_charges.put_nowait(entry.id)
 
-    def _step_committed(self, worker: WorkerProcess, entry: LogEntry) -> None:
+    def _record_step_commit(self, worker: WorkerProcess, entry: LogEntry) -> None:
         worker.running_steps.pop(entry.id, None)
         worker.steps += 1
         self._charges += entry.step == "charge"
         subject = self._subjects[entry.id]
         if entry.outcome == "Retry":
-            self._report(f"{entry.machine} of {subject} raised an error and will be retried")
+            self._report_event(f"{entry.machine} of {subject} raised an error and will be retried")
         elif entry.outcome == "Fail":
             self._expired += 1
             if self._expired == 1:
-                self._report(f"{subject} was not paid in time and failed; more will follow")
+                self._report_event(f"{subject} was not paid in time and failed; more will follow")
 
-    def _all_ended(self) -> bool:
+    def _have_all_ended(self) -> bool:
         return bool(self._state.counts) and all(count.status.terminal for count in self._state.counts)
 
-    def _report(self, text: str, level: Importance = Importance.PLAIN) -> None:
+    def _report_event(self, text: str, level: Importance = Importance.PLAIN) -> None:
         at = time.monotonic() - self._opened if self.seen.placed else 0.0
         event = Event(at, text, level)
         self._state.events.append(event)
-        self._view.event(event)
+        self._view.show_event(event)
 
-    def _show(self) -> None:
+    def _show_state(self) -> None:
         self._state.at = time.monotonic() - self._opened
-        self._view.show(self._state)
+        self._view.show_state(self._state)
 
 
-def _orders(pace: float) -> list[tuple[Order, int | None]]:
+def _make_orders(pace: float) -> list[tuple[Order, int | None]]:
     """Every fourth customer never pays and has a timeout of a few seconds; the others have two minutes."""
     orders: list[tuple[Order, int | None]] = []
     for number in range(1, ORDERS + 1):
@@ -250,5 +250,5 @@ def _orders(pace: float) -> list[tuple[Order, int | None]]:
     return orders
 
 
-def _pairs(rows: Sequence[Sequence[Any]]) -> dict[int, str]:
+def _read_pairs(rows: Sequence[Sequence[Any]]) -> dict[int, str]:
     return {row[0]: row[1] for row in rows}

@@ -16,8 +16,8 @@ from typing import Any, Final
 from gen_durable import Failed, Finished
 from gen_durable.cli.database import ConnectedDatabase
 from gen_durable.cli.demo.machines import Receipt
-from gen_durable.cli.demo.program import SCHEMA
 from gen_durable.cli.demo.script import Observations, PlacedOrder
+from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.doctor import diagnose
@@ -49,7 +49,7 @@ class MachineTotals:
     executed: int
 
     @property
-    def repeated(self) -> int:
+    def repeated_executions(self) -> int:
         """Executions without a commit, because their worker was killed."""
         return self.executed - self.committed
 
@@ -84,13 +84,13 @@ async def check_run(database: ConnectedDatabase, seen: Observations) -> DemoRepo
         endings = await asyncio.gather(
             *(wait(services_of(app), p.handle.id, p.handle.codec, _WAIT) for p in seen.placed)
         )
-    rows = await database.connection.run(Statement(Schema(SCHEMA).render(_ROWS), (), _read))
+    rows = await database.connection.run(Statement(Schema(SCHEMA).render(_ROWS), (), _read_rows))
     findings = await diagnose(database.connection, Schema(SCHEMA))
     broken = [finding.check for finding in findings if not finding.clean]
     checks = [
         *_check_orders(seen.placed, seen.seconds, endings),
-        outcomes(seen, rows),
-        items(seen.placed, rows),
+        check_outcomes(seen, rows),
+        check_items(seen.placed, rows),
         _check_crash(seen),
         _check_job(seen, rows),
         Check(seen.duplicate_payments > 0, f"{seen.duplicate_payments} payments were reported twice and counted once"),
@@ -100,12 +100,12 @@ async def check_run(database: ConnectedDatabase, seen: Observations) -> DemoRepo
             f"doctor: {f'{broken} found violations' if broken else f'all {len(findings)} checks are clean'}",
         ),
     ]
-    return DemoReport(_totals(seen, rows), tuple(checks))
+    return DemoReport(_count_by_machine(seen, rows), tuple(checks))
 
 
 def _check_orders(placed: list[PlacedOrder], seconds: float, endings: list[Ending[Receipt]]) -> list[Check]:
     """Every order ended as its customer's behaviour requires."""
-    wrong = [p.order.number for p, ending in zip(placed, endings, strict=True) if not as_expected(p, ending)]
+    wrong = [p.order.number for p, ending in zip(placed, endings, strict=True) if not has_ended_as_expected(p, ending)]
     shipped = sum(p.amount is not None for p in placed)
     if wrong:
         return [Check(ok=False, text=f"orders {wrong} have a wrong result")]
@@ -115,14 +115,14 @@ def _check_orders(placed: list[PlacedOrder], seconds: float, endings: list[Endin
     ]
 
 
-def as_expected(placed: PlacedOrder, ending: Ending[Receipt]) -> bool:
+def has_ended_as_expected(placed: PlacedOrder, ending: Ending[Receipt]) -> bool:
     if placed.amount is None:
         return ending == Failed(placed.handle.id, "payment never came")
     parcel = tuple(f"wrapped {name}" for name in placed.order.items)
     return ending == Finished(placed.handle.id, Receipt(placed.order.number, placed.amount, parcel))
 
 
-def outcomes(seen: Observations, rows: list[Row]) -> Check:
+def check_outcomes(seen: Observations, rows: list[Row]) -> Check:
     """Each instance has as many committed outcomes as its path has steps, and at least as many executions."""
     due = {p.handle.id: SHIPPED if p.amount is not None else NOT_PAID for p in seen.placed}
     due |= {row.id: PACKED for row in rows if row.machine == "Pack"}
@@ -135,7 +135,7 @@ def outcomes(seen: Observations, rows: list[Row]) -> Check:
     return Check(ok=True, text=f"nothing was lost and nothing committed twice: {total} steps, {total} outcomes")
 
 
-def items(placed: list[PlacedOrder], rows: list[Row]) -> Check:
+def check_items(placed: list[PlacedOrder], rows: list[Row]) -> Check:
     """Each paid order started exactly one child per item, and all of them are done."""
     due = sorted(p.handle.id for p in placed if p.amount is not None for _ in p.order.items)
     packed = sorted(row.parent or 0 for row in rows if row.machine == "Pack" and row.status == "done")
@@ -159,7 +159,7 @@ def _check_job(seen: Observations, rows: list[Row]) -> Check:
     )
 
 
-def _totals(seen: Observations, rows: list[Row]) -> tuple[MachineTotals, ...]:
+def _count_by_machine(seen: Observations, rows: list[Row]) -> tuple[MachineTotals, ...]:
     machines = dict.fromkeys(row.machine for row in rows)
     return tuple(
         MachineTotals(
@@ -172,7 +172,7 @@ def _totals(seen: Observations, rows: list[Row]) -> tuple[MachineTotals, ...]:
     )
 
 
-def _read(rows: Sequence[Sequence[Any]]) -> list[Row]:
+def _read_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:
     return [Row(*row) for row in rows]
 
 

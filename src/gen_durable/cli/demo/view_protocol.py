@@ -41,10 +41,10 @@ class DemoState:
 class View(Protocol):
     """Shows the demo to the user."""
 
-    def event(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         """Show an event."""
         ...
 
-    def show(self, state: DemoState) -> None:
+    def show_state(self, state: DemoState) -> None:
         """Show the current state; called several times a second."""
         ...

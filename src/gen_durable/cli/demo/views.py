@@ -46,10 +46,10 @@ class LineView:
     def __init__(self) -> None:
         self._shown = 0.0
 
-    def event(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         print(f"{event.at:5.1f} s  {event.text}", flush=True)
 
-    def show(self, state: DemoState) -> None:
+    def show_state(self, state: DemoState) -> None:
         if state.at - self._shown >= 1:
             self._shown = state.at
             print(f"{state.at:5.1f} s  {_summary_line(state.counts)}", flush=True)
@@ -64,14 +64,14 @@ class LiveView:
         self._bar = max(10, min(MAX_BAR, console.width - BESIDE_BAR))
         self._events = max(3, min(MAX_EVENTS, console.height - BESIDE_EVENTS))
 
-    def event(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         """Does nothing: the state holds the events."""
 
-    def show(self, state: DemoState) -> None:
+    def show_state(self, state: DemoState) -> None:
         picture = Group(
-            _panel("instances", _instances(state.counts, self._bar)),
-            _panel("worker processes", _workers(state)),
-            _panel("events", _events(state, self._events)),
+            _make_panel("instances", _instances_table(state.counts, self._bar)),
+            _make_panel("worker processes", _workers_table(state)),
+            _make_panel("events", _latest_events(state, self._events)),
             Text(f" {state.at:4.1f} s   {state.location}", "dim", no_wrap=True, overflow="ellipsis"),
         )
         self._live.update(picture, refresh=True)
@@ -92,32 +92,32 @@ def _summary_line(counts: list[StepCount]) -> str:
     )
 
 
-def _panel(title: str, content: Table | Group) -> Panel:
+def _make_panel(title: str, content: Table | Group) -> Panel:
     return Panel(content, title=title, title_align="left", border_style="dim")
 
 
-def _instances(counts: list[StepCount], width: int) -> Table:
+def _instances_table(counts: list[StepCount], width: int) -> Table:
     table = Table.grid(padding=(0, 2))
     totals: dict[str, int] = {}
     for count in counts:
         totals[count.machine] = totals.get(count.machine, 0) + count.count
-    for step in _steps():
+    for step in _list_demo_steps():
         machine = step.machine.name
         here = [count for count in counts if (count.machine, count.step) == (machine, step.name)]
         table.add_row(
             Text(machine, "bold") + Text(f".{step.name}", "default"),
-            _bar(here, totals.get(machine, 1), width),
-            _counts(here),
+            _status_bar(here, totals.get(machine, 1), width),
+            _status_counts_text(here),
         )
     return table
 
 
-def _steps() -> list[StepSpec]:
+def _list_demo_steps() -> list[StepSpec]:
     machines = (Checkout.__gen_durable__, Pack.__gen_durable__, stocktake.__gen_durable_step__.machine)
     return [step for machine in machines for step in machine.steps.values()]
 
 
-def _bar(counts: list[StepCount], total: int, width: int) -> Text:
+def _status_bar(counts: list[StepCount], total: int, width: int) -> Text:
     bar = Text()
     for count in sorted(counts, key=lambda t: list(Status).index(t.status), reverse=True):
         bar.append("█" * max(1, round(count.count * width / total)), _COLOURS[count.status])
@@ -126,14 +126,14 @@ def _bar(counts: list[StepCount], total: int, width: int) -> Text:
     return bar
 
 
-def _counts(counts: list[StepCount]) -> Text:
+def _status_counts_text(counts: list[StepCount]) -> Text:
     parts = [Text(f"{t.count} {t.status.value.replace('_', ' ')}", _COLOURS[t.status]) for t in counts]
     text = Text(", ").join(parts)
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
 
-def _workers(state: DemoState) -> Table:
+def _workers_table(state: DemoState) -> Table:
     table = Table.grid(padding=(0, 2))
     for worker in state.workers:
         label = "killed (SIGKILL)" if worker.state is State.KILLED else worker.state.value
@@ -149,7 +149,7 @@ def _workers(state: DemoState) -> Table:
     return table
 
 
-def _events(state: DemoState, most: int) -> Group:
+def _latest_events(state: DemoState, most: int) -> Group:
     lines: list[Text] = []
     for event in state.events[-most:]:
         line = Text(f"{event.at:5.1f} s  ", "dim", no_wrap=True, overflow="ellipsis")
@@ -165,7 +165,11 @@ def print_report(report: DemoReport, console: Console) -> None:
         table.add_column(column, justify="right")
     for totals in report.totals:
         table.add_row(
-            totals.machine, str(totals.instances), str(totals.executed), str(totals.committed), str(totals.repeated)
+            totals.machine,
+            str(totals.instances),
+            str(totals.executed),
+            str(totals.committed),
+            str(totals.repeated_executions),
         )
     console.print()
     console.print(table)

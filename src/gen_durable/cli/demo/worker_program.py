@@ -1,4 +1,4 @@
-"""The program of each worker process: `gen-durable worker gen_durable.cli.demo.program:worker`."""
+"""The program of each worker process: `gen-durable worker gen_durable.cli.demo.worker_program:worker`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from gen_durable import Durable, Worker
-from gen_durable.cli.demo.event_log import LogEntry, append
+from gen_durable.cli.demo.event_log import LogEntry, append_entry
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
 from gen_durable.telemetry import ClaimsReaped, Event, RowsPicked, StepCommitted
 
@@ -19,7 +19,7 @@ LEASE: Final = timedelta(seconds=2)
 def worker() -> Worker:
     """A worker with a short lease, so that the claims of a killed worker are soon taken over."""
     app = Durable(schema=SCHEMA)  # uses DATABASE_URL
-    app.events.subscribe(_EventRecorder().record)
+    app.events.subscribe(_EventRecorder().record_event)
     return Worker(
         app,
         machines=[Checkout(), Pack()],
@@ -37,18 +37,18 @@ class _EventRecorder:
     def __init__(self) -> None:
         self._ready = False
 
-    def record(self, event: Event) -> None:
+    def record_event(self, event: Event) -> None:
         match event:
             case RowsPicked() if not self._ready:
                 self._ready = True
-                append(LogEntry("ready", time.time(), os.getpid(), event.worker))
+                append_entry(LogEntry("ready", time.time(), os.getpid(), event.worker))
             case StepCommitted(id=instance, machine=machine, step=step, outcome=outcome):
-                append(
+                append_entry(
                     LogEntry(
                         "committed", time.time(), os.getpid(), id=instance, machine=machine, step=step, outcome=outcome
                     )
                 )
             case ClaimsReaped(ids=ids):
-                append(LogEntry("reaped", time.time(), os.getpid(), ids=ids))
+                append_entry(LogEntry("reaped", time.time(), os.getpid(), ids=ids))
             case _:
                 pass
