@@ -185,10 +185,10 @@ async def test_many_cancelled_parents_are_named_together(dsn: str, schema: str) 
     """A transaction that cancels a thousand trees is not remembered by a thousand ids."""
     async with watching(dsn, schema) as watch, transactions(dsn, 1) as ((transaction, opened),):
         for parent in range(1, 1001):
-            watch.watcher.add(transaction, FollowUps(cancel_children=frozenset({parent})))
+            watch.watcher.add(transaction, FollowUps(cascade_origins=frozenset({parent})))
         (pending,) = watch.watcher._pending.values()
-        assert None in pending.follow_ups.cancel_children
-        assert len(pending.follow_ups.cancel_children) <= commit_watcher.MAX_ORIGINS
+        assert None in pending.follow_ups.cascade_origins
+        assert len(pending.follow_ups.cascade_origins) <= commit_watcher.MAX_ORIGINS
         await opened.rollback()
 
 

@@ -48,8 +48,10 @@ async def test_messages_reach_the_worker_of_another_process(dsn: str, schema: st
     async with Durable(dsn, schema=schema) as here, Durable(dsn, schema=schema) as there:
         notifier, endpoint = services_of(here).notifier, Endpoint("there:1:a")
         await listening(services_of(there).notifier, endpoint)
-        notifier.act_on_follow_ups(FollowUps(check_cancels=frozenset({"there:1:b"})))
-        notifier.act_on_follow_ups(FollowUps(frozenset({"cancel_children:7"}), check_cancels=frozenset({"there:1:a"})))
+        notifier.act_on_follow_ups(FollowUps(workers_to_notify=frozenset({"there:1:b"})))
+        notifier.act_on_follow_ups(
+            FollowUps(frozenset({"cancel_children:7"}), workers_to_notify=frozenset({"there:1:a"}))
+        )
         assert {await endpoint.next(), await endpoint.next()} == {"check cancels", "wake cancel_children:7"}
         assert endpoint.calls.empty()
 
@@ -71,7 +73,7 @@ async def test_a_worker_that_can_take_all_rows_is_woken_without_notify(dsn: str,
         await listening(services_of(there).notifier, remote)
         notifier.add_worker(local)
         notifier.wake("default", 2)
-        notifier.act_on_follow_ups(FollowUps(check_cancels=frozenset({"l"})))
+        notifier.act_on_follow_ups(FollowUps(workers_to_notify=frozenset({"l"})))
         assert local.calls.get_nowait() == "wake default"
         assert local.calls.get_nowait() == "check cancels"
         notifier.wake("default", 3)

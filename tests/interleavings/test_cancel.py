@@ -207,7 +207,7 @@ async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Explo
 async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Statements) -> None:
     cure = Cure(
         "cancel_rows",
-        "select released.woken, released.cancel_children into woken, cancel_children\n    "
+        "select released.woken_queues, released.cascade_origins into woken_queues, cascade_origins\n    "
         "from @schema.wake_parents(ended) as released;",
         "null;",
     )
@@ -266,7 +266,7 @@ async def test_cancel_pick_of_a_head(exploring: Exploring, calls: Statements) ->
 
 
 async def test_a_cancel_without_hand_over_strands(exploring: Exploring, calls: Statements) -> None:
-    cure = Cure("cancel", "unblocked := @schema.unblock(outcome.freed, true);", "null;")
+    cure = Cure("cancel", "unblocked := @schema.unblock(outcome.freed_gates, true);", "null;")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             HEAD, cancelling(calls, 1, cascade=False), admitting(calls), lambda _: None, first_fault=True

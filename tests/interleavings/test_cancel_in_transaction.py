@@ -76,7 +76,7 @@ async def test_guest_cancel_pick_of_a_head(exploring: Exploring, calls: Statemen
 
 
 async def test_without_the_listed_gates_a_row_is_stranded(exploring: Exploring, calls: Statements) -> None:
-    cure = Cure("cascade", "gates := gates || outcome.freed;", "gates := outcome.freed;")
+    cure = Cure("cascade", "gates := gates || outcome.freed_gates;", "gates := outcome.freed_gates;")
     async with exploring(cure, quiet=QUIET) as explorer:
         report = await explorer.explore(
             HEAD, guest_cancel(calls, 1), admitting(calls), lambda _: None, first_fault=True

@@ -39,7 +39,9 @@ def waiting(first: int, last: int, **columns: object) -> str:
 
 def changes(calls: Statements, count: int) -> Statement[Any]:
     """A change of the policy of l."""
-    text = calls.schema.render("select changed, woken from @schema.set_limit('l', 'concurrency', $1, null, null, null)")
+    text = calls.schema.render(
+        "select changed, woken_queues from @schema.set_limit('l', 'concurrency', $1, null, null, null)"
+    )
     return Statement(text, (count,), list)
 
 
@@ -212,7 +214,7 @@ def told_anew(end: End) -> None:
 
 
 def faster(calls: Statements) -> Statement[Any]:
-    text = calls.schema.render("select changed, woken from @schema.set_limit('r', 'rate', null, 1, 1, null)")
+    text = calls.schema.render("select changed, woken_queues from @schema.set_limit('r', 'rate', null, 1, 1, null)")
     return Statement(text, (), list)
 
 
@@ -365,7 +367,8 @@ async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring,
     "cure",
     [
         pytest.param(
-            Cure("admit_partitions", "woken := woken || @schema.unblock(slot_gates, false);"), id="no-hand-over"
+            Cure("admit_partitions", "woken_queues := woken_queues || @schema.unblock(slot_gates, false);"),
+            id="no-hand-over",
         ),
         pytest.param(
             Cure("admit_partitions", "where pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate))\n"),

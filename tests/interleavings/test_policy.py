@@ -48,7 +48,7 @@ async def test_policy_cancel(exploring: Exploring, calls: Statements) -> None:
     given = rate(3600, 1) + "".join(
         instance(i, rate_key="r", eligible_at=seconds(-9), token_at=seconds(600)) for i in (1, 2)
     )
-    text = calls.schema.render("select changed, woken from @schema.set_limit('r', 'rate', null, 1800, 1, null)")
+    text = calls.schema.render("select changed, woken_queues from @schema.set_limit('r', 'rate', null, 1800, 1, null)")
     async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slots", "set_limit", "wake_parents"]) as explorer:
         report = await explorer.explore(
             given, [Statement(text, (), list)], [calls.cancel([(1, None)], "why", cascade=False)], over

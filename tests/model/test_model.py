@@ -123,7 +123,7 @@ class Histories(RuleBasedStateMachine):
                 self.held[claim.id] = claim
             if demand < MANY:
                 break
-            if not picked.claims and not picked.woken:
+            if not picked.claims and not picked.woken_queues:
                 assert self.model.runnable() == set(), f"{self.model.runnable()} could run"
                 break
         for row in gave_up:

@@ -71,7 +71,7 @@ def test_what_executes_is_marked_and_its_worker_named(store: Store) -> None:
     store.given(executing(1))
     assert store.run(store.calls.cancel([(1, None)], "why", cascade=True)) == (
         [CancelResult(1, Status.EXECUTING, "requested")],
-        FollowUps(check_cancels=frozenset({"w"})),
+        FollowUps(workers_to_notify=frozenset({"w"})),
     )
     assert (store.row(1)["status"], store.row(1)["cancel_reason"]) == ("executing", "why")
     assert store.run(store.calls.cancel_requests_of([(1, 1), (2, 1)])) == {1: "why"}
@@ -82,7 +82,7 @@ def test_asked_again_the_first_reason_stays(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
     answers, follow_ups = store.run(store.calls.cancel([(1, None)], "another", cascade=True))
-    assert (answers[0].verdict, follow_ups.check_cancels) == ("requested", {"w"})
+    assert (answers[0].verdict, follow_ups.workers_to_notify) == ("requested", {"w"})
     assert store.row(1)["cancel_reason"] == "why"
 
 
@@ -203,7 +203,7 @@ def test_a_tree_ends_from_the_root_to_the_leaves(store: Store) -> None:
     assert status(store, 1, 2, 3, 4) == ["cancelled", "awaiting_children", "executing", "awaiting_signal"]
     assert store.run(store.calls.reap(10, None)).follow_ups == NO_FOLLOW_UPS  # whoever has cancelled it is at it
     store.sql("update @schema.cascades set inserted_at = now() - interval '3 seconds'")
-    assert store.run(store.calls.reap(10, None)).follow_ups == FollowUps(cancel_children=frozenset({None}))
+    assert store.run(store.calls.reap(10, None)).follow_ups == FollowUps(cascade_origins=frozenset({None}))
     assert carry_on(store) == (2, 1)
     assert status(store, 1, 2, 3, 4) == ["cancelled", "cancelled", "executing", "cancelled"]
     assert store.run(store.calls.cancel_requests_of([(3, 1)])) == {3: "why"}

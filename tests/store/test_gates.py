@@ -62,7 +62,7 @@ def test_a_release_names_the_queue_of_the_next(store: Store) -> None:
     store.given(
         executing(1, partition_key="k", queue="a") + instance(2, partition_key="k", queue="b", blocked_on="partition/k")
     )
-    assert store.run(store.calls.release_claims([(1, 1, 60.0, "x")])).woken == ["b"]
+    assert store.run(store.calls.release_claims([(1, 1, 60.0, "x")])).woken_queues == ["b"]
 
 
 def test_a_ring_is_not_lost_behind_another_denied_row(store: Store) -> None:
@@ -74,7 +74,7 @@ def test_a_ring_is_not_lost_behind_another_denied_row(store: Store) -> None:
         + instance(4, partition_key="k", queue="c", eligible_at=seconds(-7))
     )
     picked = store.pick(c=1)
-    assert (picked.claims, picked.woken) == ([], {"b"})
+    assert (picked.claims, picked.woken_queues) == ([], {"b"})
 
 
 def test_the_reaper_lets_a_more_urgent_row_back(store: Store) -> None:

@@ -91,7 +91,7 @@ def test_random_sequences(store: Store, seed: int) -> None:
                 and sum(c.queue == r["queue"] for c in picked.claims) < demands[r["queue"]]
             ]
             # A blocked head that was let back in a queue that was looked at before may wait for its ring.
-            woken = picked.woken
+            woken = picked.woken_queues
             for h in missing:
                 row = store.row(h)
                 told = "\n".join([*log[-14:], str(dict(row)), str(woken), str(picked.unmet)])

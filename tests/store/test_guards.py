@@ -57,7 +57,7 @@ def test_the_reaper_rings_for_the_oldest_cascade(store: Store) -> None:
     """One that has just been written down does not hide it."""
     store.given(ended(1) + ended(2) + CASCADE + "values (1, 0, 1, 1, 'why'), (2, 0, 1, 2, 'why')")
     store.sql("update @schema.cascades set inserted_at = now() - interval '9 seconds' where parent_id = 1")
-    assert None in store.run(store.calls.reap(10, None)).follow_ups.cancel_children
+    assert None in store.run(store.calls.reap(10, None)).follow_ups.cascade_origins
 
 
 def test_the_reaper_keeps_a_key_whose_scope_has_cancelled(store: Store) -> None:

@@ -280,6 +280,6 @@ def test_reads_by_unique_key(store: Store, journal: JournalStatements) -> None:
 def test_the_database_before_is_brought_along(store: Store) -> None:
     """A call of flush as an older library makes it is still served."""
     store.given(executing(2))
-    text = "select stale, already_committed, woken from @schema.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"
+    text = "select stale, already_committed, woken_queues from @schema.flush($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"
     ((stale, already_committed, _),) = store.sql(text, [2], [1], [0], ["done"], [], ["1"], [], [], [], [])
     assert (stale, already_committed, store.row(2)["status"]) == (None, None, "done")

@@ -44,7 +44,7 @@ def test_a_row_whose_key_is_busy_does_not_keep_a_slot_from_others(store: Store) 
     store.insert(Start(M.s, {}, limit="l", partition_key="k"))
     store.flush(Commit(102, 1, 0, "done"))
     picked = store.pick()
-    assert picked.claims or "default" in picked.woken
+    assert picked.claims or "default" in picked.woken_queues
     assert [c.id for c in picked.claims] or ids(store) == [103]
 
 

@@ -147,7 +147,7 @@ class World:
                 rates[row["rate_key"]] = rates.get(row["rate_key"], 0) + min(row["weight"] or 1, policy.burst)
         for key, weight in rates.items():
             self.take(key, weight)
-        return bool(picked.claims or picked.woken)
+        return bool(picked.claims or picked.woken_queues)
 
     def within(self, key: str) -> None:
         policy = self.policies.get(key.partition("/")[0])

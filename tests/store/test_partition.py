@@ -115,7 +115,7 @@ def test_the_head_may_be_in_another_queue(store: Store) -> None:
     assert store.flush(Commit(1, 1, 0, "done")).follow_ups.queues == {"other"}
     store.given("delete from @schema.instances;" + waiting(3, queue="other") + instance(4, partition_key="k"))
     picked = store.pick()
-    assert (picked.claims, picked.woken) == ([], {"other"})
+    assert (picked.claims, picked.woken_queues) == ([], {"other"})
     assert [claim.id for claim in store.pick(other=1).claims] == [3]
     assert blocked(store) == [4]
 

@@ -181,9 +181,9 @@ class CommitWatcher:
 
 
 def _merge_follow_ups(one: FollowUps, other: FollowUps) -> FollowUps:
-    origins = one.cancel_children | other.cancel_children
+    origins = one.cascade_origins | other.cascade_origins
     return FollowUps(
         one.queues | other.queues,
         origins if len(origins) <= MAX_ORIGINS else frozenset({None}),
-        one.check_cancels | other.check_cancels,
+        one.workers_to_notify | other.workers_to_notify,
     )

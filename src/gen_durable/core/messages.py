@@ -76,7 +76,7 @@ def messages_of(follow_ups: FollowUps) -> Iterator[Message]:
     """The messages that follow-ups stand for."""
     for queue in follow_ups.queues:
         yield QueueReady(queue)
-    for origin in follow_ups.cancel_children:
+    for origin in follow_ups.cascade_origins:
         yield CancelChildren(origin)
-    for worker in follow_ups.check_cancels:
+    for worker in follow_ups.workers_to_notify:
         yield CheckCancelRequests(worker)

@@ -158,7 +158,7 @@ class ClaimTable:
         rows = sorted((active.claim.id, active.claim.epoch, delay, reason) for active, delay, reason in returns)
         try:
             released = await self._pool.run_idempotent(self._statements.release_claims(rows))
-            self._notifier.wake_queues(released.woken)
+            self._notifier.wake_queues(released.woken_queues)
             for active, delay, _ in returns:
                 if delay is not None:
                     self._slots.schedule_pick(active.claim.queue, delay)

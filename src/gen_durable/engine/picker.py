@@ -208,8 +208,8 @@ class Picker(BackgroundTask):
             )
             log.error("instance %d of %s: %s", claim.id, claim.machine, reason)
             self._claims.postpone(self._claims.register(claim, started), reason)
-        if picked.woken:
-            self._notifier.wake_queues(picked.woken)
+        if picked.woken_queues:
+            self._notifier.wake_queues(picked.woken_queues)
         return picked
 
     def _pick_statement(self, demands: dict[str, int], floors: str | None) -> Statement[PickResult]:
@@ -235,8 +235,8 @@ class Picker(BackgroundTask):
         if picked.claims:
             self._claims.add(picked.claims, started)
         self._plan_next_pick(demands, picked)
-        if picked.woken:
-            self._notifier.wake_queues(picked.woken)
+        if picked.woken_queues:
+            self._notifier.wake_queues(picked.woken_queues)
         return picked
 
     def _plan_next_pick(self, demands: dict[str, int], picked: PickResult) -> None:
@@ -284,7 +284,7 @@ class Picker(BackgroundTask):
         for gate, count in picked.blocked.items():
             kind, _, key = gate.partition("/")
             self._events.emit(RowsThrottled(key, count) if kind == "rate" else RowsBlocked(key, count))
-        for queue in picked.woken:
+        for queue in picked.woken_queues:
             self._events.emit(RowsUnblocked(queue))
 
     def _count_demands(self) -> dict[str, int]:

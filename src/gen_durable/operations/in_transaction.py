@@ -120,9 +120,11 @@ class TransactionCalls:
             if target is None:
                 return "no_target"
             outgoing = encrypted_signal(outgoing, target, self._encryption)
-        (_, verdict, woken), transaction = yield self._statements.signal(outgoing, notify=notify == "in_transaction")
-        if notify == "after_commit" and woken is not None:
-            self._act_after_commit(connection, transaction, FollowUps(frozenset({woken})))
+        (_, verdict, woken_queue), transaction = yield self._statements.signal(
+            outgoing, notify=notify == "in_transaction"
+        )
+        if notify == "after_commit" and woken_queue is not None:
+            self._act_after_commit(connection, transaction, FollowUps(frozenset({woken_queue})))
         return str(verdict)
 
     def _act_after_commit(self, connection: object, transaction: int | None, follow_ups: FollowUps) -> None:

@@ -22,8 +22,8 @@ async def declare_limit(services: Services, name: str, policy: Policy) -> bool:
 async def remove_limit(services: Services, name: str) -> bool:
     """Remove a limit. Returns whether it existed."""
     statement = services.statements.remove_limit(check_name(name, LIMIT_NAME))
-    removed, woken = await services.statement_runner.run(statement, "remove_limit", may_run_twice=True)
-    services.notifier.wake_queues(woken)
+    removed, woken_queues = await services.statement_runner.run(statement, "remove_limit", may_run_twice=True)
+    services.notifier.wake_queues(woken_queues)
     return removed
 
 
@@ -35,6 +35,6 @@ async def list_limits(services: Services) -> list[LimitState]:
 async def _set_limit(services: Services, name: str, policy: Policy, *, declared: bool) -> bool:
     check_policy(check_name(name, LIMIT_NAME), policy)
     statement = services.statements.set_limit(name, policy, declared=declared)
-    changed, woken = await services.statement_runner.run(statement, f"limit {name!r}", may_run_twice=True)
-    services.notifier.wake_queues(woken)
+    changed, woken_queues = await services.statement_runner.run(statement, f"limit {name!r}", may_run_twice=True)
+    services.notifier.wake_queues(woken_queues)
     return changed

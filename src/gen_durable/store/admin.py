@@ -45,7 +45,7 @@ class AdminStatements:
         )
         self._count = f"select value, exact from {s}.count($1::text::jsonb,$2)"  # noqa: S608
         self._delete = f"select id, was, deleted, waiting from {s}.delete_instance($1,$2)"  # noqa: S608
-        self._retry = f"select id, was, woken from {s}.retry($1,$2,false)"  # noqa: S608
+        self._retry = f"select id, was, woken_queue from {s}.retry($1,$2,false)"  # noqa: S608
 
     def list(self, filter_json: str, below: int | None, limit: int, *, payloads: bool) -> Statement[Page]:
         """`filter_json` is the result of `gen_durable.listing.filter_json`."""

@@ -72,8 +72,8 @@ class TextStatements:
     ) -> Statement[tuple[tuple[int | None, str, str | None], int | None]]:
         statement = self.statements.signal([outgoing])
         text = (
-            f"select s.ord, s.target, s.verdict, s.woken, {TRANSACTION}, "  # noqa: S608
-            f"case when $6 then {self._quoted_schema}.notify_workers('queue', array[s.woken]) end "
+            f"select s.ord, s.target, s.verdict, s.woken_queue, {TRANSACTION}, "  # noqa: S608
+            f"case when $6 then {self._quoted_schema}.notify_workers('queue', array[s.woken_queue]) end "
             f"from {self._quoted_schema}.signal($1,$2,$3,$4,$5) as s"
         )
         return _with_text_parameters(
@@ -90,7 +90,7 @@ class TextStatements:
     ) -> Statement[tuple[CancelResult, FollowUps, int | None]]:
         """Arrays come back as JSON: drivers read arrays differently."""
         statement = self.statements.cancel([(instance, key)], reason, cascade=cascade)
-        columns = ("woken", "cancel_children", "check_cancels")
+        columns = ("woken_queues", "cascade_origins", "workers_to_notify")
         arrays = ", ".join(f"pg_catalog.to_json(c.{column})::pg_catalog.text" for column in columns)
         kinds = zip(("queue", "cancel_children", "check_cancels"), columns, strict=True)
         sent = ", ".join(

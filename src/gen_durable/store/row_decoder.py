@@ -61,7 +61,7 @@ class PickReport(msgspec.Struct, frozen=True):
     """The column `report` of `pick.sql`."""
 
     queues: dict[str, QueueReport] | None
-    woken: list[str] | None
+    woken_queues: list[str] | None
     blocked: dict[str, int]
 
 
@@ -90,7 +90,7 @@ def read_picked(rows: Sequence[Row]) -> PickResult:
         ],
         {name: floors.decode() for name, queue in queues.items() if (floors := bytes(queue.floors))},
         {name: queue.last_group for name, queue in queues.items() if queue.last_group is not msgspec.UNSET},
-        frozenset(report.woken or ()),
+        frozenset(report.woken_queues or ()),
         report.blocked,
     )
 
@@ -146,32 +146,32 @@ def read_children(text: str) -> tuple[Child, ...]:
 
 def read_reaping(rows: Sequence[Row]) -> ReapResult:
     """The result of `reap.sql`."""
-    reclaimed, woken, cancel_children, cascade_due = rows[0]
-    parents: list[int | None] = [*(cancel_children or ()), *([None] if cascade_due else ())]
-    return ReapResult(_decode_reclaimed(reclaimed) if reclaimed else [], read_follow_ups(woken, parents))
+    reclaimed, woken_queues, cascade_origins, cascade_due = rows[0]
+    parents: list[int | None] = [*(cascade_origins or ()), *([None] if cascade_due else ())]
+    return ReapResult(_decode_reclaimed(reclaimed) if reclaimed else [], read_follow_ups(woken_queues, parents))
 
 
 def read_released(rows: Sequence[Row]) -> ReleaseResult:
     """The result of `release_claims.sql`."""
-    released, woken = rows[0]
-    return ReleaseResult(released or [], woken or [])
+    released, woken_queues = rows[0]
+    return ReleaseResult(released or [], woken_queues or [])
 
 
 def read_flushed(rows: Sequence[Row]) -> FlushResult:
     """The result of `flush.sql`."""
-    stale, already_committed, woken, cancel_children, cancel_requested = rows[0]
+    stale, already_committed, woken_queues, cascade_origins, cancel_requested = rows[0]
     return FlushResult(
         frozenset(stale or ()),
         frozenset(already_committed or ()),
-        read_follow_ups(woken, cancel_children),
+        read_follow_ups(woken_queues, cascade_origins),
         frozenset(cancel_requested or ()),
     )
 
 
 def read_cascaded(rows: Sequence[Row]) -> CascadeResult:
     """The result of `cascade.sql`."""
-    ended, requested, woken, cancel_children, check_cancels, more, refused, refusal = rows[0]
-    follow_ups = read_follow_ups(woken, cancel_children, check_cancels)
+    ended, requested, woken_queues, cascade_origins, workers_to_notify, more, refused, refusal = rows[0]
+    follow_ups = read_follow_ups(woken_queues, cascade_origins, workers_to_notify)
     return CascadeResult(ended, requested, follow_ups, more, refused or [], refusal)
 
 
@@ -182,14 +182,16 @@ def read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelResult], FollowUps]:
 
 
 def read_follow_ups(
-    woken: Sequence[str] | None,
-    cancel_children: Sequence[int | None] | None,
-    check_cancels: Sequence[str] | None = None,
+    woken_queues: Sequence[str] | None,
+    cascade_origins: Sequence[int | None] | None,
+    workers_to_notify: Sequence[str] | None = None,
 ) -> FollowUps:
-    """Follow-ups, from the columns `woken`, `cancel_children` and `check_cancels`."""
-    if not (woken or cancel_children or check_cancels):
+    """Follow-ups, from the columns `woken_queues`, `cascade_origins` and `workers_to_notify`."""
+    if not (woken_queues or cascade_origins or workers_to_notify):
         return NO_FOLLOW_UPS
-    return FollowUps(frozenset(woken or ()), frozenset(cancel_children or ()), frozenset(check_cancels or ()))
+    return FollowUps(
+        frozenset(woken_queues or ()), frozenset(cascade_origins or ()), frozenset(workers_to_notify or ())
+    )
 
 
 def read_instance(row: Row) -> Instance:

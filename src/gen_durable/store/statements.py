@@ -122,7 +122,7 @@ class Statements:
         self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"  # noqa: S608
         self._pick_without_payloads = self._pick[:-1] + ",false)"
         self._flush = (
-            "select stale, already_committed, woken, cancel_children, cancel_requested from "  # noqa: S608
+            "select stale, already_committed, woken_queues, cascade_origins, cancel_requested from "  # noqa: S608
             f"{s}.flush({numbers_parameter(1)},{numbers_parameter(2)},{numbers_parameter(3)},"
             f"{names_parameter(4)},{names_parameter(5)},$6,$7,$8,$9,$10,$11,{names_parameter(12)},$13,$14)"
         )
@@ -131,22 +131,22 @@ class Statements:
         self._children = f"select {s}.children_page($1,null,$2,$3,$4)"
         self._inbox_page = f"select {s}.inbox_page($1,$2,$3)"
         self._signal = (
-            "select ord, target, verdict, woken from "  # noqa: S608
+            "select ord, target, verdict, woken_queue from "  # noqa: S608
             f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{json},$5)"
         )
         self._cancel = (
-            "select ord, target, was, verdict, woken, cancel_children, check_cancels from "  # noqa: S608
+            "select ord, target, was, verdict, woken_queues, cascade_origins, workers_to_notify from "  # noqa: S608
             f"{s}.cancel($1::bigint[],$2::pg_catalog.bytea[],$3,$4)"
         )
         self._cascade = (
-            "select ended, requested, woken, cancel_children, check_cancels, more, refused, refusal "  # noqa: S608
+            "select ended, requested, woken_queues, cascade_origins, workers_to_notify, more, refused, refusal "  # noqa: S608
             f"from {s}.cascade($1,$2)"
         )
         self._cancel_requests_of = f"select id, reason from {s}.cancel_requests_of($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
-        self._reap = f"select reclaimed, woken, cancel_children, cascade_due from {s}.reap($1,$2,$3,$4)"  # noqa: S608
-        self._unblock_missed = f"select last_gate, woken from {s}.unblock_missed($1,$2,$3)"  # noqa: S608
-        self._release_claims = f"select released, woken from {s}.release_claims($1,$2,$3,$4)"  # noqa: S608
+        self._reap = f"select reclaimed, woken_queues, cascade_origins, cascade_due from {s}.reap($1,$2,$3,$4)"  # noqa: S608
+        self._unblock_missed = f"select last_gate, woken_queues from {s}.unblock_missed($1,$2,$3)"  # noqa: S608
+        self._release_claims = f"select released, woken_queues from {s}.release_claims($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6)"  # noqa: S608
         self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1,$2)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
@@ -159,8 +159,8 @@ class Statements:
         )
 
     def _prepare_limits(self, s: str) -> None:
-        self._set_limit = f"select changed, woken from {s}.set_limit($1,$2,$3,$4,$5,$6::text::jsonb,false)"  # noqa: S608
-        self._remove_limit = f"select removed, woken from {s}.remove_limit($1,false)"  # noqa: S608
+        self._set_limit = f"select changed, woken_queues from {s}.set_limit($1,$2,$3,$4,$5,$6::text::jsonb,false)"  # noqa: S608
+        self._remove_limit = f"select removed, woken_queues from {s}.remove_limit($1,false)"  # noqa: S608
         self._limits = f"select * from {s}.limit_states()"  # noqa: S608
         self._acquire_limit = (
             f"select is_granted, wait_seconds, has_ticket, is_lost from {s}.acquire_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608

@@ -24,16 +24,16 @@ Row = Sequence[Any]
 class FollowUps:
     """What must follow a committed transaction; `Notifier.act_on_follow_ups` does it.
 
-    `queues`: they have new runnable rows. `cancel_children`: origins whose descendants must be cancelled; None stands
-    for any. `check_cancels`: workers that run an instance with a cancel request.
+    `queues`: they have new runnable rows. `cascade_origins`: origins whose descendants must be cancelled; None stands
+    for any. `workers_to_notify`: workers that run an instance with a cancel request.
     """
 
     queues: frozenset[str] = frozenset()
-    cancel_children: frozenset[int | None] = frozenset()
-    check_cancels: frozenset[str] = frozenset()
+    cascade_origins: frozenset[int | None] = frozenset()
+    workers_to_notify: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.queues or self.cancel_children or self.check_cancels)
+        return bool(self.queues or self.cascade_origins or self.workers_to_notify)
 
 
 NO_FOLLOW_UPS: Final = FollowUps()
@@ -110,15 +110,15 @@ class PickResult:
     """The result of a pick.
 
     `floors`: by queue, where its live rows begin, as JSON, if the search for them was slow. `last_groups`: by fair
-    queue, the group served last. `woken`: queues in which blocked rows became due. `blocked`: how many rows the pick
-    blocked, by gate.
+    queue, the group served last. `woken_queues`: queues in which blocked rows became due. `blocked`: how many rows the
+    pick blocked, by gate.
     """
 
     claims: list[Claim]
     unmet: list[UnmetDemand]
     floors: dict[str, str] = field(default_factory=dict[str, str])
     last_groups: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
-    woken: frozenset[str] = frozenset()
+    woken_queues: frozenset[str] = frozenset()
     blocked: dict[str, int] = field(default_factory=dict[str, int])
 
 
@@ -278,7 +278,7 @@ class ReleaseResult:
     """The result of a release: the released rows, and the queues of rows that were unblocked."""
 
     ids: list[int]
-    woken: list[str]
+    woken_queues: list[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,7 +317,7 @@ class NonWakingNotifier(Notifier):
         self.has_children_to_cancel = True
 
     def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
-        if follow_ups.cancel_children:
+        if follow_ups.cascade_origins:
             self.has_children_to_cancel = True
 
 

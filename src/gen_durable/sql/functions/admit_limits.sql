@@ -21,7 +21,8 @@
 -- test_policy_pick_fewer_slots).
 create or replace function @schema.admit_limits(
   found_rows tid[], claimed_rows tid[], claimed_slots text[], many int,
-  out allowed tid[], out slots text[], out denied int, out contended int, out woken text[], out blocked_counts jsonb
+  out allowed tid[], out slots text[], out denied int, out contended int, out woken_queues text[],
+  out blocked_counts jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -177,7 +178,7 @@ begin
     select locked.gate from unnest(locked_gates) as locked (gate) where not starts_with(locked.gate, 'slot/')
   ) || gates_with_slots;
   if cardinality(gates_to_unblock) > 0 then
-    woken := @schema.unblock(gates_to_unblock, false, false, claimed_rows || allowed);
+    woken_queues := @schema.unblock(gates_to_unblock, false, false, claimed_rows || allowed);
   end if;
 end
 $$;

@@ -17,7 +17,7 @@
 -- Guarded by tests/interleavings/test_claim_claim.py, tests/store/test_partition.py, test_gates.py.
 create or replace function @schema.admit_partitions(
   found_rows tid[], claimed_keys text[], claimed_ids bigint[], many int,
-  out allowed tid[], out keys text[], out ids bigint[], out denied int, out contended int, out woken text[]
+  out allowed tid[], out keys text[], out ids bigint[], out denied int, out contended int, out woken_queues text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -146,10 +146,10 @@ begin
       ))
       returning i.queue
     )
-    select array_agg(distinct unblocked.queue) into woken from unblocked;
+    select array_agg(distinct unblocked.queue) into woken_queues from unblocked;
   end if;
   if cardinality(slot_gates) > 0 then
-    woken := woken || @schema.unblock(slot_gates, false);
+    woken_queues := woken_queues || @schema.unblock(slot_gates, false);
   end if;
 end
 $$;

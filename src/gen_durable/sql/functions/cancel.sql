@@ -7,15 +7,18 @@
 -- cancel_in_transaction).
 -- Returns one row per target, in input order: its id, its status before, and a verdict: 'ended' (it was waiting),
 -- 'requested' (it executes, and its worker stops it), 'over' (it had ended) or 'no_target'. The first row also holds
--- woken, the queues in which rows became runnable; cancel_children, the instances whose children must be cancelled now;
--- check_cancels, the workers that run a target.
+-- woken_queues, the queues in which rows became runnable; cascade_origins, the instances whose children must be
+-- cancelled now; workers_to_notify, the workers that run a target.
 -- Index: primary key, instances_unique.
 -- Locks: targets and parents in id order, unconditionally, as in flush and signal: the verdict depends on the row under
 -- its lock (tests/interleavings: cancel_flush, cancel_join, cancel_pick).
 create or replace function @schema.cancel(
   targets bigint[], keys bytea[], reason text, cascades boolean, in_transaction boolean default false
 )
-returns table (ord int, target bigint, was text, verdict text, woken text[], cancel_children bigint[], check_cancels text[])
+returns table (
+  ord int, target bigint, was text, verdict text, woken_queues text[], cascade_origins bigint[],
+  workers_to_notify text[]
+)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -58,12 +61,12 @@ begin
   );
   if in_transaction then
     insert into @schema.cascades (origin, reason, gates)
-    select outcome.ended[1], reason, outcome.freed where outcome.freed is not null;
+    select outcome.ended[1], reason, outcome.freed_gates where outcome.freed_gates is not null;
     listed_ids := array(
       select distinct entry.origin from @schema.cascades entry where entry.origin = any (live_ids)
     );
-  elsif outcome.freed is not null then
-    unblocked := @schema.unblock(outcome.freed, true);
+  elsif outcome.freed_gates is not null then
+    unblocked := @schema.unblock(outcome.freed_gates, true);
   end if;
   hidden_queues := array(
     select distinct parent.queue from @schema.instances parent
@@ -77,9 +80,9 @@ begin
         when given.id is null then 'no_target' when given.id = any (outcome.ended) then 'ended'
         when given.id = any (outcome.requested) then 'requested' else 'over'
       end,
-      case when given.ord = 1 then coalesce(outcome.woken, '{}') || hidden_queues || unblocked end,
-      case when given.ord = 1 then outcome.cancel_children || listed_ids end,
-      case when given.ord = 1 then outcome.check_cancels end
+      case when given.ord = 1 then coalesce(outcome.woken_queues, '{}') || hidden_queues || unblocked end,
+      case when given.ord = 1 then outcome.cascade_origins || listed_ids end,
+      case when given.ord = 1 then outcome.workers_to_notify end
     from unnest(live_ids, statuses) with ordinality as given (id, status, ord)
     order by given.ord;
 end
@@ -101,9 +104,9 @@ declare
 begin
   select * into cancelled from @schema.cancel(array[target], array[null::bytea], reason, cascades, true);
   if notify then
-    perform @schema.notify_workers('queue', cancelled.woken),
-      @schema.notify_workers('cancel_children', cancelled.cancel_children::text[]),
-      @schema.notify_workers('check_cancels', cancelled.check_cancels);
+    perform @schema.notify_workers('queue', cancelled.woken_queues),
+      @schema.notify_workers('cancel_children', cancelled.cascade_origins::text[]),
+      @schema.notify_workers('check_cancels', cancelled.workers_to_notify);
   end if;
   return cancelled.verdict;
 end
@@ -122,9 +125,9 @@ declare
 begin
   select * into cancelled from @schema.cancel(array[null::bigint], array[convert_to(key, 'UTF8')], reason, cascades, true);
   if notify then
-    perform @schema.notify_workers('queue', cancelled.woken),
-      @schema.notify_workers('cancel_children', cancelled.cancel_children::text[]),
-      @schema.notify_workers('check_cancels', cancelled.check_cancels);
+    perform @schema.notify_workers('queue', cancelled.woken_queues),
+      @schema.notify_workers('cancel_children', cancelled.cascade_origins::text[]),
+      @schema.notify_workers('check_cancels', cancelled.workers_to_notify);
   end if;
   return cancelled.verdict;
 end

@@ -3,9 +3,10 @@
 --
 -- Parameters: ids, and per id the reason, whether to cancel its children too, and the instance at which the cancel
 -- began.
--- Returns ended, the ids that ended; requested, the ids that execute and now have a cancel request; woken, the queues
--- in which rows became runnable; cancel_children, parents that continue without their other children; check_cancels,
--- the workers that run rows with a request; freed, the gates that the caller must unblock as its last locks.
+-- Returns ended, the ids that ended; requested, the ids that execute and now have a cancel request; woken_queues, the
+-- queues in which rows became runnable; cascade_origins, parents that continue without their other children;
+-- workers_to_notify, the workers that run rows with a request; freed_gates, the gates that the caller must unblock as
+-- its last locks.
 -- A waiting row ends at once. Its claims go up, so a late outcome or retry is stale. An executing row gets
 -- cancel_reason: flush accepts only an end from its worker, and reap ends it if the worker is dead. A row that was next
 -- at a gate, or has a token_at, has others behind it, so all its gates are freed.
@@ -13,8 +14,8 @@
 -- Guarded by tests/interleavings/test_cancel.py.
 create or replace function @schema.cancel_rows(
   ids bigint[], reasons text[], cascades boolean[], origins bigint[],
-  out ended bigint[], out requested bigint[], out woken text[], out cancel_children bigint[],
-  out check_cancels text[], out freed text[]
+  out ended bigint[], out requested bigint[], out woken_queues text[], out cascade_origins bigint[],
+  out workers_to_notify text[], out freed_gates text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -30,7 +31,7 @@ declare
   parents bigint[];  -- the rows that may have children
   marked bigint[];
 begin
-  select array_agg(i.id), array_agg(distinct i.locked_by) into requested, check_cancels
+  select array_agg(i.id), array_agg(distinct i.locked_by) into requested, workers_to_notify
   from @schema.instances i where i.id = any (ids) and i.lease_expires_at is not null;
 
   with marked_row as (
@@ -67,7 +68,7 @@ begin
         filter (where ended_row.partition_key is not null)
       || array_agg(distinct @schema.gate_name('slot', ended_row.slot_key)) filter (where ended_row.slot_key is not null)
       || array_agg(distinct @schema.gate_name('rate', ended_row.rate_key)) filter (where ended_row.rate_key is not null)
-  into ended, emptied, parents, freed
+  into ended, emptied, parents, freed_gates
   from ended_row;
 
   parents := parents || marked;
@@ -82,7 +83,7 @@ begin
     delete from @schema.signals s where s.target_id = any (emptied);
   end if;
   if ended is not null then
-    select released.woken, released.cancel_children into woken, cancel_children
+    select released.woken_queues, released.cascade_origins into woken_queues, cascade_origins
     from @schema.wake_parents(ended) as released;
   end if;
 end

@@ -7,8 +7,8 @@
 -- Guarded by tests/store/test_cascade.py.
 create or replace function @schema.cancel_unless_refused(
   ids bigint[], reasons text[], origins bigint[],
-  out ended bigint[], out requested bigint[], out woken text[], out cancel_children bigint[], out check_cancels text[],
-  out freed text[], out refused bigint[], out refusal text
+  out ended bigint[], out requested bigint[], out woken_queues text[], out cascade_origins bigint[],
+  out workers_to_notify text[], out freed_gates text[], out refused bigint[], out refusal text
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -20,7 +20,7 @@ declare
   other record;
 begin
   begin
-    select * into ended, requested, woken, cancel_children, check_cancels, freed
+    select * into ended, requested, woken_queues, cascade_origins, workers_to_notify, freed_gates
     from @schema.cancel_rows(ids, reasons, array_fill(true, array[size]), origins);
     return;
   exception when others then
@@ -33,16 +33,16 @@ begin
     refused := ids;
     return;
   end if;
-  select * into ended, requested, woken, cancel_children, check_cancels, freed, refused, refusal
+  select * into ended, requested, woken_queues, cascade_origins, workers_to_notify, freed_gates, refused, refusal
   from @schema.cancel_unless_refused(ids[:half], reasons[:half], origins[:half]);
   select * into other
   from @schema.cancel_unless_refused(ids[half + 1:], reasons[half + 1:], origins[half + 1:]);
   ended := ended || other.ended;
   requested := requested || other.requested;
-  woken := woken || other.woken;
-  cancel_children := cancel_children || other.cancel_children;
-  check_cancels := check_cancels || other.check_cancels;
-  freed := freed || other.freed;
+  woken_queues := woken_queues || other.woken_queues;
+  cascade_origins := cascade_origins || other.cascade_origins;
+  workers_to_notify := workers_to_notify || other.workers_to_notify;
+  freed_gates := freed_gates || other.freed_gates;
   refused := refused || other.refused;
   refusal := coalesce(refusal, other.refusal);
 end

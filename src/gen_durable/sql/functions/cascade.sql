@@ -2,9 +2,9 @@
 -- that continued without them.
 --
 -- Parameters: batch, the most children to cancel; of_origin, only those of this cancelled tree, null for any.
--- Returns how many ended and how many execute and got a cancel request; woken, cancel_children and check_cancels as in
--- cancel; more, whether entries are left; refused, children whose rows the database does not let change, and refusal,
--- the SQLSTATE of one of them.
+-- Returns how many ended and how many execute and got a cancel request; woken_queues, cascade_origins and
+-- workers_to_notify as in cancel; more, whether entries are left; refused, children whose rows the database does not
+-- let change, and refusal, the SQLSTATE of one of them.
 -- A listed parent starts no more children of the listed rounds, so each child is visited once, in id order. Children
 -- that are locked or refused are skipped; when the others are done, the entry starts again at the first of them. The
 -- entry that was visited longest ago comes first, so entries with such children do not delay the others. A child that
@@ -17,7 +17,8 @@
 -- Guarded by tests/store/test_cascade.py.
 create or replace function @schema.cascade(batch int, of_origin bigint default null)
 returns table (
-  ended int, requested int, woken text[], cancel_children bigint[], check_cancels text[], more boolean, refused bigint[],
+  ended int, requested int, woken_queues text[], cascade_origins bigint[], workers_to_notify text[], more boolean,
+  refused bigint[],
   refusal text
 )
 language plpgsql
@@ -99,7 +100,7 @@ begin
     first_skipped = case when visited.has_more then visited.first_skipped end
   from visited where entry.id = visited.id and (visited.has_more or visited.first_skipped is not null);
 
-  gates := gates || outcome.freed;
+  gates := gates || outcome.freed_gates;
   if gates is not null then
     begin
       unblocked := @schema.unblock(gates, true);
@@ -111,8 +112,8 @@ begin
   end if;
   return query
     select
-      coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.requested), 0), outcome.woken || unblocked,
-      outcome.cancel_children, outcome.check_cancels,
+      coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.requested), 0),
+      outcome.woken_queues || unblocked, outcome.cascade_origins, outcome.workers_to_notify,
       exists (select from @schema.cascades entry where of_origin is null or entry.origin = of_origin),
       outcome.refused, outcome.refusal;
 end

@@ -16,8 +16,8 @@
 --   ran_steps          the step that ran, for the history; null keeps none. started_ago (how many seconds ago it began),
 --                      durations and worker are for the history too
 -- Returns one row: stale, ids whose claim was taken over; already_committed, ids that an earlier call has committed;
--- woken, the queues in which rows became runnable; cancel_children, parents whose other children cascade.sql must
--- cancel; cancel_requested, ids with a pending cancel: flush accepts only an end from them, and the worker must commit
+-- woken_queues, the queues in which rows became runnable; cascade_origins, parents whose other children cascade.sql
+-- must cancel; cancel_requested, ids with a pending cancel: flush accepts only an end from them, and the worker must commit
 -- one (tests/interleavings: cancel_flush).
 --
 -- The fence is id + claims + seq and needs no status: every exit from executing that is not the worker's own outcome
@@ -36,7 +36,7 @@ create or replace function @schema.flush(
   started_ago float8[] default '{}', durations float8[] default '{}'
 )
 returns table (
-  stale bigint[], already_committed bigint[], woken text[], cancel_children bigint[], cancel_requested bigint[]
+  stale bigint[], already_committed bigint[], woken_queues text[], cascade_origins bigint[], cancel_requested bigint[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -247,7 +247,7 @@ begin
   end if;
 
   if ended_children is not null then
-    select released.woken, released.cancel_children into more, cancel_children
+    select released.woken_queues, released.cascade_origins into more, cascade_origins
     from @schema.wake_parents(ended_children) as released;
     queues := coalesce(queues, '{}') || more;
   end if;
@@ -272,7 +272,7 @@ begin
     queues := coalesce(queues, '{}') || more;
   end if;
 
-  woken := queues;
+  woken_queues := queues;
   return next;
 end
 $$;

@@ -18,7 +18,7 @@
 --             were found; then next_due is the number of seconds until the next row is due (null if no row waits),
 --             contended the number of due rows that were skipped because their gate is busy, and needs_slot is true if
 --             due rows were left because they must not be claimed ahead. floors and last_group are for the next pick.
---   woken     queues in which other rows became due
+--   woken_queues  queues in which other rows became due
 --   blocked   {gate: how many rows were blocked on it}
 -- Floors: rows that were picked earlier leave dead entries at the head of the index. The next scan removes them, unless
 -- a long transaction prevents that; then every pick walks over more of them. A pick that has walked for more than
@@ -101,7 +101,7 @@ declare
   claimed_ids bigint[] := '{}';
   claimed_slots text[] := '{}';
   blocked_counts jsonb := '{}';
-  woken_queues text[];
+  queues_to_wake text[];
   queue_reports jsonb;
 begin
   for queue_number in 1..cardinality(queues) loop
@@ -212,9 +212,9 @@ begin
             ) as ahead;
             exit when cardinality(found_rows) = 0;
           end if;
-          select admission.allowed, admission.denied, admission.contended, woken_queues || admission.woken,
+          select admission.allowed, admission.denied, admission.contended, queues_to_wake || admission.woken_queues,
             admission.keys, admission.ids
-          into found_rows, denied, contended_count, woken_queues, admitted_keys, admitted_ids
+          into found_rows, denied, contended_count, queues_to_wake, admitted_keys, admitted_ids
           from @schema.admit_partitions(
             found_rows, claimed_keys, claimed_ids, case when skipped_count < 10 then 10 else 1 end
           ) as admission;
@@ -225,8 +225,8 @@ begin
             where i.ctid = any (found_rows) and coalesce(i.slot_key, i.rate_key) is not null
           ) then
             select admission.allowed, admission.denied, contended_count + admission.contended,
-              woken_queues || admission.woken, admission.slots, admission.blocked_counts
-            into found_rows, denied_by_limits, contended_count, woken_queues, admitted_slots, refused_counts
+              queues_to_wake || admission.woken_queues, admission.slots, admission.blocked_counts
+            into found_rows, denied_by_limits, contended_count, queues_to_wake, admitted_slots, refused_counts
             from @schema.admit_limits(
               found_rows, claimed_rows, claimed_slots, case when skipped_count < 10 then 10 else 1 end
             ) as admission;
@@ -285,8 +285,8 @@ begin
     from unnest(crashed_ids, crashed_gates) as waiting (id, gate)
     where i.id = waiting.id and i.blocked_on is null and i.ctid <> all (claimed_rows);
   end if;
-  if queue_reports is not null or woken_queues is not null or blocked_counts <> '{}' then
-    report := jsonb_build_object('queues', queue_reports, 'woken', woken_queues, 'blocked', blocked_counts);
+  if queue_reports is not null or queues_to_wake is not null or blocked_counts <> '{}' then
+    report := jsonb_build_object('queues', queue_reports, 'woken_queues', queues_to_wake, 'blocked', blocked_counts);
     return next;
   end if;
   if cardinality(claimed_rows) = 0 then

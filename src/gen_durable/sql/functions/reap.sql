@@ -3,8 +3,8 @@
 -- Parameters: batch, the most rows to take back; max_crashes, after how many crashes a row fails (null for never);
 -- without_history, the machines that keep no history, as far as the caller knows; skip, how many of the oldest leases to
 -- leave out, because their rows fail the statement (engine/skip_refused_rows.py).
--- Returns one row: reclaimed, an array of {id, machine, version, step, queue, crashes, dead}, or null; woken, the
--- queues in which rows became runnable; cancel_children, parents whose other children cascade.sql must cancel;
+-- Returns one row: reclaimed, an array of {id, machine, version, step, queue, crashes, dead}, or null; woken_queues,
+-- the queues in which rows became runnable; cascade_origins, parents whose other children cascade.sql must cancel;
 -- cascade_due, whether a cascade is older than 2 s, so the process that carried it out has died.
 -- A row that was claimed ahead may not have begun: its crash is not counted. It is not claimed ahead again until it has
 -- an outcome (rows_to_claim_ahead.sql), so the next one is. A row that crashed twice in a row runs apart (crash_gate.sql).
@@ -17,7 +17,7 @@
 -- reap_flush).
 create or replace function @schema.reap(
   batch int, max_crashes int default null, without_history text[] default '{}', skip int default 0,
-  out reclaimed jsonb, out woken text[], out cancel_children bigint[], out cascade_due boolean
+  out reclaimed jsonb, out woken_queues text[], out cascade_origins bigint[], out cascade_due boolean
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -131,7 +131,7 @@ begin
 
   if ending is not null then
     delete from @schema.signals s where s.target_id = any (ending);
-    select released.woken, released.cancel_children into woken, cancel_children
+    select released.woken_queues, released.cascade_origins into woken_queues, cascade_origins
     from @schema.wake_parents(ending) as released;
   end if;
   -- Slots that their steps acquired while they ran.
@@ -141,7 +141,7 @@ begin
   select freed_gates || array_agg(distinct @schema.gate_name('slot', freed.slot_key)) into freed_gates from freed;
   -- A row that came in meanwhile may precede the one that was taken back, whose queue has perhaps lost its worker.
   if freed_gates is not null then
-    woken := woken || @schema.unblock(freed_gates, false);
+    woken_queues := woken_queues || @schema.unblock(freed_gates, false);
   end if;
 end
 $$;

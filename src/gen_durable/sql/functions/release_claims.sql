@@ -7,7 +7,7 @@
 -- `claims` goes up, so a late outcome of the old epoch is stale (tests/interleavings: release_flush).
 -- Index: primary key. Locks: the rows in id order, then their gates.
 create or replace function @schema.release_claims(
-  ids bigint[], claims bigint[], delays float8[], reasons text[], out released bigint[], out woken text[]
+  ids bigint[], claims bigint[], delays float8[], reasons text[], out released bigint[], out woken_queues text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -47,7 +47,7 @@ begin
   )
   select array_agg(given_back.id) into released from given_back;
 
-  woken := @schema.unblock(array(
+  woken_queues := @schema.unblock(array(
     select distinct either.gate from @schema.instances i
     cross join lateral (
       values (@schema.gate_name('partition', i.partition_key)), (@schema.gate_name('slot', i.slot_key))

@@ -4,7 +4,7 @@
 -- Returns whether the limit existed; the queues of the unblocked rows. Rows that name a removed limit run without it.
 -- Locks: as set_limit. Guarded by tests/interleavings/test_policy.py (test_removal_pick).
 create or replace function @schema.remove_limit(
-  name text, notify boolean default true, out removed boolean, out woken text[]
+  name text, notify boolean default true, out removed boolean, out woken_queues text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -18,10 +18,10 @@ begin
   if removed then
     delete from @schema.rate_buckets bucket
     where bucket.key = name or (bucket.key > name || '/' and bucket.key < name || '0');
-    woken := @schema.reapply_limit(name);
+    woken_queues := @schema.reapply_limit(name);
   end if;
   if notify then
-    perform @schema.notify_workers('queue', woken);
+    perform @schema.notify_workers('queue', woken_queues);
   end if;
 end
 $$;

@@ -10,7 +10,7 @@
 -- Index: primary key, instances_unique. Locks: the parent and the row, in id order, as in flush (tests/interleavings:
 -- retry_retry).
 create or replace function @schema.retry(instance bigint, key bytea default null, notify boolean default true)
-returns table (id bigint, was text, woken text)
+returns table (id bigint, was text, woken_queue text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off

@@ -12,7 +12,7 @@
 -- Guarded by tests/interleavings/test_limits.py (test_policy_pick_fewer_slots, ...), tests/store/test_limits.py.
 create or replace function @schema.set_limit(
   name text, kind text, slots int, period float8, burst int, declared jsonb, notify boolean default true,
-  out changed boolean, out woken text[]
+  out changed boolean, out woken_queues text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -50,10 +50,10 @@ begin
       and (bucket.key = name or (bucket.key > name || '/' and bucket.key < name || '0'));
   end if;
   if changed then
-    woken := @schema.reapply_limit(name);
+    woken_queues := @schema.reapply_limit(name);
   end if;
   if notify then
-    perform @schema.notify_workers('queue', woken);
+    perform @schema.notify_workers('queue', woken_queues);
   end if;
 end
 $$;

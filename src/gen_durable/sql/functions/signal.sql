@@ -12,7 +12,7 @@
 create or replace function @schema.signal(
   targets bigint[], keys bytea[], names text[], payloads jsonb[], dedup_keys text[]
 )
-returns table (ord int, target bigint, verdict text, woken text)
+returns table (ord int, target bigint, verdict text, woken_queue text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -140,7 +140,7 @@ begin
   select * into delivery
   from @schema.signal(array[target], array[null::bytea], array[name], array[payload], array[dedup_key]);
   if notify then
-    perform @schema.notify_workers('queue', array[delivery.woken]);
+    perform @schema.notify_workers('queue', array[delivery.woken_queue]);
   end if;
   return delivery.verdict;
 end
@@ -160,7 +160,7 @@ begin
   select * into delivery
   from @schema.signal(array[null::bigint], array[convert_to(key, 'UTF8')], array[name], array[payload], array[dedup_key]);
   if notify then
-    perform @schema.notify_workers('queue', array[delivery.woken]);
+    perform @schema.notify_workers('queue', array[delivery.woken_queue]);
   end if;
   return delivery.verdict;
 end

@@ -20,7 +20,7 @@ set lock_timeout = '1s'  -- as in flush
 set enable_seqscan = off
 as $$
 declare
-  woken text[];
+  woken_queues text[];
 begin
   with source as (
     select outcome.id as starter, case outcome.kind when 'children' then outcome.id end as parent_id,
@@ -71,7 +71,7 @@ begin
     on conflict (unique_guard) where unique_guard is not null do nothing
     returning queue
   )
-  select array_agg(distinct made.queue) into woken from made;
-  return woken;
+  select array_agg(distinct made.queue) into woken_queues from made;
+  return woken_queues;
 end
 $$;

@@ -29,7 +29,7 @@ declare
   locked_gates text[] := gates;
   partition_keys text[];
   limit_gates text[];
-  woken text[];
+  woken_queues text[];
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform @schema.require_read_committed();
@@ -57,13 +57,13 @@ begin
   from unnest(locked_gates) as locked (gate);
 
   if partition_keys is not null then
-    woken := @schema.unblock_partitions(partition_keys);
+    woken_queues := @schema.unblock_partitions(partition_keys);
   end if;
   if limit_gates is not null then
-    woken := woken
+    woken_queues := woken_queues
       || @schema.unblock_slots(limit_gates, is_cautious)
       || @schema.unblock_rate(limit_gates, claimed_rows);
   end if;
-  return woken;
+  return woken_queues;
 end
 $$;

@@ -10,7 +10,9 @@
 -- Index: instances_blocked, stepping from gate to gate; instances_partition, instances_slot; step_slots_instance.
 -- Locks: tickets with SKIP LOCKED, then as unblock without waiting, for gates that seem to be free.
 -- Guarded by tests/store/test_partition.py (test_the_sweep_finds_what_was_stranded), test_acquire_limit.py.
-create or replace function @schema.unblock_missed(after text, batch int, skip int default 0, out last_gate text, out woken text[])
+create or replace function @schema.unblock_missed(
+  after text, batch int, skip int default 0, out last_gate text, out woken_queues text[]
+)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -57,7 +59,7 @@ begin
     end
   );
   if cardinality(gates) > 0 then
-    woken := @schema.unblock(gates, false, true);
+    woken_queues := @schema.unblock(gates, false, true);
   end if;
 end
 $$;

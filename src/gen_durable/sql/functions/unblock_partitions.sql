@@ -17,7 +17,7 @@ set enable_mergejoin = off
 set enable_bitmapscan = off
 as $$
 declare
-  woken text[];
+  woken_queues text[];
 begin
   with next_row as materialized (
     select first_blocked.id
@@ -43,7 +43,7 @@ begin
   unblocked as (
     update @schema.instances i set blocked_on = null from locked_row where i.ctid = locked_row.tid returning i.queue
   )
-  select array_agg(distinct unblocked.queue) into woken from unblocked;
-  return woken;
+  select array_agg(distinct unblocked.queue) into woken_queues from unblocked;
+  return woken_queues;
 end
 $$;

@@ -29,7 +29,7 @@ declare
   horizon constant float8 := 1;
   bulk constant int := 1000;
   moment constant timestamptz := clock_timestamp();
-  woken text[];
+  woken_queues text[];
 begin
   with bucket_state as materialized (
     select waiting.gate, waiting.queue, policy.period, policy.burst, promised.weight as promised,
@@ -85,7 +85,7 @@ begin
     )
     returning i.queue
   )
-  select array_agg(distinct unblocked.queue) into woken from unblocked;
-  return woken;
+  select array_agg(distinct unblocked.queue) into woken_queues from unblocked;
+  return woken_queues;
 end
 $$;

@@ -23,7 +23,7 @@ set enable_bitmapscan = off
 as $$
 declare
   bulk constant int := 1000;
-  woken text[];
+  woken_queues text[];
 begin
   with offer as materialized (
     select waiting.gate, waiting.queue, policy.slots is not null as has_policy, case
@@ -62,7 +62,7 @@ begin
     from locked_row where i.ctid = locked_row.tid
     returning i.queue
   )
-  select array_agg(distinct unblocked.queue) into woken from unblocked;
-  return woken;
+  select array_agg(distinct unblocked.queue) into woken_queues from unblocked;
+  return woken_queues;
 end
 $$;

@@ -18,7 +18,7 @@ set jit = off
 set enable_seqscan = off
 as $$
 declare
-  woken text[];
+  woken_queues text[];
 begin
   with woken_row as (
     update @schema.instances i set
@@ -33,7 +33,7 @@ begin
     )
     returning i.queue
   )
-  select array_agg(distinct woken_row.queue) into woken from woken_row;
-  return woken;
+  select array_agg(distinct woken_row.queue) into woken_queues from woken_row;
+  return woken_queues;
 end
 $$;

@@ -2,8 +2,8 @@
 -- ends rows calls it once for them.
 --
 -- Parameters: ids of children that this transaction has ended, and whose parents' rows it has locked in id order.
--- Returns woken, the queues of the released parents; cancel_children, the parents that continue without their other
--- children, which cascade.sql cancels.
+-- Returns woken_queues, the queues of the released parents; cascade_origins, the parents that continue without their
+-- other children, which cascade.sql cancels.
 -- A barrier opens when all children have ended, when enough are done, when too few are left to be done, or at the first
 -- child that is not done if the parent has on_failure. A parent that no longer waits for this round is not changed, so
 -- a child that ends after its barrier has opened has no effect (tests/interleavings: join_early).
@@ -11,7 +11,7 @@
 -- instances_parent.
 -- Locks: none beyond those of the caller. Siblings that end in two transactions wait for each other at the parent's
 -- row.
-create or replace function @schema.wake_parents(ended bigint[], out woken text[], out cancel_children bigint[])
+create or replace function @schema.wake_parents(ended bigint[], out woken_queues text[], out cascade_origins bigint[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -63,6 +63,6 @@ begin
   )
   select array_agg(distinct updated.queue) filter (where updated.status = 'runnable'),
     (select array_agg(rest.parent_id) from rest)
-  into woken, cancel_children from updated;
+  into woken_queues, cascade_origins from updated;
 end
 $$;
