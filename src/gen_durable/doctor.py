@@ -35,7 +35,7 @@ class Finding:
     first: tuple[Violation, ...]
 
     @property
-    def clean(self) -> bool:
+    def is_clean(self) -> bool:
         """Whether the invariant holds."""
         return self.count == 0
 

@@ -129,7 +129,7 @@ async def test_traps_are_never_stepped_into(trapped: str, bare_schema: str) -> N
         await connection.close()
         assert await e.end(mine) == Finished(mine.id, "t/s")
     link = PersistentConnection(Target(trapped))
-    assert all(finding.clean for finding in await diagnose(link, Schema(bare_schema)))
+    assert all(finding.is_clean for finding in await diagnose(link, Schema(bare_schema)))
     await link.close()
 
 

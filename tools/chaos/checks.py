@@ -216,7 +216,7 @@ async def _doctor(dsn: str) -> CheckResult:
         findings = await diagnose(link, Schema())
     finally:
         await link.close()
-    bad = [f"{f.check}: {f.count} ({f.first[0].problem})" for f in findings if not f.clean]
+    bad = [f"{f.check}: {f.count} ({f.first[0].problem})" for f in findings if not f.is_clean]
     return CheckResult("doctor", f"All {len(findings)} checks of the doctor are clean.", not bad, _show(bad))
 
 

@@ -38,7 +38,7 @@ def doctor(
         typer.echo(json.dumps([_json_fields(finding) for finding in findings], indent=2))
     else:
         print_findings(findings, Console(), f"schema {schema}, {location}")
-    if not all(finding.clean for finding in findings):
+    if not all(finding.is_clean for finding in findings):
         raise typer.Exit(1)
 
 
@@ -55,13 +55,13 @@ def print_findings(findings: list[Finding], console: Console, location: str) -> 
     table.add_column("result", no_wrap=True)
     table.add_column("problem")
     for finding in findings:
-        if finding.clean:
+        if finding.is_clean:
             table.add_row(finding.check, Text("ok", "green"), "")
         else:
             rows = "row" if finding.count == 1 else "rows"
             table.add_row(finding.check, Text(f"{finding.count} {rows}", "bold red"), _finding_details(finding))
     console.print(table)
-    broken = sum(not finding.clean for finding in findings)
+    broken = sum(not finding.is_clean for finding in findings)
     console.print()
     if broken:
         console.print(Text(f"{broken} of {len(findings)} checks found violations ({location})", "bold red"))
@@ -81,7 +81,7 @@ def _finding_details(finding: Finding) -> Text:
 def _json_fields(finding: Finding) -> dict[str, object]:
     return {
         "check": finding.check,
-        "clean": finding.clean,
+        "clean": finding.is_clean,
         "meaning": finding.meaning,
         "count": finding.count,
         "rows": [{"id": violation.id, "problem": violation.problem} for violation in finding.first],

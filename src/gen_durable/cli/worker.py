@@ -175,9 +175,9 @@ def _exit_to_be_restarted() -> None:
 def _drain_when_parent_dies() -> None:
     """Drain when the supervisor dies: it holds the other end of this process's stdin."""
 
-    def watch() -> None:
+    def wait_for_parent() -> None:
         while os.read(0, 1024):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="gen_durable parent", daemon=True).start()
+    threading.Thread(target=wait_for_parent, name="gen_durable parent", daemon=True).start()

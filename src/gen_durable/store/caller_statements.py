@@ -133,12 +133,14 @@ def _read_transaction_id(text: str | None) -> int | None:
 
 
 def _with_text_parameters(statement: Statement[Any], types: Sequence[str]) -> Statement[Any]:
-    def typed(parameter: re.Match[str]) -> str:
+    def cast_parameter(parameter: re.Match[str]) -> str:
         # Full names: the caller's search_path may lead anywhere.
         return f"cast({parameter[0]} as pg_catalog.text)::pg_catalog.{types[int(parameter[1]) - 1]}"
 
     return Statement(
-        _PARAMETER.sub(typed, statement.text), tuple(_to_text(value) for value in statement.args), statement.read
+        _PARAMETER.sub(cast_parameter, statement.text),
+        tuple(_to_text(value) for value in statement.args),
+        statement.read,
     )
 
 

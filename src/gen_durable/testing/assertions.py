@@ -17,7 +17,7 @@ from gen_durable.handles import Handle
 from gen_durable.instances import Status
 from gen_durable.signals import Signal
 from gen_durable.starts import Startable, step_of
-from gen_durable.testing.drain_result import list_waiting
+from gen_durable.testing.drain_result import describe_waiting
 from gen_durable.testing.harness_statements import HarnessStatements
 from gen_durable.testing.instance_snapshot import Snapshot, shorten
 from gen_durable.validation import check_key
@@ -124,7 +124,7 @@ class Assertions:
                 "\n".join(
                     [
                         f"there should be {expected} {' '.join(filters)}, but there are {len(found)}; all instances:",
-                        *list_waiting(all_instances, frozenset()),
+                        *describe_waiting(all_instances, frozenset()),
                         *(f"  instance {row.id} has state {shorten(row.raw_state)}" for row in here[:10]),
                     ]
                 )
@@ -144,7 +144,10 @@ class Assertions:
         found = await services_of(self.app).pool.run(statement)
         if not found:
             all_instances = await services_of(self.app).pool.run(self._statements.snapshots())
-            lines = [f"there is no instance {instance!r}; all instances:", *list_waiting(all_instances, frozenset())]
+            lines = [
+                f"there is no instance {instance!r}; all instances:",
+                *describe_waiting(all_instances, frozenset()),
+            ]
             raise AssertionError("\n".join(lines))
         return found[-1]
 

@@ -105,7 +105,7 @@ class DrainResult:
         lines = [
             f"{self.executed} steps ran: {ran}" if ran else "no step ran",
             f"{self.done} done, {self.failed} failed, {self.retried} retried, {len(self.waiting)} still waiting",
-            *list_waiting(self.waiting, self.due_steps_without_code),
+            *describe_waiting(self.waiting, self.due_steps_without_code),
         ]
         return "\n".join(lines)
 
@@ -118,7 +118,7 @@ class Runaway(GenDurableError):
         self.tally = tally
 
 
-def list_waiting(waiting: Iterable[Snapshot], due_steps_without_code: frozenset[int]) -> list[str]:
+def describe_waiting(waiting: Iterable[Snapshot], due_steps_without_code: frozenset[int]) -> list[str]:
     """A line for each of the first ten waiting instances."""
     snapshots = list(waiting)
     lines = [

@@ -143,7 +143,7 @@ class _Record(Generic[M]):
         raised = f" after {ran.error!r}" if ran.error is not None else ""
         self.add_line(f"instance {ran.id} runs {ran.label}{attempt}: {outcome}{raised}")
         if ran.error is not None and not isinstance(ran.error, self.raises):
-            raise AssertionError(f"{ran.label} raises {ran.error!r}\n{self.script}") from ran.error
+            raise AssertionError(f"{ran.label} raises {ran.error!r}\n{self.numbered_lines}") from ran.error
 
     def check_invariants(self, found: Snapshot) -> None:
         __tracebackhide__ = True
@@ -153,11 +153,11 @@ class _Record(Generic[M]):
             except Exception as error:
                 name = getattr(invariant, "__name__", repr(invariant))
                 said = "".join(f": {line}" for line in str(error).splitlines()[:1])  # the cause has the rest
-                text = f"{name} does not hold{said}\n{self.script}\nnow {found}\n{found.details}"
+                text = f"{name} does not hold{said}\n{self.numbered_lines}\nnow {found}\n{found.details}"
                 raise AssertionError(text) from error
 
     @property
-    def script(self) -> str:
+    def numbered_lines(self) -> str:
         return "\n".join(f"  {number}. {line}" for number, line in enumerate(self.lines, 1))
 
 

@@ -22,7 +22,7 @@ from gen_durable.machines import Machine
 from gen_durable.registry import Registry
 from gen_durable.store.types import Claim
 from gen_durable.testing.assertions import Assertions, Target
-from gen_durable.testing.drain_result import DrainResult, Execution, Runaway, list_waiting, missing_code_hint
+from gen_durable.testing.drain_result import DrainResult, Execution, Runaway, describe_waiting, missing_code_hint
 from gen_durable.testing.instance_snapshot import Snapshot
 from gen_durable.testing.schema import check_throw_away
 from gen_durable.testing.stepper import Stepper
@@ -123,7 +123,7 @@ class Harness(Assertions):
         The database's clock does not change. Every time stored in the schema is moved back instead, for all instances,
         so a `schedule_at` that is given afterwards is still measured by the real clock.
         """
-        await self._require_stepper.shift(timedelta(seconds=check_delay(by, "advance")))
+        await self._require_stepper.shift_times_back(timedelta(seconds=check_delay(by, "advance")))
 
     async def reset(self, *, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
         """Delete every instance in the schema, and continue with these machines and jobs; the next id is 1 again."""
@@ -179,7 +179,7 @@ class Harness(Assertions):
                 return claim
             tally = await self._make_drain_result(())
             raise AssertionError(
-                "\n".join(["no step can run now", *list_waiting(tally.waiting, tally.due_steps_without_code)])
+                "\n".join(["no step can run now", *describe_waiting(tally.waiting, tally.due_steps_without_code)])
             )
         stepper = self._require_stepper
         await stepper.reap()

@@ -71,13 +71,13 @@ def _run_in_thread(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     results: list[T] = []
     errors: list[BaseException] = []
 
-    def work() -> None:
+    def run_coroutine() -> None:
         try:
             results.append(asyncio.run(make()))
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work, name="gen_durable fixture")
+    thread = threading.Thread(target=run_coroutine, name="gen_durable fixture")
     thread.start()
     thread.join()
     for error in errors:

@@ -260,7 +260,7 @@ class Stepper:
         """Make a claimed row runnable again."""
         await self._connection.run(self._services.statements.release_claims([(claim.id, claim.epoch, None, None)]))
 
-    async def shift(self, by: timedelta) -> None:
+    async def shift_times_back(self, by: timedelta) -> None:
         """Move every moment in the schema back."""
         statements = await self._connection.run(self._statements.shift_statements())
         driver_connection = await self._connection.connect()

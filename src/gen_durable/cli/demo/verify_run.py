@@ -86,7 +86,7 @@ async def check_run(database: ConnectedDatabase, seen: Observations) -> DemoRepo
         )
     rows = await database.connection.run(Statement(Schema(SCHEMA).render(_ROWS), (), _read_rows))
     findings = await diagnose(database.connection, Schema(SCHEMA))
-    broken = [finding.check for finding in findings if not finding.clean]
+    broken = [finding.check for finding in findings if not finding.is_clean]
     checks = [
         *_check_orders(seen.placed, seen.seconds, endings),
         check_outcomes(seen, rows),
