@@ -140,6 +140,17 @@ def encode(value: object, what: str) -> bytes:
         raise EncodeError(f"{what} holds a lone surrogate, which has no UTF-8 form") from None
     except Exception as error:
         raise EncodeError(f"{what} cannot be stored as JSON: {error}") from error
+    if len(raw) > MAX_DEPTH:  # so many brackets at least
+        _check_size(raw, what)
+    if b"null" in raw and _has_nonfinite(msgspec.to_builtins(value, enc_hook=_encode_hook)):
+        raise EncodeError(f"{what} holds NaN or an infinity, which JSON cannot store: use None")
+    if b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b""):
+        raise EncodeError(f"{what} holds a NUL character in a string, which Postgres cannot store")
+    return raw
+
+
+def _check_size(raw: bytes, what: str) -> None:
+    """Raise `TooLarge` or `EncodeError` if JSON is larger or deeper than what is stored."""
     if len(raw) > MAX_PAYLOAD:
         raise TooLarge(
             f"{what} is {len(raw):,} bytes of JSON, at most {MAX_PAYLOAD:,} are allowed: "
@@ -149,13 +160,8 @@ def encode(value: object, what: str) -> bytes:
         raise TooLarge(
             f"{what} is {size:,} bytes of JSON with its numbers written out, at most {MAX_PAYLOAD:,} are allowed"
         )
-    if b"null" in raw and _has_nonfinite(msgspec.to_builtins(value, enc_hook=_encode_hook)):
-        raise EncodeError(f"{what} holds NaN or an infinity, which JSON cannot store: use None")
-    if b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b""):
-        raise EncodeError(f"{what} holds a NUL character in a string, which Postgres cannot store")
-    if len(raw) > MAX_DEPTH and raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _nesting_depth(raw) > MAX_DEPTH:
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _nesting_depth(raw) > MAX_DEPTH:
         raise EncodeError(f"{what} is nested too deeply: at most {MAX_DEPTH} levels")
-    return raw
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> str:

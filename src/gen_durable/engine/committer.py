@@ -89,6 +89,7 @@ class Committer:
         "_loop",
         "_notifier",
         "_queued",
+        "_queued_bytes",
         "_statements",
         "_task",
         "_worker",
@@ -114,6 +115,7 @@ class Committer:
         self._notifier = notifier
         self._worker = worker
         self._queued: list[_Entry] = []
+        self._queued_bytes = 0
         self._in_flush = 0
         self._task: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
@@ -125,10 +127,12 @@ class Committer:
 
     def enqueue(self, commit: Commit, receiver: CommitReceiver) -> None:
         """Commit an outcome with the next flush, and pass the answer to `receiver`."""
-        if is_large(commit):
+        size = len(commit.value or "") + len(commit.extra or "")
+        if size > LARGE_OUTCOME or commit.many_children is not None:
             self._start_flush_aside((commit, receiver))  # a long transaction: keep it out of the batches
             return
         self._queued.append((commit, receiver))
+        self._queued_bytes += size
         if self._task is None:
             self._task = self._loop.create_task(self._flush_queued(), name="gen_durable flush")
 
@@ -162,16 +166,27 @@ class Committer:
     async def _flush_queued(self) -> None:
         try:
             while self._queued:
-                batch, self._queued = _next_batch(self._queued, self._batch_size)
+                batch = self._take_batch()
                 batch.sort(key=lambda entry: entry[0].id)
                 if len({commit.id for commit, _ in batch}) < len(batch):
                     batch, later = _first_of_each_instance(batch)
                     self._queued = later + self._queued
+                    self._queued_bytes = sum(_payload_size(commit) for commit, _ in self._queued)
                 self._in_flush = len(batch)
                 await self._flush_until_answered(batch)
                 self._in_flush = 0
         finally:
             self._task = None
+
+    def _take_batch(self) -> list[_Entry]:
+        """Take the outcomes of the next flush: at most `batch_size`, and MAX_FLUSH_BYTES of payloads."""
+        queued, count = self._queued, self._batch_size
+        if self._queued_bytes > MAX_FLUSH_BYTES:
+            batch, self._queued = _split_by_size(queued, count)
+        else:
+            batch, self._queued = queued[:count], queued[count:]
+        self._queued_bytes = sum(_payload_size(commit) for commit, _ in self._queued)
+        return batch
 
     async def _flush_until_answered(self, batch: list[_Entry], side: SlowCommitConnections | None = None) -> None:
         """Send a batch until the database has answered for each outcome in it; with `side`, on its connections."""
@@ -290,19 +305,12 @@ def act_on_follow_ups(notifier: Notifier, flushed: FlushResult) -> None:
         notifier.act_on_follow_ups(flushed.follow_ups)
 
 
-def _next_batch(queued: list[_Entry], batch_size: int) -> tuple[list[_Entry], list[_Entry]]:
-    """The outcomes of one flush, at most `batch_size` and MAX_FLUSH_BYTES of payloads, and those that are left.
+def _split_by_size(queued: list[_Entry], batch_size: int) -> tuple[list[_Entry], list[_Entry]]:
+    """The outcomes of one flush, whose bytes are too many to go together, and those that are left.
 
-    Where the bytes are too many, what fits goes before what was queued earlier and is larger: outcomes are of different
-    instances, and a small one must not wait for megabytes before it. The first is always in, so each has its turn.
+    What fits goes before what was queued earlier and is larger: outcomes are of different instances, and a small one
+    must not wait for megabytes before it. The first is always in, so each has its turn.
     """
-    size = 0
-    for n, (commit, _) in enumerate(queued[:batch_size]):
-        size += _payload_size(commit)
-        if size > MAX_FLUSH_BYTES and n:
-            break
-    else:
-        return queued[:batch_size], queued[batch_size:]
     batch: list[_Entry] = []
     left: list[_Entry] = []
     size = 0
