@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from tests.support.length import short_or_long
 from tests.support.machine import KNOWN, M, child, send
 from tests.support.model import ENDS, Letter, Model, Row
 from tests.support.store import Store
@@ -23,7 +24,7 @@ from gen_durable.store.schema import checks
 from gen_durable.store.types import Claim, Commit, OutgoingSignal
 from gen_durable.testing.harness_statements import HarnessStatements
 
-EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", short_or_long("100", "300")))
 STEPS = int(os.environ.get("MODEL_STEPS", "20"))
 LEASE = 1e7  # no lease runs out by itself: a crash is a rule
 MAX_CRASHES = 2

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.length import short_or_long
 from tests.support.machine import M, child, send
 from tests.support.store import Store
 
@@ -18,7 +19,7 @@ from gen_durable.store.types import Commit
 
 QUEUES = ["a", "b", "c"]
 KEYS = ["k", "l", "m", None]
-SEEDS = range(12)
+SEEDS = range(short_or_long(5, 12))
 WIDE = 30
 STRANDED = Path(gen_durable.__file__).parent / "sql" / "checks" / "blocked_at_free_gate.sql"
 

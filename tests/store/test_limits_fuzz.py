@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.support.length import short_or_long
 from tests.support.machine import M, child, send
 from tests.support.store import Store
 
@@ -20,7 +21,7 @@ from gen_durable.store.types import Claim, Commit
 
 QUEUES = ["a", "b", "c"]
 KEYS = ["k", "j", None, None, None]
-SEEDS = range(10)
+SEEDS = range(short_or_long(3, 10))
 STEPS = 100
 PARTS = [None, None, "x", "y"]
 SHIFT = """

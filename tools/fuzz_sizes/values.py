@@ -47,7 +47,7 @@ def _wholes() -> dict[Kind, tuple[Any, int, int]]:
     """
     rng = random.Random("values")
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-    nested: Any = "x" * 400  # brackets alone cost the database a microsecond for each byte
+    nested: Any = "x" * 300  # brackets alone cost the database a microsecond for each byte
     for _ in range(55):
         nested = [nested]
 
@@ -64,7 +64,7 @@ def _wholes() -> dict[Kind, tuple[Any, int, int]]:
         "floats": ([1e16] * count(21), 2, 21),
         "exponents": ([1e300] * count(306), 2, 306),
         "objects": ([{"k": rng.randint(10**5, 10**6 - 1)} for _ in range(count(15))], 2, 15),
-        "nested": ([nested] * count(514), 2, 514),
+        "nested": ([nested] * count(414), 2, 414),
     }
 
 
