@@ -23,6 +23,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+# Tests start hundreds of processes: do not let each of them compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 
