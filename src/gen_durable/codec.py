@@ -141,7 +141,7 @@ def encode(value: object, what: str) -> bytes:
     except Exception as error:
         raise EncodeError(f"{what} cannot be stored as JSON: {error}") from error
     if len(raw) > MAX_DEPTH:  # so many brackets at least
-        _check_size(raw, what)
+        _check_size_and_depth(raw, what)
     if b"null" in raw and _has_nonfinite(msgspec.to_builtins(value, enc_hook=_encode_hook)):
         raise EncodeError(f"{what} holds NaN or an infinity, which JSON cannot store: use None")
     if b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b""):
@@ -149,7 +149,7 @@ def encode(value: object, what: str) -> bytes:
     return raw
 
 
-def _check_size(raw: bytes, what: str) -> None:
+def _check_size_and_depth(raw: bytes, what: str) -> None:
     """Raise `TooLarge` or `EncodeError` if JSON is larger or deeper than what is stored."""
     if len(raw) > MAX_PAYLOAD:
         raise TooLarge(

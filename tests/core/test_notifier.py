@@ -28,7 +28,7 @@ class Endpoint:
     def expect_pick_to_find(self, queue: str, count: int) -> None:
         """Asks for nothing."""
 
-    def apply_cancel_requests(self) -> None:
+    def check_cancel_requests(self) -> None:
         self.calls.put_nowait("check cancels")
 
     async def next(self) -> str:

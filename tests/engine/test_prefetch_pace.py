@@ -57,7 +57,7 @@ def test_an_idle_window_is_no_bound() -> None:
 
 def test_a_stalled_queue_claims_nothing_ahead_until_a_step_ends() -> None:
     pace, now = steady(10, 0.001)
-    pace.record_stall()
+    pace.stop_claiming_ahead()
     assert pace.rows_ahead(now, is_busy=False) == 0
     pace.record_step_end(0.001, now, ends_claim=True)
     assert pace.rows_ahead(now, is_busy=False) >= 300

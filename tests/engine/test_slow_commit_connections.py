@@ -87,7 +87,7 @@ async def test_side_connections_close_when_idle(dsn: str, schema: str, monkeypat
         side = SlowCommitConnections(services_of(app).target, 2)
         assert side.count == 0
         async with side.acquire() as one, side.acquire() as two:
-            assert side.is_busy
+            assert side.are_all_in_use
             await asyncio.gather(one.connect(), two.connect())
         assert side.count == 2
         await asyncio.sleep(0.5)

@@ -53,7 +53,7 @@ WORKER = CLIENT | {
         "start_instances",
         "inbox_page",
         "children_page",
-        "journal_page",
+        "activities_page",
         "cancel_requests_of",
         "heartbeat",
         "reap",

@@ -47,7 +47,7 @@ class WorkerEndpoint(Protocol):
         """`count` rows became runnable, and no other process was notified: report rows that a pick does not find."""
         ...
 
-    def apply_cancel_requests(self) -> None:
+    def check_cancel_requests(self) -> None:
         """Read the cancel requests of the rows that the worker runs."""
         ...
 
@@ -116,7 +116,7 @@ class Notifier:
                     self.cancel_children(origin)
                 case CheckCancelRequests(worker):
                     if worker in self._workers:
-                        self._workers[worker].apply_cancel_requests()
+                        self._workers[worker].check_cancel_requests()
                     else:
                         self.send(message)
                 case _:
@@ -131,7 +131,7 @@ class Notifier:
                 self.cancel_children(origin)
             case CheckCancelRequests(name):
                 if name in self._workers:
-                    self._workers[name].apply_cancel_requests()
+                    self._workers[name].check_cancel_requests()
             case _:
                 assert_never(message)
 
@@ -143,7 +143,7 @@ class Notifier:
     def recover_missed_messages(self) -> None:
         """Wake everything: messages may have been missed."""
         for worker in self._workers.values():
-            worker.apply_cancel_requests()
+            worker.check_cancel_requests()
             worker.wake_all()
 
     def notify_full_pick(self, queue: str) -> None:

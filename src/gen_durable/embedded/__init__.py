@@ -96,7 +96,7 @@ def start(directory: Path | None = None) -> EmbeddedServer:
 
     found = binaries.find()
     layout = prepare(Path.cwd() / ".gen_durable" if directory is None else directory)
-    dsn = f"postgresql://postgres@/postgres?host={address.publish_socket_directory(layout)}&port={address.PORT}"
+    dsn = f"postgresql://postgres@/postgres?host={address.ensure_connectable_directory(layout)}&port={address.PORT}"
     server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=user_process.join_server(layout, found))
     logger.info("%s", server.notice)
     return server

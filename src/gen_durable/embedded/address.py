@@ -29,7 +29,7 @@ def socket_in(directory: Path) -> Path:
     return directory / f".s.PGSQL.{PORT}"
 
 
-def publish_socket_directory(layout: Layout) -> Path:
+def ensure_connectable_directory(layout: Layout) -> Path:
     """The directory to connect through, with its symlink. Call it again now and then: temp directories get cleaned."""
     if _fits_socket_path(layout.data):
         return layout.data

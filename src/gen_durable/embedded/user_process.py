@@ -48,7 +48,7 @@ class SupervisorGuard:
 
     def check_once(self) -> None:
         """Start a supervisor if there is none, and restore the symlink to the socket."""
-        address.publish_socket_directory(self._layout)
+        address.ensure_connectable_directory(self._layout)
         ensure_supervisor(self._layout, self._binaries)
 
     def _check_until_stopped(self) -> None:
@@ -136,7 +136,7 @@ def _spawn_supervisor(layout: Layout, binaries: Binaries, lock: Lock) -> None:
 
 
 def _wait_until_server_ready(layout: Layout, binaries: Binaries) -> None:
-    socket = address.socket_in(address.publish_socket_directory(layout))
+    socket = address.socket_in(address.ensure_connectable_directory(layout))
     next_check = float("-inf")
     give_up = time.monotonic() + _START_TIMEOUT
     while True:

@@ -211,7 +211,7 @@ class ClaimRunner:
                 self._claims.remove(active)
                 if active.claim.crashes >= MIN_CRASHES:
                     self._claims.report_outcome_after_crashes(active)
-                self._follow_up_commit(active, encoded)
+                self._report_end_and_plan_pick(active, encoded)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
             case CommitResult.STALE:
@@ -242,7 +242,7 @@ class ClaimRunner:
         except (SystemExit, KeyboardInterrupt) as error:
             self.handle_engine_error(active, error)
 
-    def _follow_up_commit(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
+    def _report_end_and_plan_pick(self, active: ActiveClaim, encoded: EncodedOutcome) -> None:
         """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
         claim, commit = active.claim, encoded.commit
         if commit.seq % TRIM_EVERY == TRIM_REMAINDER:

@@ -191,11 +191,11 @@ class ClaimTable:
         if active.task is None:
             self._slots.remove_from_buffer(active)
 
-    def apply_cancel_requests(self) -> None:
+    def check_cancel_requests(self) -> None:
         """Find out which claims have a cancel request, and cancel them."""
-        self._tasks.spawn(self._fetch_and_apply_cancel_requests())
+        self._tasks.spawn(self._fetch_and_pass_on_cancel_requests())
 
-    async def _fetch_and_apply_cancel_requests(self) -> None:
+    async def _fetch_and_pass_on_cancel_requests(self) -> None:
         claims = sorted((active.claim.id, active.claim.epoch) for active in self.all())
         if claims:
             with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat asks again

@@ -226,9 +226,9 @@ class Committer:
 
     async def _flush_once_aside(self, commit: Commit, side: SlowCommitConnections) -> FlushResult | None:
         """Send one outcome. Returns None if others wait for a connection and the outcome's row is still locked."""
-        is_busy = side.is_busy
+        are_all_in_use = side.are_all_in_use
         async with side.acquire() as connection:
-            if is_busy and side is self._locked:
+            if are_all_in_use and side is self._locked:
                 # A try would wait up to a second for the lock, and the others for the connection.
                 ids = {i for i in (commit.id, commit.parent) if i is not None}
                 if await connection.run(self._statements.unlocked_ids(sorted(ids))) != ids:
@@ -253,7 +253,7 @@ class Committer:
             except Exception as error:  # the other outcomes of the batch must have their answers
                 log.error("instance %d: the answer to its outcome met %s", commit.id, describe_for_log(error))
         try:
-            act_on_follow_ups(self._notifier, flushed)
+            notify_after_flush(self._notifier, flushed)
         except Exception as error:
             log.error(
                 "the queues that a flush made runnable were not woken (%s); polling finds them", describe_for_log(error)
@@ -296,7 +296,7 @@ class Committer:
         task.add_done_callback(self._aside.discard)
 
 
-def act_on_follow_ups(notifier: Notifier, flushed: FlushResult) -> None:
+def notify_after_flush(notifier: Notifier, flushed: FlushResult) -> None:
     """Wake what a flush made runnable, and start the cascades it began."""
     if flushed.already_committed:
         # An earlier try committed some of it, and its answer, which named the queues, is lost: wake every queue.

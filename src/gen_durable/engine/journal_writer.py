@@ -144,7 +144,7 @@ class JournalWriter:
         match action:
             case CallActivity(fn, args):
                 answer = fn(*args)
-                return self._call_on_loop(_await_without_exit(answer)) if inspect.isawaitable(answer) else answer
+                return self._call_on_loop(_await_converting_exit(answer)) if inspect.isawaitable(answer) else answer
             case SleepBeforeRetry(seconds):
                 return time.sleep(seconds)
             case Statement():
@@ -180,7 +180,7 @@ async def _await_if_needed(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def _await_without_exit(answer: Awaitable[Any]) -> Any:
+async def _await_converting_exit(answer: Awaitable[Any]) -> Any:
     """Await in a task of its own what an activity returned. A SystemExit in a task would end the event loop."""
     try:
         return await answer

@@ -58,7 +58,7 @@ class Pace:
         """A slot is free and no row waits for it, so the rate of this window is that of the work, not of the worker."""
         self._ran_empty = True
 
-    def record_stall(self) -> None:
+    def stop_claiming_ahead(self) -> None:
         """Rows that were claimed ahead did not start in time: claim none ahead until a step ends."""
         self._is_stalled = True
 

@@ -3,7 +3,7 @@
     picker -> claims -> slots -> claim runner -> executor -> committer -> notifier
                  ^ heartbeat, in a thread          reaper, gc: on every worker
 
-`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `apply_cancel_requests`.
+`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `check_cancel_requests`.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ class Runtime:
         """Pick from every queue."""
         self.picker.wake_all()
 
-    def apply_cancel_requests(self) -> None:
+    def check_cancel_requests(self) -> None:
         """Read the cancel requests of this worker's claims, and act on them."""
-        self.claims.apply_cancel_requests()
+        self.claims.check_cancel_requests()
 
     async def start(self) -> None:
         """Start the background parts. A worker without queues only maintains the database."""

@@ -163,7 +163,7 @@ class Slots:
         now = time.monotonic()
         overdue = [active for active in queue.buffer if active.start_by <= now]
         if overdue:
-            queue.pace.record_stall()
+            queue.pace.stop_claiming_ahead()
             queue.adapt_prefetch(now)
             for active in overdue:
                 queue.buffer.remove(active)

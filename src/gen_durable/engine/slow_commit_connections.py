@@ -31,7 +31,7 @@ class SlowCommitConnections:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def is_busy(self) -> bool:
+    def are_all_in_use(self) -> bool:
         """Every connection is in use."""
         return self._semaphore.locked()
 

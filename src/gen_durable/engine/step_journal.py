@@ -119,7 +119,7 @@ class StepJournal:
             self._add_activities(stored.activities)
 
     def add_page(self, page: str) -> int:
-        """Take over a page of activities (journal_page.sql). Returns the number of the last one."""
+        """Take over a page of activities (activities_page.sql). Returns the number of the last one."""
         self._add_activities(_PAGE.decode(page))
         return self._next - 1
 
@@ -215,7 +215,7 @@ class StepJournal:
             failure: Exception | None = None
             try:
                 result, value = codec.encode_checked((yield invoke), canonical=True)
-                self._check_size(name, len(result.encode()))
+                self._check_total_size(name, len(result.encode()))
             except (LeaseLost, NoFreeThread):
                 raise
             except Exception as error:
@@ -235,7 +235,7 @@ class StepJournal:
             yield SleepBeforeRetry(check_delay(backoff(retries - left), f"the backoff of activity {name!r}"))
         raise AssertionError("unreachable")
 
-    def _check_size(self, name: str, size: int) -> None:
+    def _check_total_size(self, name: str, size: int) -> None:
         if self._size + size > MAX_CLAIM_PART:
             raise TooLarge(
                 f"activity {name!r}: the results of the activities of one step are over {MAX_CLAIM_PART:,} bytes: "

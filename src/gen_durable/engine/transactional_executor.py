@@ -22,8 +22,8 @@ from gen_durable.engine.committer import (
     COMMITTED,
     STALE,
     CommitResult,
-    act_on_follow_ups,
     describe_fault,
+    notify_after_flush,
 )
 from gen_durable.engine.executor import Executor, StepRaised
 from gen_durable.engine.many_children import flush_in_transaction
@@ -149,7 +149,7 @@ class TransactionalExecutor:
         except BaseException:
             transaction.drop()
             raise
-        act_on_follow_ups(self._notifier, flushed)
+        notify_after_flush(self._notifier, flushed)
         return encoded, STALE if flushed.stale else CANCEL_REQUESTED if flushed.cancel_requested else COMMITTED
 
     async def _execute_in_transaction(self, transaction: Transaction, active: ActiveClaim) -> EncodedOutcome:

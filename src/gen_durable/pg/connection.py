@@ -73,16 +73,16 @@ class PersistentConnection:
             driver_connection = await self._connect()
 
             async def run(statement: Statement[U]) -> U:
-                with _raise_connection_lost():
+                with _convert_lost_connection_errors():
                     rows = await driver_connection.fetch(statement.text, *statement.args)
                 return statement.read(rows)
 
             try:
                 with self.watch_server():
-                    with _raise_connection_lost():
+                    with _convert_lost_connection_errors():
                         await driver_connection.execute("begin isolation level read committed")
                     result = await work(run)  # an error of its own is no lost connection, and is raised as it is
-                    with _raise_connection_lost():
+                    with _convert_lost_connection_errors():
                         await driver_connection.execute("commit")
             except BaseException:
                 self.drop()
@@ -181,7 +181,7 @@ class PersistentConnection:
 
 
 @contextlib.contextmanager
-def _raise_connection_lost() -> Generator[None]:
+def _convert_lost_connection_errors() -> Generator[None]:
     """Raise `ConnectionLost` for an error of the driver after which the connection is useless."""
     try:
         yield

@@ -48,9 +48,9 @@ class Watchdog:
             self._probe.cancel()
 
     def _start_probe(self) -> None:
-        self._probe = self._loop.create_task(self._probe_server(), name="gen_durable probe")
+        self._probe = self._loop.create_task(self._probe_and_cut(), name="gen_durable probe")
 
-    async def _probe_server(self) -> None:
+    async def _probe_and_cut(self) -> None:
         problem = await find_problem(self._watched, self._target)
         if problem is None:
             self._timer = self._loop.call_later(PROBE_AFTER, self._start_probe)

@@ -32,7 +32,7 @@ class InstalledSchema:
     is_unreleased: bool = False
     foreign_objects: tuple[str, ...] = ()
 
-    def check_usable(self, schema: Schema) -> None:
+    def check_empty_or_ours(self, schema: Schema) -> None:
         """Raise `SchemaConflict` unless the schema is empty or has gen_durable's layout."""
         if self.is_unreleased:
             raise SchemaConflict(

@@ -69,7 +69,7 @@ def migration_script(schema: Schema, current: int) -> str:
 async def check_schema(connection: PersistentConnection | Pool, schema: Schema) -> None:
     """Refuse a database that lacks what this library calls. A newer one is fine: old calls keep working."""
     installed, needed = await read_installed(connection, schema), library_version(schema)
-    installed.check_usable(schema)
+    installed.check_empty_or_ours(schema)
     if installed.version < needed:
         state = (
             "has no gen_durable schema"
@@ -83,7 +83,7 @@ async def check_schema(connection: PersistentConnection | Pool, schema: Schema) 
 
 def check_can_migrate(installed: InstalledSchema, schema: Schema) -> None:
     """Raise an error unless this library may migrate the schema: `SchemaConflict` or `SchemaTooNew`."""
-    installed.check_usable(schema)
+    installed.check_empty_or_ours(schema)
     newest = library_version(schema)
     if installed.version > newest:
         raise SchemaTooNew(

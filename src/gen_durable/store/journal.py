@@ -77,7 +77,7 @@ class JournalStatements:
         self._checkpoint = f"select {s}.record_checkpoint($1,$2,$3,$4,$5)"
         self._clear = f"select {s}.clear_checkpoint($1,$2,$3)"
         self._activity = f"select {s}.record_activity($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)"
-        self._activities_page = f"select {s}.journal_page($1,$2,$3,$4)"
+        self._activities_page = f"select {s}.activities_page($1,$2,$3,$4)"
         self._report = f"select locked from {s}.record_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._trim = f"select {s}.trim_history($1,$2,$3)"
         self._history = (

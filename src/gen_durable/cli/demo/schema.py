@@ -25,7 +25,7 @@ async def recreate_schema(connection: PersistentConnection, schema: Schema) -> s
         renamed = await _find_free_name(connection, schema)
         await connection.run_script(schema.render(f'alter schema @schema rename to "{renamed}"'))
     else:
-        installed.check_usable(schema)
+        installed.check_empty_or_ours(schema)
         await connection.run_script(schema.render("drop schema if exists @schema cascade"))
     await migrate(connection, schema)
     return renamed

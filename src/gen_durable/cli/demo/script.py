@@ -1,7 +1,7 @@
 """Run the demo: open a shop, let its customers pay or not, and kill one of its workers in the middle of a step.
 
 The engine gets no help: the script inserts orders, sends signals, kills a process, and otherwise only reads. It returns
-its `Observations`, from which `checks` decides whether the engine kept its guarantees.
+its `Observations`, from which `verify_run` decides whether the engine kept its guarantees.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
--- journal_page: a page of the activities that a visit has recorded, in their order: [[n, name, finished, result], ...].
+-- activities_page: a page of the activities that a visit has recorded, in their order: [[n, name, finished, result], ...].
 --
 -- Parameters: the instance and its visit; the number after which to begin; the most bytes of results, as text. A page
 -- has at least one activity, however large; null if none is left. A result is JSON as text, as in journal_of_claim.sql.
 -- Activities are read one by one, so that no page makes a text of all of them.
 -- Index: primary key. Locks: none. Guarded by tests/store/test_claim_size.py.
-create or replace function @schema.journal_page(instance bigint, at_visit bigint, after int, bytes bigint)
+create or replace function @schema.activities_page(instance bigint, at_visit bigint, after int, bytes bigint)
 returns jsonb
 language plpgsql
 stable
