@@ -16,7 +16,7 @@ COUNT  ?= 100
 FAULTS ?= all
 MODEL_EXAMPLES ?= 1000
 SAMPLES ?= 1000
-PARALLEL ?= -n 3 --dist worksteal
+PARALLEL ?= -n 4 --dist worksteal
 FAST   := $(addprefix tests/,unit engine operations store spec client)
 
 SHELL := /bin/bash
@@ -51,7 +51,7 @@ help:
 	@echo 'gen_durable: a durable state-machine engine on Postgres.'
 	@echo
 	@echo '  make demo     run forty orders on an embedded Postgres, and kill a worker on the way'
-	@echo '  make test     run all tests on the embedded Postgres (about seven minutes on two cores)'
+	@echo '  make test     run all tests on the embedded Postgres (about six minutes on two cores)'
 	@echo '  make test-fast     the tests of single parts: no killed processes, no interleavings'
 	@echo '  make test-plans    the query plans, on a throw-away cluster of postgresql-15 (root installs it)'
 	@echo '  make limits-long   run the tests of limits for minutes instead of seconds, with the documented bounds'

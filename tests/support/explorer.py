@@ -29,7 +29,7 @@ from gen_durable.store.schema import Schema, checks
 __all__ = ["READ_COMMITTED", "End", "Explorer", "Fault", "Report", "Sample"]
 
 # How many schedules of two sessions are run at most, unless INTERLEAVING_SAMPLES asks for a long run.
-MOST = None if "INTERLEAVING_SAMPLES" in os.environ else 40
+MOST = None if "INTERLEAVING_SAMPLES" in os.environ else 25
 
 RESET = """
 create or replace function @schema.explorer_reset() returns void language plpgsql as $$
