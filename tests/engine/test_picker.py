@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, cast
 
+import asyncpg
+
 from gen_durable import Durable, Start, job
 from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
@@ -48,13 +50,15 @@ class Claimed:
         self.claims: asyncio.Queue[Claim] = asyncio.Queue()
         self.crashed = CrashedRows(None)
         self.unanswered_count = 0
+        self.woken: asyncio.Queue[str] = asyncio.Queue()
 
     def add(self, claims: list[Claim], _leased_at: float) -> None:
         for claim in claims:
             self.claims.put_nowait(claim)
 
     def wake_queues(self, queues: Iterable[str]) -> None:
-        pass
+        for queue in queues:
+            self.woken.put_nowait(queue)
 
     def notify_full_pick(self, queue: str) -> None:
         pass
@@ -111,3 +115,20 @@ async def test_nothing_is_claimed_while_outcomes_pile_up(dsn: str, schema: str) 
         assert not done
         claimed.unanswered_count = 0
         assert (await asyncio.wait_for(waiting, 5)).machine == "noop"
+
+
+async def test_the_queue_of_a_row_that_a_pick_unblocks_is_woken(dsn: str, schema: str) -> None:
+    """A row found in one queue is not the first of its key: the first is blocked in another queue, and is due now."""
+    async with Durable(dsn, schema=schema) as app, picking(app) as (pick, _, claimed):
+        first = await app.insert(noop, 1, queue="other", partition_key="k")
+        await app.insert(noop, 2, partition_key="k")
+        connection = await asyncpg.connect(dsn)
+        try:
+            await connection.execute(
+                f"update \"{schema}\".instances set blocked_on = case when id = {first.id} then 'partition/k' end"
+            )
+        finally:
+            await connection.close()
+        pick.start()
+        assert await asyncio.wait_for(claimed.woken.get(), 5) == "other"
+        assert claimed.claims.empty()
