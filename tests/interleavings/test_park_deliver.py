@@ -29,7 +29,7 @@ async def test_park_deliver(exploring: Exploring, calls: Statements) -> None:
     async with exploring() as explorer:
         report = await explorer.explore(executing(1), [calls.flush([PARK])], [calls.signal([GO])], woken, begin=True)
     assert report.faults == []
-    assert report.schedules > 30
+    assert report.schedules > 20
 
 
 async def test_park_again_deliver(exploring: Exploring, calls: Statements) -> None:

@@ -27,7 +27,7 @@ E = TypeVar("E", bound=Event)
 R = TypeVar("R")
 T = TypeVar("T")
 
-PATIENCE = 12.0
+PATIENCE = 30.0
 NEVER = timedelta(hours=1)
 BRIEF: dict[str, Any] = {
     "lease_ttl": timedelta(seconds=0.9),
