@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutants.python",
         description="Change random lines of the Python code, one at a time, and run the tests that execute them.",
-        epilog="Exit code: 1 when less than 95 %% of what is not excused was noticed, 2 when an excuse is out of date.",
+        epilog="Exit code: 1 when less than 95 % of what is not excused was noticed, 2 when an excuse is out of date.",
     )
     parser.add_argument("tests", nargs="*", help="with --map: only these tests")
     parser.add_argument("--seed", type=int, default=None, help="the seed of the sample; printed")
