@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
-from tests.support.spec import Gate, Kid, Opening, Play, State, differing, failed, finished, go
+from tests.support.spec import PATIENCE, Gate, Kid, Opening, Play, State, differing, failed, finished, go
 
 from gen_durable import Await, Context, Done, Machine, Next, Outcome, ScheduleChildren, Start, step
 from gen_durable.errors import InvalidOutcome
@@ -88,7 +89,9 @@ async def test_durable_children_park_their_parent_until_every_one_has_ended(engi
         async with e.worker(play, Kid(k=last), queues={"default": 1}):
             handle = await e.start()
             await gate.arrival()
-            row = await e.row(handle)
+            async with asyncio.timeout(PATIENCE):
+                while (row := await e.row(handle))["children_pending"] > 1:  # the others are being committed
+                    await asyncio.sleep(0.01)
             assert (row["status"], row["children_pending"]) == ("awaiting_children", 1)
             gate.opened.set()
             assert await finished(handle) == ["done"] * 3
