@@ -90,7 +90,7 @@ async def test_durable_children_park_their_parent_until_every_one_has_ended(engi
             handle = await e.start()
             await gate.arrival()
             async with asyncio.timeout(PATIENCE):
-                while (row := await e.row(handle))["children_pending"] > 1:  # the others are being committed
+                while (row := await e.row(handle))["children_pending"] > 1:  # noqa: ASYNC110  # no event
                     await asyncio.sleep(0.01)
             assert (row["status"], row["children_pending"]) == ("awaiting_children", 1)
             gate.opened.set()
