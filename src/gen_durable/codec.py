@@ -142,7 +142,7 @@ def encode(value: object, what: str) -> bytes:
         raise EncodeError(f"{what} cannot be stored as JSON: {error}") from error
     if len(raw) > MAX_DEPTH:  # so many brackets at least
         _check_size_and_depth(raw, what)
-    if b"null" in raw and _has_nonfinite(msgspec.to_builtins(value, enc_hook=_encode_hook)):
+    if b"null" in raw and value is not None and _has_nonfinite(msgspec.to_builtins(value, enc_hook=_encode_hook)):
         raise EncodeError(f"{what} holds NaN or an infinity, which JSON cannot store: use None")
     if b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b""):
         raise EncodeError(f"{what} holds a NUL character in a string, which Postgres cannot store")
@@ -313,10 +313,13 @@ def _field_names(type_: object) -> set[str]:
     return names
 
 
+_FINITE_ENCODER: Final = json.JSONEncoder(allow_nan=False, check_circular=False, skipkeys=True)
+
+
 def _has_nonfinite(value: Any) -> bool:
     """Whether plain values hold NaN or an infinity. The encoder of the standard library raises for them, in C."""
     try:
-        json.dumps(value, allow_nan=False, check_circular=False, skipkeys=True)
+        _FINITE_ENCODER.encode(value)
     except ValueError:
         return True
     return False

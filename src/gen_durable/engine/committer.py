@@ -85,11 +85,11 @@ class Committer:
         "_connection",
         "_fan_outs",
         "_in_flush",
+        "_large_bytes",
         "_locked",
         "_loop",
         "_notifier",
         "_queued",
-        "_queued_bytes",
         "_statements",
         "_task",
         "_worker",
@@ -115,7 +115,7 @@ class Committer:
         self._notifier = notifier
         self._worker = worker
         self._queued: list[_Entry] = []
-        self._queued_bytes = 0
+        self._large_bytes = 0  # of the queued outcomes that are not small
         self._in_flush = 0
         self._task: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
@@ -132,7 +132,8 @@ class Committer:
             self._start_flush_aside((commit, receiver))  # a long transaction: keep it out of the batches
             return
         self._queued.append((commit, receiver))
-        self._queued_bytes += size
+        if size > SMALL_OUTCOME:
+            self._large_bytes += size
         if self._task is None:
             self._task = self._loop.create_task(self._flush_queued(), name="gen_durable flush")
 
@@ -171,7 +172,7 @@ class Committer:
                 if len({commit.id for commit, _ in batch}) < len(batch):
                     batch, later = _first_of_each_instance(batch)
                     self._queued = later + self._queued
-                    self._queued_bytes = sum(_payload_size(commit) for commit, _ in self._queued)
+                    self._large_bytes = _count_large_bytes(self._queued)
                 self._in_flush = len(batch)
                 await self._flush_until_answered(batch)
                 self._in_flush = 0
@@ -181,11 +182,14 @@ class Committer:
     def _take_batch(self) -> list[_Entry]:
         """Take the outcomes of the next flush: at most `batch_size`, and MAX_FLUSH_BYTES of payloads."""
         queued, count = self._queued, self._batch_size
-        if self._queued_bytes > MAX_FLUSH_BYTES:
+        if self._large_bytes == 0:
+            batch, self._queued = queued[:count], queued[count:]
+            return batch
+        if self._large_bytes > MAX_FLUSH_BYTES:
             batch, self._queued = _split_by_size(queued, count)
         else:
             batch, self._queued = queued[:count], queued[count:]
-        self._queued_bytes = sum(_payload_size(commit) for commit, _ in self._queued)
+        self._large_bytes = _count_large_bytes(self._queued)
         return batch
 
     async def _flush_until_answered(self, batch: list[_Entry], side: SlowCommitConnections | None = None) -> None:
@@ -323,6 +327,10 @@ def _split_by_size(queued: list[_Entry], batch_size: int) -> tuple[list[_Entry],
         else:
             left.append(entry)
     return batch, left
+
+
+def _count_large_bytes(queued: list[_Entry]) -> int:
+    return sum(size for commit, _ in queued if (size := _payload_size(commit)) > SMALL_OUTCOME)
 
 
 def _payload_size(commit: Commit) -> int:
