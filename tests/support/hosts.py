@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import parse_qs, urlsplit
@@ -119,6 +119,11 @@ async def open_gate(dsn: str) -> AsyncIterator[Gate]:
             await writer.drain()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # When the test is over; Python 3.11 reports a cancelled handler of a server as an error.
+        with suppress(asyncio.CancelledError):
+            await connect(reader, writer)
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         gate.opened += 1
         if host.startswith("/"):
             there = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
@@ -127,8 +132,6 @@ async def open_gate(dsn: str) -> AsyncIterator[Gate]:
         ways = [asyncio.create_task(pass_on(reader, there[1])), asyncio.create_task(pass_on(there[0], writer))]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            pass  # the test is over; Python 3.11 reports a cancelled handler of a server as an error
         finally:
             for way in ways:
                 way.cancel()

@@ -113,6 +113,11 @@ async def open_proxy(dsn: str) -> AsyncIterator[Proxy]:
         return await asyncio.open_connection(parts.hostname, parts.port)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # When the test is over; Python 3.11 reports a cancelled handler of a server as an error.
+        with contextlib.suppress(asyncio.CancelledError):
+            await connect(reader, writer)
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await upstream()
         proxy.writers |= {writer, server_writer}
         doomed = asyncio.Event()
