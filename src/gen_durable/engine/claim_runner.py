@@ -104,9 +104,9 @@ class ClaimRunner:
         claim = active.claim
         if claim.is_large:
             return self._run_large(active)
-        return self._run_steps(active) if len(claim.state) < LARGE_STATE else self._run_after_others(active)
+        return self._run_steps(active) if len(claim.state) < LARGE_STATE else self._run_with_large_state(active)
 
-    async def _run_after_others(self, active: ActiveClaim) -> None:
+    async def _run_with_large_state(self, active: ActiveClaim) -> None:
         """Run a claim with a large state: one is decoded per iteration of the event loop, which runs others between."""
         async with self._large_state_lock:
             await asyncio.sleep(0)

@@ -182,14 +182,12 @@ class Committer:
     def _take_batch(self) -> list[_Entry]:
         """Take the outcomes of the next flush: at most `batch_size`, and MAX_FLUSH_BYTES of payloads."""
         queued, count = self._queued, self._batch_size
-        if self._large_bytes == 0:
-            batch, self._queued = queued[:count], queued[count:]
-            return batch
         if self._large_bytes > MAX_FLUSH_BYTES:
             batch, self._queued = _split_by_size(queued, count)
         else:
             batch, self._queued = queued[:count], queued[count:]
-        self._large_bytes = _count_large_bytes(self._queued)
+        if self._large_bytes:
+            self._large_bytes = _count_large_bytes(self._queued)
         return batch
 
     async def _flush_until_answered(self, batch: list[_Entry], side: SlowCommitConnections | None = None) -> None:
