@@ -71,8 +71,10 @@ class Child:
         return f"Child(id={self.id}, machine={self.machine!r}, status={self.status.value!r})"
 
 
-class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True):
+class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc=False):
     """Passed to every step with its state: the instance, its signals and children, and the services of the worker."""
+
+    # gc=False: nothing that a context refers to refers back to it, and one is made for each step.
 
     id: int
     machine: str

@@ -71,7 +71,12 @@ class StepSpec:
     @cached_property
     def result_codec(self) -> Codec[Any]:
         """The codec of the machine's result, from the step's return annotation."""
-        return codec_for(self._type_hints[1], f"the result of {self.label}")
+        return codec_for(self._type_hints[1], self.result_label)
+
+    @cached_property
+    def result_label(self) -> str:
+        """The name of the machine's result in messages."""
+        return f"the result of {self.label}"
 
     @cached_property
     def _type_hints(self) -> tuple[object, object]:

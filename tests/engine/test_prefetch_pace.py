@@ -10,7 +10,7 @@ def steady(slots: int, seconds: float, count: int = 40) -> tuple[Pace, float]:
     pace, now = Pace(slots, 0.0), 0.0
     for _ in range(count):
         now += seconds / slots
-        pace.record_step_end(seconds, now, ends_claim=True)
+        pace.record_step_end(seconds, now)
     return pace, now
 
 
@@ -59,7 +59,7 @@ def test_a_stalled_queue_claims_nothing_ahead_until_a_step_ends() -> None:
     pace, now = steady(10, 0.001)
     pace.stop_claiming_ahead()
     assert pace.rows_ahead(now, is_busy=False) == 0
-    pace.record_step_end(0.001, now, ends_claim=True)
+    pace.record_step_end(0.001, now)
     assert pace.rows_ahead(now, is_busy=False) >= 300
 
 
@@ -68,6 +68,8 @@ def test_a_row_behind_claims_of_several_steps_is_expected_later() -> None:
     pace, now = Pace(10, 0.0), 0.0
     for n in range(100):
         now += 0.001
-        pace.record_step_end(0.01, now, ends_claim=n % 5 == 4)
+        pace.record_step_end(0.01, now)
+        if n % 5 < 4:
+            pace.record_claim_goes_on()
     assert pace.rows_ahead(now, is_busy=True) in (39, 40)
     assert 0.0049 <= pace.seconds_per_start <= 0.0051

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, cast
+
+import msgspec
 
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.registry import Entry
 from gen_durable.store.types import Claim
 
 
-@dataclass(slots=True, eq=False)
-class ActiveClaim:
-    """A claimed row in this worker. `task` is None while the claim is buffered behind the slots of its queue."""
+class ActiveClaim(msgspec.Struct, eq=False, gc=False):
+    """A claimed row in this worker. `task` is None while the claim is buffered behind the slots of its queue.
+
+    The garbage collector does not track it, or it would walk over thousands of them: when its task ends, the cycle of
+    task and claim ends too.
+    """
 
     claim: Claim
     entry: Entry
@@ -23,12 +27,16 @@ class ActiveClaim:
     start_by: float = 0.0  # while buffered: when it is released unless it has started
     started_at: float = 0.0  # when its current step got its slot
     task: asyncio.Task[None] | None = None
-    in_thread: bool = False
     has_slot: bool = True
     in_step: bool = False  # its task is in user code, which a cancel may interrupt
     cancel_reason: str | None = None
     has_outcome: bool = False  # the committer has the outcome that ends it: the answer is awaited without its task
     unanswered: EncodedOutcome | None = None  # an outcome whose task was cancelled before the answer
+
+    @property
+    def in_thread(self) -> bool:
+        """Its step is a `def`, which a cancel cannot interrupt."""
+        return not self.entry.spec.is_async
 
     def is_cancel_requested(self) -> bool:
         """A method, because the heartbeat or a notification changes the answer during any await."""

@@ -27,7 +27,7 @@ from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_reader import ClaimReader, UnreadableClaim
 from gen_durable.engine.claim_table import ClaimTable
-from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer, is_large
+from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer
 from gen_durable.engine.crashed_rows import MIN_CRASHES
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.history_trimmer import TRIM_EVERY, TRIM_REMAINDER, HistoryTrimmer
@@ -47,7 +47,7 @@ ENDS: Final = ("done", "fail")
 LARGE_STATE: Final = 50_000  # bytes
 
 
-class ClaimEndReceiver(msgspec.Struct, eq=False):
+class ClaimEndReceiver(msgspec.Struct, eq=False, gc=False):
     """Receives the answer to an outcome that ends a claim."""
 
     runner: ClaimRunner
@@ -277,13 +277,12 @@ class ClaimRunner:
     async def _commit_claim_end(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         """Hand an outcome that ends the claim to the committer."""
         active.has_outcome = True
-        if not is_large(encoded.commit) and not active.claim.is_large:
-            self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
-            return
-        # Keep the slot until it is committed, so that no other step makes more of its kind.
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took, answered))
-        await answered
+        receiver = ClaimEndReceiver(self, active, encoded, took)
+        is_aside = self._committer.enqueue(encoded.commit, receiver)
+        if is_aside or active.claim.is_large:
+            # Keep the slot until it is committed, so that no other step makes more of its kind.
+            receiver.answered = asyncio.get_running_loop().create_future()
+            await receiver.answered
 
     async def _run_transactional(self, active: ActiveClaim, started: float) -> None:
         """Run a step whose writes commit with its outcome. `on_error` runs after they are rolled back."""
@@ -345,7 +344,6 @@ class ClaimRunner:
             self._trim_history(active, encoded.commit)
         advance_claim(claim, encoded)
         active.entry = self._registry.get(claim.machine, claim.version, claim.step)
-        active.in_thread = not active.entry.spec.is_async
 
     def _end_without_outcome(self, active: ActiveClaim, error: UndecodableState | LeaseLost | NoFreeThread) -> None:
         """End a claim without an outcome."""

@@ -125,17 +125,21 @@ class Committer:
         """How many outcomes are not answered yet, apart from those that wait for a lock or for many children."""
         return len(self._queued) + self._in_flush
 
-    def enqueue(self, commit: Commit, receiver: CommitReceiver) -> None:
-        """Commit an outcome with the next flush, and pass the answer to `receiver`."""
+    def enqueue(self, commit: Commit, receiver: CommitReceiver) -> bool:
+        """Commit an outcome with the next flush, and pass the answer to `receiver`, later.
+
+        Returns whether it is large, and is written apart from the others.
+        """
         size = len(commit.value or "") + len(commit.extra or "")
         if size > LARGE_OUTCOME or commit.many_children is not None:
             self._start_flush_aside((commit, receiver))  # a long transaction: keep it out of the batches
-            return
+            return True
         self._queued.append((commit, receiver))
         if size > SMALL_OUTCOME:
             self._large_bytes += size
         if self._task is None:
             self._task = self._loop.create_task(self._flush_queued(), name="gen_durable flush")
+        return False
 
     def commit(self, commit: Commit) -> asyncio.Future[CommitResult]:
         """Commit an outcome; the future has its answer, or raises `OutcomeRejected`."""
@@ -292,7 +296,7 @@ class Committer:
             await self._flush_halves(batch)
 
     def _start_flush_aside(self, entry: _Entry) -> None:
-        side = self._fan_outs if is_large(entry[0]) else self._locked
+        side = self._fan_outs if _is_large(entry[0]) else self._locked
         task = self._loop.create_task(self._flush_until_answered([entry], side))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
@@ -335,7 +339,7 @@ def _payload_size(commit: Commit) -> int:
     return len(commit.value or "") + len(commit.extra or "")
 
 
-def is_large(commit: Commit) -> bool:
+def _is_large(commit: Commit) -> bool:
     """Whether an outcome is written apart from the others; its claim keeps its slot until then."""
     return commit.many_children is not None or _payload_size(commit) > LARGE_OUTCOME
 

@@ -102,6 +102,9 @@ def encode_outcome(
             encoded.queue = outcome.queue
             _encode_spawned(encoded, extra, outcome.spawn)
             encoded.state = _encode_next(commit, extra, outcome, claim, spec, may_continue=may_continue)
+        case Done():
+            _encode_done(commit, outcome, claim, spec)
+            _encode_spawned(encoded, extra, outcome.spawn)
         case Retry():
             _encode_retry(commit, outcome, spec)
         case Await():
@@ -109,9 +112,6 @@ def encode_outcome(
         case ScheduleChildren():
             encoded.consumed = _signal_ids(ctx.awaited)
             encoded.remaining_starts = _encode_schedule_children(commit, extra, outcome, claim, spec)
-        case Done():
-            _encode_done(commit, outcome, claim, spec)
-            _encode_spawned(encoded, extra, outcome.spawn)
         case Fail():
             commit.kind = "fail"
             commit.error = clean_error(outcome.reason)
@@ -154,7 +154,7 @@ def _encode_retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
 
 def _encode_done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
     commit.kind = "done"
-    commit.value = encode(outcome.result, f"the result of {spec.label}").decode()
+    commit.value = encode(outcome.result, spec.result_label).decode()
     commit.parent = claim.parent_id
 
 

@@ -22,7 +22,7 @@ class Pace:
     """The pace of one queue of one worker, with `slots` slots."""
 
     __slots__ = (
-        "_claims",
+        "_continued",
         "_ended_at",
         "_is_stalled",
         "_mean",
@@ -32,6 +32,7 @@ class Pace:
         "_steps",
         "_steps_per_claim",
         "_window_began",
+        "seconds_per_start",
     )
 
     def __init__(self, slots: int, now: float) -> None:
@@ -41,18 +42,23 @@ class Pace:
         self._rate = UNKNOWN  # steps per second
         self._steps_per_claim = 1.0
         self._steps = 0  # in this window
-        self._claims = 0  # that ended in this window
+        self._continued = 0  # those of them after which their claim went on
         self._window_began = now
         self._ran_empty = False
         self._is_stalled = False
+        # How much later than the row before it a row of the buffer is expected to start, as of the last `rows_ahead`.
+        self.seconds_per_start = 0.0
 
-    def record_step_end(self, seconds: float, now: float, *, ends_claim: bool) -> None:
+    def record_step_end(self, seconds: float, now: float) -> None:
         mean = self._mean
         self._mean = seconds if mean == UNKNOWN else mean + (seconds - mean) * WEIGHT
         self._ended_at = now
         self._steps += 1
-        self._claims += ends_claim
         self._is_stalled = False
+
+    def record_claim_goes_on(self) -> None:
+        """The step that has just ended was not the last of its claim."""
+        self._continued += 1
 
     def record_empty_buffer(self) -> None:
         """A slot is free and no row waits for it, so the rate of this window is that of the work, not of the worker."""
@@ -62,15 +68,11 @@ class Pace:
         """Rows that were claimed ahead did not start in time: claim none ahead until a step ends."""
         self._is_stalled = True
 
-    @property
-    def seconds_per_start(self) -> float:
-        """How much later than the row before it a row of the buffer is expected to start."""
-        per_step = 0.0 if self._mean == UNKNOWN else self._mean / self._slots
-        return max(per_step, 1 / self._rate) * self._steps_per_claim
-
     def rows_ahead(self, now: float, *, is_busy: bool) -> int:
         """How many rows to claim ahead now. `is_busy`: every slot is taken, so no step has ended since the last one."""
         self._close_window(now)
+        per_step = 0.0 if self._mean == UNKNOWN else self._mean / self._slots
+        self.seconds_per_start = max(per_step, 1 / self._rate) * self._steps_per_claim
         length = max(self._mean, now - self._ended_at) if is_busy else self._mean
         if self._is_stalled or length == UNKNOWN:
             return 0
@@ -82,5 +84,5 @@ class Pace:
         if elapsed < WINDOW_SECONDS:
             return
         self._rate = UNKNOWN if self._ran_empty or not self._steps else self._steps / elapsed
-        self._steps_per_claim = max(self._steps / max(self._claims, 1), 1.0)
-        self._steps, self._claims, self._window_began, self._ran_empty = 0, 0, now, False
+        self._steps_per_claim = max(self._steps / max(self._steps - self._continued, 1), 1.0)
+        self._steps, self._continued, self._window_began, self._ran_empty = 0, 0, now, False

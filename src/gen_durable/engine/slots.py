@@ -9,6 +9,7 @@ that waits RELEASE_SECONDS longer in it than expected is released, so that a fre
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from bisect import bisect_right
 from collections import deque
@@ -192,7 +193,8 @@ class Slots:
         """A claim waits for its commit. While steps are short, another claim runs in its slot meanwhile."""
         queue = self.queues[active.claim.queue]
         now = time.monotonic()
-        queue.pace.record_step_end(now - active.started_at, now, ends_claim=False)
+        queue.pace.record_step_end(now - active.started_at, now)
+        queue.pace.record_claim_goes_on()
         active.started_at = now
         if queue.has_short_steps:
             active.has_slot = False
@@ -241,18 +243,17 @@ class Slots:
     def _start_task(self, queue: QueueSlots, active: ActiveClaim, now: float) -> None:
         queue.running += 1
         active.started_at = now
-        active.in_thread = not active.entry.spec.is_async
         task = self._loop.create_task(self.runner.run(active))
         active.task = task
         self._tasks.running.add(task)
-        task.add_done_callback(lambda done: self._end_task(queue, active, done))
+        task.add_done_callback(functools.partial(self._end_task, queue, active))
 
     def _end_task(self, queue: QueueSlots, active: ActiveClaim, task: asyncio.Task[None]) -> None:
         self._tasks.running.discard(task)
         now = time.monotonic()
         if active.has_slot:
             queue.running -= 1
-            queue.pace.record_step_end(now - active.started_at, now, ends_claim=True)
+            queue.pace.record_step_end(now - active.started_at, now)
         else:
             queue.lent -= 1
         if task.cancelled() or task.exception() is not None:

@@ -192,7 +192,6 @@ class Stepper:
         self._outcomes.pop(claim.id, None)
         active = self._claims.register(claim, time.monotonic())
         await self._cancel_children()
-        active.in_thread = not active.entry.spec.is_async
         active.task = self._tasks.spawn(self._runner.run(active))
         try:
             await asyncio.shield(active.task)
