@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -38,6 +39,8 @@ def test_help_names_every_command_and_says_what_to_do_first(run: Any) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_help_of_its_own(run: Any, command: str) -> None:
     shown = run(command, "--help")
+    # No name of a class of ours: the reader does not know them.
+    assert set(re.findall(r"\b[A-Z][a-z]+[A-Z][a-z]\w*", shown.stdout)) <= {"PostgreSQL", "PgBouncer"}
     assert shown.returncode == 0
     assert f"gen-durable {command}" in shown.stdout
 

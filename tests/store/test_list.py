@@ -211,7 +211,7 @@ def test_metadata_index(zoo: Store) -> None:
 
 
 def test_metadata_goes_in(store: Store) -> None:
-    """InsertResult and spawned instances keep what was said about them; without it nothing is stored."""
+    """Inserted and spawned instances keep what was said about them; without it nothing is stored."""
     store.insert(Start(M.s, {}, metadata={"a": [1, None]}), Start(M.s, {}), Start(M.s, {}, metadata={}))
     rows = store.rows()
     assert [row["metadata"] for row in rows] == ['{"a": [1, null]}', None, None]

@@ -56,11 +56,11 @@ class FilterOptions:
         typer.Option(
             "--inserted-after",
             metavar="TIME",
-            help="InsertResult at or after TIME: 10m, 2h, 3d (ago), or a date such as 2026-01-31T12:00.",
+            help="Inserted at or after TIME: 10m, 2h, 3d (ago), or a date such as 2026-01-31T12:00.",
         ),
     ] = None
     inserted_before: Annotated[
-        str | None, typer.Option("--inserted-before", metavar="TIME", help="InsertResult before TIME.")
+        str | None, typer.Option("--inserted-before", metavar="TIME", help="Inserted before TIME.")
     ] = None
     updated_after: Annotated[
         str | None, typer.Option("--updated-after", metavar="TIME", help="Last changed at or after TIME.")
