@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -160,6 +161,11 @@ class WorkerOptions:
     @classmethod
     def from_settings(cls, queues: Mapping[str, int | Queue] | None, settings: WorkerSettings) -> WorkerOptions:
         """The options of `Worker(queues=..., **settings)`, with numbers of seconds read as durations."""
+        for name in settings:
+            if name not in WorkerSettings.__annotations__:
+                near = difflib.get_close_matches(name, WorkerSettings.__annotations__, 1, cutoff=0.4)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"Worker has no option {name!r}.{hint}")
         checked = cast("dict[str, Any]", settings)  # __post_init__ turns numbers of seconds into timedelta
         return cls(**checked) if queues is None else cls(queues=dict(queues), **checked)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from tests.support.engine import soon
 
-from gen_durable.core.background_task import BackgroundTask
+from gen_durable.core.background_task import RESTART_SECONDS, BackgroundTask
 from gen_durable.pg.faults import ConnectionLost
 
 
@@ -64,3 +65,37 @@ async def test_a_task_that_failed_again_says_so_again(caplog: pytest.LogCaptureF
     await soon(task.works.wait())
     await task.stop()
     assert [message.split(" (")[0] for message in caplog.messages] == ["failing failed", "failing works again"] * 2
+
+
+async def test_a_task_that_other_code_cancels_starts_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, and not after a stop."""
+    task = Failing([])
+    task.start()
+    await soon(task.works.wait())
+    task.works.clear()
+    cancel_all_others()
+    await soon(task.works.wait())
+    assert caplog.messages == ["failing was cancelled by other code and starts again"]
+    cancel_all_others()
+    await asyncio.sleep(0)
+    await task.stop()
+    await asyncio.sleep(1.2 * RESTART_SECONDS)
+    assert len(task.times) == 2
+
+
+def test_the_end_of_an_event_loop_is_not_kept_up(caplog: pytest.LogCaptureFixture) -> None:
+    """It cancels all tasks too, also that of a `Durable` which was never closed."""
+
+    async def leave_open() -> None:
+        Failing([]).start()
+        await asyncio.sleep(0)
+
+    began = time.monotonic()
+    asyncio.run(leave_open())
+    assert time.monotonic() - began < RESTART_SECONDS
+    assert caplog.messages == []
+
+
+def cancel_all_others() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()

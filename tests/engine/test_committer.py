@@ -376,3 +376,36 @@ async def test_an_outcome_that_always_loses_the_connection_does_not_hold_up_othe
         answers = await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in others)), 10)
         assert set(answers) == {CommitResult.COMMITTED}
         assert await asyncio.wait_for(lost, 10) is CommitResult.COMMITTED
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+async def test_a_flush_that_other_code_cancels_is_repeated(
+    dsn: str, schema: str, turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before it has begun, and while the database works on it: each outcome is answered once."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
+        several = await claims(app, 20)
+        futures = [flush.commit(done(c)) for c in several]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        cancel_tasks("gen_durable flush")
+        assert set(await asyncio.wait_for(asyncio.gather(*futures), 10)) == {CommitResult.COMMITTED}
+        assert "a flush was cancelled by other code: 20 outcomes are sent again" in caplog.messages
+        assert flush.unanswered_count == 0
+
+
+async def test_a_large_outcome_whose_flush_other_code_cancels_is_repeated(dsn: str, schema: str) -> None:
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
+        (claim,) = await claims(app, 1)
+        future = flush.commit(done(claim, f'"{"x" * 200_000}"'))
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        assert await asyncio.wait_for(future, 10) is CommitResult.COMMITTED
+
+
+def cancel_tasks(name: str) -> None:
+    found = [task for task in asyncio.all_tasks() if task.get_name() == name]
+    assert found
+    for task in found:
+        task.cancel()

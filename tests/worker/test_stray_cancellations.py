@@ -25,6 +25,7 @@ from gen_durable import (
     Outcome,
     ScheduleChildren,
     Start,
+    job,
     step,
 )
 from gen_durable.engine.claim_table import ClaimTable
@@ -291,6 +292,39 @@ async def test_cancelled_while_its_transaction_commits(engine: Opening, monkeypa
         tasks["a"].cancel()
         assert await end_without_claims(e, worker, handle) == Finished(handle.id, "a")
         assert ran == ["a"]
+
+
+@job
+async def add_one(number: int) -> int:
+    await asyncio.sleep(0.002)
+    return number + 1
+
+
+@job
+async def cancel_everything(number: int) -> int:
+    """As a clumsy shutdown of the user's does; the test's own task is spared."""
+    for task in asyncio.all_tasks() - {asyncio.current_task(), tasks["test"]}:
+        task.cancel()
+    return number + 1
+
+
+async def test_a_step_that_cancels_every_task_of_its_process(engine: Opening) -> None:
+    """Steps, commits, picks, releases and every background task: all instances end, and no claim is kept."""
+    test_task = asyncio.current_task()
+    assert test_task is not None
+    tasks["test"] = test_task
+    async with engine() as e, e.worker(add_one, cancel_everything, **BRIEF) as worker:
+        for number in range(3):
+            await e.app.insert_many([Start(add_one, n) for n in range(50)])
+            await e.app.insert(cancel_everything, number)
+            await e.app.insert_many([Start(add_one, n) for n in range(50)])
+            await asyncio.sleep(0.3)
+
+        async def all_ended() -> bool:
+            (row,) = await e.rows.fetch("select count(*) from @.instances where status = 'done'")
+            return row["count"] == 303 and not worker._runtime.claims.all()
+
+        await e.rows.when(all_ended)
 
 
 async def test_the_engine_still_interrupts(engine: Opening) -> None:

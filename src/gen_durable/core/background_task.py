@@ -1,6 +1,7 @@
 """The one shape of every background task: `start`, `stop`, and a `run_once` that tests call directly.
 
 A run that fails is logged once and repeated with growing pauses, for ever: no outage of the database ends a task.
+One that other code has cancelled starts again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from gen_durable.pg.faults import ConnectionLost, describe_for_log
 log = logging.getLogger("gen_durable.worker")
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0  # the end of an outage is noticed within a second
+# Not at once: an event loop that ends cancels every task, and would wait for a new one in vain.
+RESTART_SECONDS: Final = 1.0
 
 
 class BackgroundTask(ABC):
@@ -36,6 +39,7 @@ class BackgroundTask(ABC):
         """Begin to call `run_once`."""
         self._stopping = False
         self._task = asyncio.get_running_loop().create_task(self._run_until_stopped(), name=f"gen_durable {self._name}")
+        self._task.add_done_callback(self._restart_if_cancelled)
 
     async def stop(self) -> None:
         """Stop, interrupting a pause or a statement under way."""
@@ -50,6 +54,15 @@ class BackgroundTask(ABC):
         self._stopping = True
         if self._task is not None:
             self._task.cancel()
+
+    def _restart_if_cancelled(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() and not self._stopping:
+            task.get_loop().call_later(RESTART_SECONDS, self._restart, task)
+
+    def _restart(self, cancelled: asyncio.Task[None]) -> None:
+        if self._task is cancelled and not self._stopping:
+            log.warning("%s was cancelled by other code and starts again", self._name)
+            self.start()
 
     async def _run_until_stopped(self) -> None:
         while not self._stopping:

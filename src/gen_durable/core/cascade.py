@@ -60,7 +60,9 @@ class Cascader:
         """Cancel the descendants of `origin`, or (None) of any, in the background; at most one task per origin."""
         if origin not in self._tasks:
             loop = asyncio.get_running_loop()
-            self._tasks[origin] = loop.create_task(self._run_in_background(origin), name="gen_durable cascade")
+            task = loop.create_task(self._run_in_background(origin), name="gen_durable cascade")
+            task.add_done_callback(lambda _: self._tasks.pop(origin))
+            self._tasks[origin] = task
 
     async def run(self, origin: int | None) -> CascadeCount:
         """Cancel the descendants of `origin`, or (None) of any, until none is left that can be locked."""
@@ -115,5 +117,3 @@ class Cascader:
                 origin,
                 describe_for_log(error),
             )
-        finally:
-            del self._tasks[origin]

@@ -139,14 +139,13 @@ class CommitWatcher:
 
     def _start_check(self) -> None:
         self._timer = None
-        self._checking = self._loop.create_task(self._check_and_schedule(), name="gen_durable commit watcher")
+        self._checking = self._loop.create_task(self._check_transactions(), name="gen_durable commit watcher")
+        self._checking.add_done_callback(self._end_check)
 
-    async def _check_and_schedule(self) -> None:
-        try:
-            await self._check_transactions()
-        finally:
-            self._checking = None
-            self._schedule_check()
+    def _end_check(self, _task: asyncio.Task[None]) -> None:
+        """In a callback, which runs also if other code has cancelled the task before it began."""
+        self._checking = None
+        self._schedule_check()
 
     async def _check_transactions(self) -> None:
         if not self._pending:

@@ -198,6 +198,12 @@ class Notifier:
         self._unsent.add(message)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._send_messages(), name="gen_durable notify")
+            self._task.add_done_callback(self._forget_task)
+
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
+        """One that other code has cancelled before it began; otherwise it has done so itself."""
+        if self._task is task:
+            self._task = None
 
     async def _send_messages(self) -> None:
         try:

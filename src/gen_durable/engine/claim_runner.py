@@ -33,7 +33,6 @@ from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.history_trimmer import TRIM_EVERY, TRIM_REMAINDER, HistoryTrimmer
 from gen_durable.engine.outcome_encoder import EncodedOutcome, advance_claim
 from gen_durable.engine.slots import Slots
-from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
 from gen_durable.instances import Status
@@ -55,8 +54,12 @@ class ClaimEndReceiver(msgspec.Struct, eq=False, gc=False):
     encoded: EncodedOutcome
     took: float
     answered: asyncio.Future[None] | None = None
+    is_answered: bool = False
 
     def receive_commit_result(self, result: CommitResult | OutcomeRejected) -> None:
+        if self.is_answered:
+            return
+        self.is_answered = True
         self.runner.receive_commit_result(self.active, self.encoded, self.took, result)
         if self.answered is not None and not self.answered.done():
             self.answered.set_result(None)
@@ -75,7 +78,6 @@ class ClaimRunner:
         registry: Registry,
         claims: ClaimTable,
         slots: Slots,
-        tasks: TaskSet,
         notifier: Notifier,
         completions: CompletionWatcher,
         options: WorkerOptions,
@@ -89,7 +91,6 @@ class ClaimRunner:
         self._registry = registry
         self._claims = claims
         self._slots = slots
-        self._tasks = tasks
         self._notifier = notifier
         self._completions = completions
         self._events = events
@@ -181,7 +182,7 @@ class ClaimRunner:
 
     def release_unstarted(self, claims: list[ActiveClaim]) -> None:
         """Release claims that have not begun, for another worker to run."""
-        self._tasks.spawn(self._claims.release(claims))
+        self._claims.release_soon(claims)
 
     def handle_stray_cancellation(self, active: ActiveClaim) -> None:
         """Return the row of a task that was cancelled by user code, not by the engine: by a timer that a step has left.
@@ -206,7 +207,7 @@ class ClaimRunner:
         """Act on the answer to an outcome that ends the claim."""
         match result:
             case CommitResult.COMMITTED if encoded.commit.kind == "continue":
-                self._tasks.spawn(self._claims.release([active]))  # its task has ended
+                self._claims.release_soon([active])  # its task has ended
             case CommitResult.COMMITTED:
                 self._claims.remove(active)
                 if active.claim.crashes >= MIN_CRASHES:

@@ -80,7 +80,7 @@ class ClaimTable:
             else:
                 self._slots.start(active, now)
         if late:
-            self._tasks.spawn(self.release(late))
+            self.release_soon(late)
 
     def register(self, claim: Claim, leased_at: float) -> ActiveClaim:
         """Put a claim into the table without starting it."""
@@ -148,9 +148,18 @@ class ClaimTable:
         """Make rows runnable again at once, and remove their claims."""
         await self._release_rows([(active, None, None) for active in claims])
 
+    def release_soon(self, claims: list[ActiveClaim]) -> None:
+        """The same in a task."""
+        self._start_release([(active, None, None) for active in claims])
+
     def postpone(self, active: ActiveClaim, reason: str) -> None:
         """Make a row runnable again after a rest; `reason` becomes its last error."""
-        self._tasks.spawn(self._release_rows([(active, FIRST_REST, reason)]))
+        self._start_release([(active, FIRST_REST, reason)])
+
+    def _start_release(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
+        task = self._tasks.spawn(self._release_rows(returns))
+        # In a callback too: other code may have cancelled the task before it began. The leases then end.
+        task.add_done_callback(lambda _: self._remove_all(returns))
 
     async def _release_rows(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
         if not returns:
@@ -170,6 +179,10 @@ class ClaimTable:
                 len(rows),
                 type(error).__name__,
             )
+        finally:  # also if other code has cancelled this task
+            self._remove_all(returns)
+
+    def _remove_all(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
         for active, _, _ in returns:
             self.remove(active)
 

@@ -51,7 +51,10 @@ CANCEL_REQUESTED: Final = CommitResult.CANCEL_REQUESTED
 
 
 class CommitReceiver(Protocol):
-    """Receives the answer to one outcome."""
+    """Receives the answer to one outcome; a second answer is ignored."""
+
+    @property
+    def is_answered(self) -> bool: ...
 
     def receive_commit_result(self, result: CommitResult | OutcomeRejected) -> None: ...
 
@@ -67,6 +70,10 @@ class FutureReceiver:
     def __init__(self, future: asyncio.Future[CommitResult]) -> None:
         self.future = future
 
+    @property
+    def is_answered(self) -> bool:
+        return self.future.done()
+
     def receive_commit_result(self, result: CommitResult | OutcomeRejected) -> None:
         if self.future.done():
             return
@@ -81,10 +88,11 @@ class Committer:
 
     __slots__ = (
         "_aside",
+        "_batch",
         "_batch_size",
         "_connection",
         "_fan_outs",
-        "_in_flush",
+        "_is_closing",
         "_large_bytes",
         "_locked",
         "_loop",
@@ -116,14 +124,15 @@ class Committer:
         self._worker = worker
         self._queued: list[_Entry] = []
         self._large_bytes = 0  # of the queued outcomes that are not small
-        self._in_flush = 0
+        self._batch: list[_Entry] = []  # in the flush under way
+        self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
 
     @property
     def unanswered_count(self) -> int:
         """How many outcomes are not answered yet, apart from those that wait for a lock or for many children."""
-        return len(self._queued) + self._in_flush
+        return len(self._queued) + len(self._batch)
 
     def enqueue(self, commit: Commit, receiver: CommitReceiver) -> bool:
         """Commit an outcome with the next flush, and pass the answer to `receiver`, later.
@@ -138,7 +147,7 @@ class Committer:
         if size > SMALL_OUTCOME:
             self._large_bytes += size
         if self._task is None:
-            self._task = self._loop.create_task(self._flush_queued(), name="gen_durable flush")
+            self._start_flush()
         return False
 
     def commit(self, commit: Commit) -> asyncio.Future[CommitResult]:
@@ -161,12 +170,27 @@ class Committer:
             await asyncio.wait(tasks)
 
     async def cancel_flushes(self) -> None:
-        """Cancel flushes that the database has not answered in time."""
+        """Cancel flushes that the database has not answered in time, for good."""
+        self._is_closing = True
         tasks = [t for t in (self._task, *self._aside) if t is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+    def _start_flush(self) -> None:
+        self._task = task = self._loop.create_task(self._flush_queued(), name="gen_durable flush")
+        task.add_done_callback(self._repeat_cancelled_flush)
+
+    def _repeat_cancelled_flush(self, task: asyncio.Task[None]) -> None:
+        """Send the outcomes of a flush again that code outside of the engine has cancelled."""
+        if not task.cancelled() or self._is_closing:
+            return
+        self._queued = [entry for entry in self._batch if not entry[1].is_answered] + self._queued
+        self._large_bytes = _count_large_bytes(self._queued)
+        self._batch = []
+        log.warning("a flush was cancelled by other code: %d outcomes are sent again", len(self._queued))
+        self._start_flush()
 
     async def _flush_queued(self) -> None:
         try:
@@ -177,9 +201,9 @@ class Committer:
                     batch, later = _first_of_each_instance(batch)
                     self._queued = later + self._queued
                     self._large_bytes = _count_large_bytes(self._queued)
-                self._in_flush = len(batch)
+                self._batch = batch
                 await self._flush_until_answered(batch)
-                self._in_flush = 0
+                self._batch = []
         finally:
             self._task = None
 
@@ -299,7 +323,12 @@ class Committer:
         side = self._fan_outs if _is_large(entry[0]) else self._locked
         task = self._loop.create_task(self._flush_until_answered([entry], side))
         self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
+        task.add_done_callback(functools.partial(self._end_flush_aside, entry))
+
+    def _end_flush_aside(self, entry: _Entry, task: asyncio.Task[None]) -> None:
+        self._aside.discard(task)
+        if task.cancelled() and not self._is_closing:
+            self._start_flush_aside(entry)  # as in _repeat_cancelled_flush
 
 
 def notify_after_flush(notifier: Notifier, flushed: FlushResult) -> None:

@@ -80,6 +80,12 @@ class ProgressWriter:
     def _start_writing(self) -> None:
         if self._task is None:
             self._task = self._loop.create_task(self._write_all(), name="gen_durable progress")
+            self._task.add_done_callback(self._forget_task)
+
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
+        """One that other code has cancelled before it began; otherwise it has done so itself."""
+        if self._task is task:
+            self._task = None
 
     async def _write_all(self) -> None:
         try:

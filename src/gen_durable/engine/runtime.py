@@ -132,7 +132,6 @@ class Runtime:
             registry=self._registry,
             claims=self.claims,
             slots=self.slots,
-            tasks=self.tasks,
             notifier=services.notifier,
             completions=services.completions,
             options=self._options,

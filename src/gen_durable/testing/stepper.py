@@ -146,7 +146,6 @@ class Stepper:
             registry=registry,
             claims=self._claims,
             slots=slots,
-            tasks=self._tasks,
             notifier=self._notifier,
             completions=services.completions,
             options=OPTIONS,
