@@ -270,12 +270,13 @@ async def test_rows_from_before_the_codec(engine: Opening) -> None:
     async with engine(codec=aes()) as e:
         with pytest.raises(DecodeError, match="read_unencrypted=True"):
             _ = (await e.app.get(handle.id)).state
-    async with engine(codec=aes(), read_unencrypted=True) as e, e.worker(Vault(), echo, burn):
+    async with engine(codec=aes(), read_unencrypted=True) as e:
         assert (await e.app.get(handle.id)).state == {"text": CANARY, "count": 0}
-        await e.rows.until(handle, status="awaiting_signal")
-        assert CANARY not in await dump(e.rows)
-        await e.app.signal(handle.id, told, Secret(CANARY, 7))
-        assert await e.end(e.app.handle(handle.id, Vault.start)) == Finished(handle.id, Secret(CANARY, 99))
+        async with e.worker(Vault(), echo, burn):
+            await e.rows.until(handle, status="awaiting_signal")
+            assert CANARY not in await dump(e.rows)
+            await e.app.signal(handle.id, told, Secret(CANARY, 7))
+            assert await e.end(e.app.handle(handle.id, Vault.start)) == Finished(handle.id, Secret(CANARY, 99))
 
 
 async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import asyncpg
 import psycopg
 
+from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema, checks
@@ -145,10 +146,13 @@ class Schemas:
 
 
 async def migrated(dsn: str, name: str) -> None:
-    """Make a schema and migrate it."""
+    """Make a schema and migrate it. A second try for PgBouncer: another test may have killed the session it gives us."""
     connection = PersistentConnection(Target(dsn))
     try:
-        await migrate(connection, Schema(name))
+        try:
+            await migrate(connection, Schema(name))
+        except DatabaseUnavailable:
+            await migrate(connection, Schema(name))
     finally:
         await connection.close()
 

@@ -212,14 +212,18 @@ begin
             ) as ahead;
             exit when cardinality(found_rows) = 0;
           end if;
-          select admission.allowed, admission.denied, admission.contended, queues_to_wake || admission.woken_queues,
-            admission.keys, admission.ids
-          into found_rows, denied, contended_count, queues_to_wake, admitted_keys, admitted_ids
-          from @schema.admit_partitions(
-            found_rows, claimed_keys, claimed_ids, case when skipped_count < 10 then 10 else 1 end
-          ) as admission;
-          claimed_keys := claimed_keys || admitted_keys;
-          claimed_ids := claimed_ids || admitted_ids;
+          if exists (
+            select from @schema.instances i where i.ctid = any (found_rows) and i.partition_key is not null
+          ) then
+            select admission.allowed, admission.denied, admission.contended, queues_to_wake || admission.woken_queues,
+              admission.keys, admission.ids
+            into found_rows, denied, contended_count, queues_to_wake, admitted_keys, admitted_ids
+            from @schema.admit_partitions(
+              found_rows, claimed_keys, claimed_ids, case when skipped_count < 10 then 10 else 1 end
+            ) as admission;
+            claimed_keys := claimed_keys || admitted_keys;
+            claimed_ids := claimed_ids || admitted_ids;
+          end if;
           if exists (
             select from @schema.instances i
             where i.ctid = any (found_rows) and coalesce(i.slot_key, i.rate_key) is not null
