@@ -13,7 +13,7 @@ import pytest
 
 from gen_durable import Durable, Start, job
 from gen_durable.core.services import services_of
-from gen_durable.engine import committer
+from gen_durable.engine import commit_queue
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
@@ -294,8 +294,8 @@ async def test_a_mistake_in_a_fan_out_is_answered(dsn: str, schema: str, monkeyp
 
 async def test_a_flush_is_cut_by_bytes(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large outcomes go in several statements; one that is larger than the bound goes alone; small ones do not wait."""
-    monkeypatch.setattr(committer, "MAX_FLUSH_BYTES", 1000)
-    monkeypatch.setattr(committer, "SMALL_OUTCOME", 10)
+    monkeypatch.setattr(commit_queue, "MAX_FLUSH_BYTES", 1000)
+    monkeypatch.setattr(commit_queue, "SMALL_OUTCOME", 10)
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
         several = await claims(app, 9)
         lengths = [400, 400, 400, 1, 1, 5000, 1, 600, 600]
@@ -310,10 +310,10 @@ async def test_a_small_outcome_does_not_wait_for_many_bytes_before_it(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes with the next flush, whatever was queued before; each of the others has its turn."""
-    monkeypatch.setattr(committer, "MAX_FLUSH_BYTES", 1000)
+    monkeypatch.setattr(commit_queue, "MAX_FLUSH_BYTES", 1000)
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
         *several, last = await claims(app, 10)
-        monkeypatch.setattr(committer, "SMALL_OUTCOME", 100)
+        monkeypatch.setattr(commit_queue, "SMALL_OUTCOME", 100)
         large = [asyncio.ensure_future(flush.commit(done(c, '"' + "x" * 900 + '"'))) for c in several]
         small = asyncio.ensure_future(flush.commit(done(last, '"x"')))
         await asyncio.wait([small])
@@ -330,7 +330,7 @@ async def test_a_large_outcome_does_not_hold_up_the_others(dsn: str, schema: str
         try:
             await connection.execute("begin")
             await connection.execute(f'select from "{schema}".instances where id = {large.id} for update')
-            waiting = flush.commit(done(large, '"' + "x" * committer.LARGE_OUTCOME + '"'))
+            waiting = flush.commit(done(large, '"' + "x" * commit_queue.LARGE_OUTCOME + '"'))
             await asyncio.sleep(0)
             began = time.monotonic()
             await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in small)), 10)

@@ -146,7 +146,7 @@ class Schemas:
 
 
 async def migrated(dsn: str, name: str) -> None:
-    """Make a schema and migrate it. A second try for PgBouncer: another test may have killed the session it gives us."""
+    """Make a schema and migrate it. Tries twice: another test may have killed the session that PgBouncer gives us."""
     connection = PersistentConnection(Target(dsn))
     try:
         try:

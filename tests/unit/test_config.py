@@ -158,8 +158,3 @@ def test_max_crashes_leaves_room_to_run_apart() -> None:
     """With fewer than three an instance would fail for a crash of another one."""
     with pytest.raises(ConfigError, match="max_crashes must be at least 3, got 2"):
         WorkerOptions(queues={}, max_crashes=2)
-
-
-def test_an_unknown_option_is_named_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match=r"Worker has no option 'lease'\. Did you mean 'lease_ttl'\?"):
-        WorkerOptions.from_settings(None, {"lease": 5})  # type: ignore[typeddict-unknown-key]

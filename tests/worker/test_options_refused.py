@@ -71,7 +71,7 @@ def test_retention_is_checked() -> None:
 
 def test_an_unknown_option() -> None:
     """A misspelt option is an error, not ignored."""
-    with pytest.raises(TypeError, match="lease_time"):
+    with pytest.raises(ConfigError, match=r"Worker has no option 'lease_time'\. Did you mean 'lease_ttl'\?"):
         Worker(Durable("postgresql://localhost/none"), jobs=[nothing], lease_time=seconds(1))  # type: ignore[call-arg]
 
 

@@ -19,6 +19,7 @@ from typing import Final, Protocol, assert_never
 
 from gen_durable.backoff import Pauses
 from gen_durable.core.notifier import Notifier
+from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, is_large, payload_size
 from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
@@ -31,9 +32,6 @@ log = logging.getLogger("gen_durable.committer")
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 QUIET_FAILURES: Final = 3  # so many failures of one batch are not logged
-MAX_FLUSH_BYTES: Final = 1_000_000  # of payloads in one flush
-SMALL_OUTCOME: Final = 1000  # bytes; such an outcome always fits
-LARGE_OUTCOME: Final = 100_000  # bytes; a larger outcome is written apart, so that no other waits for it
 
 
 class CommitResult(enum.Enum):
@@ -93,7 +91,6 @@ class Committer:
         "_connection",
         "_fan_outs",
         "_is_closing",
-        "_large_bytes",
         "_locked",
         "_loop",
         "_notifier",
@@ -122,8 +119,7 @@ class Committer:
         self._batch_size = batch_size
         self._notifier = notifier
         self._worker = worker
-        self._queued: list[_Entry] = []
-        self._large_bytes = 0  # of the queued outcomes that are not small
+        self._queued: CommitQueue[CommitReceiver] = CommitQueue()
         self._batch: list[_Entry] = []  # in the flush under way
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
@@ -139,13 +135,11 @@ class Committer:
 
         Returns whether it is large, and is written apart from the others.
         """
-        size = len(commit.value or "") + len(commit.extra or "")
+        size = payload_size(commit)
         if size > LARGE_OUTCOME or commit.many_children is not None:
             self._start_flush_aside((commit, receiver))  # a long transaction: keep it out of the batches
             return True
-        self._queued.append((commit, receiver))
-        if size > SMALL_OUTCOME:
-            self._large_bytes += size
+        self._queued.add((commit, receiver), size)
         if self._task is None:
             self._start_flush()
         return False
@@ -186,8 +180,7 @@ class Committer:
         """Send the outcomes of a flush again that code outside of the engine has cancelled."""
         if not task.cancelled() or self._is_closing:
             return
-        self._queued = [entry for entry in self._batch if not entry[1].is_answered] + self._queued
-        self._large_bytes = _count_large_bytes(self._queued)
+        self._queued.put_back([entry for entry in self._batch if not entry[1].is_answered])
         self._batch = []
         log.warning("a flush was cancelled by other code: %d outcomes are sent again", len(self._queued))
         self._start_flush()
@@ -195,28 +188,16 @@ class Committer:
     async def _flush_queued(self) -> None:
         try:
             while self._queued:
-                batch = self._take_batch()
+                batch = self._queued.take_batch(self._batch_size)
                 batch.sort(key=lambda entry: entry[0].id)
                 if len({commit.id for commit, _ in batch}) < len(batch):
                     batch, later = _first_of_each_instance(batch)
-                    self._queued = later + self._queued
-                    self._large_bytes = _count_large_bytes(self._queued)
+                    self._queued.put_back(later)
                 self._batch = batch
                 await self._flush_until_answered(batch)
                 self._batch = []
         finally:
             self._task = None
-
-    def _take_batch(self) -> list[_Entry]:
-        """Take the outcomes of the next flush: at most `batch_size`, and MAX_FLUSH_BYTES of payloads."""
-        queued, count = self._queued, self._batch_size
-        if self._large_bytes > MAX_FLUSH_BYTES:
-            batch, self._queued = _split_by_size(queued, count)
-        else:
-            batch, self._queued = queued[:count], queued[count:]
-        if self._large_bytes:
-            self._large_bytes = _count_large_bytes(self._queued)
-        return batch
 
     async def _flush_until_answered(self, batch: list[_Entry], side: SlowCommitConnections | None = None) -> None:
         """Send a batch until the database has answered for each outcome in it; with `side`, on its connections."""
@@ -320,7 +301,7 @@ class Committer:
             await self._flush_halves(batch)
 
     def _start_flush_aside(self, entry: _Entry) -> None:
-        side = self._fan_outs if _is_large(entry[0]) else self._locked
+        side = self._fan_outs if is_large(entry[0]) else self._locked
         task = self._loop.create_task(self._flush_until_answered([entry], side))
         self._aside.add(task)
         task.add_done_callback(functools.partial(self._end_flush_aside, entry))
@@ -338,39 +319,6 @@ def notify_after_flush(notifier: Notifier, flushed: FlushResult) -> None:
         notifier.wake_workers()
     elif flushed.follow_ups:
         notifier.act_on_follow_ups(flushed.follow_ups)
-
-
-def _split_by_size(queued: list[_Entry], batch_size: int) -> tuple[list[_Entry], list[_Entry]]:
-    """The outcomes of one flush, whose bytes are too many to go together, and those that are left.
-
-    What fits goes before what was queued earlier and is larger: outcomes are of different instances, and a small one
-    must not wait for megabytes before it. The first is always in, so each has its turn.
-    """
-    batch: list[_Entry] = []
-    left: list[_Entry] = []
-    size = 0
-    for entry in queued:
-        more = _payload_size(entry[0])
-        fits = len(batch) < batch_size and (more <= SMALL_OUTCOME or size + more <= MAX_FLUSH_BYTES)
-        if fits or not batch:
-            batch.append(entry)
-            size += more
-        else:
-            left.append(entry)
-    return batch, left
-
-
-def _count_large_bytes(queued: list[_Entry]) -> int:
-    return sum(size for commit, _ in queued if (size := _payload_size(commit)) > SMALL_OUTCOME)
-
-
-def _payload_size(commit: Commit) -> int:
-    return len(commit.value or "") + len(commit.extra or "")
-
-
-def _is_large(commit: Commit) -> bool:
-    """Whether an outcome is written apart from the others; its claim keeps its slot until then."""
-    return commit.many_children is not None or _payload_size(commit) > LARGE_OUTCOME
 
 
 def _fault_of(error: Exception) -> FaultKind:

@@ -1,0 +1,83 @@
+"""The outcomes that wait for the next flush, in their order, and which of them go in one statement."""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from gen_durable.store.types import Commit
+
+MAX_FLUSH_BYTES: Final = 1_000_000  # of payloads in one flush
+SMALL_OUTCOME: Final = 1000  # bytes; such an outcome always fits
+LARGE_OUTCOME: Final = 100_000  # bytes; a larger outcome is written apart, so that no other waits for it
+
+R = TypeVar("R")
+Entry: TypeAlias = "tuple[Commit, R]"
+"""An outcome and its receiver."""
+
+
+class CommitQueue(Generic[R]):
+    """The outcomes of one worker, each with its receiver."""
+
+    __slots__ = ("_entries", "_large_bytes")
+
+    def __init__(self) -> None:
+        self._entries: list[Entry[R]] = []
+        self._large_bytes = 0  # of those that are not small
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Entry[R], size: int) -> None:
+        """Queue an outcome; `size` is its `payload_size`."""
+        self._entries.append(entry)
+        if size > SMALL_OUTCOME:
+            self._large_bytes += size
+
+    def put_back(self, entries: list[Entry[R]]) -> None:
+        """Queue outcomes again, before all others."""
+        self._entries = entries + self._entries
+        self._count_large_bytes()
+
+    def take_batch(self, count: int) -> list[Entry[R]]:
+        """Take the outcomes of the next flush: at most `count`, and MAX_FLUSH_BYTES of payloads."""
+        entries = self._entries
+        if self._large_bytes > MAX_FLUSH_BYTES:
+            batch, self._entries = _split_by_size(entries, count)
+        else:
+            batch, self._entries = entries[:count], entries[count:]
+        if self._large_bytes:
+            self._count_large_bytes()
+        return batch
+
+    def _count_large_bytes(self) -> None:
+        sizes = (payload_size(commit) for commit, _ in self._entries)
+        self._large_bytes = sum(size for size in sizes if size > SMALL_OUTCOME)
+
+
+def payload_size(commit: Commit) -> int:
+    return len(commit.value or "") + len(commit.extra or "")
+
+
+def is_large(commit: Commit) -> bool:
+    """Whether an outcome is written apart from the others; its claim keeps its slot until then."""
+    return commit.many_children is not None or payload_size(commit) > LARGE_OUTCOME
+
+
+def _split_by_size(entries: list[Entry[R]], count: int) -> tuple[list[Entry[R]], list[Entry[R]]]:
+    """The outcomes of one flush, whose bytes are too many to go together, and those that are left.
+
+    What fits goes before what was queued earlier and is larger: outcomes are of different instances, and a small one
+    must not wait for megabytes before it. The first is always in, so each has its turn.
+    """
+    batch: list[Entry[R]] = []
+    left: list[Entry[R]] = []
+    size = 0
+    for entry in entries:
+        more = payload_size(entry[0])
+        fits = len(batch) < count and (more <= SMALL_OUTCOME or size + more <= MAX_FLUSH_BYTES)
+        if fits or not batch:
+            batch.append(entry)
+            size += more
+        else:
+            left.append(entry)
+    return batch, left
