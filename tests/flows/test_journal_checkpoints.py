@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.support.journal import Opening, Scripted, Threaded, Till, go, run
 
-from gen_durable import Await, Context, Done, Finished, Next, Outcome, Retry, Worker
+from gen_durable import Await, Context, Done, Fail, Finished, Machine, Next, Outcome, Retry, Worker, step
 from gen_durable.core.services import services_of
 from gen_durable.errors import LeaseLost
 from gen_durable.store.statements import Statement
@@ -92,6 +93,43 @@ async def test_a_lost_claim_stops_the_step(open_app: Opening, how: str) -> None:
         row = await handle.get()
         assert (row.seq, row.claims, row.last_error) == (0, 2, None)
         assert (await app.activities(handle), await app.progress(handle), await app.history(handle)) == ([], [], [])
+
+
+class LosesItsClaim(Machine):
+    """Its claim is taken over while `on_error` runs."""
+
+    def __init__(self, steal: Callable[[int], Awaitable[None]]) -> None:
+        self.steal = steal
+
+    @step
+    async def first(self, n: int, ctx: Context) -> Outcome[Any]:
+        raise ValueError(n)
+
+    async def on_error(self, state: Any, ctx: Context, error: Exception) -> Outcome[Any]:
+        await self.steal(ctx.id)
+        await ctx.checkpoint(1)
+        return Fail(error)
+
+
+async def test_a_claim_that_is_lost_in_on_error(open_app: Opening, caplog: pytest.LogCaptureFixture) -> None:
+    """The outcome is the new owner's; nothing is written, and it is no error of the engine."""
+    async with open_app() as app:
+
+        async def steal(instance: int) -> None:
+            await services_of(app).pool.run(
+                Statement(services_of(app).statements.schema.render(STEAL), (instance,), list)
+            )
+
+        async with Worker(app, machines=[LosesItsClaim(steal)], queues={"default": 1}) as worker:
+            handle = await app.insert(LosesItsClaim.first, 1)
+            for _ in range(500):
+                if not len(worker._runtime.claims) and (await handle.get()).claims == 2:
+                    break
+                await asyncio.sleep(0.01)
+        row = await handle.get()
+        assert (row.seq, row.claims, row.last_error) == (0, 2, None)
+        assert f"instance {handle.id}: the claim was lost during a step" in caplog.messages
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_step_that_was_left_cannot_write(open_app: Opening) -> None:

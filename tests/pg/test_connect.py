@@ -6,9 +6,10 @@ import asyncio
 import gc
 from typing import Any
 
+import pytest
 from tests.support.hosts import Place
 
-from gen_durable.pg.connect import Target, connect_to_host
+from gen_durable.pg.connect import Target, connect, connect_to_host
 from gen_durable.pg.dsn import split_hosts
 
 TURNS = 20
@@ -36,3 +37,14 @@ async def test_given_up_at_any_moment(silent: Place) -> None:
     assert all(task.done() for task in left)
     gc.collect()
     assert complaints == []
+
+
+@pytest.mark.parametrize(
+    ("option", "default", "words"),
+    [("", 0.3, "no connection within 0.3 s"), ("?connect_timeout=1", 30.0, "within 1 s")],
+)
+async def test_a_host_that_does_not_answer(silent: Place, option: str, default: float, words: str) -> None:
+    """The attempt ends after the timeout of the DSN, else after that of the engine."""
+    target = Target("postgresql://me@{}:{}/db".format(*silent) + option, connect_timeout=default)
+    with pytest.raises(TimeoutError, match=words):
+        await asyncio.wait_for(connect(target), 10)
