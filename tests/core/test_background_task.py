@@ -55,9 +55,10 @@ async def test_failures_in_a_row_are_logged_once(
 async def test_a_task_that_failed_again_says_so_again(caplog: pytest.LogCaptureFixture) -> None:
     """Its pauses begin anew as well."""
     caplog.set_level("INFO")
-    task = Failing([ValueError()])
+    task = Failing([ValueError(), ValueError(), ValueError()])
     task.start()
     await soon(task.works.wait())
+    await asyncio.sleep(0)
     await task.stop()
     task.works.clear()
     task.errors.append(ValueError())
@@ -65,6 +66,7 @@ async def test_a_task_that_failed_again_says_so_again(caplog: pytest.LogCaptureF
     await soon(task.works.wait())
     await task.stop()
     assert [message.split(" (")[0] for message in caplog.messages] == ["failing failed", "failing works again"] * 2
+    assert task.times[-1] - task.times[-2] < task.times[2] - task.times[1]  # the first pause, not the fourth
 
 
 async def test_a_task_that_other_code_cancels_starts_again(caplog: pytest.LogCaptureFixture) -> None:

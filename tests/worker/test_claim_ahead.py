@@ -93,6 +93,16 @@ async def test_an_urgent_row_does_not_wait_behind_rows_claimed_ahead(engine: Ope
         assert sorted(delays)[-2] <= 2 * STEP_SECONDS + 0.05 + MACHINE_SECONDS, delays
 
 
+async def test_a_row_that_was_not_claimed_ahead_is_picked_when_a_slot_is_free(engine: Opening) -> None:
+    """At once, not with the next poll."""
+    async with engine() as e:
+        await e.app.set_limit("stripe", Concurrency(8))
+        handles = await e.app.insert_many([Start(slow, 10, limit=Limit("stripe")) for _ in range(8)])
+        async with e.worker(slow, queues={"default": 1}, prefetch=4, poll_interval=3600, max_poll_interval=3600):
+            for handle in handles:
+                assert await handle.result(seconds(10)) == 10
+
+
 async def test_rows_claimed_ahead_take_no_slots_of_a_limit(engine: Opening) -> None:
     """Rows of a limit wait in the queue until a slot of the worker is free: others may use the limit meanwhile."""
     async with engine() as e:
