@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.processes import proxied
+
+__all__ = ["proxied", "road"]
 
 
 @pytest.fixture(params=["direct", "pooled"])

@@ -24,7 +24,7 @@ COMPARISONS: Final[dict[type[ast.cmpop], tuple[str, str]]] = {
     ast.In: ("in", "not in"),
     ast.NotIn: ("not in", "in"),
 }
-SILENT_CALLS: Final = frozenset({"log", "warnings", "assert_never", "cast"})
+SILENT_CALLS: Final = frozenset({"log", "logger", "warnings", "assert_never", "cast"})
 SILENT_FUNCTIONS: Final = frozenset({"__repr__", "__str__"})
 SILENT_KEYWORDS: Final = frozenset({"name", "stacklevel", "repr"})  # names of tasks and threads, warnings
 
@@ -88,7 +88,7 @@ class _Finder:
                 return
             case ast.Assign() | ast.AnnAssign() if not function and _is_number(statement.value):
                 return  # a pause, a size of batches: it changes how fast things are, not what they do
-            case ast.Assign() if _root(statement.targets[0]) in ("__slots__", "__all__", "log"):
+            case ast.Assign() if _root(statement.targets[0]) in ("__slots__", "__all__", "log", "logger"):
                 return
             case _:
                 yield from self._drop(statement, function)
