@@ -163,6 +163,39 @@ async def test_local_ends_need_no_statement(engine: Opening, monkeypatch: pytest
         assert await e.end(handle) == Finished(handle.id, Receipt(2))
 
 
+async def test_a_wait_that_begins_during_the_last_step_needs_no_second_question(
+    engine: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end that this process commits is newer than the wait."""
+    began, may_end, polled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    polls: list[object] = []
+    run = PersistentConnection.run
+
+    async def counting(self: PersistentConnection, call: Any, **options: Any) -> Any:
+        if ".ends_of(" in call.text:
+            polls.append(call.args)
+            polled.set()
+        return await run(self, call, **options)
+
+    @job
+    async def held(number: int) -> int:
+        began.set()
+        await may_end.wait()
+        return number
+
+    monkeypatch.setattr(PersistentConnection, "run", counting)
+    monkeypatch.setattr("gen_durable.core.completion_watcher.FIRST_PAUSE", 3600)
+    monkeypatch.setattr("gen_durable.core.completion_watcher.LONGEST_PAUSE", 3600)
+    async with engine() as e, e.worker(held):
+        handle = await e.app.insert(held, 1)
+        await soon(began.wait())
+        waiting = asyncio.ensure_future(handle.wait())
+        await soon(polled.wait())
+        may_end.set()
+        assert await soon(waiting) == Finished(handle.id, 1)
+        assert len(polls) == 1
+
+
 async def test_an_end_in_another_process(engine: Opening, spawn: Spawning) -> None:
     """A process without a worker sees the end that another process committed."""
     async with engine() as e, spawn():

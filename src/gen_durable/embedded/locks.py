@@ -77,10 +77,9 @@ def wait_for_shared_lock(path: Path, timeout: float) -> Lock | None:
 def _try_lock(fd: int, kind: int) -> Lock | None:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(fd)
-        return None
-    except BaseException:
-        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            return None
         raise
     return Lock(fd)
