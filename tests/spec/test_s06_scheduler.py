@@ -201,10 +201,14 @@ class Stalled:
                 raise
         return Done(ctx.attempt)
 
-    async def lose(self, e: Engine, handle: Handle[Any]) -> None:
-        """Let the lease run out under the running step."""
+    async def lose(self, e: Engine, handle: Handle[Any], queue: str = "default") -> None:
+        """Let the lease run out under the running step, and move the row to a queue."""
         await self.gate.arrival()
-        await e.fetch("update @.instances set lease_expires_at = now() - interval '1 s' where id = $1", handle.id)
+        await e.fetch(
+            "update @.instances set lease_expires_at = now() - interval '1 s', queue = $2 where id = $1",
+            handle.id,
+            queue,
+        )
         assert len(await e.reap()) == 1
 
     async def stopping(self) -> None:
@@ -220,8 +224,9 @@ async def test_a_worker_that_lost_its_claim_stops_its_step(engine: Opening) -> N
             stalled.play, poll_interval=HOUR, max_poll_interval=HOUR, **(BRIEF | {"reap_interval": None})
         ):
             handle = await e.start()
-            await stalled.lose(e, handle)
-            (claim,) = await e.claim(worker="another")
+            # In a queue that this worker does not serve, or it could claim its row again before the other does.
+            await stalled.lose(e, handle, queue="elsewhere")
+            (claim,) = await e.claim(worker="another", elsewhere=1)
             await stalled.stopping()
             await e.until(ClaimLost, id=handle.id)
         row = await e.row(handle)
