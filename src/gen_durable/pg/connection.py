@@ -137,9 +137,8 @@ class PersistentConnection:
         except asyncio.CancelledError:
             current.driver_connection.terminate()
             raise
-        except Exception as error:
+        except Exception as error:  # the driver has terminated it
             log.debug("a connection did not close in time (%s) and was terminated", type(error).__name__)
-            current.driver_connection.terminate()
 
     def terminate(self) -> None:
         """Close for good without waiting for the server."""
