@@ -193,4 +193,4 @@ def test_what_is_found(big: Store, name: str) -> None:
     if count.exact:
         assert count.value == len(found)
     elif len(found) > 5000:
-        assert abs(count.value - len(found)) < 0.5 * len(found)
+        assert len(found) / 2 < count.value < 2 * len(found)  # the server estimates from a random sample
