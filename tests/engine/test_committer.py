@@ -394,6 +394,21 @@ async def test_a_flush_that_other_code_cancels_is_repeated(
         assert flush.unanswered_count == 0
 
 
+async def test_outcomes_that_come_while_a_cancelled_flush_ends_go_with_the_next(dsn: str, schema: str) -> None:
+    """In whichever iteration of the loop they come, one flush runs at a time."""
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
+        several = await claims(app, 20)
+        futures = [flush.commit(done(c)) for c in several[:10]]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        cancel_tasks("gen_durable flush")
+        for claim in several[10:]:
+            futures.append(flush.commit(done(claim)))
+            assert sum(task.get_name() == "gen_durable flush" for task in asyncio.all_tasks()) <= 1
+            await asyncio.sleep(0)
+        assert set(await asyncio.wait_for(asyncio.gather(*futures), 10)) == {CommitResult.COMMITTED}
+
+
 async def test_a_large_outcome_whose_flush_other_code_cancels_is_repeated(dsn: str, schema: str) -> None:
     async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
         (claim,) = await claims(app, 1)

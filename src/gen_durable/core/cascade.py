@@ -58,11 +58,16 @@ class Cascader:
 
     def start(self, origin: int | None) -> None:
         """Cancel the descendants of `origin`, or (None) of any, in the background; at most one task per origin."""
-        if origin not in self._tasks:
+        former = self._tasks.get(origin)
+        if former is None or former.done():
             loop = asyncio.get_running_loop()
             task = loop.create_task(self._run_in_background(origin), name="gen_durable cascade")
-            task.add_done_callback(lambda _: self._tasks.pop(origin))
+            task.add_done_callback(lambda done: self._forget(origin, done))
             self._tasks[origin] = task
+
+    def _forget(self, origin: int | None, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(origin) is task:
+            del self._tasks[origin]
 
     async def run(self, origin: int | None) -> CascadeCount:
         """Cancel the descendants of `origin`, or (None) of any, until none is left that can be locked."""

@@ -196,22 +196,13 @@ class Notifier:
     def send(self, message: Message) -> None:
         """Send a message to other processes, together with others that wait."""
         self._unsent.add(message)
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._send_messages(), name="gen_durable notify")
-            self._task.add_done_callback(self._forget_task)
-
-    def _forget_task(self, task: asyncio.Task[None]) -> None:
-        """One that other code has cancelled before it began; otherwise it has done so itself."""
-        if self._task is task:
-            self._task = None
 
     async def _send_messages(self) -> None:
-        try:
-            while self._unsent:
-                messages, self._unsent = self._unsent, set()
-                try:
-                    await self._pool.run(self._statements.notify(sorted(map(encode, messages))))
-                except Exception as error:
-                    log.debug("a notification was not sent (%s); polling finds the work", type(error).__name__)
-        finally:
-            self._task = None
+        while self._unsent:
+            messages, self._unsent = self._unsent, set()
+            try:
+                await self._pool.run(self._statements.notify(sorted(map(encode, messages))))
+            except Exception as error:
+                log.debug("a notification was not sent (%s); polling finds the work", type(error).__name__)

@@ -174,30 +174,30 @@ class Committer:
 
     def _start_flush(self) -> None:
         self._task = task = self._loop.create_task(self._flush_queued(), name="gen_durable flush")
-        task.add_done_callback(self._repeat_cancelled_flush)
+        task.add_done_callback(self._end_flush)
 
-    def _repeat_cancelled_flush(self, task: asyncio.Task[None]) -> None:
-        """Send the outcomes of a flush again that code outside of the engine has cancelled."""
-        if not task.cancelled() or self._is_closing:
+    def _end_flush(self, task: asyncio.Task[None]) -> None:
+        """Send what was queued meanwhile, and the outcomes of a flush that code outside of the engine has cancelled."""
+        self._task = None
+        if self._is_closing:
             return
-        self._queued.put_back([entry for entry in self._batch if not entry[1].is_answered])
-        self._batch = []
-        log.warning("a flush was cancelled by other code: %d outcomes are sent again", len(self._queued))
-        self._start_flush()
+        if task.cancelled():
+            self._queued.put_back([entry for entry in self._batch if not entry[1].is_answered])
+            self._batch = []
+            log.warning("a flush was cancelled by other code: %d outcomes are sent again", len(self._queued))
+        if self._queued:
+            self._start_flush()
 
     async def _flush_queued(self) -> None:
-        try:
-            while self._queued:
-                batch = self._queued.take_batch(self._batch_size)
-                batch.sort(key=lambda entry: entry[0].id)
-                if len({commit.id for commit, _ in batch}) < len(batch):
-                    batch, later = _first_of_each_instance(batch)
-                    self._queued.put_back(later)
-                self._batch = batch
-                await self._flush_until_answered(batch)
-                self._batch = []
-        finally:
-            self._task = None
+        while self._queued:
+            batch = self._queued.take_batch(self._batch_size)
+            batch.sort(key=lambda entry: entry[0].id)
+            if len({commit.id for commit, _ in batch}) < len(batch):
+                batch, later = _first_of_each_instance(batch)
+                self._queued.put_back(later)
+            self._batch = batch
+            await self._flush_until_answered(batch)
+            self._batch = []
 
     async def _flush_until_answered(self, batch: list[_Entry], side: SlowCommitConnections | None = None) -> None:
         """Send a batch until the database has answered for each outcome in it; with `side`, on its connections."""
@@ -309,7 +309,7 @@ class Committer:
     def _end_flush_aside(self, entry: _Entry, task: asyncio.Task[None]) -> None:
         self._aside.discard(task)
         if task.cancelled() and not self._is_closing:
-            self._start_flush_aside(entry)  # as in _repeat_cancelled_flush
+            self._start_flush_aside(entry)  # as in _end_flush
 
 
 def notify_after_flush(notifier: Notifier, flushed: FlushResult) -> None:

@@ -78,26 +78,17 @@ class ProgressWriter:
             task.cancel()
 
     def _start_writing(self) -> None:
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = self._loop.create_task(self._write_all(), name="gen_durable progress")
-            self._task.add_done_callback(self._forget_task)
-
-    def _forget_task(self, task: asyncio.Task[None]) -> None:
-        """One that other code has cancelled before it began; otherwise it has done so itself."""
-        if self._task is task:
-            self._task = None
 
     async def _write_all(self) -> None:
-        try:
-            while self._reports:
-                batch = self._take_batch()
-                try:
-                    await self._runner.run_list(batch, self._write_batch)
-                except Exception as error:  # of any kind: progress must not disturb a step
-                    log.debug("%d reports of progress were dropped (%s)", len(batch), type(error).__name__)
-                await asyncio.sleep(BATCH_PAUSE)
-        finally:
-            self._task = None
+        while self._reports:
+            batch = self._take_batch()
+            try:
+                await self._runner.run_list(batch, self._write_batch)
+            except Exception as error:  # of any kind: progress must not disturb a step
+                log.debug("%d reports of progress were dropped (%s)", len(batch), type(error).__name__)
+            await asyncio.sleep(BATCH_PAUSE)
 
     def _take_batch(self) -> list[tuple[_Key, ProgressReport]]:
         """The reports of the first instances, in the order of ids, as many as one statement takes."""
