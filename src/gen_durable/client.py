@@ -225,7 +225,7 @@ class Durable(AdminOperations):
             ids = await insert(self._services, starts, on_conflict)
         else:
             ids = await self._in_transaction.insert(connection, starts, on_conflict, notify)
-        return handles_of(self, starts, ids)
+        return handles_of(self, starts, ids, on_conflict)
 
     @overload
     async def signal(

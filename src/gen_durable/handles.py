@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never, cast, overload
 
@@ -20,6 +22,7 @@ from gen_durable.validation import check_key
 if TYPE_CHECKING:
     from gen_durable.client import Durable
     from gen_durable.operations.in_transaction import Notify
+    from gen_durable.operations.insert import OnConflict
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -33,6 +36,8 @@ class Handle(Generic[R]):
     id: int
     codec: Codec[R]
     machine: str | None = None
+    # When this process inserted it, on the monotonic clock: `wait` polls a new instance later.
+    _inserted_at: float = field(default=-math.inf, compare=False, repr=False)
 
     async def result(self, timeout: Duration | None = None) -> R:
         """Wait until the instance has ended and return its result.
@@ -43,7 +48,7 @@ class Handle(Generic[R]):
 
     async def wait(self, timeout: Duration | None = None) -> Ending[R]:
         """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
-        return await wait(services_of(self.app), self.id, self.codec, timeout)
+        return await wait(services_of(self.app), self.id, self.codec, timeout, self._inserted_at)
 
     async def get(self) -> Instance:
         """Read the instance."""
@@ -126,10 +131,15 @@ def result_of(ending: Ending[R], machine: str | None, timeout: Duration | None) 
             assert_never(ending)
 
 
-def handles_of(app: Durable, starts: Sequence[Start[R]], ids: Sequence[int | None]) -> list[Handle[R] | None]:
+def handles_of(
+    app: Durable, starts: Sequence[Start[R]], ids: Sequence[int | None], on_conflict: OnConflict
+) -> list[Handle[R] | None]:
     """Handles on inserted instances; None where an instance was skipped."""
+    inserted_at = -math.inf if on_conflict == "existing" else time.monotonic()  # an existing one may have ended
     return [
-        None if instance is None else Handle(app, instance, start.step.result_codec, start.step.machine.name)
+        None
+        if instance is None
+        else Handle(app, instance, start.step.result_codec, start.step.machine.name, inserted_at)
         for start, instance in zip(starts, ids, strict=True)
     ]
 

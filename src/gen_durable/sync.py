@@ -227,7 +227,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
             ids = self._run_and_wait(insert(services_of(self._app), starts, on_conflict))
         else:  # in the caller's thread, to which the connection belongs
             ids = self._get_transaction_calls().insert_blocking(connection, starts, on_conflict, notify)
-        handles = handles_of(self._app, starts, ids)
+        handles = handles_of(self._app, starts, ids, on_conflict)
         return [None if handle is None else SyncHandle(self, handle) for handle in handles]
 
     @overload

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from tests.support.engine import Opening, seconds
 
-from gen_durable import Finished, job
+from gen_durable import Cancelled, Finished, job
 from gen_durable.starts import Start
 from gen_durable.store.statements import Statement, Statements
 from gen_durable.store.types import EndedInstance, Row
@@ -53,6 +53,28 @@ async def test_a_second_waiter_of_an_instance_is_answered_as_soon_as_the_first(e
         began = loop.time()
         assert await first == await second
         assert loop.time() - began < 0.2
+
+
+async def test_a_new_instance_is_not_polled_before_it_can_have_ended(
+    engine: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait right after the insert leaves the database to the worker; any other wait is answered at once."""
+    monkeypatch.setattr("gen_durable.core.completion_watcher.SHORTEST_LIFE", 3600)
+    polled: list[int] = []
+    ends_of = Statements.ends_of
+    monkeypatch.setattr(Statements, "ends_of", lambda self, ids, *size: polled.extend(ids) or ends_of(self, ids, *size))
+    async with engine() as e:
+        new = await e.app.insert(never_run, 1)
+        waiting = asyncio.create_task(new.wait(seconds(60)))
+        known = await e.app.insert(never_run, 2, unique_key="two")
+        existing = await e.app.insert(never_run, 2, unique_key="two", on_conflict="existing")
+        await e.app.cancel(known)
+        for handle in (e.app.handle(known.id, never_run), existing):
+            assert isinstance(await handle.wait(seconds(60)), Cancelled)
+        assert new.id not in polled
+        assert new == e.app.handle(new.id, never_run)  # a handle is equal however it was made
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def test_results_of_many_waiters_come_in_bounded_answers(

@@ -2,8 +2,9 @@
 
 A worker of this process reports ends directly. All other ids are polled, one statement at a time, each ever more rarely
 while it does not end: a new waiter costs polls of its own id only, and ids that are polled rarely are polled together
-(tests/core/test_completion_watcher.py). A waiter registers before the database is read, so no end in between is missed.
-Results older than the waiter are ignored: the instance may have been retried since.
+(tests/core/test_completion_watcher.py). A new instance is first polled when it may have ended; sooner, a poll would
+only compete with the statements that run the instance. A waiter registers before the database is read, so no end in
+between is missed. Results older than the waiter are ignored: the instance may have been retried since.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statements
 from gen_durable.store.types import EndedInstance
 
+SHORTEST_LIFE: Final = 0.003  # seconds; no worker of another process ends a new instance sooner
 FIRST_PAUSE: Final = 0.003
 LONGEST_PAUSE: Final = 0.25
 GROWTH: Final = 1.5
@@ -64,12 +66,15 @@ class CompletionWatcher(BackgroundTask):
         self._schedule: list[tuple[float, int]] = []  # a heap; entries that do not match `due_at` are out of date
         self._changed = asyncio.Event()
 
-    async def wait(self, instance: int, timeout: float | None) -> EndedInstance | None:
-        """Wait until an instance has ended. Returns None if it has not ended within `timeout` seconds."""
+    async def wait(self, instance: int, timeout: float | None, inserted_at: float = -math.inf) -> EndedInstance | None:
+        """Wait until an instance has ended. Returns None if it has not ended within `timeout` seconds.
+
+        `inserted_at` is when this process inserted it, on the monotonic clock.
+        """
         future: asyncio.Future[EndedInstance] = asyncio.get_running_loop().create_future()
         watched = self._watched.setdefault(instance, WatchedInstance())
         watched.waiters[future] = time.perf_counter()
-        self._poll_soon(instance, watched)
+        self._poll_soon(instance, watched, earliest=inserted_at + SHORTEST_LIFE)
         if self._task is None:
             self.start()
         try:
@@ -153,8 +158,8 @@ class CompletionWatcher(BackgroundTask):
                 due[instance] = list(watched.waiters)
         return due
 
-    def _poll_soon(self, instance: int, watched: WatchedInstance) -> None:
-        watched.due_at, watched.pause = time.monotonic(), FIRST_PAUSE
+    def _poll_soon(self, instance: int, watched: WatchedInstance, earliest: float = -math.inf) -> None:
+        watched.due_at, watched.pause = max(time.monotonic(), earliest), FIRST_PAUSE
         heapq.heappush(self._schedule, (watched.due_at, instance))
         self._changed.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 from gen_durable.codec import Codec
@@ -17,11 +18,13 @@ from gen_durable.validation import check_delay
 R = TypeVar("R")
 
 
-async def wait(services: Services, instance: int, codec: Codec[R], timeout: Duration | None) -> Ending[R]:
+async def wait(
+    services: Services, instance: int, codec: Codec[R], timeout: Duration | None, inserted_at: float = -math.inf
+) -> Ending[R]:
     """Wait until an instance has ended, or for `timeout`. Raises `NotFound`."""
     seconds = check_delay(timeout, "timeout") if timeout is not None else None
     try:
-        finished = await services.completions.wait(instance, seconds)
+        finished = await services.completions.wait(instance, seconds, inserted_at)
     except ConnectionLost as error:
         raise DatabaseUnavailable(f"wait: the database is not reachable ({error})") from error
     if finished is None:
