@@ -60,6 +60,11 @@ def arguments() -> argparse.Namespace:
         "--only", default="", help="only files whose path contains this text, for example engine/committer"
     )
     parser.add_argument("--function", default="", help="only functions whose qualified name contains this text")
+    parser.add_argument(
+        "--lines",
+        default="",
+        help="with --only: every mutation of these lines, for example 12,40-55, instead of a sample",
+    )
     parser.add_argument("--budget", type=float, default=100.0, help="seconds of tests per mutation")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="how many at a time")
     parser.add_argument("--map", action="store_true", help="record anew which tests execute which lines")
@@ -80,8 +85,14 @@ def main(options: argparse.Namespace) -> int:
         print(f"{len(excuses)} excuses fit the code")
         return 0
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
-    chosen = sample(all_mutants(options.only, options.function), seed, options.count)
-    print(f"seed {seed}: {len(chosen)} mutants")
+    chosen = all_mutants(options.only, options.function)
+    if options.lines:
+        wanted = parse_lines(options.lines)
+        chosen = [mutant for mutant in chosen if mutant.mutation.line in wanted]
+        print(f"{len(chosen)} mutants")
+    else:
+        chosen = sample(chosen, seed, options.count)
+        print(f"seed {seed}: {len(chosen)} mutants")
     if options.list:
         for mutant in chosen:
             print(f"{mutant.place} {mutant.mutation.function}: {mutant.mutation.kind}\n{mutant.diff()}")
@@ -107,6 +118,15 @@ def all_mutants(only: str = "", function: str = "") -> list[Mutant]:
         for mutation in find_mutations(source)
         if function in mutation.function
     ]
+
+
+def parse_lines(text: str) -> set[int]:
+    """The line numbers that `12,40-55` names."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def sample(mutants: list[Mutant], seed: int, count: int) -> list[Mutant]:
