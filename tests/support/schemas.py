@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 import uuid
 from typing import Any
@@ -34,7 +35,8 @@ select setval(s.seqrelid::regclass, s.seqstart, false)
 from pg_sequence s join pg_class c on c.oid = s.seqrelid where c.relnamespace = %s::regnamespace
 """
 SESSIONS = """
-select count(*) from pg_stat_activity where pid <> pg_backend_pid() and position(%s in query) > 0
+select count(*) from pg_stat_activity
+where pid not in (pg_backend_pid(), %s) and position(%s in query) > 0 and (state <> 'idle' or not %s)
 """
 FINGERPRINT = """
 with relations as (select * from pg_class where relnamespace = %(schema)s::regnamespace)
@@ -60,7 +62,9 @@ class Schemas:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+        self._connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=sys.maxsize)  # only on request
+        # Another one, because session_replication_role throws away all plans of its session.
+        self._emptying = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
         self._free: list[str] = []
         self._fingerprints: dict[str, str] = {}
 
@@ -83,7 +87,7 @@ class Schemas:
             for check, sql in checks(Schema(name))
         ]
         problems: Problems = {}
-        is_small = all(size <= SMALL for _, size in self._connection.execute(TABLES, [name]))
+        is_small = all(size <= SMALL for _, size in self._sizes(name))
         for check, instance, problem in self._connection.execute(" union all ".join(parts), prepare=is_small):
             problems.setdefault(check, []).append((instance, problem))
         return problems
@@ -108,13 +112,13 @@ class Schemas:
         for name in self._free:
             self.drop(name)
         self._connection.close()
+        self._emptying.close()
 
     def _is_left_alone(self, name: str) -> bool:
-        """Whether no session works on the schema any more."""
-        if "GEN_DURABLE_TEST_POOLED" in os.environ:
-            return False  # the pooler's sessions stay
+        """Whether no session works on the schema any more. The sessions of a pooler stay, and are idle."""
+        parameters = [self._emptying.info.backend_pid, name, "GEN_DURABLE_TEST_POOLED" in os.environ]
         deadline = time.monotonic() + PATIENCE
-        while self._value(SESSIONS, [name]):
+        while self._value(SESSIONS, parameters):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.002)
@@ -122,17 +126,20 @@ class Schemas:
 
     def _empty(self, name: str) -> bool:
         """Empty the tables that have rows, and start the sequences anew."""
-        with self._connection.transaction():
-            self._connection.execute("set local lock_timeout = '200ms'")
-            used = [row for row in self._connection.execute(TABLES, [name]) if row[1] and row[0] not in KEPT]
-            tables = [f'"{name}"."{table}"' for table, _ in used]
-            if any(size > SMALL for _, size in used):
-                self._connection.execute(f"truncate {', '.join(tables)} cascade")
-            elif tables:
-                self._connection.execute("set local session_replication_role = replica")  # no triggers
-                self._connection.execute("; ".join(f"delete from {table}" for table in tables))
-            self._connection.execute(SEQUENCES, [name])
+        used = [(table, size) for table, size in self._sizes(name) if size and table not in KEPT]
+        tables = [f'"{name}"."{table}"' for table, _ in used]
+        script = ["set local lock_timeout = '200ms'", SEQUENCES.replace("%s", f"'{name}'")]
+        if any(size > SMALL for _, size in used):
+            script.append(f"truncate {', '.join(tables)} cascade")
+        elif tables:
+            script.append("set local session_replication_role = replica")  # no triggers
+            script += [f"delete from {table}" for table in tables]
+        self._emptying.execute("; ".join(script))  # one transaction
         return True
+
+    def _sizes(self, name: str) -> list[tuple[str, int]]:
+        """The tables of a schema, each with its size in bytes."""
+        return self._connection.execute(TABLES, [name], prepare=True).fetchall()
 
     def _fingerprint(self, name: str) -> str:
         """What a migration has made, in one word; and the rows that it has put there."""
@@ -140,7 +147,7 @@ class Schemas:
         return " ".join([str(self._value(FINGERPRINT, {"schema": name})), *rows])
 
     def _value(self, sql: str, parameters: Any) -> Any:
-        row = self._connection.execute(sql, parameters).fetchone()
+        row = self._connection.execute(sql, parameters, prepare=True).fetchone()
         assert row is not None
         return row[0]
 
