@@ -168,9 +168,8 @@ async def test_delay(engine: Opening) -> None:
     async with engine() as e:
         handle = await e.app.insert(double, 1, delay=timedelta(minutes=3))
         row = await e.rows.row(handle)
-        assert (
-            timedelta(0) <= row["eligible_at"] - row["inserted_at"] - timedelta(minutes=3) < timedelta(milliseconds=50)
-        )
+        late = row["eligible_at"] - row["inserted_at"] - timedelta(minutes=3)
+        assert timedelta(0) <= late < timedelta(seconds=5)
         assert row["status"] == "runnable"
 
 

@@ -19,6 +19,11 @@ K, KEYS = 3, ("a", "b", "c", "d")
 BRIEF = {"LEASE": "1.5", "REAP": "0.3", "CONCURRENCY": "5"}
 UNFINISHED = "select count(*) from @schema.instances where finished_at is null"
 
+EXECUTIONS_WITHOUT_AN_END = """
+select count(*) from @schema.effects b where word = 'begin'
+and not exists (select from @schema.effects e where (e.id, e.claim, e.word) = (b.id, b.claim, 'end'))
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -26,26 +31,27 @@ async def test_slots_while_workers_are_killed(dsn: str, schema: str, spawn: Call
     """One of four workers is killed every second, under a backlog: never more than K of a key run, no slot is lost."""
     rounds = int(chosen(60, 5))
     samples = Samples()
+    kills = crashed = 0
     async with opened(dsn, schema) as (app, db):
         await app.set_limit("l", Concurrency(K))
         workers = [spawn("limits", **BRIEF) for _ in range(4)]
         await asyncio.gather(*(worker.until("ready") for worker in workers))
         async with sampled(dsn, schema, samples.note):
-            for n in range(rounds):
-                if await db.value(UNFINISHED) < 200:
-                    await app.insert_many([Start(work, Task(k, 0.05), limit=("l", k)) for k in KEYS for _ in range(80)])
-                await asyncio.sleep(1)
-                workers[n % 4].kill()
-                workers[n % 4] = spawn("limits", **BRIEF)
-            await db.until(UNFINISHED, 0)
+            while kills < 60 and not crashed:  # a few kills may all hit a worker between two steps
+                for _ in range(rounds):
+                    if await db.value(UNFINISHED) < 200:
+                        starts = [Start(work, Task(k, 0.05), limit=("l", k)) for k in KEYS for _ in range(80)]
+                        await app.insert_many(starts)
+                    await asyncio.sleep(1)
+                    workers[kills % 4].kill()
+                    workers[kills % 4] = spawn("limits", **BRIEF)
+                    kills += 1
+                await db.until(UNFINISHED, 0)
+                crashed = await db.value(EXECUTIONS_WITHOUT_AN_END)
         found = await overlaps(db, samples.leases)
-        crashed = await db.value(
-            "select count(*) from @schema.effects b where word = 'begin' and not exists (select from @schema.effects e"
-            " where (e.id, e.claim, e.word) = (b.id, b.claim, 'end'))"
-        )
         ran = await db.value("select count(*) from @schema.effects where word = 'begin'")
         print(
-            f"{rounds} kills, {ran} executions, {crashed} of them died; {samples.looks} looks, {samples.most}, {found}"
+            f"{kills} kills, {ran} executions, {crashed} of them died; {samples.looks} looks, {samples.most}, {found}"
         )
         assert dict(samples.most) == {f"l/{key}": K for key in KEYS}
         assert found == dict.fromkeys(KEYS, K)

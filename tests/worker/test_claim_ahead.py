@@ -51,17 +51,28 @@ async def executing(e: Engine) -> int:
 
 
 async def test_rows_that_do_not_start_soon_are_released(engine: Opening) -> None:
-    """Long steps after short ones: soon the worker holds no more claims than it has slots."""
-    async with engine() as e, e.worker(short, slow, queues={"default": 5}):
+    """Steps that do not end after short ones: then the worker holds no more claims than it has slots."""
+    may_end = asyncio.Event()
+
+    @job
+    async def held(number: int) -> int:
+        await may_end.wait()
+        return number
+
+    async with engine() as e, e.worker(short, held, queues={"default": 5}):
         await warm_up(e)
-        await e.app.insert_many([Start(slow, 900) for _ in range(60)])
+        await e.app.insert_many([Start(held, n) for n in range(60)])
         await e.rows.when(lambda: all_slots_busy(e))
-        await asyncio.sleep(0.3)
-        assert await executing(e) == 5
+        await e.rows.when(lambda: no_row_is_claimed_ahead(e))
+        may_end.set()
 
 
 async def all_slots_busy(e: Engine) -> bool:
     return await executing(e) >= 5
+
+
+async def no_row_is_claimed_ahead(e: Engine) -> bool:
+    return await executing(e) == 5
 
 
 async def test_slow_rows_run_in_the_free_slots_of_another_worker(engine: Opening) -> None:
