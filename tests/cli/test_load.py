@@ -59,6 +59,7 @@ def test_each_part_of_the_text_can_be_wrong(target: str, words: str) -> None:
         ("shpo:worker", "There is no module 'shpo'"),
         ("shop:number", "shop:number is a int. Name a Worker, or a function that returns one."),
         ("shop:Worker", "is the class Worker itself"),
+        ("json:dumps", "json:dumps needs arguments (obj). Name a Worker, or a function without arguments"),
         ("shop:wrong", "The function returned a int. It must return a Worker."),
     ],
 )

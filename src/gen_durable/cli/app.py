@@ -6,7 +6,9 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
+import typer.rich_utils
 
+from gen_durable.cli.console import is_plain
 from gen_durable.cli.demo.command import demo
 from gen_durable.cli.doctor import doctor
 from gen_durable.cli.graph import graph
@@ -17,6 +19,9 @@ from gen_durable.cli.list import count, ls
 from gen_durable.cli.migrate import migrate
 from gen_durable.cli.show import show
 from gen_durable.cli.worker import worker
+
+if is_plain():
+    typer.rich_utils.COLOR_SYSTEM = None
 
 app = typer.Typer(
     name="gen-durable",

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import report_errors
+from gen_durable.cli.console import new_console, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.doctor import Finding, diagnose
 from gen_durable.pg.migrate import check_schema
@@ -37,7 +37,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([_json_fields(finding) for finding in findings], indent=2))
     else:
-        print_findings(findings, Console(), f"schema {schema}, {location}")
+        print_findings(findings, new_console(), f"schema {schema}, {location}")
     if not all(finding.is_clean for finding in findings):
         raise typer.Exit(1)
 

@@ -7,10 +7,9 @@ import json
 from typing import Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from gen_durable.cli.console import print_message, report_errors
+from gen_durable.cli.console import new_console, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.format import raw_payload, readable_text
 from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
@@ -48,7 +47,7 @@ def history(
     if as_json:
         typer.echo(json.dumps([transition_fields(t, state=state) for t in transitions], indent=2))
     elif transitions:
-        console = Console()
+        console = new_console()
         console.print(_transitions_table(transitions, workers=console.width >= WIDE))
     else:
         print_message("no history: the instance has not run yet, or its machine has history='off'")

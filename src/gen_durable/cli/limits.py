@@ -8,11 +8,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import fail, print_message, report_errors
+from gen_durable.cli.console import fail, new_console, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.options import run_with_client
 from gen_durable.durations import parse_duration
@@ -42,7 +41,7 @@ def show_limits(
     elif not states:
         print_message("there are no limits. Declare them with Worker(limits={...}) or `gen-durable limits set`.")
     else:
-        Console().print(_limits_table(states))
+        new_console().print(_limits_table(states))
 
 
 @limits.command("set")

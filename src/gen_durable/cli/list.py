@@ -7,11 +7,10 @@ import json
 from datetime import UTC, datetime
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import print_message, report_errors
+from gen_durable.cli.console import new_console, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.filters import FilterOptions, add_filter_options
 from gen_durable.cli.format import escape_control, format_age, instance_fields, instance_summary
@@ -56,7 +55,7 @@ def ls(
         typer.echo(json.dumps({"instances": instances, "cursor": page.cursor}, indent=2))
         return
     if page.instances:
-        Console().print(_instances_table(page.instances))
+        new_console().print(_instances_table(page.instances))
     else:
         print_message("no instance matches")
     if page.cursor is not None:

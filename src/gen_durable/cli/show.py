@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import report_errors
+from gen_durable.cli.console import new_console, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.format import (
     escape_control,
@@ -78,7 +77,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(_json_fields(details, state=state), indent=2))
         return
-    now, console = datetime.now(UTC), Console()
+    now, console = datetime.now(UTC), new_console()
     console.print(_facts_table(details, now, state=state))
     if details.history:
         console.print("\n", _transitions_table(details.history, now), sep="")

@@ -130,8 +130,22 @@ def _load_factory(target: str) -> Callable[[], Any]:
     if found is Worker:
         raise ConfigError(f"{target} is the class Worker itself. Name a Worker, or a function that returns one.")
     if callable(found):
+        if missing := _required_parameters(found):
+            raise ConfigError(
+                f"{target} needs arguments ({', '.join(missing)}). Name a Worker, or a function without arguments "
+                "that returns one."
+            )
         return found
     raise ConfigError(f"{target} is a {type(found).__name__}. Name a Worker, or a function that returns one.")
+
+
+def _required_parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a function of C without a signature
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
 
 
 def _child_command(target: str, max_crashes: int | None, drain_timeout: str | None, log_level: LogLevel) -> list[str]:
