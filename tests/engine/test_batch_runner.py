@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import asyncpg
 import pytest
 
+from gen_durable.engine import skip_refused_rows
 from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
 
 
@@ -59,3 +62,59 @@ async def test_a_fault_that_does_not_lie_in_a_row_is_raised() -> None:
 
     with pytest.raises(asyncpg.DeadlockDetectedError):
         await SkippingBatchRunner("rows").run(busy, 8)
+
+
+async def test_too_many_refused_rows_are_a_fault_of_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many are skipped; one more is raised, because the search for the others would take too long."""
+    monkeypatch.setattr(skip_refused_rows, "MAX_SKIPPED", 3)
+    table = Table(6, 0, 1, 2)
+    assert await SkippingBatchRunner("rows").run(table.handle, 4) is False
+    assert table.rows == [0, 1, 2]
+    with pytest.raises(asyncpg.CheckViolationError):
+        await SkippingBatchRunner("rows").run(Table(8, 0, 1, 2, 3).handle, 4)
+
+
+async def test_a_fault_that_stays_is_logged_again_later(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=10_000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(skip_refused_rows, "time", clock)
+    runner = SkippingBatchRunner("rows")
+    logged: list[int] = []
+    for clock.now in (10_000.0, 10_599.0, 10_600.0, 10_601.0):
+        await runner.run(Table(1, 0).handle, 8)
+        logged.append(len(caplog.messages))
+    assert logged == [1, 1, 2, 2]
+    assert caplog.messages[0] == "rows: the database refuses a row (CheckViolationError, SQLSTATE 23514); it is skipped"
+
+
+async def handle_list(rows: list[int], bad: set[int], handled: list[list[int]]) -> None:
+    if bad.intersection(rows):
+        raise asyncpg.CheckViolationError("refused")
+    handled.append(rows)
+
+
+@pytest.mark.parametrize(
+    ("bad", "parts"),
+    [(set[int](), [[0, 1, 2, 3, 4]]), ({1}, [[0], [2, 3, 4]]), ({0, 4}, [[1], [2], [3]])],
+)
+async def test_the_rows_of_a_list_that_are_not_refused_are_handled_once(
+    bad: set[int], parts: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refused list is halved until the refused row is alone, which is logged."""
+    handled: list[list[int]] = []
+    await SkippingBatchRunner("rows").run_list(list(range(5)), lambda rows: handle_list(rows, bad, handled))
+    assert handled == parts
+    assert len(caplog.messages) == bool(bad)
+
+
+async def test_a_fault_of_a_list_that_does_not_lie_in_a_row_is_raised() -> None:
+    calls: list[int] = []
+
+    async def busy(rows: list[int]) -> None:
+        calls.append(len(rows))
+        raise asyncpg.DeadlockDetectedError("busy")
+
+    with pytest.raises(asyncpg.DeadlockDetectedError):
+        await SkippingBatchRunner("rows").run_list([1, 2, 3], busy)
+    assert calls == [3]

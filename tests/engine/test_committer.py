@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import asyncpg
@@ -89,6 +89,7 @@ async def test_outcomes_gather_while_a_flush_is_under_way(dsn: str, schema: str)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         rest = [flush.commit(done(c)) for c in several[10:]]
+        assert flush.unanswered_count == 100
         assert set(await asyncio.gather(*first, *rest)) == {CommitResult.COMMITTED}
         assert sizes == [10, 90]
 
@@ -100,6 +101,10 @@ async def test_an_outcome_that_the_database_refuses_fails_alone(dsn: str, schema
         futures = [flush.commit(done(c, '"\\u0000"' if n == 37 else "1")) for n, c in enumerate(several)]
         answers = await asyncio.gather(*futures, return_exceptions=True)
         assert isinstance(answers[37], OutcomeRejected)
+        assert str(answers[37]) == (
+            f"the database refused the outcome of instance {several[37].id}: "
+            "UntranslatableCharacterError, SQLSTATE 22P05"
+        )
         assert [a for n, a in enumerate(answers) if n != 37] == [CommitResult.COMMITTED] * 99
         assert len(sizes) <= 15
         # Give the culprit's row back, for the doctor's sake.
@@ -111,7 +116,7 @@ async def test_an_outcome_that_the_database_refuses_fails_alone(dsn: str, schema
 async def test_a_row_held_by_a_long_transaction_does_not_hold_up_its_batch_mates(dsn: str, schema: str) -> None:
     """An outcome whose row is locked is set aside; it commits when the lock is given back."""
     connection = await asyncpg.connect(dsn)
-    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, _, _):
+    async with Durable(dsn, schema=schema) as app, flusher(app) as (flush, sizes, _):
         several = await claims(app, 20)
         transaction = connection.transaction()
         await transaction.start()
@@ -120,6 +125,7 @@ async def test_a_row_held_by_a_long_transaction_does_not_hold_up_its_batch_mates
         others = await asyncio.wait_for(asyncio.gather(*futures[:7], *futures[8:]), 10)
         assert set(others) == {CommitResult.COMMITTED}
         assert not futures[7].done()
+        assert sizes[:2] == [20, 19]
         await transaction.rollback()
         assert await asyncio.wait_for(futures[7], 10) is CommitResult.COMMITTED
     await connection.close()
@@ -147,7 +153,7 @@ async def test_outcomes_of_one_instance_by_two_claims_go_apart(dsn: str, schema:
         (again,) = (
             await services_of(app).pool.run(services_of(app).statements.pick("w", {"default": 1}, ["noop/1/run"], 60))
         ).claims
-        handed_in = [several[0], former, again, several[2]]
+        handed_in = [several[0], former, several[2], again]
         commits = [Commit(c.id, c.epoch, c.seq, "done", value="1", ran_step="run") for c in handed_in]
         answers = await asyncio.gather(*(flush.commit(commit) for commit in commits))
         assert answers == [CommitResult.COMMITTED, CommitResult.STALE, CommitResult.COMMITTED, CommitResult.COMMITTED]
@@ -332,6 +338,7 @@ async def test_a_large_outcome_does_not_hold_up_the_others(dsn: str, schema: str
             await connection.execute(f'select from "{schema}".instances where id = {large.id} for update')
             waiting = flush.commit(done(large, '"' + "x" * commit_queue.LARGE_OUTCOME + '"'))
             await asyncio.sleep(0)
+            assert [cast(Any, flush)._locked.count, cast(Any, flush)._fan_outs.count] == [0, 1]
             began = time.monotonic()
             await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in small)), 10)
             assert time.monotonic() - began < 0.8  # a flush waits a second for a lock
@@ -366,12 +373,15 @@ async def test_a_batch_whose_connection_is_lost_is_sent_in_halves(dsn: str, sche
 
 async def test_an_outcome_that_always_loses_the_connection_does_not_hold_up_others(dsn: str, schema: str) -> None:
     """It is tried again on the second connection, apart from the batches."""
-    async with Durable(dsn, schema=schema) as app, flusher(app, Losing) as (flush, _, _):
+    async with Durable(dsn, schema=schema) as app, flusher(app, Losing) as (flush, sizes, _):
         poison, *others = await claims(app, 5)
         cast(Any, flush)._statements.largest = 0
         lost = flush.commit(done(poison))
-        await asyncio.wait([cast(Any, flush)._task], timeout=20)
-        assert (flush.unanswered_count, lost.done()) == (0, False)
+        async with AsyncExitStack() as side_connections:
+            for _ in range(4):
+                await side_connections.enter_async_context(cast(Any, flush)._locked.acquire())
+            await asyncio.wait([cast(Any, flush)._task], timeout=20)
+            assert (flush.unanswered_count, lost.done(), sizes) == (0, False, [1] * 4)
         cast(Any, flush)._statements.largest = 500
         answers = await asyncio.wait_for(asyncio.gather(*(flush.commit(done(c)) for c in others)), 10)
         assert set(answers) == {CommitResult.COMMITTED}
@@ -389,6 +399,9 @@ async def test_a_flush_that_other_code_cancels_is_repeated(
         for _ in range(turns):
             await asyncio.sleep(0)
         cancel_tasks("gen_durable flush")
+        for _ in range(5):
+            assert flush.unanswered_count == 20
+            await asyncio.sleep(0)
         assert set(await asyncio.wait_for(asyncio.gather(*futures), 10)) == {CommitResult.COMMITTED}
         assert "a flush was cancelled by other code: 20 outcomes are sent again" in caplog.messages
         assert flush.unanswered_count == 0

@@ -88,13 +88,67 @@ async def test_side_connections_close_when_idle(dsn: str, schema: str, monkeypat
         assert side.count == 0
         async with side.acquire() as one, side.acquire() as two:
             assert side.are_all_in_use
+            assert side.count == 2
             await asyncio.gather(one.connect(), two.connect())
+        assert not side.are_all_in_use
         assert side.count == 2
         await asyncio.sleep(0.5)
         assert side.count == 0
+        await asyncio.wait_for(asyncio.gather(*cast(Any, side)._closing), 5)
+        await asyncio.sleep(0)
+        assert not cast(Any, side)._closing
+        assert (one.is_closed, two.is_closed) == (True, True)
         async with side.acquire() as again:
             assert not again.is_closed
         await side.close()
+
+
+async def test_a_side_connection_that_is_used_again_stays_open(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time after which it is closed counts from its last use."""
+    async with Durable(dsn, schema=schema) as app:
+        side = SlowCommitConnections(services_of(app).target, 2)
+        for seconds in (0.02, 3600):
+            monkeypatch.setattr(slow_commit_connections, "IDLE_SECONDS", seconds)
+            async with side.acquire():
+                pass
+        await asyncio.sleep(0.05)
+        assert side.count == 1
+        await side.close()
+
+
+@pytest.mark.parametrize("how", ["close", "terminate"])
+async def test_the_end_closes_side_connections_that_are_free_or_in_use(dsn: str, schema: str, how: str) -> None:
+    """Nothing is left to be done later: no timer stays in the event loop."""
+    async with Durable(dsn, schema=schema) as app:
+        side = SlowCommitConnections(services_of(app).target, 2)
+        async with side.acquire() as used, side.acquire() as free:
+            pass
+        timer = cast(Any, side)._timer
+        async with side.acquire() as used:
+            if how == "close":
+                await side.close()
+            else:
+                side.terminate()
+            assert (used.is_closed, free.is_closed) == (True, True)
+            assert timer.cancelled()
+
+
+async def test_the_end_waits_for_side_connections_that_are_being_closed(dsn: str, schema: str) -> None:
+    """Also if other code has cancelled the close of one of them."""
+    async with Durable(dsn, schema=schema) as app:
+        side = SlowCommitConnections(services_of(app).target, 2)
+        async with side.acquire() as one, side.acquire() as two:
+            await asyncio.gather(one.connect(), two.connect())
+        cast(Any, side)._close_idle()
+        closing = [task for task in asyncio.all_tasks() if task.get_name() == "gen_durable close"]
+        assert len(closing) == 2
+        closing[0].cancel()
+        await side.close()
+        assert [task.done() for task in closing] == [True, True]
+        for link in (one, two):
+            link.terminate()
 
 
 @pytest.mark.direct("the setting is that of a role of the test")

@@ -8,13 +8,16 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import asyncpg
 import pytest
 from tests.support.rows import executing, instance
 
+from gen_durable.engine import limits_in_step
 from gen_durable.engine.limits_in_step import LimitsInStep
-from gen_durable.errors import LeaseLost
+from gen_durable.errors import DatabaseUnavailable, LeaseLost
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement, Statements
 
@@ -30,14 +33,23 @@ class Asked:
         self.lose = 0  # so many answers get lost, and the call is run again
         self.hold: asyncio.Event | None = None  # answers wait for this
         self.answered = asyncio.Event()
+        self.fault: Exception | None = None  # raised once, after the call has run
+        self.calls = 0
 
     async def run(self, call: Statement[T], what: str, *, may_run_twice: bool) -> T:
         assert may_run_twice, what
-        answer = await self.link.run(call)
+        self.calls += 1
+        try:
+            answer = await self.link.run(call)
+        except asyncpg.PostgresError as error:
+            raise to_error(error, what, "") from None
         while self.lose:
             self.lose -= 1
             answer = await self.link.run(call)
         self.answered.set()
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault
         if self.hold is not None:
             await self.hold.wait()
         return answer
@@ -155,3 +167,58 @@ async def test_tokens(room: Callable[[], Any]) -> None:
                 pass
         assert asyncio.get_running_loop().time() - began > 0.15
         assert await r.tickets() == 0
+
+
+async def test_a_request_that_fails_gives_back_the_place_that_it_may_have(room: Callable[[], Any]) -> None:
+    """The database has made a place, and its answer was lost for good. The error of the request is raised."""
+    async with room() as r:
+        r.asked.fault = DatabaseUnavailable("lost")
+        with pytest.raises(DatabaseUnavailable, match="lost"):
+            await r.limits.acquire(1, 1, L)
+        assert await r.tickets() == 0
+        assert r.rung == ["q"]
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of requests, each of which takes ten milliseconds here."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def record(seconds: float) -> None:
+        if seconds:
+            pauses.append(seconds)
+        await sleep(0.01)
+
+    monkeypatch.setattr(asyncio, "sleep", record)
+    return pauses
+
+
+async def test_a_limit_that_is_removed_lets_those_in_line_enter(room: Callable[[], Any], slept: list[float]) -> None:
+    """A ticket is still released in the end; between two requests there are growing pauses, shortened at random."""
+    async with room() as r, asyncio.timeout(10), r.limits.lease(1, 1, None, L):
+        entering = asyncio.create_task(r.limits.acquire(2, 1, L))
+        while len(slept) < 6 or await r.tickets() < 2:  # noqa: ASYNC110 - requests have no event
+            await asyncio.sleep(0)
+        assert not entering.done()
+        await r.link.run(r.calls.remove_limit("l"))
+        ticket = await entering
+        assert isinstance(ticket, int)
+        first, longest = limits_in_step.FIRST_PAUSE, limits_in_step.LONGEST_PAUSE
+        bounds = [min(first * 2**n, longest) for n in range(len(slept))]
+        assert all(most / 2 <= seconds < most for seconds, most in zip(slept, bounds, strict=True))
+        await r.limits.release(ticket)
+
+
+async def test_a_token_that_comes_late_is_asked_for_again_then(room: Callable[[], Any], slept: list[float]) -> None:
+    """Not before: the database says how long to wait. A removed limit needs no ticket."""
+    async with room() as r:
+        await r.link.run(r.calls.set_limit("r", Rate(1, timedelta(seconds=60)), declared=False))
+        async with asyncio.timeout(10), r.limits.lease(1, 1, None, Limit("r")):
+            pass
+        entering = asyncio.create_task(r.limits.acquire(1, 1, Limit("r")))
+        while not slept:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert set(slept) == {30}
+        await r.link.run(r.calls.remove_limit("r"))
+        assert await asyncio.wait_for(entering, 10) is None
