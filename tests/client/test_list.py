@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,7 +26,9 @@ from gen_durable import (
 )
 from gen_durable.errors import InputError, NotFound, TooLarge, WrongStatus
 from gen_durable.listing import Count
+from gen_durable.operations import admin
 from gen_durable.outcomes import Await
+from gen_durable.store.admin import AdminStatements
 
 broken: set[str] = set()
 go = Signal("go")
@@ -84,6 +87,35 @@ async def test_pages_and_all(engine: Opening) -> None:
         assert ([i.id for i in rest], rest.cursor) == (ids[4:], None)
         assert [i.id async for i in e.app.list_all(machine="Shop", status=Status.RUNNABLE)] == ids
         assert [i.id async for i in e.app.list_all(status="done")] == []
+
+
+async def test_all_are_read_page_by_page(
+    engine: Opening, dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages with payloads are smaller."""
+    monkeypatch.setattr(admin, "MAX_PAGE", 3)
+    monkeypatch.setattr(admin, "PAGE", 2)
+    pages: list[tuple[int, bool]] = []
+    statement = AdminStatements.list
+
+    def noted(self: AdminStatements, filters: str, after: Any, size: int, *, payloads: bool) -> Any:
+        pages.append((size, payloads))
+        return statement(self, filters, after, size, payloads=payloads)
+
+    monkeypatch.setattr(AdminStatements, "list", noted)
+    async with engine() as e:
+        handles = await e.app.insert_many([Start(Shop.start, str(n)) for n in range(5)])
+        ids = [h.id for h in reversed(handles)]
+        assert [i.id async for i in e.app.list_all()] == ids
+        assert [i.state async for i in e.app.list_all(payloads=True)] == ["4", "3", "2", "1", "0"]
+    read = [(3, False)] * 2 + [(2, True)] * 3
+    assert pages == read
+    with SyncDurable(dsn, schema=schema) as app:
+        assert [i.id for i in itertools.islice(app.list_all(), 9)] == ids
+        assert [i.state for i in itertools.islice(app.list_all(payloads=True), 9)] == ["4", "3", "2", "1", "0"]
+        assert pages == read * 2
+        first = app.list(limit=4)
+        assert [i.state for i in app.list(after=first.cursor, payloads=True)] == ["0"]
 
 
 async def test_payloads_only_if_asked_for(engine: Opening) -> None:
@@ -165,6 +197,9 @@ async def test_delete_spares_what_a_parent_may_read(engine: Opening) -> None:
         late = "status = 'runnable', finished_at = null, eligible_at = now() + '1 h'"
         await e.rows.fetch(f"update @.instances set {late} where id = $1", parent.id)
         with pytest.raises(WrongStatus, match=f"its parent {parent.id} has not ended"):
+            await e.app.delete(child.id)
+        await e.rows.fetch(f"update @.instances set {late} where id = $1", child.id)
+        with pytest.raises(WrongStatus, match=f"instance {child.id} is runnable: only an ended instance"):
             await e.app.delete(child.id)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
 from tests.support.engine import soon
 
+from gen_durable.core import background_task
 from gen_durable.core.background_task import RESTART_SECONDS, BackgroundTask
 from gen_durable.pg.faults import ConnectionLost
 
@@ -59,7 +61,10 @@ async def test_a_task_that_failed_again_says_so_again(caplog: pytest.LogCaptureF
     task.start()
     await soon(task.works.wait())
     await asyncio.sleep(0)
+    ended = task._task
     await task.stop()
+    assert ended is not None
+    assert ended.done()
     task.works.clear()
     task.errors.append(ValueError())
     task.start()
@@ -83,6 +88,59 @@ async def test_a_task_that_other_code_cancels_starts_again(caplog: pytest.LogCap
     await task.stop()
     await asyncio.sleep(1.2 * RESTART_SECONDS)
     assert len(task.times) == 2
+
+
+async def test_a_cancelled_task_is_not_started_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither after `stop_soon`, nor beside the one that was started meanwhile."""
+    monkeypatch.setattr(background_task, "RESTART_SECONDS", 0.02)
+    task = Failing([])
+    task.start()
+    await soon(task.works.wait())
+    cancel_all_others()
+    await asyncio.sleep(0)
+    task.stop_soon()
+    await asyncio.sleep(0.05)
+    assert len(task.times) == 1
+    task.start()
+    await asyncio.sleep(0)
+    cancel_all_others()
+    await asyncio.sleep(0)
+    await task.stop()
+    task.start()
+    await asyncio.sleep(0.05)
+    assert len(task.times) == 3
+    ended = task._task
+    task.stop_soon()
+    await asyncio.sleep(0.05)
+    assert len(task.times) == 3
+    assert ended is not None
+    assert ended.cancelled()
+
+
+class Stubborn(Failing):
+    """Swallows its cancellation."""
+
+    async def run_once(self) -> float:
+        await super().run_once()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return 0.0
+
+
+async def test_a_run_that_swallows_its_cancellation_is_the_last() -> None:
+    task = Stubborn([])
+    task.start()
+    await soon(task.works.wait())
+    async with asyncio.timeout(10):
+        await task.stop()
+    assert len(task.times) == 1
+
+
+def test_tasks_that_fail_together_do_not_try_again_together() -> None:
+    async def first_pauses() -> set[float]:
+        return {Failing([])._pauses.next() for _ in range(10)}
+
+    assert len(asyncio.run(first_pauses())) > 1
 
 
 def test_the_end_of_an_event_loop_is_not_kept_up(caplog: pytest.LogCaptureFixture) -> None:

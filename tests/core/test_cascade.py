@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
+
+import pytest
+from tests.core.test_notifier import Endpoint, listening
+from tests.support.engine import Engine, Opening, soon
+from tests.support.processes import open_proxy
+from tests.support.rows import ended, executing, instance
 
 from gen_durable import Durable
+from gen_durable.core import cascade
+from gen_durable.core.cascade import CascadeCount
 from gen_durable.core.services import services_of
+from gen_durable.store.statements import Statements
 
 
 async def test_a_start_while_the_last_cascade_ends(dsn: str, schema: str) -> None:
@@ -31,3 +41,82 @@ async def test_a_cascade_that_other_code_cancels_before_it_begins(dsn: str, sche
         assert not cascader._tasks[7].done()
         await asyncio.wait([cascader._tasks[7]], timeout=10)
         assert cascader._tasks == {}
+
+
+async def family(e: Engine, *children: str) -> None:
+    """A cancelled parent 1 that is listed, and its children."""
+    rows = ended(1, status="cancelled", round=1)
+    rows += "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason) values (1, 0, 1, 1, 'x')"
+    await e.rows.connection.execute(";".join([rows, *children]).replace("@schema", f'"{e.rows.schema}"'))
+
+
+def child(id_: int) -> str:
+    return instance(id_, parent_id=1, parent_round=1)
+
+
+def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When each batch began, from now on."""
+    began: list[float] = []
+    statement = Statements.cascade
+    monkeypatch.setattr(
+        Statements, "cascade", lambda self, *args: began.append(time.monotonic()) or statement(self, *args)
+    )
+    return began
+
+
+async def test_batches_with_children_follow_each_other_without_a_pause(
+    engine: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: only batches without any are bounded."""
+    monkeypatch.setattr(cascade, "BATCH", 1)
+    monkeypatch.setattr(cascade, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(cascade, "MAX_EMPTY_BATCHES", 2)
+    async with engine() as e:
+        await family(e, *map(child, range(2, 6)), executing(6, parent_id=1, parent_round=1))
+        notifier, worker = services_of(e.app).notifier, Endpoint("w")
+        await listening(notifier, worker)
+        assert await soon(notifier.cascader.run(1)) == CascadeCount(ended=4, requested=1)
+        assert await worker.next() == "check cancels"
+        notifier.remove_worker(worker)
+
+
+async def test_children_that_stay_locked_are_left_to_the_reaper(
+    engine: Opening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After some batches without a child, with growing pauses between them."""
+    monkeypatch.setattr(cascade, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(cascade, "MAX_EMPTY_BATCHES", 3)
+    async with engine() as e:
+        await family(e, child(2), child(3))
+        began = count_batches(monkeypatch)
+        async with e.rows.connection.transaction():
+            await e.rows.fetch("select from @.instances where id = 3 for no key update")
+            cascader = services_of(e.app).notifier.cascader
+            with caplog.at_level("INFO", "gen_durable.cascade"):
+                assert await soon(cascader.run(1)) == CascadeCount(ended=1, requested=0)
+        assert len(began) == 4  # the first one ends a child
+        assert began[2] - began[1] > 0.018
+        assert began[3] - began[2] > 0.036
+        assert caplog.messages == ["cascade of instance 1: the remaining children are left to the reaper of a worker"]
+        assert await soon(cascader.run(1)) == CascadeCount(ended=1, requested=0)
+
+
+async def test_a_lost_answer_does_not_interrupt_a_cascade(
+    dsn: str, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batch is repeated."""
+    async with open_proxy(dsn) as proxy, Durable(proxy.dsn, schema=schema) as app:
+        proxy.losing = b""
+        assert await services_of(app).notifier.cascader.run(None) == CascadeCount(0, 0)
+        assert proxy.lost == 1
+    assert caplog.messages == []
+
+
+async def test_closing_ends_cascades(dsn: str, schema: str) -> None:
+    async with Durable(dsn, schema=schema) as app:
+        cascader = services_of(app).notifier.cascader
+        cascader.start(7)
+        task = cascader._tasks[7]
+        await asyncio.sleep(0)
+    assert task.cancelled()
+    assert cascader._tasks == {}

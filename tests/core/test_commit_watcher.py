@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,24 +25,33 @@ ID = "select pg_current_xact_id()::text"
 
 
 class CountingPool(Pool):
-    """A pool that keeps the ids of each check; the next `failures` checks fail."""
+    """A pool that keeps the ids and times of each check; the next `failures` checks fail."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.checks: list[list[int]] = []
+        self.times: list[tuple[float, float]] = []  # when each check began and ended
         self.failures = 0
+        self.begun = asyncio.Event()
+        self.may_run = asyncio.Event()
+        self.may_run.set()
         self._news = asyncio.Event()
 
     async def run(self, statement: Statement[Any], *, timeout: float | None = None) -> Any:
         (ids,) = statement.args
         assert isinstance(ids, Sequence)
         self.checks.append([int(transaction) for transaction in ids])
+        self.begun.set()
         if self.failures:
             self.failures -= 1
             raise ConnectionError("lost")
+        await self.may_run.wait()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             return await self._pool.run(statement, timeout=timeout)
         finally:
+            self.times.append((began, loop.time()))
             self._news.set()
 
     async def checked(self) -> None:
@@ -108,6 +118,8 @@ async def test_one_statement_checks_all_transactions(dsn: str, schema: str) -> N
             watch.add(transaction, f"r{number}")
         await asyncio.sleep(0.1)
         assert max(watch.pool.checks, key=len) == [transaction for transaction, _ in opened]
+        gaps = [began - ended for (_, ended), (began, _) in itertools.pairwise(watch.pool.times)]
+        assert min(gaps) > 0.9 * commit_watcher.SHORTEST_INTERVAL
         assert watch.endpoint.calls.empty()
         await opened[7][1].rollback()
         for number in (3, 9, 0):
@@ -120,6 +132,7 @@ async def test_one_statement_checks_all_transactions(dsn: str, schema: str) -> N
         checks = len(watch.pool.checks)
         await asyncio.sleep(0.1)
         assert len(watch.pool.checks) == checks  # nothing to look for
+        assert (watch.watcher._timer, watch.watcher._checking) == (None, None)
 
 
 async def test_checks_become_rare_while_a_transaction_takes_long(
@@ -141,12 +154,50 @@ async def test_checks_become_rare_while_a_transaction_takes_long(
         await asyncio.sleep(0.2)
         assert len(watch.pool.checks) == checks
         await quick.commit()
+        timer = watch.watcher._timer
         watch.add(new, "new")
+        assert timer is not None
+        assert timer.cancelled()
         assert await watch.endpoint.next() == "wake new"
         await grow_old()
         await slow.commit()
         watch.watcher.check_soon()
         assert await watch.endpoint.next() == "wake old"
+
+
+async def test_new_transactions_do_not_put_off_a_check(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However quickly they follow each other."""
+    monkeypatch.setattr(commit_watcher, "FIRST_PAUSE", 0.05)
+    async with watching(dsn, schema) as watch, transactions(dsn, 1) as ((transaction, opened),):
+        for number in range(10):
+            watch.add(transaction, f"q{number}")
+            await asyncio.sleep(0.01)
+        assert watch.pool.checks
+        await opened.rollback()
+
+
+async def test_one_check_at_a_time(dsn: str, schema: str) -> None:
+    """A transaction that is added during a check is part of the next one."""
+    async with watching(dsn, schema) as watch, transactions(dsn, 2) as ((first, one), (second, other)):
+        watch.pool.may_run.clear()
+        watch.add(first, "q1")
+        await watch.pool.begun.wait()
+        watch.add(second, "q2")
+        await asyncio.sleep(0.05)
+        assert watch.pool.checks == [[first]]
+        assert watch.watcher._timer is None
+        await one.commit()
+        await other.commit()
+        watch.pool.may_run.set()
+        assert [await watch.endpoint.next(), await watch.endpoint.next()] == ["wake q1", "wake q2"]
+
+
+async def test_on_the_loop_follow_ups_are_acted_on_at_once_and_once(dsn: str, schema: str) -> None:
+    async with watching(dsn, schema) as watch:
+        watch.watcher.act_on_follow_ups(FollowUps(frozenset({"q"})))
+        assert watch.endpoint.calls.get_nowait() == "wake q"
+        await asyncio.sleep(0.01)
+        assert watch.endpoint.calls.empty()
 
 
 async def test_a_failed_check_is_repeated(dsn: str, schema: str) -> None:
@@ -184,6 +235,11 @@ async def test_a_transaction_that_takes_too_long_is_forgotten(
 async def test_many_cancelled_parents_are_named_together(dsn: str, schema: str) -> None:
     """A transaction that cancels a thousand trees is not remembered by a thousand ids."""
     async with watching(dsn, schema) as watch, transactions(dsn, 1) as ((transaction, opened),):
+        few = frozenset(range(1, commit_watcher.MAX_ORIGINS + 1))
+        for _ in range(2):
+            watch.watcher.add(transaction, FollowUps(cascade_origins=few))
+        (pending,) = watch.watcher._pending.values()
+        assert pending.follow_ups.cascade_origins == few
         for parent in range(1, 1001):
             watch.watcher.add(transaction, FollowUps(cascade_origins=frozenset({parent})))
         (pending,) = watch.watcher._pending.values()
@@ -241,5 +297,36 @@ async def test_close_waits_at_most_a_second_for_the_database(dsn: str, schema: s
         watch.pool.run = hang  # type: ignore[method-assign]
         watch.add(transaction, "q")
         await hung.wait()
+        checking = watch.watcher._checking
         async with asyncio.timeout(10):
             await watch.watcher.close()
+        assert checking is not None
+        assert checking.cancelled()
+
+
+async def test_close_waits_for_the_check_under_way(dsn: str, schema: str) -> None:
+    """Then it makes a last one, which may find more, and plans none."""
+    async with watching(dsn, schema) as watch, transactions(dsn, 1) as ((transaction, _),):
+        watch.pool.may_run.clear()
+        watch.add(transaction, "q")
+        await watch.pool.begun.wait()
+        closing = asyncio.create_task(watch.watcher.close())
+        await asyncio.sleep(0.02)
+        assert len(watch.pool.checks) == 1
+        watch.pool.may_run.set()
+        await closing
+        assert len(watch.pool.checks) == 2
+        assert watch.watcher._timer is None
+
+
+async def test_close_makes_the_check_that_was_planned(dsn: str, schema: str) -> None:
+    """Instead of the timer, which would make another one meanwhile."""
+    async with watching(dsn, schema) as watch, transactions(dsn, 1) as ((transaction, _),):
+        watch.pool.may_run.clear()
+        watch.add(transaction, "q")
+        closing = asyncio.create_task(watch.watcher.close())
+        await asyncio.sleep(0.05)
+        assert len(watch.pool.checks) == 1
+        watch.pool.may_run.set()
+        await closing
+        assert len(watch.pool.checks) == 1

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Any
+
+import pytest
 
 from gen_durable.client import Durable
+from gen_durable.core.messages import CancelChildren, Message, QueueReady
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.services import services_of
+from gen_durable.pg.pool import Pool
+from gen_durable.store.statements import Statement
 from gen_durable.store.types import FollowUps
 
 
@@ -17,6 +24,7 @@ class Endpoint:
         self.name = name
         self._free = free
         self.calls: asyncio.Queue[str] = asyncio.Queue()
+        self.expected: list[tuple[str, int]] = []
 
     def wake(self, queue: str) -> int:
         self.calls.put_nowait(f"wake {queue}")
@@ -26,7 +34,7 @@ class Endpoint:
         self.calls.put_nowait("wake all")
 
     def expect_pick_to_find(self, queue: str, count: int) -> None:
-        """Asks for nothing."""
+        self.expected.append((queue, count))
 
     def check_cancel_requests(self) -> None:
         self.calls.put_nowait("check cancels")
@@ -76,9 +84,112 @@ async def test_a_worker_that_can_take_all_rows_is_woken_without_notify(dsn: str,
         notifier.act_on_follow_ups(FollowUps(workers_to_notify=frozenset({"l"})))
         assert local.calls.get_nowait() == "wake default"
         assert local.calls.get_nowait() == "check cancels"
-        notifier.wake("default", 3)
-        assert await remote.next() == "wake default"
+        assert local.expected == [("default", 2)]
+        notifier.wake("other", 3)
+        assert await remote.next() == "wake other"
         assert remote.calls.empty()
+        assert local.expected == [("default", 2)]  # the others were notified: nothing is left to report
+
+
+async def test_every_queue_and_every_worker_is_woken(dsn: str, schema: str) -> None:
+    async with Durable(dsn, schema=schema) as app:
+        notifier, one, two = services_of(app).notifier, Endpoint("1", free=9), Endpoint("2", free=9)
+        await listening(notifier, one)
+        notifier.add_worker(two)
+        notifier.wake_queues(["a", "b"])
+        notifier.wake_workers()
+        for endpoint in (one, two):
+            assert [endpoint.calls.get_nowait() for _ in range(3)] == ["wake a", "wake b", "wake all"]
+            notifier.remove_worker(endpoint)
+
+
+async def test_the_workers_of_a_process_share_a_listener(dsn: str, schema: str) -> None:
+    async with Durable(dsn, schema=schema) as app:
+        notifier, one, two = services_of(app).notifier, Endpoint("1"), Endpoint("2")
+        await listening(notifier, one)
+        listener = notifier.listener
+        notifier.add_worker(two)
+        assert notifier.listener is listener
+        for endpoint in (one, two):
+            notifier.remove_worker(endpoint)
+
+
+async def test_children_are_cancelled_here(dsn: str, schema: str) -> None:
+    """Those of a transaction of this process, and those that another process asks for."""
+    async with Durable(dsn, schema=schema) as app:
+        notifier = services_of(app).notifier
+        notifier.act_on_follow_ups(FollowUps(cascade_origins=frozenset({7})))
+        notifier.receive(CancelChildren(8))
+        assert set(notifier.cascader._tasks) == {7, 8}
+
+
+async def test_full_picks_are_notified_of_at_intervals(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The intervals of each queue are its own."""
+    sent: list[Message] = []
+    async with Durable(dsn, schema=schema) as app:
+        notifier = services_of(app).notifier
+        monkeypatch.setattr(notifier, "send", sent.append)
+        monkeypatch.setattr("gen_durable.core.notifier.FULL_PICK_INTERVAL", 60.0)
+        for queue in ("a", "b", "a"):
+            notifier.notify_full_pick(queue)
+        assert sent == [QueueReady("a"), QueueReady("b")]
+        monkeypatch.setattr("gen_durable.core.notifier.FULL_PICK_INTERVAL", 0.0)
+        notifier.notify_full_pick("a")
+        assert sent[2:] == [QueueReady("a")]
+
+
+async def test_rows_not_found_are_notified_of_at_once_and_then_at_intervals(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last report comes late rather than never, unless the client is closed."""
+    sent: asyncio.Queue[Message] = asyncio.Queue()
+    monkeypatch.setattr("gen_durable.core.notifier.MISSED_INTERVAL", 0.2)
+    async with Durable(dsn, schema=schema) as app:
+        notifier = services_of(app).notifier
+        monkeypatch.setattr(notifier, "send", sent.put_nowait)
+        for _ in range(3):
+            notifier.notify_rows_not_found("q")
+        began = time.monotonic()
+        assert sent.qsize() == 1
+        assert sent.get_nowait() == QueueReady("q")
+        assert await asyncio.wait_for(sent.get(), 10) == QueueReady("q")
+        assert time.monotonic() - began > 0.1
+        notifier.notify_rows_not_found("q")
+        timer = notifier._missed["q"]
+        assert sent.empty()
+    assert timer.cancelled()
+    assert notifier._missed == {}
+
+
+class Unanswered(Pool):
+    """A pool whose statements are not answered."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def run(self, statement: Statement[Any], *, timeout: float | None = None) -> Any:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def test_close_gives_up_a_notification_that_is_not_answered(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task has ended then."""
+    monkeypatch.setattr("gen_durable.core.notifier.CLOSE_TIMEOUT", 0.05)
+    async with Durable(dsn, schema=schema) as app:
+        notifier = services_of(app).notifier
+        notifier._pool = pool = Unanswered()
+        notifier.send(QueueReady("q"))
+        await pool.asked.wait()
+        task = notifier._task
+        async with asyncio.timeout(10):
+            await app.close()
+        assert task is not None
+        assert task.cancelled()
 
 
 async def test_a_removed_worker_is_not_woken(dsn: str, schema: str) -> None:

@@ -208,7 +208,14 @@ async def test_wrong_kinds_are_refused_with_the_way_out(dsn: str, schema: str) -
     awaited = await asyncpg.connect(dsn)
     with pytest.raises(InputError, match="Use Durable"):
         blocking.insert(echo, NASTY, connection=awaited)
+    no_start: Any = echo
+    with pytest.raises(InputError, match="takes Start"):
+        await app.insert_many([no_start], connection=awaited)
+    with pytest.raises(InputError, match="on_conflict must be"):
+        await app.insert(echo, NASTY, connection=awaited, on_conflict="replace")  # type: ignore[call-overload]
     await awaited.close()
+    with pytest.raises(DatabaseUnavailable, match=r"^insert: your connection could not be used \(InterfaceError\)$"):
+        await app.insert(echo, NASTY, connection=awaited)
     due_steps_without_code: list[Any] = [dsn, sqlalchemy.create_engine("postgresql+psycopg://")]
     for stranger in due_steps_without_code:
         with pytest.raises(InputError, match="unsupported type"):

@@ -10,6 +10,7 @@ import pytest
 from tests.support.processes import Proxy
 
 from gen_durable import Concurrency, Durable, Handle, Signal, Start, job
+from gen_durable.contrib.aes import AesGcm
 from gen_durable.errors import DatabaseUnavailable
 
 Proxied = Callable[[], AbstractAsyncContextManager[Proxy]]
@@ -42,9 +43,16 @@ REPEATED: dict[str, Call] = {
 }
 NOT_REPEATED: dict[str, Call] = {
     "insert": lambda app, _: app.insert(double, 2),
+    "insert of a key that must be new": lambda app, _: app.insert(double, 2, unique_key="new"),
+    "insert without a key": lambda app, _: app.insert_many([Start(double, 2)], on_conflict="existing"),
     "signal": lambda app, handle: app.signal(handle.id, go, 1),
     "retry": lambda _, handle: handle.retry(),
     "delete": lambda _, handle: handle.delete(),
+}
+WITH_A_CODEC: dict[str, Call] = {
+    "insert": lambda app, _: app.insert(double, 2),
+    "signal by key": lambda app, _: app.signal("k", go, 1),
+    "history by key": lambda app, _: app.history("k"),
 }
 
 
@@ -64,3 +72,14 @@ async def test_not_repeated(schema: str, proxied: Proxied, name: str) -> None:
         proxy.losing = b""
         with pytest.raises(DatabaseUnavailable, match="it may or may not have been executed"):
             await NOT_REPEATED[name](app, handle)
+
+
+@pytest.mark.parametrize("name", WITH_A_CODEC)
+async def test_with_a_codec_ids_are_asked_for_again(schema: str, proxied: Proxied, name: str) -> None:
+    """They are needed before anything can be encrypted or decrypted."""
+    codec = AesGcm({"k1": bytes(32)})
+    async with proxied() as proxy, Durable(proxy.dsn, schema=schema, codec=codec) as app:
+        handle = await app.insert(double, 1, unique_key="k")
+        proxy.losing = b""
+        await WITH_A_CODEC[name](app, handle)
+        assert proxy.lost == 1

@@ -15,6 +15,7 @@ import asyncpg
 import psycopg
 import pytest
 from tests.support.drivers import CONNECTIONS, CallerConnection
+from tests.support.rows import executing, parked
 
 from gen_durable import Await, Context, Done, Durable, Machine, Outcome, Signal, SyncDurable, Worker, job, step
 from gen_durable.core.commit_watcher import CommitWatcher
@@ -203,6 +204,28 @@ async def test_signals_and_cancels_too(dsn: str, schema: str, kind: str) -> None
             assert not await caller.cancel(waiting.id, notify="never")
 
 
+async def test_what_signals_and_cancels_notify_of(dsn: str, schema: str) -> None:
+    """Of nothing where nothing has become runnable or the caller wants no message; in its transaction if it says so."""
+    rows = [parked(1), parked(2), *(executing(n, locked_by=f"w{n}") for n in range(3, 7))]
+    async with listening(dsn, schema) as ear, CONNECTIONS["asyncpg_connection"](dsn, schema) as caller:
+        await caller.connection.execute("".join(rows).replace("@schema", f'"{schema}"'))
+        async with caller.transaction(commit=True):
+            assert await caller.signal(3, go, "on")  # it executes
+            assert await caller.signal(1, go, "on", notify="never")
+            assert await caller.cancel(4, notify="never")
+            (backend,) = await ear.writing_backends()
+        async with caller.transaction(commit=True):
+            assert await caller.cancel(5, notify="in_transaction")
+        assert await ear.until("check_cancels:w5") == [(backend, "check_cancels:w5")]
+        async with caller.transaction(commit=True):
+            assert await caller.cancel(6)
+        ((sender, _),) = await ear.until("check_cancels:w6")
+        assert sender != backend
+        async with caller.transaction(commit=True):
+            assert await caller.signal(2, go, "on", notify="in_transaction")
+        assert await ear.until("queue:default") == [(backend, "queue:default")]
+
+
 async def test_calls_of_many_transactions_at_once(dsn: str, schema: str) -> None:
     """A worker that does not poll begins all rows of 16 callers."""
     async with (
@@ -251,6 +274,9 @@ async def test_a_client_that_is_not_open_warns_once(dsn: str, schema: str, caplo
             await app.insert(echo, "in", connection=connection, notify="never")
             await app.insert(echo, "in", queue="inside", connection=connection, notify="in_transaction")
             await ear.until("queue:inside")
+            async with connection.transaction():  # a skipped start has nothing to notify of
+                await app.insert(echo, "in", unique_key="k", connection=connection, notify="never")
+                await app.insert(echo, "in", unique_key="k", on_conflict="skip", connection=connection)
             assert caplog.messages == []
             await app.insert(echo, "in", connection=connection)
             await app.insert(echo, "in", connection=connection)

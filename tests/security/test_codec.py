@@ -104,6 +104,21 @@ async def test_a_whole_life_leaves_no_payload_in_clear(engine: Opening) -> None:
             _ = one.state
 
 
+async def test_reading_by_key(engine: Opening) -> None:
+    """The journal of the holder is decrypted as by its id; without a holder it is empty."""
+    async with engine(codec=aes()) as e, e.worker(Vault(), echo, burn):
+        handle = await e.app.insert(Vault.start, Secret(CANARY), unique_key="vault")
+        await e.rows.until(handle, status="awaiting_signal")
+        history = await e.app.history("vault")
+        assert history[0].state == {"text": CANARY, "count": 1}
+        assert history == await e.app.history(handle.id)
+        assert await e.app.activities("vault") == await e.app.activities(handle.id) != []
+        assert await e.app.progress("vault") == await e.app.progress(handle.id) != []
+        assert await e.app.checkpoint("vault") == await e.app.checkpoint(handle.id)
+        await handle.cancel()
+        assert (await e.app.history("vault"), await e.app.checkpoint("vault")) == ([], None)
+
+
 @pytest.mark.parametrize("count", [1500, 10_050])
 async def test_fan_outs_are_encrypted(engine: Opening, count: int) -> None:
     """Children that go in part by part, and that are read page by page."""
