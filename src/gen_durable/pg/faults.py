@@ -95,7 +95,9 @@ def detail_and_hint_of(error: BaseException) -> tuple[str | None, str | None]:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of a server error, without DETAIL."""
+    """The message of a server error, without DETAIL and HINT."""
+    if isinstance(error, asyncpg.PostgresError):
+        return str(error.args[0])  # `str(error)` has all three
     diagnostics = getattr(error, "diag", None)  # psycopg
     return str(error) if diagnostics is None else str(diagnostics.message_primary)
 
