@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -222,6 +223,14 @@ async def test_wrong_kinds_are_refused_with_the_way_out(dsn: str, schema: str) -
             blocking.signal(1, note, "hello", connection=stranger)
     with pytest.raises(InputError, match="not both"):
         blocking.insert(echo, NASTY, connection=connection, using="default")
+
+
+def test_a_django_database_without_django(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to pass instead."""
+    monkeypatch.setitem(sys.modules, "django.db", None)
+    with pytest.raises(InputError, match=r"Django is not installed\. Pass connection=") as caught:
+        SyncDurable(dsn).insert(echo, NASTY, using="default")
+    assert isinstance(caught.value.__cause__, ImportError)
 
 
 async def test_errors_do_not_tell_payloads(dsn: str, schema: str) -> None:

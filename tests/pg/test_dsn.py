@@ -28,6 +28,7 @@ WRITING = "target_session_attrs=read-write"
             "postgresql://one,two/db?target_session_attrs=any",
             ["postgresql://one/db?target_session_attrs=any", "postgresql://two/db?target_session_attrs=any"],
         ),
+        ("postgresql://one/db?password=", ["postgresql://one/db?password="]),
         ("postgresql://u:a%40b%2Cc@one/db", ["postgresql://u:a%40b%2Cc@one/db"]),
     ],
 )  # fmt: skip

@@ -43,6 +43,7 @@ async def test_a_pooled_connection(pooled: str) -> None:
         for n, call in enumerate(ANSWERS):
             assert await link.run(call) == n + 1
         assert link.target.pooled is True
+        assert (await link.connect())._stmt_cache.get_max_size() == 0
         await link.close()
 
     await asyncio.gather(*(caller() for _ in range(12)))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import asyncpg
 import pytest
 from tests.support.machine import KNOWN, M
 
-from gen_durable.errors import ConfigError, SchemaMissing, SchemaTooNew
+from gen_durable.errors import ConfigError, DatabaseRefused, SchemaMissing, SchemaTooNew
+from gen_durable.pg import migrate as migrate_module
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.installed_version import InstalledSchema, read_installed
 from gen_durable.pg.migrate import check_schema, library_version, migrate, migration_script
 from gen_durable.starts import Start
+from gen_durable.store import schema as schema_files
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statements
 
@@ -59,6 +64,69 @@ async def test_eight_processes_at_once(dsn: str, bare_schema: str) -> None:
     assert sorted(out.decode().strip() for out, _ in ended) == sorted([applied] + ["[]"] * 7)
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between attempts, which take no time; a lock that is not granted is given up soon."""
+    found: list[float] = []
+    sleep = asyncio.sleep
+
+    async def record(seconds: float) -> None:
+        found.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", record)
+    monkeypatch.setattr(migrate_module, "LOCK_TRIES", 3)
+    monkeypatch.setattr(migrate_module, "SETTINGS", migrate_module.SETTINGS.replace("'5s'", "'50ms'"))
+    return found
+
+
+@asynccontextmanager
+async def holding(dsn: str, lock: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """Another session that holds a lock in a transaction."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        async with connection.transaction():
+            await connection.execute(lock)
+            yield connection
+    finally:
+        await connection.close()
+
+
+ADVISORY_LOCK = "select pg_advisory_xact_lock(hashtextextended('gen_durable/{}', 0))"
+
+
+async def test_a_schema_that_is_being_migrated_is_tried_again(dsn: str, schema: str, pauses: list[float]) -> None:
+    """With growing pauses, and then the error of the server is raised."""
+    link = PersistentConnection(Target(dsn))
+    try:
+        async with holding(dsn, ADVISORY_LOCK.format(schema)):
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await migrate(link, Schema(schema))
+        assert pauses == pytest.approx([0.2, 0.4])
+        assert await migrate(link, Schema(schema)) == []
+    finally:
+        await link.close()
+
+
+async def test_a_table_that_is_locked_is_tried_again(
+    dsn: str, schema: str, later_version: int, pauses: list[float]
+) -> None:
+    """Meanwhile its lock is given up. In the end the error names the statement."""
+    file = schema_files._SQL.joinpath(f"migrations/{later_version:04}_later.sql")
+    file.write_text("alter table @schema.instances add column later int;\n")  # type: ignore[attr-defined]
+    link = PersistentConnection(Target(dsn))
+    try:
+        async with holding(dsn, f"lock table {schema}.instances in access share mode"):
+            with pytest.raises(DatabaseRefused, match=r"SQLSTATE 55P03, at statement 1 of ") as caught:
+                await migrate(link, Schema(schema))
+            assert isinstance(caught.value.__cause__, asyncpg.LockNotAvailableError)
+        assert pauses == pytest.approx([0.2, 0.4])
+        assert await migrate(link, Schema(schema)) == [later_version]
+    finally:
+        await link.run_script(f"alter table {schema}.instances drop column if exists later")
+        await link.close()
+
+
 async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
     """A schema that a newer library has migrated is not touched by an older one; using it is fine."""
     schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
@@ -78,7 +146,9 @@ async def test_an_older_schema_is_brought_along(dsn: str, schema: str, later_ver
     checked, link = Schema(schema), PersistentConnection(Target(dsn))
     try:
         await link.run(Statements(checked).insert([Start(M.s, {})], "raise"))
-        with pytest.raises(SchemaMissing, match=f"needs {later_version}"):
+        with pytest.raises(
+            SchemaMissing, match=f"is at schema version {later_version - 1}, this library needs {later_version}"
+        ):
             await check_schema(link, checked)
         await link.run_script(checked.render("drop function @schema.heartbeat cascade"))
         assert await migrate(link, checked) == [later_version]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -71,6 +72,20 @@ class Dog(pydantic.BaseModel):
     kind: Literal["dog"] = "dog"
 
 
+class Part(pydantic.BaseModel):
+    weight: int = pydantic.Field(default=0, alias="Weight")
+
+
+class Whole(pydantic.BaseModel):
+    parts: list[Part] = []
+    a: int = 0
+    b: int = 0
+    c: int = 0
+    d: int = 0
+    e: int = 0
+    f: int = 0
+
+
 class Owner(pydantic.BaseModel):
     pet: Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
 
@@ -118,6 +133,7 @@ MISFITS: list[tuple[Any, str, str]] = [
     (Model, '{"uuid": "CANARY"}', r"Model: uuid: Input should be a valid UUID|uuid_parsing"),
     (Model, '{"by_key": {"CANARY": "CANARY"}}', r"Model: by_key\.\[\.\.\.\]: Input should be a valid integer"),
     (Model, '{"inner": [{}, {"number": "CANARY"}]}', r"Model: inner\.1\.number: Input should be"),
+    (Whole, '{"parts": [{"weight": "CANARY"}]}', r"Whole: parts\.0\.(weight|Weight): Input should be"),
     (Owner, '{"pet": {"kind": "CANARY"}}', r"Owner: pet: union_tag_invalid"),
     (WithModel, '{"model": {"number": "CANARY"}, "several": []}', r"number: Input should be .* - at `\$\.model`"),
     (WithModel, '{"model": {}, "several": [{"text": "bad"}]}', r"text: value_error - at `\$\.several\[0\]`"),
@@ -142,8 +158,26 @@ def test_bytes_and_text_decode_alike() -> None:
     assert decode_plain("[1, null]") == [1, None]
 
 
+def test_five_errors_of_a_model_are_named() -> None:
+    """A value that fits nowhere has a short error, too."""
+    stored = json.dumps(dict.fromkeys("abcdef", "x"))
+    with pytest.raises(DecodeError, match=r"Whole: a: [^;]*; b: [^;]*; c: [^;]*; d: [^;]*; e: [^;]*$"):
+        codec_for(Whole, "the state").decode(stored)
+
+
 class Opaque:
     pass
+
+
+@dataclass
+class Wrapping:
+    opaque: Opaque | None = None
+
+
+def test_a_part_of_a_type_that_has_no_json_form_is_not_read() -> None:
+    """The type is declared inside another one, so only a row shows it."""
+    with pytest.raises(DecodeError, match="objects of type Opaque cannot be read"):
+        codec_for(Wrapping, "the state").decode('{"opaque": {}}')
 
 
 @pytest.mark.parametrize("type_", [Opaque, object, Plain | Checked, 5, "Plain"])

@@ -7,15 +7,16 @@ import json
 import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from ipaddress import IPv4Address
+from typing import Any, NewType, TypedDict
 
 import msgspec
 import pydantic
 import pytest
 
-from gen_durable.codec import codec_for, decode_plain, encode
+from gen_durable.codec import codec_for, decode_plain, encode, encode_metadata
 from gen_durable.errors import EncodeError, TooLarge
-from gen_durable.validation import MAX_PAYLOAD
+from gen_durable.validation import MAX_METADATA, MAX_PAYLOAD
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,16 @@ class Anything(pydantic.BaseModel):
     held: Any = None
 
 
+class Machine(pydantic.BaseModel):
+    address: IPv4Address
+
+
 @dataclass
 class Box:
     held: Any = None
 
+
+UserId = NewType("UserId", int)
 
 VALUES: list[tuple[Any, Any]] = [
     (Line, Line("a", 2)),
@@ -85,6 +92,8 @@ VALUES: list[tuple[Any, Any]] = [
     (type(None), None),
     (Any, {"a": 1}),
     (Line | None, Line("a")),
+    (UserId, UserId(5)),
+    (Machine, Machine(address=IPv4Address("192.0.2.1"))),
 ]
 
 
@@ -225,6 +234,7 @@ def test_breadth_and_brackets_in_text_are_not_depth() -> None:
     """Many brackets beside each other or inside text do not count as nesting."""
     assert encode([[[]] for _ in range(1000)], "x")
     assert encode(['[{"\\' * 200], "x")
+    assert encode("[" * 100, "x")
 
 
 def test_the_size_limit_is_exact() -> None:
@@ -232,6 +242,22 @@ def test_the_size_limit_is_exact() -> None:
     assert len(encode("a" * (MAX_PAYLOAD - 2), "x")) == MAX_PAYLOAD
     with pytest.raises(TooLarge, match="the state is 1,000,001 bytes of JSON, at most 1,000,000 are allowed"):
         encode("a" * (MAX_PAYLOAD - 1), "the state")
+
+
+def test_the_size_limit_of_metadata_is_exact() -> None:
+    """8,000 bytes pass, one more does not."""
+    assert len(encode_metadata({"k": "a" * (MAX_METADATA - 8)})) == MAX_METADATA
+    with pytest.raises(TooLarge, match="metadata is 8,001 bytes of JSON, at most 8,000 are allowed"):
+        encode_metadata({"k": "a" * (MAX_METADATA - 7)})
+
+
+def test_a_value_is_as_the_database_gives_it_back_where_it_is_used_at_once() -> None:
+    """Else it is stored as it was written. `jsonb` orders keys, and has no negative zero."""
+    mapping, number = codec_for(dict[str, float], "x"), codec_for(float, "x")
+    assert mapping.encode_checked({"bb": 1.5, "a": 2.5}, canonical=True)[0] == '{"a":2.5,"bb":1.5}'
+    assert mapping.encode_checked({"bb": 1.5, "a": 2.5})[0] == '{"bb":1.5,"a":2.5}'
+    assert number.encode_checked(-0.0, canonical=True)[0] in ("0", "0.0")
+    assert number.encode_checked(-0.0)[0] == "-0.0"
 
 
 def test_a_value_that_holds_itself_is_refused() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 
@@ -50,3 +52,31 @@ def test_digits_in_texts_do_not_count() -> None:
     assert stored_size(encode([text, '\\"1e300'], "a state")) < MAX_PAYLOAD
     with pytest.raises(TooLarge, match="metadata is"):
         encode_metadata({"x": [1e300] * 30})
+
+
+@dataclass
+class Watching:
+    """Records whether garbage is collected while it is decoded."""
+
+    text: str
+    collected: ClassVar[list[bool]] = []
+
+    def __post_init__(self) -> None:
+        self.collected.append(gc.isenabled())
+
+
+def test_a_large_value_is_decoded_without_garbage_collections() -> None:
+    """They would walk over it again and again. Afterwards they go on, unless the caller has turned them off."""
+    codec: Codec[Watching] = Codec(Watching, "a state")
+    Watching.collected.clear()
+    large = b'{"text": "%s"}' % (b"x" * 100_000)
+    assert codec.decode(b'{"text": "x"}') == Watching("x")
+    assert codec.decode(large).text == "x" * 100_000
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        assert codec.decode(large).text == "x" * 100_000
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert Watching.collected == [True, True, False, False]
