@@ -24,6 +24,7 @@ PACKAGE: Final = ROOT / "src" / "gen_durable"
 RECORD: Final = ROOT / ".gen_durable" / "mutants" / "lines.json"
 LEFT_OUT: Final = ("docs", "tools", "typing", "budgets")  # folders of tests that look at texts, or measure
 LONGEST_TEST: Final = 20.0  # seconds
+OWN_PROCESSES: Final = ("embedded",)  # folders whose code runs in other processes, too: all of their tests count
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,12 @@ class LineMap:
         keys = {key_of(mutation.function, line) for line in lines[first - 1 : max(last, mutation.line)]}
         known = [test for test, entry in self.tests.items() if _executes(entry, file, keys, mutation)]
         near = [test for test, entry in self.tests.items() if file in entry["lines"]]
+        candidates = known or near or list(self.tests)
+        if (folder := Path(file).parts[0]) in OWN_PROCESSES:
+            candidates = [test for test in self.tests if Path(test).parts[1] == folder]
         chosen: list[str] = []
         spent = 0.0
-        for test in self._order(file, known or near or list(self.tests)):
+        for test in self._order(file, candidates):
             seconds = self.tests[test]["seconds"]
             if seconds <= LONGEST_TEST and spent + seconds <= budget:
                 chosen.append(test)
