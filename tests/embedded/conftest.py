@@ -1,5 +1,5 @@
 """Directories with an embedded server."""
 
-from tests.support.embedded import _wheel, bare, build, data_directory, nobody, nobodys_python, open_air
+from tests.support.embedded import _wheel, bare, build, data_directory, nobody, nobodys_python, open_air, prepared
 
-__all__ = ["_wheel", "bare", "build", "data_directory", "nobody", "nobodys_python", "open_air"]
+__all__ = ["_wheel", "bare", "build", "data_directory", "nobody", "nobodys_python", "open_air", "prepared"]

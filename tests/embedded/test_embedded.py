@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_calls_in_one_process_are_counted(data_directory: EmbeddedDirectory) -> 
     """Each `start` holds by itself, and a second release of the same one changes nothing."""
     first, second = embedded.start(data_directory.directory), embedded.start(data_directory.directory)
     assert first == second
+    assert repr(first) == f"EmbeddedServer(dsn={first.dsn!r}, directory={first.directory!r})"
     first.release()
     first.release()
     assert data_directory.is_held()
@@ -153,6 +155,14 @@ def test_killed_user_disturbs_nobody(data_directory: EmbeddedDirectory) -> None:
         assert len(data_directory.supervisors()) == 1
 
 
+def test_windows_is_told_to_use_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is created there."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(EmbeddedUnavailable, match="Linux and macOS only"):
+        embedded.start(tmp_path / ".gen_durable")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_server_stops_when_all_users_are_killed(data_directory: EmbeddedDirectory) -> None:
     """kill -9 of every user leaves neither server nor supervisor, and no row is lost."""
     users = [data_directory.user(), data_directory.user()]
@@ -167,10 +177,19 @@ def test_server_stops_when_all_users_are_killed(data_directory: EmbeddedDirector
 
 
 def test_killed_supervisor_is_replaced_by_a_new_user(data_directory: EmbeddedDirectory) -> None:
-    """kill -9 of the supervisor: a new process works, on the server that went on running."""
+    """kill -9 of the supervisor: a new process works, on the server that went on running.
+
+    It has no directory, no standard file and no session of its starter: Ctrl-C would reach it there.
+    """
     first = data_directory.user()
     first.line()
     pid = data_directory.postmaster()
+    (supervisor,) = data_directory.supervisors()
+    process = Path(f"/proc/{supervisor}")
+    assert (process / "cwd").readlink() == Path("/")
+    log = data_directory.layout.log
+    assert [(process / "fd" / n).readlink() for n in "012"] == [Path("/dev/null"), log, log]
+    assert os.getsid(supervisor) != os.getsid(first.process.pid)
     first.process.send_signal(signal.SIGSTOP)  # so that it is the newcomer who notices
     data_directory.kill_supervisor()
     assert data_directory.user().line().startswith("postgresql://")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gen_durable import embedded
-from gen_durable.embedded import binaries
+from gen_durable.embedded import binaries, layout
 from gen_durable.embedded.account import Account
+from gen_durable.embedded.layout import Layout
 from gen_durable.embedded.probe import ServerState, read_server_state
+from gen_durable.errors import EmbeddedUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +163,8 @@ def test_missing_wheel_says_what_to_do(data_directory: EmbeddedDirectory, bare: 
     [(b"", ServerState.DOWN), (b"E...SFATAL\0C57P03\0", ServerState.STARTING), (b"R....", ServerState.READY)],
 )
 def test_the_state_of_a_server_is_known_from_its_first_answer(tmp_path: Path, reply: bytes, state: ServerState) -> None:
-    """A server that is killed while it starts may accept a connection and close it."""
+    """A server that is killed while it starts may accept a connection and close it. A ready one is taken leave of."""
+    heard: list[bytes] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(tmp_path / "s"))
         listening.listen()
@@ -168,13 +172,90 @@ def test_the_state_of_a_server_is_known_from_its_first_answer(tmp_path: Path, re
         def answer() -> None:
             connection, _ = listening.accept()
             with connection:
-                connection.recv(4096)
+                heard.append(connection.recv(4096))
                 connection.sendall(reply)
-                if reply.startswith(b"R"):
-                    connection.recv(4096)
+                connection.shutdown(socket.SHUT_WR)
+                heard.append(connection.recv(4096))
 
         answering = threading.Thread(target=answer)
         answering.start()
         assert read_server_state(tmp_path / "s") is state
         answering.join()
+    parameters = b"user\0postgres\0database\0postgres\0application_name\0gen_durable probe\0\0"
+    assert heard[0] == struct.pack("!ihh", 8 + len(parameters), 3, 0) + parameters
+    assert heard[1] == (b"X\0\0\0\x04" if state is ServerState.READY else b"")
     assert read_server_state(tmp_path / "none") is ServerState.DOWN
+
+
+def test_a_server_that_accepts_and_is_silent_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hangs, say on a full disk; its user does not hang with it."""
+
+    class Impatient(socket.socket):
+        def settimeout(self, value: float | None) -> None:
+            super().settimeout(None if value is None else value / 1000)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+        monkeypatch.setattr(socket, "socket", Impatient)
+        assert read_server_state(tmp_path / "s") is ServerState.DOWN
+
+
+def test_the_tail_of_a_log_is_readable_whatever_is_in_it(prepared: Layout) -> None:
+    """Twenty lines, or the reason why there are none."""
+    assert prepared.log_tail().startswith("(no log: ")
+    assert str(prepared.log) in prepared.log_tail()
+    prepared.log.write_text("\n\n")
+    assert prepared.log_tail() == "(the log is empty)"
+    prepared.log.write_bytes(b"".join(b"line %d \xff\n" % n for n in range(30)))
+    assert prepared.log_tail() == "\n".join(f"line {n} \N{REPLACEMENT CHARACTER}" for n in range(10, 30))
+
+
+def test_the_tail_of_a_log_is_read_as_utf_8_in_any_locale(prepared: Layout, bare: str) -> None:
+    """Postgres writes names as they are."""
+    prepared.log.write_text("ä", encoding="utf-8")
+    program = (
+        "import sys; from pathlib import Path; from gen_durable.embedded.layout import Layout;"
+        "print(ascii(Layout(Path(sys.argv[1])).log_tail()))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-S", "-X", "utf8=0", "-c", program, prepared.directory],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": bare, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+    )
+    assert said.stdout.strip() == r"'\xe4'"
+
+
+def test_a_directory_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    """The message names it and the ways out."""
+    (tmp_path / "file").touch()
+    with pytest.raises(EmbeddedUnavailable, match=f"{tmp_path / 'file'}, cannot be used: .*DATABASE_URL") as caught:
+        layout.prepare(tmp_path / "file")
+    assert isinstance(caught.value.__cause__, FileExistsError)
+
+
+def test_files_are_for_their_owner_only(prepared: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a file that another process deletes at the moment in which it is opened."""
+    real = os.open
+    os.close(layout.open_owned(prepared.directory / "new", os.O_RDWR))
+
+    def lose(path: Path, flags: int, mode: int) -> int:
+        if flags & os.O_EXCL:
+            raise FileExistsError(path)
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", lose)
+    os.close(layout.open_owned(prepared.directory / "lost", os.O_RDWR))
+    assert (prepared.directory / "new").stat().st_mode & 0o777 == 0o600
+    assert (prepared.directory / "lost").stat().st_mode & 0o777 == 0o600
+
+
+def test_files_belong_to_the_owner_of_their_directory(prepared: Layout, nobody: Account) -> None:
+    """Root creates them for the owner, who continues without root; an existing file keeps its owner."""
+    os.close(layout.open_owned(prepared.directory / "old", os.O_RDWR))
+    os.chown(prepared.directory, nobody.uid, nobody.gid)
+    for name, owner in (("old", os.geteuid()), ("new", nobody.uid)):
+        os.close(layout.open_owned(prepared.directory / name, os.O_RDWR))
+        assert (prepared.directory / name).stat().st_uid == owner

@@ -204,6 +204,42 @@ def open_air() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def write_programs(root: Path, postgres: str, initdb: str = "touch PG_VERSION") -> binaries.Binaries:
+    """Shell scripts in place of Postgres, for tests that only need its processes. They run in the data directory."""
+    (root / "bin").mkdir(parents=True, exist_ok=True)
+    for name, text in (("postgres", postgres), ("initdb", initdb)):
+        program = root / "bin" / name
+        program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\n{text}\n')
+        program.chmod(0o755)
+    return binaries.Binaries(root)
+
+
+class Clock:
+    """Stands in for a module's `time`: it passes only in `sleep`, half a second at a time, or by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += 0.5
+
+
+def count_descriptors() -> int:
+    """How many files this process has open."""
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> layout.Layout:
+    """The directory of a server that was never started."""
+    return layout.prepare(tmp_path / ".gen_durable")
+
+
 @pytest.fixture
 def bare(open_air: Path) -> str:
     """The room and nothing else of the package, as a path to import from, for interpreters without the rest."""

@@ -1,0 +1,109 @@
+"""The directory that clients connect through: the data directory, or a private symlink to it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gen_durable.embedded import address
+from gen_durable.embedded.account import Account
+from gen_durable.embedded.layout import Layout
+from gen_durable.errors import EmbeddedUnavailable
+
+LIMIT = 103  # bytes of the path of a socket on macOS, the shorter one
+NAME = f"gen_durable-{os.geteuid()}"
+
+
+def length(directory: Path) -> int:
+    return len(os.fsencode(address.socket_in(directory)))
+
+
+def pad(parent: Path, below: str, size: int) -> Path:
+    """A directory in `parent` whose name is so long that the socket in `below` it has a path of `size` bytes."""
+    missing = size - length(parent / "x" / below) + 1
+    assert missing > 0
+    return parent / ("x" * missing)
+
+
+@pytest.fixture
+def temp(open_air: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A short temp directory."""
+    monkeypatch.setattr(tempfile, "tempdir", str(open_air))
+    return open_air
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Layout:
+    """A directory whose path is too long for a socket."""
+    return Layout(tmp_path / ("x" * 150))
+
+
+def test_a_path_that_just_fits_is_used_as_it_is(temp: Path) -> None:
+    """One byte more and clients need a symlink."""
+    fits = Layout(pad(temp, "pgdata", LIMIT))
+    assert length(fits.data) == LIMIT
+    assert address.ensure_connectable_directory(fits) == fits.data
+    longer = Layout(pad(temp, "pgdata", LIMIT + 1))
+    assert address.ensure_connectable_directory(longer) != longer.data
+
+
+def test_a_symlink_is_kept_or_corrected(temp: Path, long: Layout) -> None:
+    """The right one is not touched; one that points elsewhere, or was swept away, is replaced."""
+    alias = address.ensure_connectable_directory(long)
+    assert alias.parent == temp / NAME
+    assert alias.parent.stat().st_mode & 0o777 == 0o700
+    assert alias.readlink() == long.data
+    made = alias.lstat().st_ino
+    kept = alias.with_name("kept")
+    os.link(alias, kept, follow_symlinks=False)  # or a new symlink could get the number of the old one
+    assert address.ensure_connectable_directory(long) == alias
+    assert alias.lstat().st_ino == made
+    alias.unlink()
+    alias.symlink_to(temp)
+    assert address.ensure_connectable_directory(long) == alias
+    assert alias.readlink() == long.data
+    alias.unlink()
+    assert address.ensure_connectable_directory(long).readlink() == long.data
+
+
+def test_a_leftover_of_a_killed_process_is_no_obstacle(temp: Path, long: Layout) -> None:
+    """A process that had the same number died before it renamed its symlink."""
+    alias = address.ensure_connectable_directory(long)
+    alias.unlink()
+    alias.with_name(f"{alias.name}.{os.getpid()}").symlink_to(temp)
+    assert address.ensure_connectable_directory(long).readlink() == long.data
+    assert list(alias.parent.iterdir()) == [alias]
+
+
+def test_a_temp_directory_is_used_if_its_sockets_just_fit(
+    open_air: Path, long: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One byte more, and the symlink is in /tmp."""
+    for size in (LIMIT, LIMIT + 1):
+        temp = pad(open_air, f"{NAME}/{'0' * 16}", size)
+        temp.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(temp))
+        alias = address.ensure_connectable_directory(long)
+        assert alias.parent.parent == (temp if size == LIMIT else Path("/tmp"))
+        assert length(alias) <= LIMIT
+        alias.unlink()
+
+
+@pytest.mark.parametrize("mode", [0o701, 0o710, 0o770])
+def test_a_directory_that_others_may_enter_is_refused(temp: Path, long: Layout, mode: int) -> None:
+    """Another account could put its own server there."""
+    (temp / NAME).mkdir()
+    (temp / NAME).chmod(mode)
+    with pytest.raises(EmbeddedUnavailable, match=f"{temp / NAME} is not a directory that only you can enter"):
+        address.ensure_connectable_directory(long)
+
+
+def test_a_directory_of_another_account_is_refused(temp: Path, long: Layout, nobody: Account) -> None:
+    """Even if it is closed to all others: its owner can enter it."""
+    (temp / NAME).mkdir(mode=0o700)
+    os.chown(temp / NAME, nobody.uid, nobody.gid)
+    with pytest.raises(EmbeddedUnavailable, match="only you can enter"):
+        address.ensure_connectable_directory(long)

@@ -1,0 +1,113 @@
+"""The process that the lock files of a data directory name, which may be any process by now."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gen_durable.embedded import find_postmaster
+from gen_durable.embedded.layout import Layout
+
+NAMES = ("postmaster.pid", ".s.PGSQL.5432.lock")
+
+
+@contextlib.contextmanager
+def process(directory: Path) -> Iterator[int]:
+    """A process that works in `directory`."""
+    child = subprocess.Popen(["sleep", "60"], cwd=directory)
+    try:
+        yield child.pid
+        assert child.poll() is None, "the process was only looked at"
+    finally:
+        child.kill()
+        child.wait()
+
+
+def write_files(layout: Layout, pid: object) -> None:
+    layout.data.mkdir(exist_ok=True)
+    for name in NAMES:
+        (layout.data / name).write_text(f"{pid}\n{layout.data}\n1\n")
+
+
+def left_files(layout: Layout) -> list[str]:
+    find_postmaster.remove_stale_files(layout)
+    return [name for name in NAMES if (layout.data / name).exists()]
+
+
+def test_a_process_that_works_in_the_data_directory_is_the_postmaster(prepared: Layout) -> None:
+    """It is found, and its files stay."""
+    prepared.data.mkdir()
+    with process(prepared.data) as pid:
+        write_files(prepared, pid)
+        assert find_postmaster.find_running_pid(prepared) == pid
+        assert left_files(prepared) == list(NAMES)
+
+
+def test_a_process_that_works_elsewhere_is_not_the_postmaster(prepared: Layout, tmp_path: Path) -> None:
+    """Its number was reused: the server is not it, and the files are removed."""
+    with process(tmp_path) as pid:
+        write_files(prepared, pid)
+        assert find_postmaster.find_running_pid(prepared) is None
+        assert left_files(prepared) == []
+        assert left_files(prepared) == []
+
+
+@pytest.mark.parametrize("content", ["", "not a number"])
+def test_a_file_without_a_process_id_names_no_postmaster(prepared: Layout, content: str) -> None:
+    """A crash can leave an empty file. Postgres deals with it."""
+    write_files(prepared, content)
+    assert find_postmaster.find_running_pid(prepared) is None
+    assert left_files(prepared) == list(NAMES)
+
+
+def test_the_files_of_a_dead_process_are_left_to_postgres(prepared: Layout) -> None:
+    """It removes them itself."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    write_files(prepared, child.pid)
+    assert find_postmaster.find_running_pid(prepared) is None
+    assert left_files(prepared) == list(NAMES)
+
+
+def test_a_zombie_is_not_the_postmaster(prepared: Layout) -> None:
+    """A container's first process may never reap it: its number lives, its working directory is gone."""
+    prepared.data.mkdir()
+    child = subprocess.Popen(["true"], cwd=prepared.data)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    write_files(prepared, child.pid)
+    assert find_postmaster.find_running_pid(prepared) is None
+    assert left_files(prepared) == []
+    child.wait()
+
+
+def test_a_file_that_vanishes_meanwhile_is_no_error(prepared: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last backend of a dead server may remove it at the same moment."""
+
+    def vanish(_pid: int, data: Path) -> bool:
+        for name in NAMES:
+            (data / name).unlink(missing_ok=True)
+        return False
+
+    with process(prepared.directory) as pid:
+        write_files(prepared, pid)
+        monkeypatch.setattr(find_postmaster, "_is_working_directory", vanish)
+        assert left_files(prepared) == []
+
+
+def test_without_proc_a_living_process_is_taken_for_the_postmaster(
+    prepared: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS does not show where a process works."""
+    with process(tmp_path) as pid:
+        write_files(prepared, pid)
+        monkeypatch.setattr(find_postmaster, "Path", lambda name: tmp_path / "none" / str(name).lstrip("/"))
+        assert find_postmaster.find_running_pid(prepared) == pid
+        assert left_files(prepared) == list(NAMES)

@@ -1,0 +1,111 @@
+"""Locks on files: who holds them, and that none of them and no descriptor is left behind."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+from tests.support.embedded import Clock, count_descriptors
+
+from gen_durable.embedded import locks
+from gen_durable.embedded.locks import Lock
+
+
+def take(path: Path) -> Lock:
+    lock = locks.try_lock_exclusively(path)
+    assert lock is not None
+    return lock
+
+
+def test_a_lock_knows_whether_its_file_was_deleted_or_replaced(tmp_path: Path) -> None:
+    """Another file of the same name is another lock."""
+    path = tmp_path / "lock"
+    lock = take(path)
+    assert lock.is_same_file(path)
+    path.unlink()
+    assert lock.is_same_file(path) is False
+    path.touch()
+    assert lock.is_same_file(path) is False
+    lock.close()
+
+
+def test_a_revoked_lock_is_free_though_a_copy_is_open(tmp_path: Path) -> None:
+    """A child that inherited the descriptor keeps nothing; this process keeps no descriptor."""
+    before = count_descriptors()
+    lock = take(tmp_path / "lock")
+    copy = os.dup(lock.fd)
+    lock.revoke()
+    assert locks.is_free(tmp_path / "lock")
+    os.close(copy)
+    assert count_descriptors() == before
+
+
+def test_a_closed_lock_stays_with_its_copy(tmp_path: Path) -> None:
+    """`close` gives up one copy only, and a second one changes nothing."""
+    lock = take(tmp_path / "lock")
+    copy = Lock(os.dup(lock.fd))
+    lock.close()
+    lock.close()
+    assert not locks.is_free(tmp_path / "lock")
+    copy.close()
+    assert locks.is_free(tmp_path / "lock")
+
+
+def test_a_lock_on_the_first_descriptor_is_closed(tmp_path: Path) -> None:
+    """A process that was started without a standard input gets the descriptor 0 for its lock."""
+    kept = os.dup(0)
+    try:
+        lock = take(tmp_path / "lock")
+        os.dup2(lock.fd, 0)
+        lock.close()
+        Lock(0).close()
+        assert locks.is_free(tmp_path / "lock")
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
+def test_asking_for_a_lock_leaves_nothing_open(tmp_path: Path) -> None:
+    """Whether the lock is free or not: a process that waits asks fifty times a second."""
+    path = tmp_path / "lock"
+    path.touch()
+    before = count_descriptors()
+    assert locks.is_free(path)
+    assert locks.is_free(path)
+    lock = take(path)
+    assert not locks.is_free(path)
+    assert locks.try_lock_exclusively(path) is None
+    assert locks.wait_for_shared_lock(path, 0) is None
+    assert count_descriptors() == before + 1
+    lock.close()
+
+
+def test_waiting_for_a_lock_ends_after_its_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tries up to the deadline and once at it, with short pauses."""
+    clock = Clock()
+    monkeypatch.setattr(locks, "time", clock)
+    lock = take(tmp_path / "lock")
+    assert locks.wait_for_shared_lock(tmp_path / "lock", 1.0) is None
+    assert clock.now == 101.5
+    assert len(clock.slept) == 3
+    assert max(clock.slept) < 0.1
+    lock.close()
+    shared = locks.wait_for_shared_lock(tmp_path / "lock", 1.0)
+    assert shared is not None
+    shared.close()
+
+
+def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's answer is neither "locked" nor "free"."""
+
+    def refuse(_fd: int, _kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    before = count_descriptors()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks available"):
+        locks.try_lock_exclusively(tmp_path / "lock")
+    assert count_descriptors() == before
