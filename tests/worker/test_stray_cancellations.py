@@ -31,6 +31,7 @@ from gen_durable import (
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.slots import QueueSlots, Slots
 from gen_durable.pg.shared_transaction import Transaction
+from gen_durable.telemetry import ClaimLost, StepCommitted
 
 ONE_SLOT: dict[str, Any] = {**BRIEF, "queues": {"default": 1}}
 tasks: dict[str, asyncio.Task[Any]] = {}
@@ -110,6 +111,19 @@ class Cleaning(Machine):
     async def on_cancel(self, state: str, ctx: Context, reason: str) -> None:
         remember("on_cancel")
         await asyncio.sleep(60)
+
+
+class Answering(Machine):
+    """The database refuses its outcome, and `on_error` waits until the test lets it answer."""
+
+    @step
+    async def ends(self, name: str, ctx: Context) -> Outcome[str]:
+        return Done("refused")
+
+    async def on_error(self, state: str, ctx: Context, error: Exception) -> Outcome[str]:
+        remember("on_error")
+        await may_go_on.wait()
+        return Done("answered")
 
 
 @asynccontextmanager
@@ -238,6 +252,46 @@ async def test_cancelled_during_on_cancel_that_follows_a_commit(
         tasks["on_cancel"].cancel()
         ended = await end_without_claims(e, worker, handle)
         assert ended == Cancelled(handle.id, "stop (and then on_cancel raised CancelledError)")
+
+
+async def test_cancelled_before_on_cancel_that_follows_a_commit(
+    engine: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row is put back, which ends its lease, and the reaper cancels it."""
+
+    async def fetch_cancel_reason(*_: object) -> str:
+        remember("fetch")
+        await asyncio.sleep(60)
+        return "never"
+
+    async with engine() as e, e.worker(Cleaning(), run_ahead_steps=0, **ONE_SLOT) as worker:
+        monkeypatch.setattr(ClaimTable, "pass_on_cancel_requests", lambda *_: None)
+        monkeypatch.setattr(ClaimTable, "fetch_cancel_reason", fetch_cancel_reason)
+        handle = await e.app.insert(Cleaning.work, "returns")
+        await e.rows.until(handle, status="executing")
+        await e.app.cancel(handle.id, reason="stop")
+        may_go_on.set()
+        await soon(entered.wait())
+        tasks["fetch"].cancel()
+        assert await end_without_claims(e, worker, handle) == Cancelled(handle.id, "stop")
+        assert ran == ["work", "fetch"]
+
+
+async def test_cancelled_while_the_answer_of_on_error_is_committed(engine: Opening) -> None:
+    """After a refused outcome `on_error` runs in a task of its own. Its answer is committed, and reported."""
+    async with engine() as e, e.worker(Answering(), **ONE_SLOT) as worker:
+        await e.rows.fetch("""alter table @.instances add constraint refuse check (result <> '"refused"')""")
+        handle = await e.app.insert(Answering.ends, "a")
+        await soon(entered.wait())
+        async with locked(e, handle):
+            may_go_on.set()
+            await until_blocked(e)
+            tasks["on_error"].cancel()
+            await asyncio.sleep(0)
+        assert await end_without_claims(e, worker, handle) == Finished(handle.id, "answered")
+        assert [event.outcome for event in e.seen.of(StepCommitted)] == ["Done"]
+        assert e.seen.of(ClaimLost) == []
+        await e.rows.fetch("alter table @.instances drop constraint refuse")
 
 
 async def test_cancelled_before_the_transaction_begins(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:

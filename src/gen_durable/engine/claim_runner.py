@@ -226,9 +226,7 @@ class ClaimRunner:
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
-                self._slots.spawn(
-                    active, self._treat_exit_as_engine_error(active, self._commit_error(active, result, encoded.commit))
-                )
+                self._spawn_after_commit(active, self._commit_error(active, result, encoded.commit))
             case _:
                 assert_never(result)
 
