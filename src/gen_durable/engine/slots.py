@@ -53,7 +53,6 @@ class QueueSlots:
         "expected",
         "has_work",
         "lent",
-        "name",
         "needs_slot",
         "pace",
         "prefetch",
@@ -62,8 +61,7 @@ class QueueSlots:
         "running",
     )
 
-    def __init__(self, name: str, concurrency: int, prefetch: int | None) -> None:
-        self.name = name
+    def __init__(self, concurrency: int, prefetch: int | None) -> None:
         self.concurrency = concurrency
         self.running = 0
         self.lent = 0  # slots of claims that wait for a commit and continue after it
@@ -142,7 +140,7 @@ class Slots:
         self._loop = asyncio.get_running_loop()  # looked up once: a lookup per claim costs a system call
         self._tasks = tasks
         self._notifier = notifier
-        self.queues = {name: QueueSlots(name, count, prefetch) for name, count in concurrency.items()}
+        self.queues = {name: QueueSlots(count, prefetch) for name, count in concurrency.items()}
         self.changed = asyncio.Event()
         self.stopping = False
 
