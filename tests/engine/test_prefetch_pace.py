@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gen_durable.engine.prefetch_pace import AHEAD_SECONDS, MAX_AHEAD, WINDOW_SECONDS, Pace
 
 
@@ -15,8 +17,11 @@ def steady(slots: int, seconds: float, count: int = 40) -> tuple[Pace, float]:
 
 
 def test_nothing_is_claimed_ahead_before_a_step_has_ended() -> None:
-    """The length of steps is not known yet."""
-    assert Pace(10, 0.0).rows_ahead(5.0, is_busy=True) == 0
+    """The length of steps is not known yet, so no row is expected later than the one before it."""
+    pace = Pace(10, 0.0)
+    assert pace.seconds_per_start == 0.0
+    assert pace.rows_ahead(5.0, is_busy=True) == 0
+    assert pace.seconds_per_start == 0.0
 
 
 def test_as_many_rows_as_start_within_the_time() -> None:
@@ -46,6 +51,7 @@ def test_the_rate_of_a_busy_worker_is_a_bound() -> None:
     pace, _ = steady(10, 0.0001, count=100)
     now = 2 * WINDOW_SECONDS
     assert pace.rows_ahead(now, is_busy=False) == int(100 / now * AHEAD_SECONDS)
+    assert pace.seconds_per_start == pytest.approx(now / 100)
 
 
 def test_an_idle_window_is_no_bound() -> None:
@@ -73,3 +79,43 @@ def test_a_row_behind_claims_of_several_steps_is_expected_later() -> None:
             pace.record_claim_goes_on()
     assert pace.rows_ahead(now, is_busy=True) in (39, 40)
     assert 0.0049 <= pace.seconds_per_start <= 0.0051
+
+
+def test_the_length_of_steps_is_a_moving_mean() -> None:
+    """The newest step counts an eighth; a claim has one step as long as no window says otherwise."""
+    pace = Pace(10, 0.0)
+    pace.record_step_end(0.01, 0.0)
+    pace.record_step_end(0.018, 0.0)
+    pace.rows_ahead(0.0, is_busy=False)
+    assert pace.seconds_per_start == pytest.approx(0.0011)
+
+
+def test_a_window_counts_only_when_it_has_ended() -> None:
+    """One short step in half a window is not a slow worker; at the end of the window it is."""
+    pace = Pace(10, 0.0)
+    pace.record_step_end(0.00001, 0.0)
+    assert pace.rows_ahead(WINDOW_SECONDS / 2, is_busy=False) == MAX_AHEAD
+    assert pace.rows_ahead(WINDOW_SECONDS, is_busy=False) == 0
+
+
+def test_each_window_counts_anew() -> None:
+    """Neither the steps of the first window count in the second, nor that its buffer ran empty."""
+    pace, _ = steady(10, 0.0001, count=100)
+    pace.record_claim_goes_on()
+    pace.record_empty_buffer()
+    pace.rows_ahead(1.0, is_busy=False)
+    for _ in range(10):
+        pace.record_step_end(0.0001, 1.5)
+    pace.rows_ahead(2.0, is_busy=False)
+    assert pace.seconds_per_start == pytest.approx(0.1)
+
+
+def test_claims_that_all_go_on_count_as_one() -> None:
+    """Five steps, none of which was the last of its claim: the next row waits for at least these five."""
+    pace = Pace(10, 0.0)
+    for _ in range(5):
+        pace.record_step_end(0.01, 0.5)
+        pace.record_claim_goes_on()
+    pace.record_empty_buffer()
+    pace.rows_ahead(1.0, is_busy=False)
+    assert pace.seconds_per_start == pytest.approx(5 * 0.001)

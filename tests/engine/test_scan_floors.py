@@ -130,7 +130,9 @@ def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
     now += 0.9
     floors.update(told, "sent", 0.01)
     assert floors.seconds_to_full_scan("a") == pytest.approx(0.1)
-    now += 0.2
+    floors.update(PickResult([], [], {"b": "[[0,2,2]]"}), None, 0.01)  # a pick of another queue postpones nothing
+    assert floors.seconds_to_full_scan("b") == pytest.approx(0.1)
+    now = 101.0
     assert floors.pick_argument(["a"]) is None
     floors.update(told, None, 0.5)
     now += 4.9

@@ -311,3 +311,49 @@ async def test_clean_up_that_cancels_itself(engine: Opening) -> None:
             await soon(long.began.wait())
             await handle.cancel(reason="enough")
             assert await e.end(handle) == Cancelled(handle.id, "enough (and then on_cancel raised CancelledError)")
+
+
+class TwoSteps(Machine):
+    """The first step waits until the test lets it return."""
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.ran: list[str] = []
+
+    @step
+    async def first(self, state: int, ctx: Context) -> Outcome[int]:
+        self.ran.append("first")
+        self.began.set()
+        await self.may_end.wait()
+        return Next(self.second, state)
+
+    @step
+    async def second(self, state: int, ctx: Context) -> Outcome[int]:
+        self.ran.append("second")
+        return Done(state)
+
+    async def on_cancel(self, state: int, ctx: Context, reason: str) -> None:
+        self.ran.append("on_cancel")
+
+
+async def test_a_request_that_comes_during_a_commit_ends_the_claim_after_it(engine: Opening) -> None:
+    """The commit is not interrupted, the next step does not begin, and there is no step to clean up after."""
+    async with engine() as e:
+        machine = TwoSteps()
+        async with e.worker(machine) as worker:
+            handle = await e.app.insert(TwoSteps.first, 1)
+            await soon(machine.began.wait())
+            async with e.rows.connection.transaction():
+                await e.rows.fetch("select from @.instances where id = $1 for update", handle.id)
+                machine.may_end.set()
+                await e.rows.when(lambda: is_committing(worker))
+                worker._runtime.claims.pass_on_cancel_requests({handle.id: "enough"})  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
+            assert await e.end(handle) == Cancelled(handle.id, "enough")
+            assert machine.ran == ["first"]
+            assert [t.outcome for t in await e.app.history(handle)] == ["Next", "Cancel"]
+
+
+async def is_committing(worker: Any) -> bool:
+    return not worker._runtime.committer.is_idle

@@ -283,3 +283,58 @@ async def test_the_duration_of_a_cancelled_step_is_its_own(engine: Opening) -> N
         (event,) = await e.seen.until(StepCommitted)
         assert event.outcome == "Cancel"
         assert 0.1 <= event.duration < 30
+        (transition,) = await e.app.history(handle)
+        assert 0.1 <= transition.duration < 30
+        assert transition.started_at >= (await handle.get()).inserted_at - seconds(1)
+
+
+async def test_an_instance_that_is_cancelled_before_its_step_has_no_duration(engine: Opening) -> None:
+    async with engine() as e, e.worker(wait_long, queues={"default": 1}, prefetch=1):
+        first = await e.app.insert(wait_long, 1)
+        second = await e.app.insert(wait_long, 2)
+        await e.rows.until(second, status="executing")
+        await second.cancel()
+        (event,) = await e.seen.until(StepCommitted)
+        assert (event.id, event.outcome, event.duration) == (second.id, "Cancel", 0.0)
+        await first.cancel()
+        await e.end(first)
+
+
+class Slow(Machine):
+    """Steps of 60 ms. The database refuses the result "refused"."""
+
+    @step(transactional=True)
+    async def writes(self, how: str, ctx: Context) -> Outcome[str]:
+        await asyncio.sleep(0.06)
+        if how == "raises":
+            raise ValueError(how)
+        return Done(how)
+
+    @step
+    async def returns(self, how: str, ctx: Context) -> Outcome[str]:
+        await asyncio.sleep(0.06)
+        return Done("refused")
+
+    async def on_error(self, state: str, ctx: Context, error: Exception) -> Outcome[str]:
+        return Done("refused" if state == "refused twice" else "answered")
+
+
+async def test_the_duration_of_a_step_does_not_depend_on_how_its_outcome_is_found(engine: Opening) -> None:
+    """In a transaction, by `on_error` after a rollback, and after the database refused one outcome or two."""
+    async with engine() as e, e.worker(Slow()):
+        await e.rows.fetch("""alter table @.instances add constraint refuse check (result <> '"refused"')""")
+        cases = [
+            (Slow.writes, "returns", "Done"),
+            (Slow.writes, "raises", "Done"),
+            (Slow.returns, "refused once", "Done"),
+            (Slow.returns, "refused twice", "Fail"),
+        ]
+        for start, how, outcome in cases:
+            handle = await e.app.insert(start, how)
+            (event,) = await e.seen.until(StepCommitted, lambda event, id_=handle.id: event.id == id_)  # type: ignore[misc]
+            (transition,) = await e.app.history(handle)
+            assert (event.outcome, transition.outcome) == (outcome, outcome), how
+            assert 0.06 <= event.duration < 20, how
+            assert 0.06 <= transition.duration < 20, how
+            assert transition.started_at >= (await handle.get()).inserted_at - seconds(1), how
+        await e.rows.fetch("alter table @.instances drop constraint refuse")

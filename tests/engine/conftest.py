@@ -1,0 +1,5 @@
+"""A client for each test."""
+
+from tests.support.engine import engine
+
+__all__ = ["engine"]
