@@ -241,7 +241,7 @@ def test_files_are_for_their_owner_only(prepared: Layout, monkeypatch: pytest.Mo
     real = os.open
     os.close(layout.open_owned(prepared.directory / "new", os.O_RDWR))
 
-    def lose(path: Path, flags: int, mode: int) -> int:
+    def lose(path: Path, flags: int, mode: int = 0o777) -> int:
         if flags & os.O_EXCL:
             raise FileExistsError(path)
         return real(path, flags, mode)

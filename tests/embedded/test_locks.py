@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.support.embedded import Clock, count_descriptors
+from tests.support.embedded import Clock, open_files
 
 from gen_durable.embedded import locks
 from gen_durable.embedded.locks import Lock
@@ -34,13 +34,12 @@ def test_a_lock_knows_whether_its_file_was_deleted_or_replaced(tmp_path: Path) -
 
 def test_a_revoked_lock_is_free_though_a_copy_is_open(tmp_path: Path) -> None:
     """A child that inherited the descriptor keeps nothing; this process keeps no descriptor."""
-    before = count_descriptors()
     lock = take(tmp_path / "lock")
     copy = os.dup(lock.fd)
     lock.revoke()
     assert locks.is_free(tmp_path / "lock")
     os.close(copy)
-    assert count_descriptors() == before
+    assert open_files(tmp_path) == []
 
 
 def test_a_closed_lock_stays_with_its_copy(tmp_path: Path) -> None:
@@ -72,14 +71,13 @@ def test_asking_for_a_lock_leaves_nothing_open(tmp_path: Path) -> None:
     """Whether the lock is free or not: a process that waits asks fifty times a second."""
     path = tmp_path / "lock"
     path.touch()
-    before = count_descriptors()
     assert locks.is_free(path)
     assert locks.is_free(path)
     lock = take(path)
     assert not locks.is_free(path)
     assert locks.try_lock_exclusively(path) is None
     assert locks.wait_for_shared_lock(path, 0) is None
-    assert count_descriptors() == before + 1
+    assert open_files(tmp_path) == ["lock"]
     lock.close()
 
 
@@ -104,8 +102,7 @@ def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: py
     def refuse(_fd: int, _kind: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    before = count_descriptors()
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match="No locks available"):
         locks.try_lock_exclusively(tmp_path / "lock")
-    assert count_descriptors() == before
+    assert open_files(tmp_path) == []

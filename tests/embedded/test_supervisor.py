@@ -369,8 +369,8 @@ def test_a_supervisor_reacts_to_signals_at_once(prepared: Layout, open_air: Path
         running.terminate()
         said, _ = running.communicate(timeout=20)
     finally:
-        running.kill()
-        running.wait()
+        with running:
+            running.kill()
         user.close()
         for pid in starts():
             with contextlib.suppress(ProcessLookupError):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.embedded import Clock, EmbeddedDirectory, count_descriptors
+from tests.support.embedded import Clock, EmbeddedDirectory, open_files
 
 from gen_durable.embedded import locks, user_process
 from gen_durable.embedded.binaries import Binaries
@@ -44,8 +44,15 @@ def raising(error: BaseException) -> Callable[[], None]:
     return fail
 
 
-def guard_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "gen_durable-embedded-guard"]
+@pytest.fixture
+def guards() -> Callable[[], int]:
+    """How many guards this test has started that have not ended."""
+    before = set(threading.enumerate())
+
+    def count() -> int:
+        return sum(thread.name == "gen_durable-embedded-guard" for thread in set(threading.enumerate()) - before)
+
+    return count
 
 
 @pytest.fixture
@@ -61,15 +68,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def spawned(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[float]:
+def spawned(prepared: Layout, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[float]:
     """The times at which a supervisor was looked after; none is started."""
     times: list[float] = []
-    monkeypatch.setattr(user_process, "ensure_supervisor", lambda _layout, _binaries: times.append(clock.now))
+
+    def ensure(layout: Layout, _binaries: Binaries) -> None:
+        if layout == prepared:  # another server of this process has a guard, too
+            times.append(clock.now)
+
+    monkeypatch.setattr(user_process, "ensure_supervisor", ensure)
     return times
 
 
 @pytest.mark.usefixtures("_often")
-def test_a_stopped_guard_has_ended_its_check(prepared: Layout) -> None:
+def test_a_stopped_guard_has_ended_its_check(prepared: Layout, guards: Callable[[], int]) -> None:
     """`stop` waits for it: no supervisor is started afterwards."""
     entered, left = threading.Event(), threading.Event()
 
@@ -83,7 +95,7 @@ def test_a_stopped_guard_has_ended_its_check(prepared: Layout) -> None:
     assert entered.wait(20)
     guard.stop()
     assert left.is_set()
-    assert guard_threads() == []
+    assert guards() == 0
 
 
 @pytest.mark.usefixtures("_often")
@@ -101,14 +113,14 @@ def test_a_guard_survives_errors_and_reports_them(prepared: Layout, caplog: pyte
 @pytest.mark.usefixtures("_often")
 @pytest.mark.parametrize("error", [OSError("it is gone"), RuntimeError("cannot start at interpreter shutdown")])
 def test_a_guard_ends_with_its_directory_or_the_interpreter(
-    prepared: Layout, error: Exception, caplog: pytest.LogCaptureFixture
+    prepared: Layout, error: Exception, guards: Callable[[], int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """There is nothing left to guard, and nothing to report."""
     if isinstance(error, OSError):
         shutil.rmtree(prepared.directory)
     guard = Guard(prepared, raising(error))
     guard.start()
-    EmbeddedDirectory.until(lambda: guard_threads() == [], "the guard ends by itself")
+    EmbeddedDirectory.until(lambda: guards() == 0, "the guard ends by itself")
     assert guard.checks == 1
     assert caplog.messages == []
     guard.stop()
@@ -123,9 +135,8 @@ def test_a_supervisor_is_started_with_the_lock_and_nothing_else_stays_open(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.chdir(tmp_path)
-    before = count_descriptors()
     ensure_supervisor(prepared, BINARIES)
-    assert count_descriptors() == before
+    assert open_files(prepared.directory) == []
     assert locks.is_free(prepared.supervisor_lock)
     main = Path(user_process.__file__).with_name("__main__.py")
     assert (tmp_path / "arguments").read_text().startswith(f"-S -P {main} {prepared.directory} /nonexistent ")
@@ -139,7 +150,6 @@ def test_a_supervisor_that_fails_leaves_the_lock_free(
     """The next attempt can start one; the error says what the supervisor said."""
     program = tmp_path / "python"
     monkeypatch.setattr(sys, "executable", str(program))
-    before = count_descriptors()
     with pytest.raises(FileNotFoundError):
         ensure_supervisor(prepared, BINARIES)
     program.write_text("#!/bin/sh\necho no memory >&2\nexit 3\n")
@@ -147,7 +157,7 @@ def test_a_supervisor_that_fails_leaves_the_lock_free(
     with pytest.raises(EmbeddedUnavailable, match=r"(?s)did not start \(status 3\)\. Its log says:\nno memory$"):
         ensure_supervisor(prepared, BINARIES)
     assert locks.is_free(prepared.supervisor_lock)
-    assert count_descriptors() == before
+    assert open_files(prepared.directory) == []
 
 
 @pytest.mark.parametrize(("size", "is_renamed"), [(None, False), (0, False), (LOG_LIMIT, False), (LOG_LIMIT + 1, True)])
@@ -189,7 +199,6 @@ def join_in_states(
 
     monkeypatch.setattr(user_process.probe, "read_server_state", read)
     user = join_server(prepared, BINARIES)
-    assert len(guard_threads()) == 1
     assert not locks.is_free(prepared.users_lock)
     user.release()
 
@@ -206,7 +215,7 @@ def test_a_supervisor_is_looked_after_once_a_second(
 
 @pytest.mark.usefixtures("spawned")
 def test_a_server_may_be_down_for_half_a_minute(
-    prepared: Layout, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    prepared: Layout, monkeypatch: pytest.MonkeyPatch, clock: Clock, guards: Callable[[], int]
 ) -> None:
     """Counted from the start, and anew from each moment in which it was starting: a recovery takes any time."""
     down, starting, ready = ServerState.DOWN, ServerState.STARTING, ServerState.READY
@@ -217,4 +226,4 @@ def test_a_server_may_be_down_for_half_a_minute(
     with pytest.raises(EmbeddedUnavailable, match="did not start within 30 seconds"):
         join_in_states(prepared, monkeypatch, clock, {0: starting, 20: down, 51: ready})
     assert locks.is_free(prepared.users_lock)
-    assert guard_threads() == []
+    assert guards() == 0

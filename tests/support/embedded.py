@@ -229,9 +229,14 @@ class Clock:
         self.now += 0.5
 
 
-def count_descriptors() -> int:
-    """How many files this process has open."""
-    return len(list(Path("/dev/fd").iterdir()))
+def open_files(directory: Path) -> list[str]:
+    """The files below `directory` that this process has open. Other threads may open others meanwhile."""
+    found: list[str] = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if (file := descriptor.readlink()).is_relative_to(directory):
+                found.append(file.name)
+    return found
 
 
 @pytest.fixture
