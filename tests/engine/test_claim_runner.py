@@ -199,7 +199,7 @@ def test_after_a_stray_cancellation_an_unanswered_outcome_is_sent_once_more() ->
     ((name, commit, receiver),) = running.parts.calls
     assert name == "enqueue"
     assert commit is encoded.commit
-    assert not running.active.unanswered
+    assert cast(Any, running.active).unanswered is None
     receiver.receive_commit_result(COMMITTED)
     assert running.seen == [StepCommitted(1, "Two", 1, "one", "Done", 0, 2.5)]
 

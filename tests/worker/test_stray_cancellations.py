@@ -126,6 +126,29 @@ class Answering(Machine):
         return Done("answered")
 
 
+class CancelsItself(Machine):
+    """Its handlers cancel their own task and return: the cancellation arrives when the engine has the outcome."""
+
+    @step
+    async def fails(self, name: str, ctx: Context) -> Outcome[str]:
+        raise ValueError(name)
+
+    @step
+    async def waits(self, name: str, ctx: Context) -> Outcome[str]:
+        entered.set()
+        await asyncio.sleep(60)
+        return Done("never")
+
+    async def on_error(self, state: str, ctx: Context, error: Exception) -> Outcome[str]:
+        remember("on_error")
+        tasks["on_error"].cancel()
+        return Done("answered")
+
+    async def on_cancel(self, state: str, ctx: Context, reason: str) -> None:
+        remember("on_cancel")
+        tasks["on_cancel"].cancel()
+
+
 @asynccontextmanager
 async def locked(e: Engine, instance: Handle[Any]) -> AsyncIterator[None]:
     """Hold the lock of a row, so that its outcome cannot be committed."""
@@ -160,8 +183,10 @@ async def make_due(e: Engine, handle: Handle[Any]) -> Any:
     return row
 
 
-async def test_cancelled_while_its_commit_is_under_way(engine: Opening) -> None:
-    """The outcome is committed, and the instance goes on with the next step: the step does not run again."""
+async def test_cancelled_while_its_commit_is_under_way(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outcome is committed, and the instance goes on with the next step at once: the step does not run again."""
+    postponed: list[str] = []
+    monkeypatch.setattr(ClaimTable, "postpone", lambda _, __, reason: postponed.append(reason))
     async with engine() as e, e.worker(Chain(), **ONE_SLOT) as worker:
         handle = await e.app.insert(Chain.one, "a")
         await soon(entered.wait())
@@ -171,7 +196,7 @@ async def test_cancelled_while_its_commit_is_under_way(engine: Opening) -> None:
             tasks["a"].cancel()
             await asyncio.sleep(0)
         assert await end_without_claims(e, worker, handle) == Finished(handle.id, "a")
-        assert ran == ["a", "a two"]
+        assert (ran, postponed) == (["a", "a two"], [])
 
 
 async def test_cancelled_while_it_waits_for_its_slot(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,6 +317,19 @@ async def test_cancelled_while_the_answer_of_on_error_is_committed(engine: Openi
         assert [event.outcome for event in e.seen.of(StepCommitted)] == ["Done"]
         assert e.seen.of(ClaimLost) == []
         await e.rows.fetch("alter table @.instances drop constraint refuse")
+
+
+async def test_handlers_that_cancel_their_own_task(engine: Opening, caplog: pytest.LogCaptureFixture) -> None:
+    """The outcome is with the committer by then: the row is not put back."""
+    async with engine() as e, e.worker(CancelsItself(), **ONE_SLOT) as worker:
+        handle = await e.app.insert(CancelsItself.fails, "a")
+        assert await end_without_claims(e, worker, handle) == Finished(handle.id, "answered")
+        handle = await e.app.insert(CancelsItself.waits, "b")
+        await e.rows.until(handle, status="executing")
+        await handle.cancel(reason="stop")
+        assert await end_without_claims(e, worker, handle) == Cancelled(handle.id, "stop")
+    assert ran == ["on_error", "on_cancel"]
+    assert "cancelled its task" not in caplog.text
 
 
 async def test_cancelled_before_the_transaction_begins(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
