@@ -77,7 +77,8 @@ async def test_too_many_refused_rows_are_a_fault_of_the_statement(monkeypatch: p
 async def test_a_fault_that_stays_is_logged_again_later(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(now=10_000.0, monotonic=lambda: clock.now)
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
     monkeypatch.setattr(skip_refused_rows, "time", clock)
     runner = SkippingBatchRunner("rows")
     logged: list[int] = []

@@ -16,6 +16,7 @@ from gen_durable.engine import commit_queue, committer
 from gen_durable.engine.committer import CommitResult, FutureReceiver, describe_fault
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg import connection as pg_connection
+from gen_durable.pg.connect import connect
 from gen_durable.pg.connection import Target
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.store.statements import Statement
@@ -79,7 +80,7 @@ async def test_outcomes_wait_together_for_a_server_that_cannot_be_reached(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nothing was sent, so the batch is neither halved nor set aside: it is tried again, after growing pauses."""
-    connect, left = pg_connection.connect, failures
+    left = failures
 
     async def refuse(target: Target, *args: Any) -> Any:
         nonlocal left
@@ -141,7 +142,7 @@ async def test_an_outcome_whose_parent_is_locked_is_set_aside(dsn: str, schema: 
             assert (sizes[:2], futures[2].done(), futures[3].done()) == ([4, 2], False, False)
         rest = await asyncio.wait_for(asyncio.gather(*futures[2:]), 10)
         assert rest == [CommitResult.COMMITTED] * 2
-        assert (await asyncio.gather(flush.commit(done(free_parent)), flush.commit(done(parent)))) == rest
+        assert await asyncio.gather(*(flush.commit(done(c)) for c in (free_parent, parent))) == rest
     await connection.close()
 
 
@@ -228,7 +229,8 @@ async def test_cancelled_flushes_are_not_repeated(dsn: str, schema: str, caplog:
             while len(sizes) < 2:  # noqa: ASYNC110 - the database does not tell that it waits for a lock
                 await asyncio.sleep(0.01)
             assert not flush.is_idle
-            await asyncio.wait_for(flush.cancel_flushes(), 10)
+            async with asyncio.timeout(10):
+                await flush.cancel_flushes()
             sent = len(sizes)
             for _ in range(3):
                 assert flush.is_idle

@@ -28,6 +28,7 @@ from gen_durable import (
 from gen_durable.engine import outcome_encoder
 from gen_durable.engine.outcome_encoder import EncodedOutcome, advance_claim, encode_cancel_outcome, encode_outcome
 from gen_durable.errors import EncodeError, InvalidOutcome, TooLarge
+from gen_durable.limits import LimitNames
 from gen_durable.outcomes import UNCHANGED
 from gen_durable.signals import Received
 from gen_durable.starts import step_of
@@ -164,8 +165,8 @@ def test_a_claim_that_must_not_run_on_is_given_up() -> None:
 @pytest.mark.parametrize("limited", [None, "", "old"])
 def test_the_limits_of_the_next_step_replace_those_of_the_step_that_ran(limited: str | None) -> None:
     """A step without limits after one with limits has an empty list: the slot is given up."""
-    cleared = None if limited is None else {"limits": []}
-    acme = {"limits": [["api", "acme", 1]]}
+    cleared: dict[str, Any] | None = None if limited is None else {"limits": []}
+    acme: dict[str, Any] = {"limits": [["api", "acme", 1]]}
     assert extra_of(encode(Next(PLAIN.limited, 7), limited=limited)) == acme
     assert extra_of(encode(Next(PLAIN.other, 7), limited=limited)) == cleared
     assert extra_of(encode(Next(PLAIN.limited, 7, limit=[]), limited=limited)) == cleared
@@ -280,7 +281,7 @@ def test_a_barrier_has_only_what_differs_from_the_default() -> None:
 
 
 def test_a_child_is_written_with_all_its_options() -> None:
-    limits = [Limit("l", "p", weight=2)]
+    limits: LimitNames = [Limit("l", "p", weight=2)]
     full = Start(
         leaf, "s", queue="q", priority=4, partition_key="p", delay=3, unique_key=b"\x01k",
         unique_scope=["runnable", "done"], limit=limits, group=("tenant", "acme"), metadata={"order": 42},
@@ -378,7 +379,7 @@ def test_the_children_of_a_generator_are_counted_and_checked(monkeypatch: pytest
     with pytest.raises(InvalidOutcome, match="got 4 children, at most 3"):
         encoded.encode_more()
     with pytest.raises(InvalidOutcome, match=r"takes Start\(\.\.\.\) values, got int"):
-        encode(ScheduleChildren(iter([7]), then=PLAIN.other, state=7))  # type: ignore[list-item]
+        encode(ScheduleChildren(iter([7]), then=PLAIN.other, state=7))  # type: ignore[arg-type]
 
 
 def test_a_child_whose_state_cannot_be_encoded_is_named_as_such() -> None:
