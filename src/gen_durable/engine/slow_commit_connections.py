@@ -80,4 +80,3 @@ class SlowCommitConnections:
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
