@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, cast
@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from gen_durable import Durable, Start, job
-from gen_durable.config import WorkerOptions
+from gen_durable.config import Queue, WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine import picker as picker_module
 from gen_durable.engine.crashed_rows import CrashedRows
@@ -174,24 +174,36 @@ async def test_the_queue_of_a_row_that_a_pick_unblocks_is_woken(dsn: str, schema
 QUEUES = {"a": 2, "b": 3}
 
 
+class Answering(PersistentConnection):
+    """A connection that answers each pick with the result that the test gives it."""
+
+    __slots__ = ("answer",)
+    answer: PickResult
+
+    async def run(self, call: Any, *, timeout: float | None = None) -> Any:
+        return self.answer
+
+
 class Planning:
     """A picker without a database, the objects around it, and the events it emits."""
 
-    def __init__(self, poll: float = 10.0, longest_poll: float = 60.0, **options: Any) -> None:
+    def __init__(
+        self, poll: float = 10.0, longest_poll: float = 60.0, queues: Mapping[str, int | Queue] = QUEUES
+    ) -> None:
         self.around = Claimed()
         around = cast(Any, self.around)
+        self.link = Answering(Target("postgresql://nowhere"))
         self.events: list[Event] = []
         events = Events()
         events.subscribe(self.events.append)
         given = WorkerOptions(
-            queues=QUEUES,
+            queues=queues,
             poll_interval=timedelta(seconds=poll),
             max_poll_interval=timedelta(seconds=longest_poll),
-            **options,
         )
         self.slots = Slots(given.concurrency_by_queue, 0, tasks=TaskSet(), notifier=around)
         self.picker = Picker(
-            PersistentConnection(Target("postgresql://nowhere")),
+            self.link,
             Statements(Schema()),
             given,
             worker="w",
@@ -383,6 +395,16 @@ async def test_the_arguments_of_a_pick() -> None:
     p.around.crashed.add(claim(1, "a"))
     p.slots.queues["b"].running = 1
     assert p.picker._pick_statement({"a": 2, "b": 3}, None).args[7:] == ([2, 2], 0, False)
+
+
+async def test_a_pick_sends_the_group_that_was_served_last() -> None:
+    """Only for fair queues."""
+    p = Planning(queues={"a": Queue(2, fair_by="tenant"), "b": 3})
+    demands = {"a": 2, "b": 3}
+    assert p.picker._pick_statement(demands, None).args[6] == '{"a":["tenant",null]}'
+    p.link.answer = PickResult([], [nothing_in("a"), nothing_in("b")], last_groups={"a": "tenant/acme"})
+    await p.picker._claim_rows(demands)
+    assert p.picker._pick_statement(demands, None).args[6] == '{"a":["tenant","tenant/acme"]}'
 
 
 async def test_a_picker_that_finds_rows_picks_again_at_once(dsn: str, schema: str) -> None:
