@@ -106,6 +106,7 @@ async def test_a_lost_answer_does_not_interrupt_a_cascade(
 ) -> None:
     """The batch is repeated."""
     async with open_proxy(dsn) as proxy, Durable(proxy.dsn, schema=schema) as app:
+        assert await services_of(app).notifier.cascader.run(None) == CascadeCount(0, 0)  # it connects
         proxy.losing = b""
         assert await services_of(app).notifier.cascader.run(None) == CascadeCount(0, 0)
         assert proxy.lost == 1
@@ -117,6 +118,11 @@ async def test_closing_ends_cascades(dsn: str, schema: str) -> None:
         cascader = services_of(app).notifier.cascader
         cascader.start(7)
         task = cascader._tasks[7]
+        await asyncio.sleep(0)
+        await cascader.close()
+        assert task.cancelled()
+        cascader.start(8)
+        task = cascader._tasks[8]
         await asyncio.sleep(0)
     assert task.cancelled()
     assert cascader._tasks == {}

@@ -28,6 +28,12 @@ class Receiver:
         self.received.put_nowait(None)
 
 
+async def notify(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("notify test_listener, 'queue:q'")
+    await connection.close()
+
+
 async def no_connection(proxy: Proxy) -> None:
     """Return once every connection through the proxy has ended."""
     async with asyncio.timeout(10):
@@ -45,9 +51,7 @@ async def test_a_lost_connection_is_noticed_at_once(dsn: str, monkeypatch: pytes
         assert await soon(receiver.received.get()) is None
         proxy.cut_all()
         assert await soon(receiver.received.get()) is None
-        connection = await asyncpg.connect(dsn)
-        await connection.execute("notify test_listener, 'queue:q'")
-        await connection.close()
+        await notify(dsn)
         assert await soon(receiver.received.get()) == QueueReady("q")
         assert listener.listening.is_set()
         task = listener._task
@@ -61,7 +65,7 @@ async def test_a_lost_connection_is_noticed_at_once(dsn: str, monkeypatch: pytes
 async def test_a_connection_that_is_not_answered_is_replaced(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe finds it."""
     monkeypatch.setattr(listener_module, "PROBE_INTERVAL", 0.02)
-    monkeypatch.setattr(listener_module, "PROBE_TIMEOUT", 0.1)
+    monkeypatch.setattr(listener_module, "PROBE_TIMEOUT", 0.2)
     async with open_proxy(dsn) as proxy:
         receiver = Receiver()
         listener = Listener(Target(proxy.dsn, pooled=False), "test_listener", receiver)
@@ -70,7 +74,10 @@ async def test_a_connection_that_is_not_answered_is_replaced(dsn: str, monkeypat
         proxy.answerless = b"select 1"
         await soon(proxy.stalled.wait())
         proxy.answerless = None
+        monkeypatch.setattr(listener_module, "PROBE_INTERVAL", 3600.0)
         assert await soon(receiver.received.get()) is None
+        await notify(dsn)
+        assert await soon(receiver.received.get()) == QueueReady("q")
         await listener.stop()
 
 

@@ -154,8 +154,10 @@ async def test_rows_not_found_are_notified_of_at_once_and_then_at_intervals(
         assert sent.get_nowait() == QueueReady("q")
         assert await asyncio.wait_for(sent.get(), 10) == QueueReady("q")
         assert time.monotonic() - began > 0.1
+        again = asyncio.get_running_loop().time()
         notifier.notify_rows_not_found("q")
         timer = notifier._missed["q"]
+        assert timer.when() > again
         assert sent.empty()
     assert timer.cancelled()
     assert notifier._missed == {}
@@ -187,7 +189,7 @@ async def test_close_gives_up_a_notification_that_is_not_answered(
         await pool.asked.wait()
         task = notifier._task
         async with asyncio.timeout(10):
-            await app.close()
+            await notifier.close()
         assert task is not None
         assert task.cancelled()
 
