@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.engine import Opening, Spawning, program_job, seconds, soon
 from tests.support.processes import open_proxy
+from tests.support.rows import ended
 
 from gen_durable import Abort, Durable, Failed, Finished, Pending, Start, job
 from gen_durable.errors import (
@@ -83,6 +84,13 @@ async def test_after_the_end(engine: Opening) -> None:
             await e.end(handle)
         for _ in range(3):
             assert await e.end(handle) == Finished(handle.id, Receipt(2))
+
+
+async def test_an_end_without_a_result(engine: Opening) -> None:
+    """As SQL of the user may write it: the result is None."""
+    async with engine() as e:
+        await e.rows.connection.execute(ended(1000).replace("@schema", f'"{e.rows.schema}"'))
+        assert await e.end(e.app.handle(1000, refuse)) == Finished(1000, None)
 
 
 async def test_pending(engine: Opening) -> None:

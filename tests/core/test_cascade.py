@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
+from typing import Any
 
 import pytest
 from tests.core.test_notifier import Endpoint, listening
@@ -12,10 +14,13 @@ from tests.support.processes import open_proxy
 from tests.support.rows import ended, executing, instance
 
 from gen_durable import Durable
+from gen_durable.backoff import Pauses
 from gen_durable.core import cascade
 from gen_durable.core.cascade import CascadeCount
 from gen_durable.core.services import services_of
-from gen_durable.store.statements import Statements
+from gen_durable.core.statement_runner import StatementRunner
+from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.types import NO_FOLLOW_UPS, CascadeResult
 
 
 async def test_a_start_while_the_last_cascade_ends(dsn: str, schema: str) -> None:
@@ -99,6 +104,36 @@ async def test_children_that_stay_locked_are_left_to_the_reaper(
         assert began[3] - began[2] > 0.036
         assert caplog.messages == ["cascade of instance 1: the remaining children are left to the reaper of a worker"]
         assert await soon(cascader.run(1)) == CascadeCount(ended=1, requested=0)
+
+
+class ScriptedRunner(StatementRunner):
+    """Returns these batches."""
+
+    __slots__ = ("batches",)
+    batches: list[CascadeResult]
+
+    async def run(self, statement: Statement[Any], operation: str, *, may_run_twice: bool) -> Any:
+        return self.batches.pop(0)
+
+
+async def test_pauses_begin_anew_after_progress(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[float] = []
+
+    class NotedPauses(Pauses):
+        def next(self) -> float:
+            noted.append(super().next())
+            return 0.0
+
+    monkeypatch.setattr(cascade, "Pauses", NotedPauses)
+    async with Durable(dsn, schema=schema) as app:
+        services = services_of(app)
+        runner = ScriptedRunner(lambda: services.pool, schema)
+        empty = CascadeResult(0, 0, NO_FOLLOW_UPS, more=True, refused=[], refusal=None)
+        progress = dataclasses.replace(empty, ended=1)
+        runner.batches = [empty, empty, progress, empty, dataclasses.replace(progress, more=False)]
+        found = await cascade.Cascader(runner, services.statements, services.notifier).run(1)
+    assert found == CascadeCount(ended=2, requested=0)
+    assert noted == [cascade.FIRST_PAUSE, 2 * cascade.FIRST_PAUSE, cascade.FIRST_PAUSE]
 
 
 async def test_a_lost_answer_does_not_interrupt_a_cascade(

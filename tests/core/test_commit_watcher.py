@@ -15,6 +15,7 @@ from tests.core.test_notifier import Endpoint, listening
 from gen_durable.client import Durable
 from gen_durable.core import commit_watcher
 from gen_durable.core.commit_watcher import CommitWatcher
+from gen_durable.core.messages import Message
 from gen_durable.core.services import services_of
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import Statement
@@ -187,9 +188,11 @@ async def test_new_transactions_do_not_put_off_a_check(dsn: str, schema: str, mo
         await opened.rollback()
 
 
-async def test_one_check_at_a_time(dsn: str, schema: str) -> None:
-    """A transaction that is added during a check is part of the next one."""
+async def test_one_check_at_a_time(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that is added during a check is part of the next one; the worker here needs no message."""
     async with watching(dsn, schema) as watch, transactions(dsn, 2) as ((first, one), (second, other)):
+        sent: list[Message] = []
+        monkeypatch.setattr(watch.watcher._notifier, "send", sent.append)
         watch.pool.may_run.clear()
         watch.add(first, "q1")
         await watch.pool.begun.wait()
@@ -201,6 +204,7 @@ async def test_one_check_at_a_time(dsn: str, schema: str) -> None:
         await other.commit()
         watch.pool.may_run.set()
         assert [await watch.endpoint.next(), await watch.endpoint.next()] == ["wake q1", "wake q2"]
+        assert sent == []
 
 
 async def test_on_the_loop_follow_ups_are_acted_on_at_once_and_once(dsn: str, schema: str) -> None:

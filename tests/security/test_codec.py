@@ -319,6 +319,15 @@ async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
         services_of(e.app).statement_runner = SimpleNamespace(run=run)  # type: ignore[assignment]
         assert await e.app.signal("k", told, Secret(CANARY))
         assert await e.end(e.app.handle(second[0], Waiter.wait)) == Finished(second[0], f"{CANARY}/2")
+
+        async def run_late(call: Any, what: str, *, may_run_twice: bool) -> Any:
+            answer = await ask(call, what, may_run_twice=may_run_twice)
+            if call.text == holder(b"k").text:
+                await e.app.insert(Waiter.wait, Secret("3"), unique_key="k")
+            return answer
+
+        # A holder that comes after the look-up is not sent a payload that was encrypted for no instance.
+        services_of(e.app).statement_runner = SimpleNamespace(run=run_late)  # type: ignore[assignment]
         with pytest.raises(NoTarget):
             await e.app.signal("k", told, Secret(CANARY))
 
