@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import asyncpg
@@ -297,19 +298,20 @@ async def test_the_poll_interval_doubles_until_a_pick_finds_rows() -> None:
     assert found == [20.0, 35.0, 35.0, 10.0, 20.0]
 
 
-async def test_a_queue_is_asked_when_it_has_capacity_and_a_reason() -> None:
+async def test_a_queue_is_asked_when_it_has_capacity_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wake-up, a due row, or a poll that is due."""
+    monkeypatch.setattr(picker_module, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     p = Planning(poll=10.0)
     p.plan(nothing_in("a"), nothing_in("b"))
     a, b = p.slots.queues["a"], p.slots.queues["b"]
     assert p.picker._count_demands() == {}
     a.has_work = True
     assert p.picker._count_demands() == {"a": 2}
-    a.has_work, b.due_at = False, time.monotonic()
+    a.has_work, b.due_at = False, 1000.0
     assert p.picker._count_demands() == {"b": 3}
-    b.due_at = time.monotonic() + 100
+    b.due_at = 1000.1
     assert p.picker._count_demands() == {}
-    p.picker._picked_at -= 20.0
+    p.picker._picked_at -= 20.0  # the pick was empty: the interval has doubled
     assert p.picker._count_demands() == {"a": 2, "b": 3}
     a.running = 2
     assert p.picker._count_demands() == {"b": 3}
@@ -489,25 +491,6 @@ async def test_a_stop_cancels_a_pick_that_hangs(dsn: str, schema: str, monkeypat
         await asyncio.wait_for(answered.wait(), 5)
         await asyncio.wait_for(pick.stop(), 5)
         assert [task for task in asyncio.all_tasks() if task.get_name() == "gen_durable pick"] == []
-
-
-async def test_a_pick_that_fails_during_a_stop_is_no_error_of_its_own(dsn: str, schema: str) -> None:
-    """The stop has its exception, so that the event loop does not report it."""
-    async with Durable(dsn, schema=schema) as app, picking(app) as (pick, link, _):
-        answered, may_go_on = asyncio.Event(), asyncio.Event()
-
-        async def fail() -> None:
-            answered.set()
-            await may_go_on.wait()
-            raise ConnectionLost(OSError("gone"), sent=True)
-
-        link.meanwhile = fail
-        pick.start()
-        await asyncio.wait_for(answered.wait(), 5)
-        stopping = asyncio.create_task(pick.stop())
-        await asyncio.sleep(0.01)
-        may_go_on.set()
-        await asyncio.wait_for(stopping, 5)
 
 
 def data_error() -> Exception:
