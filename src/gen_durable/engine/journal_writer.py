@@ -106,7 +106,6 @@ class JournalWriter:
     def run_actions_blocking(self, actions: Actions) -> Any:
         """Perform actions in the thread of a `def` step."""
         if threading.get_ident() == self._thread:
-            actions.close()
             raise InputError("ctx.sync is for `def` steps: in an `async def` step write `await ctx.run(...)`")
         try:
             action = next(actions)

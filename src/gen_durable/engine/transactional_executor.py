@@ -49,7 +49,6 @@ class _ConnectionBroken(Exception):
     """The connection broke during a step that had used it; `raised` is what the step raised."""
 
     def __init__(self, raised: StepRaised) -> None:
-        super().__init__(str(raised))
         self.raised = raised
 
 
