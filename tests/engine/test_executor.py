@@ -148,6 +148,28 @@ async def test_a_step_that_cancels_its_task_and_raises(threads: ThreadPool) -> N
     assert encoded.commit.value == '["step Scripted.work was cancelled from inside",0]'
 
 
+@pytest.mark.parametrize("knows_task", [True, False])
+async def test_a_step_that_cancels_its_task_and_returns(threads: ThreadPool, knows_task: bool) -> None:
+    """Its outcome counts, and the cancellation does not reach the engine."""
+
+    async def cancel(state: Any, ctx: Context) -> Outcome[Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return Done(state)
+
+    async def execute() -> tuple[str | None, int]:
+        task = asyncio.current_task()
+        assert task is not None
+        claim, entry = claim_of(Scripted(cancel))
+        executor = make_executor(threads)
+        encoded = await executor.execute(claim, entry, may_continue=True, task=task if knows_task else None)
+        await asyncio.sleep(0)
+        return encoded.commit.value, task.cancelling()
+
+    assert await asyncio.create_task(execute()) == ('"s"', 0)
+
+
 async def test_what_a_def_step_returns_may_be_awaited(threads: ThreadPool) -> None:
     """A `def` that returns a coroutine: it is awaited on the event loop."""
     seen: list[int] = []

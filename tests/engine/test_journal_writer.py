@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 import pytest
@@ -15,12 +15,16 @@ from tests.support.engine import soon
 
 from gen_durable import Durable, job
 from gen_durable.core.services import services_of
+from gen_durable.encryption import PayloadContext, PayloadEncryption
 from gen_durable.engine import journal_writer
 from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.step_journal import Actions, SleepBeforeRetry
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.errors import DatabaseRefused, InputError
+from gen_durable.errors import DatabaseRefused, InputError, LeaseLost
+from gen_durable.store.journal import JournalStatements
+from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
+from gen_durable.store.types import Claim
 
 
 @job
@@ -131,3 +135,30 @@ async def test_close_writes_the_last_progress(dsn: str, schema: str, threads: Th
         o.writer.report_progress(claim.id, claim.epoch, "run", **options)
         await o.writer.close()
         assert [progress.fraction for progress in await o.app.progress(claim.id)] == [0.5]
+
+
+class ReversingCodec:
+    def encode(self, data: bytes, context: PayloadContext) -> bytes:
+        return context.as_bytes() + b"|" + data[::-1]
+
+    def decode(self, data: bytes, context: PayloadContext) -> bytes:
+        assert data.startswith(context.as_bytes() + b"|")
+        return data.partition(b"|")[2][::-1]
+
+
+async def test_a_claim_has_one_journal_for_each_step(threads: ThreadPool) -> None:
+    """It belongs to the visit of the claim, for which its entries are encrypted; an earlier step cannot have it."""
+    encryption = PayloadEncryption(ReversingCodec(), "schema", read_unencrypted=False)
+    statements = JournalStatements(Schema())
+    writer = JournalWriter(cast(Any, None), "schema", statements, threads, "installation", encryption=encryption)
+    claim = Claim(7, "m", 1, "s", "null", 0, 1, 4, "default", 0, None, None, None, None, visit=3)
+    journal = writer.step_journal(claim, 4)
+    assert writer.step_journal(claim, 4) is journal
+    actions = journal.run("call", int, (), {}, retries=0, backoff=None)
+    next(actions)
+    statement = actions.send(5)
+    assert isinstance(statement, Statement)
+    assert statement.args[:5] == (7, 1, 4, 1, "call")
+    assert encryption.decrypt(str(statement.args[6]), 7, "activity/3/call/result") == "5"
+    with pytest.raises(LeaseLost, match="instance 7: the step that writes this has been left"):
+        writer.step_journal(claim, 3)

@@ -205,7 +205,8 @@ async def test_a_flush_that_is_interrupted_leaves_no_transaction(dsn: str, schem
         async with o.e.rows.connection.transaction():
             await o.e.rows.fetch("select from @.instances for update")
             task = asyncio.create_task(o.executor.execute(active))
-            blocked = "select from pg_stat_activity where pg_backend_pid() = any (pg_blocking_pids(pid))"
+            # Not pg_stat_activity, which a transaction reads only once.
+            blocked = "select from pg_locks where not granted and pg_backend_pid() = any (pg_blocking_pids(pid))"
             await o.e.rows.when(lambda: o.e.rows.value(f"select exists ({blocked})"))
             assert not active.in_step
             task.cancel()
@@ -214,6 +215,27 @@ async def test_a_flush_that_is_interrupted_leaves_no_transaction(dsn: str, schem
         assert o.executor._connections[0]._current is None
         await soon(o.executor.execute(active))
         assert await o.end(active) == Finished(active.claim.id, "done")
+
+
+@pytest.mark.parametrize("result", [CommitResult.STALE, CommitResult.CANCEL_REQUESTED])
+async def test_an_outcome_that_does_not_count_is_rolled_back(dsn: str, schema: str, result: CommitResult) -> None:
+    """The claim was lost during the step, or the instance was cancelled: no write of the step stays."""
+
+    async def write(ctx: Context) -> Outcome[Any]:
+        await ctx.connection.execute(f'create table "{schema}".written ()')
+        if result is CommitResult.STALE:
+            services = services_of(o.e.app)
+            await services.pool.run(services.statements.release_claims([(ctx.id, ctx.claim, None, None)]))
+        else:
+            await o.e.app.cancel(ctx.id, reason="stop")
+        return Next(WRITE, None)
+
+    async with executing(dsn, schema) as o:
+        active = await o.claim(write)
+        assert (await soon(o.executor.execute(active)))[1] is result
+        assert not o.is_in_transaction
+        assert await o.e.rows.value("select to_regclass('@.written')") is None
+        assert (await o.e.rows.row(active.claim.id))["seq"] == 0
 
 
 async def go_to_unknown_limit(ctx: Context) -> Outcome[Any]:
