@@ -24,7 +24,7 @@ from tests.support.canaries import (
     leaf,
     told,
 )
-from tests.support.engine import BRIEF, Engine, Opening, seconds
+from tests.support.engine import BRIEF, Engine, Opening, seconds, soon
 
 from gen_durable import (
     Cancelled,
@@ -117,6 +117,27 @@ async def test_reading_by_key(engine: Opening) -> None:
         assert await e.app.checkpoint("vault") == await e.app.checkpoint(handle.id)
         await handle.cancel()
         assert (await e.app.history("vault"), await e.app.checkpoint("vault")) == ([], None)
+
+
+async def test_reading_a_checkpoint(engine: Opening) -> None:
+    """It is there while its step runs."""
+    saved = asyncio.Event()
+
+    @job
+    async def save(secret: Secret, ctx: Context) -> None:
+        await ctx.checkpoint({"saved": secret.text})
+        saved.set()
+        await asyncio.Event().wait()
+
+    async with engine(codec=aes()) as e, e.worker(save):
+        handle = await e.app.insert(save, Secret(CANARY), unique_key="k")
+        await soon(saved.wait())
+        for target in ("k", handle.id):
+            found = await e.app.checkpoint(target)
+            assert found is not None
+            assert found.value == {"saved": CANARY}
+        await handle.cancel()
+        await e.end(handle)
 
 
 @pytest.mark.parametrize("count", [1500, 10_050])
