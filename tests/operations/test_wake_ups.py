@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.core.test_notifier import Endpoint, listening
 from tests.support.engine import Engine, opened, seconds, soon
-from tests.support.rows import ended, executing
+from tests.support.rows import ended, executing, parked
 
-from gen_durable import Cancelled, Concurrency, Start, job
+from gen_durable import Cancelled, Concurrency, Signal, Start, job
 from gen_durable.core import completion_watcher
 from gen_durable.core.services import services_of
 from gen_durable.operations.limits import declare_limit
+
+go = Signal("go")
 
 
 @job
@@ -44,6 +46,15 @@ async def test_an_insert_wakes_the_queues_of_new_rows(dsn: str, schema: str) -> 
         await e.app.insert_many([*starts, Start(noop, 2, queue="b")], on_conflict="skip")
         assert [await endpoint.next(), await endpoint.next()] == ["wake b", "wake d"]
         assert endpoint.expected == [("a", 1), ("b", 2), ("d", 1)]
+
+
+async def test_a_signal_wakes_the_queue_of_its_target(dsn: str, schema: str) -> None:
+    """Unless the target waits for another one."""
+    rows = [parked(1000, queue="a"), parked(1001, name="other", queue="b")]
+    async with watched(dsn, schema, *rows) as (e, endpoint):
+        assert await e.app.signal(1001, go)
+        assert await e.app.signal(1000, go)
+        assert await endpoint.next() == "wake a"
 
 
 async def test_a_retry_wakes_its_queue(dsn: str, schema: str) -> None:
