@@ -12,7 +12,7 @@ from gen_durable import Context, Done, Machine, Next, Outcome, Status, step
 from gen_durable.config import WorkerOptions
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimEndReceiver, ClaimRunner
-from gen_durable.engine.committer import COMMITTED, STALE
+from gen_durable.engine.committer import COMMITTED, STALE, CommitResult
 from gen_durable.engine.executor import UndecodableState
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
@@ -231,3 +231,22 @@ async def test_an_answer_may_come_after_the_task_that_waited_for_it_was_cancelle
     receiver.answered.cancel()
     receiver.receive_commit_result(COMMITTED)
     assert answers == [COMMITTED]
+
+
+async def test_a_claim_that_is_found_lost_does_not_wait_for_the_slot_that_it_has_lent() -> None:
+    """Its next step does not run here."""
+    running = Running()
+    parts: Any = running.parts
+    answer: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
+    answer.set_result(STALE)
+
+    async def execute(*_: object, **__: object) -> EncodedOutcome:
+        return EncodedOutcome(Commit(1, 1, 0, "continue", "two"), "Next")
+
+    def lend_slot(active: ActiveClaim) -> None:
+        active.has_slot = False
+
+    parts.execute, parts.commit, parts.lend_slot = execute, lambda _: answer, lend_slot
+    await running.runner.run(running.active)
+    assert parts.calls == [("remove", running.active)]
+    assert not running.active.has_slot

@@ -285,7 +285,10 @@ async def test_the_duration_of_a_cancelled_step_is_its_own(engine: Opening) -> N
         assert 0.1 <= event.duration < 30
         (transition,) = await e.app.history(handle)
         assert 0.1 <= transition.duration < 30
-        assert transition.started_at >= (await handle.get()).inserted_at - seconds(1)
+        row = await handle.get()
+        assert row.finished_at is not None
+        assert transition.started_at >= row.inserted_at - seconds(1)
+        assert transition.started_at + seconds(transition.duration) <= row.finished_at + seconds(0.05)
 
 
 async def test_an_instance_that_is_cancelled_before_its_step_has_no_duration(engine: Opening) -> None:
