@@ -250,3 +250,27 @@ async def test_a_claim_that_is_found_lost_does_not_wait_for_the_slot_that_it_has
     await running.runner.run(running.active)
     assert parts.calls == [("remove", running.active)]
     assert not running.active.has_slot
+
+
+@pytest.mark.parametrize(
+    ("is_aside", "is_large", "waits"), [(False, False, False), (True, False, True), (False, True, True)]
+)
+async def test_only_a_large_outcome_or_claim_keeps_its_slot_until_the_commit(
+    is_aside: bool, is_large: bool, waits: bool
+) -> None:
+    """Its task waits for the answer, so that no other step makes more of its kind meanwhile."""
+    running, receivers = Running(), list[ClaimEndReceiver]()
+    running.active.claim.is_large = is_large
+
+    def enqueue(_commit: Commit, receiver: ClaimEndReceiver) -> bool:
+        receivers.append(receiver)
+        return is_aside
+
+    cast(Any, running.parts).enqueue = enqueue
+    encoded = EncodedOutcome(Commit(1, 1, 0, "done"), "Done")
+    task = asyncio.create_task(running.runner._commit_claim_end(running.active, encoded, 1.0))
+    await asyncio.sleep(0)
+    assert task.done() is not waits
+    receivers[0].receive_commit_result(COMMITTED)
+    async with asyncio.timeout(10):
+        await task
