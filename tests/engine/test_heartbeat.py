@@ -185,7 +185,8 @@ async def test_a_statement_that_hangs_is_given_up(dsn: str, schema: str, what: s
         async with b.e.rows.connection.transaction():
             await b.e.rows.fetch("lock table @.instances in access exclusive mode")
             with pytest.raises(ConnectionLost):
-                await (b.heartbeat.extend_leases() if what == "extend" else b.heartbeat.read_cancel_requests())
+                async with asyncio.timeout(5):
+                    await (b.heartbeat.extend_leases() if what == "extend" else b.heartbeat.read_cancel_requests())
 
 
 async def test_a_refused_row_is_named_and_the_others_are_extended(
@@ -259,7 +260,8 @@ async def test_rows_are_returned_on_the_first_connection(dsn: str, schema: str) 
         async with b.e.rows.connection.transaction():
             await b.e.rows.fetch("lock table @.instances in access exclusive mode")
             with pytest.raises(ConnectionLost):
-                await b.beat(LEASE)
+                async with asyncio.timeout(5):
+                    await b.beat(LEASE)
         await asyncio.sleep(0)
         assert b.claims.all() == []
         b.heartbeat._interval_seconds = 10.0
