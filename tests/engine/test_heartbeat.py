@@ -363,12 +363,15 @@ async def test_the_pauses_between_heartbeats(
         ]
 
 
-async def test_no_pause_is_longer_than_half_an_interval(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_pause_is_longer_than_half_an_interval(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also the first one after a failure; a heartbeat that takes longer is followed by the next at once."""
     async with beating(dsn, schema, interval=0.1) as b:
         pauses = await pauses_of(b, monkeypatch, ConnectionError(), ConnectionError(), None, 0.06)
         assert all(0 <= pause <= 0.05 for pause in pauses), pauses
         assert pauses[3] == 0
+        assert caplog.text.count("heartbeats fail (ConnectionError)") == 1
 
 
 async def test_the_thread_ends_with_its_connection(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
