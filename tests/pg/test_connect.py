@@ -14,6 +14,7 @@ from gen_durable.pg import connect as connect_module
 from gen_durable.pg.connect import Target, connect, connect_to_host
 from gen_durable.pg.dsn import Host, split_hosts
 
+pytestmark = pytest.mark.direct("a connection through a pooler is opened twice")
 TURNS = 20
 """So many turns of the loop it takes at most until the driver waits for the host's first word."""
 
@@ -95,7 +96,6 @@ FREEZING = {
 }
 
 
-@pytest.mark.direct("a pooler's settings are its own")
 @pytest.mark.parametrize("kind", FREEZING)
 async def test_a_server_that_freezes_once_it_is_reached(
     dsn: str, gated: Gating, opened: list[asyncpg.Connection[Any]], monkeypatch: pytest.MonkeyPatch, kind: str

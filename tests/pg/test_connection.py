@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
 from tests.support.hosts import Gating, Place, address_of, several
 
@@ -239,13 +240,25 @@ async def test_a_read_only_server_is_left_if_there_are_others(
         assert (await connection.run(PID) == before) is is_kept
 
 
-async def test_unread_input_is_found_without_waiting(dsn: str) -> None:
-    """A statement on such a connection would fail, so each statement looks first."""
+async def test_unread_input_is_found_without_waiting(dsn: str, schema: str) -> None:
+    """It is most likely the end of the session, so the next statement has a new one. The event loop has no turn."""
     async with opened(dsn) as connection:
         driver_connection = await connection.connect()
+        await driver_connection.execute(f"listen {schema}_unread")
         began = time.monotonic()
         assert not any(has_unread_input(driver_connection) for _ in range(5000))
         assert time.monotonic() - began < 5
+        with psycopg.connect(dsn, autocommit=True) as blocking:
+            blocking.execute(f"notify {schema}_unread")
+        while not has_unread_input(driver_connection) and time.monotonic() - began < 10:
+            pass
+        assert await connection.connect() is not driver_connection
+
+
+async def test_a_connection_that_has_ended_has_nothing_to_wait_for(dsn: str) -> None:
+    """It has no socket any more."""
+    async with opened(dsn) as connection:
+        driver_connection = await connection.connect()
         driver_connection.terminate()
         await asyncio.sleep(0.01)
         assert has_unread_input(driver_connection)

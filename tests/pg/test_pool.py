@@ -130,6 +130,7 @@ async def test_unread_input_of_a_callers_connection_is_read_first(
     async with asyncpg.create_pool(dsn, min_size=0, max_size=1) as driver_pool:
         pool = CallerPool(driver_pool)
         before = await pool.run(PID)
+        assert pauses == []
         monkeypatch.setattr(pool_module, "has_unread_input", lambda _: True)
         assert await pool.run(PID) == before
         assert pauses == [0.01]
