@@ -311,4 +311,5 @@ def test_the_guard_thread_ends_with_close(data_directory: EmbeddedDirectory) -> 
     with embedded.start(data_directory.directory):
         (guard,) = (t for t in set(threading.enumerate()) - before if t.name == "gen_durable-embedded-guard")
         assert guard.is_alive()
+        assert guard.daemon, "a process that does not release the server can end"
     assert not guard.is_alive()

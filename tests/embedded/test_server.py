@@ -60,6 +60,7 @@ def test_a_server_of_this_account_gets_its_directory_by_name(
     assert {"KEPT=yes", "LC_ALL=C"} <= set(seen["environment"])
 
 
+@pytest.mark.usefixtures("group_of_root")
 def test_a_server_of_another_account_gets_its_directory_without_a_name(
     prepared: Layout, open_air: Path, nobody: Account
 ) -> None:

@@ -264,6 +264,16 @@ def nobody() -> Account:
 
 
 @pytest.fixture
+def group_of_root(nobody: Account) -> Iterator[int]:
+    """A group that this process has beside its own, and `nobody` has not."""
+    kept = os.getgroups()
+    assert nobody.gid not in kept
+    os.setgroups([*kept, 4711])
+    yield 4711
+    os.setgroups(kept)
+
+
+@pytest.fixture
 def nobodys_python(nobody: Account) -> str:
     """An interpreter that `nobody` can run; ours may lie in a closed directory."""
     for name in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
