@@ -21,7 +21,7 @@ from gen_durable.pg.migrate import check_schema, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
 from gen_durable.pg.session_settings import read_role_settings
 from gen_durable.pg.sqlstate_errors import to_error
-from gen_durable.store.journal import JournalStatements
+from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.schema import Schema
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Database:
                 await migrate(connection, self.schema, roles=self._roles)
             else:
                 await check_schema(connection, self.schema)
-            self.installation = await connection.run(JournalStatements(self.schema).installation_token())
+            self.installation = await connection.run(JournalStatementBuilder(self.schema).installation_token())
             if connection.target.pooled:
                 (await connection.run(read_role_settings())).check()
         finally:
@@ -164,7 +164,7 @@ class Database:
 
     async def _check_caller_pool(self, caller_pool: CallerPool) -> None:
         await check_schema(caller_pool, self.schema)
-        installation = await caller_pool.run(JournalStatements(self.schema).installation_token())
+        installation = await caller_pool.run(JournalStatementBuilder(self.schema).installation_token())
         if self._target is None:
             self.pool = caller_pool
             self.installation = installation

@@ -62,9 +62,9 @@ async def diagnose(connection: PersistentConnection, schema: Schema, *, show: in
     return findings
 
 
-async def count_by_step(connection: PersistentConnection, schema: Schema) -> list[StepCount]:
+async def count_by_step_and_status(connection: PersistentConnection, schema: Schema) -> list[StepCount]:
     """All instances, counted by machine, step and status. Reads the whole table: use it on small ones."""
-    return await connection.run(Statement(schema.render(_COUNT_BY_STEP), (), _read_step_counts))
+    return await connection.run(Statement(schema.render(_COUNT_BY_STEP), (), _decode_step_counts))
 
 
 async def _run_check(run: RunStatement, *, statement: Statement[Sequence[Row]]) -> Sequence[Row]:
@@ -73,7 +73,7 @@ async def _run_check(run: RunStatement, *, statement: Statement[Sequence[Row]]) 
     return await run(statement)
 
 
-def _read_step_counts(rows: Sequence[Row]) -> list[StepCount]:
+def _decode_step_counts(rows: Sequence[Row]) -> list[StepCount]:
     return [StepCount(machine, step, Status(status), count) for machine, step, status, count in rows]
 
 

@@ -79,7 +79,7 @@ def _sort_ascii_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs if len(pairs) < 2 else sorted(pairs, key=lambda pair: (len(pair[0]), pair[0])))
 
 
-def _parse_number(text: str) -> float | int:
+def _parse_float(text: str) -> float | int:
     value = float(text)
     if value == 0.0:
         return 0.0
@@ -88,5 +88,5 @@ def _parse_number(text: str) -> float | int:
     return value
 
 
-_DECODE: Final = json.JSONDecoder(object_pairs_hook=_sort_keys, parse_float=_parse_number).decode
-_DECODE_ASCII: Final = json.JSONDecoder(object_pairs_hook=_sort_ascii_keys, parse_float=_parse_number).decode
+_DECODE: Final = json.JSONDecoder(object_pairs_hook=_sort_keys, parse_float=_parse_float).decode
+_DECODE_ASCII: Final = json.JSONDecoder(object_pairs_hook=_sort_ascii_keys, parse_float=_parse_float).decode

@@ -28,7 +28,7 @@ from gen_durable.errors import InputError, NotFound, TooLarge, WrongStatus
 from gen_durable.listing import Count
 from gen_durable.operations import admin
 from gen_durable.outcomes import Await
-from gen_durable.store.admin import AdminStatements
+from gen_durable.store.admin import AdminStatementBuilder
 
 broken: set[str] = set()
 go = Signal("go")
@@ -96,13 +96,13 @@ async def test_all_are_read_page_by_page(
     monkeypatch.setattr(admin, "MAX_PAGE", 3)
     monkeypatch.setattr(admin, "PAGE", 2)
     pages: list[tuple[int, bool]] = []
-    statement = AdminStatements.list
+    statement = AdminStatementBuilder.list
 
-    def noted(self: AdminStatements, filters: str, after: Any, size: int, *, payloads: bool) -> Any:
+    def noted(self: AdminStatementBuilder, filters: str, after: Any, size: int, *, payloads: bool) -> Any:
         pages.append((size, payloads))
         return statement(self, filters, after, size, payloads=payloads)
 
-    monkeypatch.setattr(AdminStatements, "list", noted)
+    monkeypatch.setattr(AdminStatementBuilder, "list", noted)
     async with engine() as e:
         handles = await e.app.insert_many([Start(Shop.start, str(n)) for n in range(5)])
         ids = [h.id for h in reversed(handles)]

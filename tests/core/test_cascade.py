@@ -19,7 +19,7 @@ from gen_durable.core import cascade
 from gen_durable.core.cascade import CascadeCount
 from gen_durable.core.services import services_of
 from gen_durable.core.statement_runner import StatementRunner
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import NO_FOLLOW_UPS, CascadeResult
 
 
@@ -62,9 +62,9 @@ def child(id_: int) -> str:
 def count_batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When each batch began, from now on."""
     began: list[float] = []
-    statement = Statements.cascade
+    statement = StatementBuilder.cascade
     monkeypatch.setattr(
-        Statements, "cascade", lambda self, *args: began.append(time.monotonic()) or statement(self, *args)
+        StatementBuilder, "cascade", lambda self, *args: began.append(time.monotonic()) or statement(self, *args)
     )
     return began
 

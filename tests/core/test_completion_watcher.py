@@ -22,7 +22,7 @@ from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError
 from gen_durable.pg.pool import Pool
 from gen_durable.starts import Start
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import EndedInstance, Row
 
 CROWD = 500
@@ -40,9 +40,9 @@ async def test_a_new_waiter_is_looked_up_without_the_others(engine: Opening, mon
         crowd = [asyncio.create_task(handle.wait(seconds(60))) for handle in handles]
         await asyncio.sleep(1.5)  # their polls have become rare
         looked_up: list[int] = []
-        ends_of = Statements.ends_of
+        ends_of = StatementBuilder.ends_of
         monkeypatch.setattr(
-            Statements, "ends_of", lambda self, ids, *size: looked_up.extend(ids) or ends_of(self, ids, *size)
+            StatementBuilder, "ends_of", lambda self, ids, *size: looked_up.extend(ids) or ends_of(self, ids, *size)
         )
         for handle in handles[:10]:
             await handle.wait(seconds(0.04))
@@ -73,8 +73,10 @@ async def test_a_new_instance_is_not_polled_before_it_can_have_ended(
     """A wait right after the insert leaves the database to the worker; any other wait is answered at once."""
     monkeypatch.setattr("gen_durable.core.completion_watcher.SHORTEST_LIFE", 3600)
     polled: list[int] = []
-    ends_of = Statements.ends_of
-    monkeypatch.setattr(Statements, "ends_of", lambda self, ids, *size: polled.extend(ids) or ends_of(self, ids, *size))
+    ends_of = StatementBuilder.ends_of
+    monkeypatch.setattr(
+        StatementBuilder, "ends_of", lambda self, ids, *size: polled.extend(ids) or ends_of(self, ids, *size)
+    )
     async with engine() as e:
         new = await e.app.insert(never_run, 1)
         waiting = asyncio.create_task(new.wait(seconds(60)))
@@ -94,9 +96,9 @@ async def test_results_of_many_waiters_come_in_bounded_answers(
 ) -> None:
     """Fifty callers wait for results of 0.9 MB that end at once: no answer has many more than 16 MB."""
     answers: list[int] = []
-    ends_of = Statements.ends_of
+    ends_of = StatementBuilder.ends_of
 
-    def measured(self: Statements, ids: Sequence[int], page_size: int) -> Statement[list[EndedInstance]]:
+    def measured(self: StatementBuilder, ids: Sequence[int], page_size: int) -> Statement[list[EndedInstance]]:
         statement = ends_of(self, ids, page_size)
 
         def read(rows: Sequence[Row]) -> list[EndedInstance]:
@@ -108,7 +110,7 @@ async def test_results_of_many_waiters_come_in_bounded_answers(
 
     async with engine() as e:
         handles = await e.app.insert_many([Start(never_run, n) for n in range(50)])
-        monkeypatch.setattr(Statements, "ends_of", measured)
+        monkeypatch.setattr(StatementBuilder, "ends_of", measured)
         waiting = [asyncio.create_task(handle.wait(seconds(60))) for handle in handles]
         await asyncio.sleep(1)
         await e.rows.fetch(

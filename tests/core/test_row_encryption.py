@@ -13,7 +13,7 @@ from gen_durable.core.row_encryption import CHUNK, RowEncryption
 from gen_durable.encryption import STATE, PayloadContext, PayloadEncryption
 from gen_durable.errors import DatabaseRefused
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 
 
 class Reversing:
@@ -30,7 +30,7 @@ ENCRYPTION = PayloadEncryption(Reversing(), "s", read_unencrypted=False)
 
 
 def row_encryption_of(pool: FailingPool) -> RowEncryption:
-    return RowEncryption(ENCRYPTION, pool, Statements(Schema("s")))
+    return RowEncryption(ENCRYPTION, pool, StatementBuilder(Schema("s")))
 
 
 @pytest.mark.parametrize("error", [LOST, UNREACHABLE, DEADLOCK])

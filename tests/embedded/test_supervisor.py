@@ -311,14 +311,14 @@ def test_a_server_without_files_is_down(supervised: Supervised, clock: Clock, ca
 
 def test_a_server_is_known_to_serve_as_a_child_or_by_its_files(supervised: Supervised) -> None:
     """While there is none, the checks come more often."""
-    assert not supervised.supervisor._is_serving()
+    assert not supervised.supervisor._has_server_process()
     adopted = adopt(supervised)
-    assert supervised.supervisor._is_serving()
+    assert supervised.supervisor._has_server_process()
     adopted.kill()
     adopted.wait()
-    assert not supervised.supervisor._is_serving()
+    assert not supervised.supervisor._has_server_process()
     supervised.launch(RUNS)
-    assert supervised.supervisor._is_serving()
+    assert supervised.supervisor._has_server_process()
 
 
 RUN = """

@@ -42,7 +42,7 @@ async def test_a_cancel_request_interrupts_an_async_step_only(
     assert not active.is_cancel_requested()
     active.task = asyncio.create_task(wait_long())
     active.in_step = in_step
-    active.accept_cancel_request("enough")
+    active.apply_cancel_request("enough")
     assert active.is_cancel_requested() is True
     assert active.cancel_reason == "enough"
     assert active.claim.is_interrupted is is_interrupted
@@ -53,7 +53,7 @@ async def test_a_cancel_request_interrupts_an_async_step_only(
 async def test_a_new_claim_is_not_in_a_step_and_has_no_outcome() -> None:
     """A cancel request does not interrupt it while it is buffered: its task would then end its claim no more."""
     active = claim_of_step()
-    active.accept_cancel_request("enough")
+    active.apply_cancel_request("enough")
     assert not active.claim.is_interrupted
     assert (active.has_slot, active.has_outcome) == (True, False)
 

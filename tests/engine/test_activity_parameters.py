@@ -9,7 +9,7 @@ import pytest
 
 from gen_durable.engine.step_journal import CallActivity, StepJournal
 from gen_durable.errors import InputError
-from gen_durable.store.journal import Fence, JournalStatements
+from gen_durable.store.journal import Fence, JournalStatementBuilder
 from gen_durable.store.schema import Schema
 
 
@@ -25,7 +25,7 @@ def positional(a: int, /, **options: Any) -> None: ...
 
 def parameters(fn: Any, *args: Any, **kwargs: Any) -> str:
     """What would be stored for a call that succeeded."""
-    journal = StepJournal(JournalStatements(Schema()), Fence(1, 1, 0))
+    journal = StepJournal(JournalStatementBuilder(Schema()), Fence(1, 1, 0))
     moves = journal.run("call", fn, args, kwargs, retries=0, backoff=None)
     assert isinstance(next(moves), CallActivity)
     return str(moves.send(None).args[5])

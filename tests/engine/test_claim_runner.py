@@ -243,10 +243,10 @@ async def test_a_claim_that_is_found_lost_does_not_wait_for_the_slot_that_it_has
     async def execute(*_: object, **__: object) -> EncodedOutcome:
         return EncodedOutcome(Commit(1, 1, 0, "continue", "two"), "Next")
 
-    def lend_slot(active: ActiveClaim) -> None:
+    def lend_slot_during_commit(active: ActiveClaim) -> None:
         active.has_slot = False
 
-    parts.execute, parts.commit, parts.lend_slot = execute, lambda _: answer, lend_slot
+    parts.execute, parts.commit, parts.lend_slot_during_commit = execute, lambda _: answer, lend_slot_during_commit
     await running.runner.run(running.active)
     assert parts.calls == [("remove", running.active)]
     assert not running.active.has_slot

@@ -201,7 +201,7 @@ async def test_leases_that_are_old_enough_are_extended_in_the_order_of_ids(monke
     monkeypatch.setattr(claim_table, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     for number, leased_at in ((3, 900.0), (1, 980.0), (2, 980.5)):
         holder.table.register(claim(number), leased_at)
-    assert [active.claim.id for active in holder.table.leased_before(20.0)] == [1, 3]
+    assert [active.claim.id for active in holder.table.leased_longer_than(20.0)] == [1, 3]
 
 
 async def test_claims_that_have_not_begun_are_withdrawn_in_the_order_of_ids() -> None:
@@ -233,8 +233,8 @@ async def test_a_cancel_request_reaches_a_claim_once() -> None:
     holder.table.add([claim(1), claim(2)], 0.0)
     await asyncio.sleep(0)
     running, buffered = holder.table.all()
-    holder.table.pass_on_cancel_requests({1: "first", 2: "second", 77: "unknown"})
-    holder.table.pass_on_cancel_requests({1: "again", 2: "again"})
+    holder.table.apply_cancel_requests({1: "first", 2: "second", 77: "unknown"})
+    holder.table.apply_cancel_requests({1: "again", 2: "again"})
     await asyncio.sleep(0)
     assert (running.cancel_reason, buffered.cancel_reason) == ("first", "second")
     assert holder.begun == [1, 2]
@@ -246,7 +246,7 @@ async def test_cancel_requests_that_cannot_be_read_are_read_later() -> None:
     """By the next heartbeat. A claim whose request is known has the usual reason then."""
     holder = Holder()
     (active,) = holder.hold(claim(1))
-    task = holder.tasks.spawn(holder.table._fetch_and_pass_on_cancel_requests())
+    task = holder.tasks.spawn(holder.table._fetch_and_apply_cancel_requests())
     await holder.tasks.wait(10)
     assert task.exception() is None
     assert await holder.table.fetch_cancel_reason(active) == DEFAULT_REASON

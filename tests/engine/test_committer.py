@@ -18,7 +18,7 @@ from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection, Target
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Claim, Commit, FollowUps, ManyChildren
 
 
@@ -28,7 +28,7 @@ async def noop(n: int) -> int:
     return n
 
 
-class Counting(Statements):
+class Counting(StatementBuilder):
     """Statements that count the flushes."""
 
     sizes: list[int]

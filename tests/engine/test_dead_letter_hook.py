@@ -12,7 +12,7 @@ import pytest
 from gen_durable import Durable, Instance, Start, job
 from gen_durable.core.services import services_of
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 
 TASK = "gen_durable dead letters"
 
@@ -23,7 +23,7 @@ async def noop(n: int) -> int:
     return n
 
 
-class Unreadable(Statements):
+class Unreadable(StatementBuilder):
     """Statements that cannot read one instance."""
 
     culprit = 0
@@ -56,7 +56,7 @@ class Calls:
         self.running -= 1
 
 
-def hook_of(app: Durable, function: Any, statements: Statements | None = None) -> DeadLetterHook:
+def hook_of(app: Durable, function: Any, statements: StatementBuilder | None = None) -> DeadLetterHook:
     services = services_of(app)
     return DeadLetterHook(function, services.pool, statements or services.statements, None)
 

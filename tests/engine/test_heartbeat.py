@@ -131,7 +131,7 @@ async def test_old_leases_are_extended_in_batches(dsn: str, schema: str, monkeyp
         assert await b.heartbeat.extend_leases() == []
         assert await b.extended() == ids(old)
         assert all(began <= active.leased_at <= time.monotonic() for active in old)
-        assert b.claims.leased_before(LEASE / 3) == []
+        assert b.claims.leased_longer_than(LEASE / 3) == []
 
 
 async def test_lost_claims_are_returned(dsn: str, schema: str) -> None:
@@ -207,7 +207,7 @@ async def test_a_refused_row_is_named_and_the_others_are_extended(
         finally:
             await b.e.rows.connection.execute(f"drop function {schema}_refuse cascade")
         assert await b.extended() == [id_ for id_ in ids(claims) if id_ != bad.claim.id]
-        assert b.claims.leased_before(LEASE / 3) == [bad]
+        assert b.claims.leased_longer_than(LEASE / 3) == [bad]
         lines = [record.getMessage() for record in caplog.records if record.name == "gen_durable.heartbeat"]
         assert lines == [f"instance {bad.claim.id}: its lease cannot be extended (CheckViolationError, SQLSTATE 23514)"]
 

@@ -21,7 +21,7 @@ from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.step_journal import Actions, SleepBeforeRetry
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import DatabaseRefused, InputError, LeaseLost
-from gen_durable.store.journal import JournalStatements
+from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim
@@ -149,7 +149,7 @@ class ReversingCodec:
 async def test_a_claim_has_one_journal_for_each_step(threads: ThreadPool) -> None:
     """It belongs to the visit of the claim, for which its entries are encrypted; an earlier step cannot have it."""
     encryption = PayloadEncryption(ReversingCodec(), "schema", read_unencrypted=False)
-    statements = JournalStatements(Schema())
+    statements = JournalStatementBuilder(Schema())
     writer = JournalWriter(cast(Any, None), "schema", statements, threads, "installation", encryption=encryption)
     claim = Claim(7, "m", 1, "s", "null", 0, 1, 4, "default", 0, None, None, None, None, visit=3)
     journal = writer.step_journal(claim, 4)

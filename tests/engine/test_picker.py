@@ -25,7 +25,7 @@ from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, PickResult, UnmetDemand
 from gen_durable.telemetry import (
     Event,
@@ -205,7 +205,7 @@ class Planning:
         self.slots = Slots(given.concurrency_by_queue, 0, tasks=TaskSet(), notifier=around)
         self.picker = Picker(
             self.link,
-            Statements(Schema()),
+            StatementBuilder(Schema()),
             given,
             worker="w",
             known_steps=["noop/1/run"],

@@ -119,11 +119,11 @@ async def test_a_slot_that_is_wanted_back_comes_before_the_buffer() -> None:
     """A claim that waits for its commit lends its slot to one in the buffer; the next free slot is its own again."""
     track = Track()
     first, *_ = await track.take(1, 2, 3, 4)
-    track.slots.lend_slot(first)
+    track.slots.lend_slot_during_commit(first)
     await settled()
     assert track.begun == [1, 2, 3]
     assert (track.queue.running, track.queue.lent, first.has_slot) == (2, 1, False)
-    back = asyncio.create_task(track.slots.regain_slot(first))
+    back = asyncio.create_task(track.slots.wait_for_slot_after_commit(first))
     await settled()
     assert not back.done()
     await track.end(2)
@@ -136,8 +136,8 @@ async def test_a_slot_is_lent_only_while_steps_are_short() -> None:
     """At a slow pace a claim keeps its slot during its commit, and has it when it goes on."""
     track = Track(prefetch=1)
     first, *_ = await track.take(1, 2, 3)
-    track.slots.lend_slot(first)
-    await track.slots.regain_slot(first)
+    track.slots.lend_slot_during_commit(first)
+    await track.slots.wait_for_slot_after_commit(first)
     assert (track.begun, track.queue.running, track.queue.lent) == ([1, 2], 2, 0)
 
 
@@ -146,9 +146,9 @@ async def test_a_slot_that_nobody_has_borrowed_comes_back_at_once() -> None:
     track = Track()
     (first,) = await track.take(1)
     track.slots.changed.clear()
-    track.slots.lend_slot(first)
+    track.slots.lend_slot_during_commit(first)
     assert track.slots.changed.is_set()
-    await track.slots.regain_slot(first)
+    await track.slots.wait_for_slot_after_commit(first)
     assert (track.queue.running, track.queue.lent, first.has_slot) == (1, 0, True)
 
 
@@ -157,9 +157,9 @@ async def test_a_slot_is_not_lost_with_the_claim_that_wanted_it(given: bool) -> 
     """Cancelled while it waits for its slot, or in the moment in which it gets it: the slot is another's."""
     track = Track()
     first, *_ = await track.take(1, 2, 3, 4)
-    track.slots.lend_slot(first)
+    track.slots.lend_slot_during_commit(first)
     await settled()
-    back = asyncio.create_task(track.slots.regain_slot(first))
+    back = asyncio.create_task(track.slots.wait_for_slot_after_commit(first))
     await settled()
     if given:
         track.ends[2].set_result(None)
@@ -181,10 +181,10 @@ async def test_nothing_is_begun_while_stopping() -> None:
     """What has not begun stays in the buffer, to be given back; what runs gets its slot back all the same."""
     track = Track()
     first, _, _, fourth = await track.take(1, 2, 3, 4)
-    track.slots.lend_slot(first)
+    track.slots.lend_slot_during_commit(first)
     await settled()
     track.slots.stopping = True
-    back = asyncio.create_task(track.slots.regain_slot(first))
+    back = asyncio.create_task(track.slots.wait_for_slot_after_commit(first))
     await settled()
     await track.end(2)
     assert back.done()
@@ -296,7 +296,7 @@ async def test_a_step_is_measured_from_its_start_or_from_the_commit_before_it(cl
     track = Track(prefetch=1, clock=clock)
     (first,) = await track.take(1)
     clock.now += 0.5
-    track.slots.lend_slot(first)
+    track.slots.lend_slot_during_commit(first)
     clock.now += 0.25
     await track.end(1)
     track.queue.adapt_prefetch(clock.now)
@@ -309,9 +309,9 @@ async def test_the_wait_for_a_slot_is_not_part_of_a_step(clock: Clock) -> None:
     track = Track(clock=clock)
     (first,) = await track.take(1)
     clock.now += 0.5
-    track.slots.lend_slot(first)
+    track.slots.lend_slot_during_commit(first)
     clock.now += 5
-    await track.slots.regain_slot(first)
+    await track.slots.wait_for_slot_after_commit(first)
     clock.now += 0.5
     await track.end(1)
     track.queue.adapt_prefetch(clock.now)
@@ -334,7 +334,7 @@ async def test_only_a_queue_without_a_free_slot_becomes_slow_while_no_step_ends(
 async def test_a_fixed_prefetch_does_not_follow_the_pace() -> None:
     queue = QueueSlots(2, 3)
     queue.adapt_prefetch(time.monotonic())
-    assert (queue.prefetch, queue.has_adaptive_prefetch, queue.has_short_steps) == (3, False, False)
+    assert (queue.prefetch, queue.has_adaptive_prefetch, queue.may_lend_slots) == (3, False, False)
     assert QueueSlots(2, None).has_adaptive_prefetch is True
 
 

@@ -17,13 +17,13 @@ from gen_durable.engine import slow_commit_connections
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, ManyChildren
 
 LOCK = 'select from "{}".instances where id = any ($1) for update'
 
 
-class SlowFanOut(Statements):
+class SlowFanOut(StatementBuilder):
     """Statements of a fan-out that takes a while."""
 
     seconds = 4

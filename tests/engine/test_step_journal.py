@@ -15,7 +15,7 @@ from gen_durable.encryption import PayloadContext, PayloadEncryption
 from gen_durable.engine import step_journal
 from gen_durable.engine.step_journal import Actions, CallActivity, SleepBeforeRetry, StepJournal
 from gen_durable.errors import DecodeError, InputError, TooLarge
-from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements
+from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 
@@ -38,7 +38,7 @@ encryption = PayloadEncryption(PlaceCodec(), "s", read_unencrypted=False)
 
 def journal(stored: object = None, **options: Any) -> StepJournal:
     text = None if stored is None else msgspec.json.encode(stored).decode()
-    return StepJournal(JournalStatements(Schema()), Fence(7, 1, 0), text, **options)
+    return StepJournal(JournalStatementBuilder(Schema()), Fence(7, 1, 0), text, **options)
 
 
 class Performed:

@@ -19,7 +19,7 @@ from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 
 T = TypeVar("T")
 L = Limit("l")
@@ -60,7 +60,7 @@ class Room:
 
     def __init__(self, link: PersistentConnection, schema: str) -> None:
         self.link, self.schema, self.asked = link, Schema(schema), Asked(link)
-        self.calls = Statements(self.schema)
+        self.calls = StatementBuilder(self.schema)
         self.rung: list[str] = []
         self.limits = LimitsInStep(self.asked, self.calls, self)  # type: ignore[arg-type]
 

@@ -25,7 +25,7 @@ from gen_durable.errors import InputError, InvalidOutcome, OutcomeRejected
 from gen_durable.pg.connection import Target
 from gen_durable.registry import Registry
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FollowUps
 
 Body = Callable[[Context], Awaitable[Outcome[Any]]]
@@ -51,7 +51,7 @@ WRITE: Any = Scripted.write
 LIMITED: Any = Scripted.limited
 
 
-class Counting(Statements):
+class Counting(StatementBuilder):
     """Statements that count the flushes."""
 
     flushes = 0
@@ -95,7 +95,7 @@ class Opened:
         return await self.e.end(self.e.app.handle(active.claim.id, Scripted.write))
 
 
-def make_executor(target: Target, statements: Statements, notifier: object = None) -> TransactionalExecutor:
+def make_executor(target: Target, statements: StatementBuilder, notifier: object = None) -> TransactionalExecutor:
     absent = cast(Any, None)
     steps = Executor("w", ThreadPool(1), absent, absent, absent)
     return TransactionalExecutor(steps, target, statements, 1, notifier=cast(Any, notifier), worker="w")
@@ -335,7 +335,7 @@ async def test_without_a_connection_there_is_a_pause_after_each_try(
 ) -> None:
     """Each is logged. The connection is free for other steps when the task is cancelled."""
     monkeypatch.setattr(transactional_executor, "FIRST_PAUSE", 60)
-    executor = make_executor(NOWHERE, Statements(Schema()))
+    executor = make_executor(NOWHERE, StatementBuilder(Schema()))
     registry = Registry([Scripted(done)])
     name = Scripted.__gen_durable__.name
     claim = Claim(7, name, 1, "write", "null", 0, 1, 0, "default", 0, None, None, None, None)
@@ -352,7 +352,7 @@ async def test_without_a_connection_a_commit_is_looked_for_again_after_a_pause(
 ) -> None:
     monkeypatch.setattr(transactional_executor, "FIRST_PAUSE", 60)
     caplog.set_level(logging.INFO, "gen_durable.worker")
-    executor = make_executor(NOWHERE, Statements(Schema()))
+    executor = make_executor(NOWHERE, StatementBuilder(Schema()))
     task = asyncio.create_task(executor._find_commit(executor._connections[0], Commit(7, 1, 0, "done")))
     assert await until_logged(caplog, "instance 7: its commit cannot be checked yet") == 1
     task.cancel()
@@ -362,7 +362,7 @@ async def test_without_a_connection_a_commit_is_looked_for_again_after_a_pause(
 @pytest.mark.parametrize("how", ["close", "terminate"])
 async def test_connections_are_closed(dsn: str, how: str) -> None:
     """For good: none is opened again."""
-    executor = make_executor(Target(dsn), Statements(Schema()))
+    executor = make_executor(Target(dsn), StatementBuilder(Schema()))
     (connection,) = executor._connections
     driver_connection = await connection.connect()
     if how == "close":

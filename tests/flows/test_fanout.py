@@ -35,7 +35,7 @@ from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import TooLarge
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FlushResult, ManyChildren
 
 Proxied = Callable[[], AbstractAsyncContextManager[Any]]
@@ -328,13 +328,13 @@ async def test_large_children_go_in_statements_of_bounded_size(
     monkeypatch.setattr(outcome_encoder, "CHUNK_BYTES", 5000)
     monkeypatch.setattr(many_children, "INSERT_BYTES", 5000)
     sent: list[int] = []
-    start_instances = Statements.start_instances
+    start_instances = StatementBuilder.start_instances
 
-    def counted(self: Statements, commit: Commit, children: str) -> Any:
+    def counted(self: StatementBuilder, commit: Commit, children: str) -> Any:
         sent.append(len(children))
         return start_instances(self, commit, children)
 
-    monkeypatch.setattr(Statements, "start_instances", counted)
+    monkeypatch.setattr(StatementBuilder, "start_instances", counted)
     async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Wide()], jobs=[long], queues=QUEUES):
         assert (await ended(await app.insert(Wide.spread, 20))).result == 20_000
     assert max(sent) < 5100

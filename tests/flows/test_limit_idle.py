@@ -18,7 +18,7 @@ from gen_durable.limits import Policy
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 
 ROWS, SCHEMA = 10_000, "gen_durable"
 WAL = "select pg_current_wal_insert_lsn() - '0/0'"
@@ -52,7 +52,7 @@ async def crowd(dsn: str, app: Durable, db: Database, name: str, policy: Policy)
     await app.set_limit(name, policy)
     await app.insert_many([Start(work, Task("a", 0), limit=name) for _ in range(ROWS)])
     link = PersistentConnection(Target(dsn))
-    pick = Statements(Schema(SCHEMA)).pick("somebody", {"default": 100}, ["work/1/run"], 36_000)
+    pick = StatementBuilder(Schema(SCHEMA)).pick("somebody", {"default": 100}, ["work/1/run"], 36_000)
     assert len((await link.run(pick)).claims) == 10
     await link.close()
     await db.until("select count(*) from @schema.instances where due_at <= now()", 0)

@@ -12,11 +12,11 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, parent, parked, seconds, signal
 
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
 
-def cancelling(calls: Statements, *ids: int, cascade: bool = True) -> list[Statement[Any]]:
+def cancelling(calls: StatementBuilder, *ids: int, cascade: bool = True) -> list[Statement[Any]]:
     """Cancel, and carry on once."""
     first: Statement[Any] = calls.cancel([(i, None) for i in ids], "why", cascade=cascade)
     return [first, calls.cascade(100, None)] if cascade else [first]
@@ -33,7 +33,7 @@ SPREAD = Commit(1, 1, 0, "children", step="t", extra=json.dumps({"children": [CH
 
 
 @pytest.mark.parametrize("commit", [NEXT, PARK, SPREAD, Commit(1, 1, 0, "retry")], ids=lambda c: str(c.kind))
-async def test_cancel_flush(exploring: Exploring, calls: Statements, commit: Commit) -> None:
+async def test_cancel_flush(exploring: Exploring, calls: StatementBuilder, commit: Commit) -> None:
     """Either the outcome came first and the row that waits is ended, or it is refused and the claim is marked."""
 
     def ends(end: End) -> None:
@@ -56,7 +56,7 @@ async def test_cancel_flush(exploring: Exploring, calls: Statements, commit: Com
 
 
 async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(
-    exploring: Exploring, calls: Statements
+    exploring: Exploring, calls: StatementBuilder
 ) -> None:
     """The row is runnable and marked: nobody would ever end it."""
     cure = Cure("flush", "\n      and (i.cancel_reason is null or outcome.is_end)")
@@ -67,7 +67,9 @@ async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(
     assert ["cancel_request_without_claim" in fault.problem for fault in report.faults] == [True]
 
 
-async def test_without_its_condition_a_marked_row_starts_children(exploring: Exploring, calls: Statements) -> None:
+async def test_without_its_condition_a_marked_row_starts_children(
+    exploring: Exploring, calls: StatementBuilder
+) -> None:
     """Without its condition, start_instances makes children of a round that never begins."""
     cure = Cure("start_instances", " and (parent.cancel_reason is null or outcome.kind = 'done')")
     async with exploring(cure) as explorer:
@@ -77,7 +79,7 @@ async def test_without_its_condition_a_marked_row_starts_children(exploring: Exp
     assert ["child_of_unknown_round" in fault.problem for fault in report.faults] == [True]
 
 
-async def test_cancel_end(exploring: Exploring, calls: Statements) -> None:
+async def test_cancel_end(exploring: Exploring, calls: StatementBuilder) -> None:
     """The step ends the instance while it is cancelled: its end stands, whoever came first."""
 
     def stands(end: End) -> None:
@@ -95,7 +97,7 @@ async def test_cancel_end(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_cancel_signal(exploring: Exploring, calls: Statements) -> None:
+async def test_cancel_signal(exploring: Exploring, calls: StatementBuilder) -> None:
     """A signal comes as its target is cancelled: it is delivered and gone, or it has no target."""
 
     def over(end: End) -> None:
@@ -112,8 +114,8 @@ async def test_cancel_signal(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_a_cancel_that_leaves_the_inbox_is_found(exploring: Exploring, calls: Statements) -> None:
-    cure = Cure("cancel_rows", "delete from @schema.signals s where s.target_id = any (emptied);", "null;")
+async def test_a_cancel_that_leaves_the_inbox_is_found(exploring: Exploring, calls: StatementBuilder) -> None:
+    cure = Cure("cancel_or_request", "delete from @schema.signals s where s.target_id = any (emptied);", "null;")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             parked(1),
@@ -135,7 +137,7 @@ LISTED = (
 LAST = Commit(2, 1, 0, "done", value="1", parent=1)
 
 
-async def test_cancel_join_of_the_parent(exploring: Exploring, calls: Statements) -> None:
+async def test_cancel_join_of_the_parent(exploring: Exploring, calls: StatementBuilder) -> None:
     """A child ends while its parent is cancelled: the parent ends as cancelled, and wakes for nobody."""
 
     def over(end: End) -> None:
@@ -150,7 +152,7 @@ async def test_cancel_join_of_the_parent(exploring: Exploring, calls: Statements
     assert report.faults == []
 
 
-async def test_cascade_join(exploring: Exploring, calls: Statements) -> None:
+async def test_cascade_join(exploring: Exploring, calls: StatementBuilder) -> None:
     """A child of a cancelled parent ends as the list comes to it: it is done, or left to be asked for the next time."""
 
     def either(end: End) -> None:
@@ -161,7 +163,7 @@ async def test_cascade_join(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_cancel_join_of_the_child(exploring: Exploring, calls: Statements) -> None:
+async def test_cancel_join_of_the_child(exploring: Exploring, calls: StatementBuilder) -> None:
     """One child is cancelled while its sibling ends: the parent counts both, and goes on once."""
 
     def joined(end: End) -> None:
@@ -176,7 +178,7 @@ async def test_cancel_join_of_the_child(exploring: Exploring, calls: Statements)
     assert report.faults == []
 
 
-async def test_cancel_join_of_both(exploring: Exploring, calls: Statements) -> None:
+async def test_cancel_join_of_both(exploring: Exploring, calls: StatementBuilder) -> None:
     """Parent and child are cancelled by two at once, in opposite orders of family: no deadlock."""
 
     def over(end: End) -> None:
@@ -189,7 +191,7 @@ async def test_cancel_join_of_both(exploring: Exploring, calls: Statements) -> N
     assert report.faults == []
 
 
-async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Exploring, calls: Statements) -> None:
+async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Exploring, calls: StatementBuilder) -> None:
     """It has the child when it comes to the parent, a delivery to both has the parent when it comes to the child."""
     both = [OutgoingSignal(1, None, "go", None, None), OutgoingSignal(3, None, "go", None, None)]
     cure = Cure("cancel", "where i.id = any (target_ids || parent_ids)", "where i.id = any (target_ids)")
@@ -204,9 +206,9 @@ async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Explo
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Statements) -> None:
+async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: StatementBuilder) -> None:
     cure = Cure(
-        "cancel_rows",
+        "cancel_or_request",
         "select released.woken_queues, released.cascade_origins into woken_queues, cascade_origins\n    "
         "from @schema.wake_parents(ended) as released;",
         "null;",
@@ -218,7 +220,7 @@ async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: Sta
     assert ["wrong_join_count" in fault.problem for fault in report.faults] == [True]
 
 
-async def test_cancel_pick(exploring: Exploring, calls: Statements) -> None:
+async def test_cancel_pick(exploring: Exploring, calls: StatementBuilder) -> None:
     """A row is claimed as it is cancelled: it is ended and not claimed, or claimed and marked."""
 
     def either(end: End) -> None:
@@ -245,7 +247,7 @@ HEAD = instance(1, partition_key="k", eligible_at=seconds(-9)) + instance(
 )
 
 
-def admitting(calls: Statements) -> list[Statement[Any]]:
+def admitting(calls: StatementBuilder) -> list[Statement[Any]]:
     """The part of a pick that finds out whether row 2 may run, and blocks it if not."""
     text = (
         "select allowed from @schema.admit_partitions(array("
@@ -254,7 +256,7 @@ def admitting(calls: Statements) -> list[Statement[Any]]:
     return [Statement(calls.schema.render(text), (), list)]
 
 
-async def test_cancel_pick_of_a_head(exploring: Exploring, calls: Statements) -> None:
+async def test_cancel_pick_of_a_head(exploring: Exploring, calls: StatementBuilder) -> None:
     """The head of a key is cancelled while a pick finds the next, blocks it or lets it run: nobody is stranded."""
 
     def goes_on(end: End) -> None:
@@ -265,7 +267,7 @@ async def test_cancel_pick_of_a_head(exploring: Exploring, calls: Statements) ->
     assert report.faults == []
 
 
-async def test_a_cancel_without_hand_over_strands(exploring: Exploring, calls: Statements) -> None:
+async def test_a_cancel_without_hand_over_strands(exploring: Exploring, calls: StatementBuilder) -> None:
     cure = Cure("cancel", "unblocked := @schema.unblock(outcome.freed_gates, true);", "null;")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
@@ -278,7 +280,7 @@ EXPIRED_CHILD = parent(1, pending=1) + executing(2, parent_id=1, parent_round=1,
 
 
 @pytest.mark.parametrize("max_crashes", [None, 1])
-async def test_cancel_reap(exploring: Exploring, calls: Statements, max_crashes: int | None) -> None:
+async def test_cancel_reap(exploring: Exploring, calls: StatementBuilder, max_crashes: int | None) -> None:
     """A dead claim is taken back as it is cancelled: marked first it ends in the reaper's hands, else in ours."""
 
     def either(end: End) -> None:
@@ -299,7 +301,9 @@ async def test_cancel_reap(exploring: Exploring, calls: Statements, max_crashes:
     assert report.faults == []
 
 
-async def test_a_reaper_that_does_not_look_puts_a_marked_row_back(exploring: Exploring, calls: Statements) -> None:
+async def test_a_reaper_that_does_not_look_puts_a_marked_row_back(
+    exploring: Exploring, calls: StatementBuilder
+) -> None:
     """Back in the queue, and marked: it would run, and no outcome of it would be taken."""
     mark = (
         "when i.cancel_reason is not null then 'cancelled' when i.id = any (ending) then 'failed' "
@@ -318,7 +322,7 @@ async def test_a_reaper_that_does_not_look_puts_a_marked_row_back(exploring: Exp
     assert len(report.faults) == 1
 
 
-async def test_cancel_release(exploring: Exploring, calls: Statements) -> None:
+async def test_cancel_release(exploring: Exploring, calls: StatementBuilder) -> None:
     """A claim is given back as it is cancelled: it ends at once, or is left to the reaper; it is never picked again."""
 
     def either(end: End) -> None:
@@ -339,7 +343,7 @@ async def test_cancel_release(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_cancel_cancel(exploring: Exploring, calls: Statements) -> None:
+async def test_cancel_cancel(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two cancel one instance at once: it ends once, and its children are listed once."""
 
     def once(end: End) -> None:
@@ -353,7 +357,7 @@ async def test_cancel_cancel(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_cascade_cascade(exploring: Exploring, calls: Statements) -> None:
+async def test_cascade_cascade(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two carry on with one list: every child ends once, each claim is marked once."""
 
     def once(end: End) -> None:
@@ -367,7 +371,7 @@ async def test_cascade_cascade(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_cascade_flush_of_a_child_that_spreads(exploring: Exploring, calls: Statements) -> None:
+async def test_cascade_flush_of_a_child_that_spreads(exploring: Exploring, calls: StatementBuilder) -> None:
     """A child starts children of its own as the tree is cancelled: they are cancelled too, or never begin."""
     given = parent(1, pending=0, status="cancelled", finished_at=seconds(0)) + executing(2, parent_id=1, parent_round=1)
     given += (

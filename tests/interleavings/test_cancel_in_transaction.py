@@ -13,19 +13,19 @@ from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, parent, seconds
 
 from gen_durable.store.caller_statements import TextStatements
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit
 
-QUIET = ("cancel_rows", "cascade", "wake_parents", "unblock_partitions")
+QUIET = ("cancel_or_request", "cascade", "wake_parents", "unblock_partitions")
 """What happens in them happens under locks that were taken before, or that nobody else asks for."""
 
 
-def guest_cancel(calls: Statements, target: int) -> list[Statement[Any]]:
+def guest_cancel(calls: StatementBuilder, target: int) -> list[Statement[Any]]:
     """The caller's transaction; then a worker carries on."""
     return [TextStatements(calls).cancel(target, None, "why", cascade=True, notify=False), calls.cascade(9, target)]
 
 
-def guest_cancel_and_signal(calls: Statements, cancelled: int, signalled: int) -> Statement[Any]:
+def guest_cancel_and_signal(calls: StatementBuilder, cancelled: int, signalled: int) -> Statement[Any]:
     """A caller's transaction that goes on to lock another row."""
     text = (
         f"select c.verdict, s.verdict from @schema.cancel(array[{cancelled}::bigint], array[null::bytea], 'why', true, "
@@ -41,7 +41,7 @@ BEHIND = executing(1, partition_key="k") + instance(
 DONE = Commit(1, 1, 0, "done", value="1")
 
 
-async def test_guest_cancel_flush_at_one_gate(exploring: Exploring, calls: Statements) -> None:
+async def test_guest_cancel_flush_at_one_gate(exploring: Exploring, calls: StatementBuilder) -> None:
     """The caller cancels a row, then signals one that is being flushed, both of one key: neither waits for ever."""
 
     def both(end: End) -> None:
@@ -52,7 +52,7 @@ async def test_guest_cancel_flush_at_one_gate(exploring: Exploring, calls: State
     assert report.faults == []
 
 
-async def test_a_guest_that_locks_gates_deadlocks(exploring: Exploring, calls: Statements) -> None:
+async def test_a_guest_that_locks_gates_deadlocks(exploring: Exploring, calls: StatementBuilder) -> None:
     async with exploring(Cure("cancel", "if in_transaction then", "if false then"), quiet=QUIET) as explorer:
         report = await explorer.explore(
             BEHIND,
@@ -64,7 +64,7 @@ async def test_a_guest_that_locks_gates_deadlocks(exploring: Exploring, calls: S
     assert [re.search("[Dd]eadlock", fault.problem) is not None for fault in report.faults] == [True]
 
 
-async def test_guest_cancel_pick_of_a_head(exploring: Exploring, calls: Statements) -> None:
+async def test_guest_cancel_pick_of_a_head(exploring: Exploring, calls: StatementBuilder) -> None:
     """As with a cancel of ours: the one behind is let back when the guest's cancel is carried on."""
 
     def goes_on(end: End) -> None:
@@ -75,7 +75,7 @@ async def test_guest_cancel_pick_of_a_head(exploring: Exploring, calls: Statemen
     assert report.faults == []
 
 
-async def test_without_the_listed_gates_a_row_is_stranded(exploring: Exploring, calls: Statements) -> None:
+async def test_without_the_listed_gates_a_row_is_stranded(exploring: Exploring, calls: StatementBuilder) -> None:
     cure = Cure("cascade", "gates := gates || outcome.freed_gates;", "gates := outcome.freed_gates;")
     async with exploring(cure, quiet=QUIET) as explorer:
         report = await explorer.explore(
@@ -88,7 +88,7 @@ TREE = parent(1, pending=2) + executing(2, parent_id=1, parent_round=1) + instan
 
 
 @pytest.mark.parametrize("target", [1, 3])
-async def test_guest_cancel_flush_in_a_tree(exploring: Exploring, calls: Statements, target: int) -> None:
+async def test_guest_cancel_flush_in_a_tree(exploring: Exploring, calls: StatementBuilder, target: int) -> None:
     """A child ends as its parent, or its sibling, is cancelled by a guest: no deadlock, and the join counts right."""
 
     def over(end: End) -> None:

@@ -10,14 +10,14 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, seconds
 
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, PickResult
 
 KNOWN = ["m/1/s"]
 PAIR = instance(1, partition_key="k", eligible_at=seconds(-2)) + instance(2, partition_key="k", eligible_at=seconds(-1))
 
 
-def picks(calls: Statements, worker: str, demand: int = 1) -> Statement[PickResult]:
+def picks(calls: StatementBuilder, worker: str, demand: int = 1) -> Statement[PickResult]:
     return calls.pick(worker, {"default": demand}, KNOWN, 60)
 
 
@@ -25,7 +25,7 @@ def taken(answers: Sequence[object]) -> list[int]:
     return [claim.id for answer in answers if isinstance(answer, PickResult) for claim in answer.claims]
 
 
-async def test_claim_claim_one_row(exploring: Exploring, calls: Statements) -> None:
+async def test_claim_claim_one_row(exploring: Exploring, calls: StatementBuilder) -> None:
     """One due row, two pickers: exactly one gets it, claimed once."""
 
     def one(end: End) -> None:
@@ -38,7 +38,7 @@ async def test_claim_claim_one_row(exploring: Exploring, calls: Statements) -> N
     assert report.schedules > 10
 
 
-async def test_claim_claim_two_rows(exploring: Exploring, calls: Statements) -> None:
+async def test_claim_claim_two_rows(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two due rows, two pickers with room for both: no row is taken twice, none is left."""
 
     def all_once(end: End) -> None:
@@ -55,7 +55,7 @@ def head_only(end: End) -> None:
     assert taken(end.left) + taken(end.right) == [1], "not exactly the first row of the key"
 
 
-async def test_claim_claim_one_key(exploring: Exploring, calls: Statements) -> None:
+async def test_claim_claim_one_key(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two due rows of one partition key, two pickers: one takes the first or looks again; none takes the second."""
 
     def first(end: End) -> None:
@@ -67,7 +67,7 @@ async def test_claim_claim_one_key(exploring: Exploring, calls: Statements) -> N
     assert report.faults == []
 
 
-def urgent(calls: Statements) -> list[Statement[PickResult]]:
+def urgent(calls: StatementBuilder) -> list[Statement[PickResult]]:
     """A row that overtakes the others of its key comes in, and its worker picks."""
     row = instance(2, partition_key="k", priority=-1).replace(";", " returning id")
     return [Statement(calls.schema.render(row), (), lambda _rows: PickResult([], [])), picks(calls, "b")]
@@ -84,7 +84,7 @@ def one_runs(end: End) -> None:
         assert any(n.next_due is not None and n.next_due < 1 for n in news), "nobody was told to look again"
 
 
-async def test_claim_claim_overtaken(exploring: Exploring, calls: Statements) -> None:
+async def test_claim_claim_overtaken(exploring: Exploring, calls: StatementBuilder) -> None:
     """A more urgent row of the key arrives while the first is being claimed: at most one of them runs.
 
     If each picker steps back for the other, at least one of them is told to look again at once.
@@ -107,14 +107,14 @@ TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate_na
         ),
     ],
 )
-async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: Statements, cure: Cure) -> None:
+async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: StatementBuilder, cure: Cure) -> None:
     """Without the key's lock, or the check under it, two pickers claim one key: the index refuses the second."""
     async with exploring(cure) as explorer:
         report = await explorer.explore(WAITING, [picks(calls, "a")], urgent(calls), one_runs, first_fault=True)
     assert [fault.sqlstates for fault in report.faults] == [{"23505"}]
 
 
-async def test_without_the_head_check_order_breaks(exploring: Exploring, calls: Statements) -> None:
+async def test_without_the_head_check_order_breaks(exploring: Exploring, calls: StatementBuilder) -> None:
     """Without the look at who comes before, a later row of the key runs first, or two of them."""
     cure = Cure(
         "admit_partitions", "(not key_state.is_busy and candidate.id = key_state.head)", "not key_state.is_busy"
@@ -124,7 +124,7 @@ async def test_without_the_head_check_order_breaks(exploring: Exploring, calls: 
     assert len(report.faults) == 1
 
 
-async def test_release_claim(exploring: Exploring, calls: Statements) -> None:
+async def test_release_claim(exploring: Exploring, calls: StatementBuilder) -> None:
     """A row of a key is given back while another worker picks: the other gets the head or nothing, never the second."""
 
     def in_order(end: End) -> None:
@@ -151,7 +151,7 @@ def handed_over(end: End) -> None:
     assert (end.rows[2]["status"], end.rows[2]["blocked_on"]) in (("runnable", None), ("executing", None))
 
 
-async def test_block_release(exploring: Exploring, calls: Statements) -> None:
+async def test_block_release(exploring: Exploring, calls: StatementBuilder) -> None:
     """A row is blocked for a key that is being freed: whoever frees it sees the row, or the row is not blocked."""
     async with exploring() as explorer:
         report = await explorer.explore(HELD, [calls.flush([DONE])], [picks(calls, "b")], handed_over, begin=True)
@@ -159,7 +159,7 @@ async def test_block_release(exploring: Exploring, calls: Statements) -> None:
     assert report.schedules > 10
 
 
-async def test_block_release_by_delay(exploring: Exploring, calls: Statements) -> None:
+async def test_block_release_by_delay(exploring: Exploring, calls: StatementBuilder) -> None:
     """The same when the holder goes away for a while: its key is free meanwhile."""
     later = calls.flush([Commit(1, 1, 0, "retry", delay=3600.0)])
     async with exploring() as explorer:
@@ -184,7 +184,7 @@ async def test_block_release_by_delay(exploring: Exploring, calls: Statements) -
         ),
     ],
 )
-async def test_without_its_cure_a_row_is_stranded(exploring: Exploring, calls: Statements, cure: Cure) -> None:
+async def test_without_its_cure_a_row_is_stranded(exploring: Exploring, calls: StatementBuilder, cure: Cure) -> None:
     """Without the hand-over, or the key's lock around it, some schedule leaves the row blocked for good."""
     async with exploring(cure) as explorer:
         report = await explorer.explore(
@@ -193,7 +193,7 @@ async def test_without_its_cure_a_row_is_stranded(exploring: Exploring, calls: S
     assert len(report.faults) == 1
 
 
-async def test_two_free_and_take_two_keys(exploring: Exploring, calls: Statements) -> None:
+async def test_two_free_and_take_two_keys(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two commits free the same two keys, in their own orders, while rows wait: nobody deadlocks, all are let go."""
     given = "".join(
         executing(i, partition_key=key) for i, key in ((1, "a"), (2, "b"))
@@ -210,7 +210,7 @@ async def test_two_free_and_take_two_keys(exploring: Exploring, calls: Statement
     assert report.faults == []
 
 
-async def test_sweep_pick(exploring: Exploring, calls: Statements) -> None:
+async def test_sweep_pick(exploring: Exploring, calls: StatementBuilder) -> None:
     """The backstop lets a stranded row back while a pick blocks another of its key: the first of them may run."""
     given = instance(1, partition_key="k", eligible_at=seconds(-2), blocked_on="partition/k") + instance(
         2, partition_key="k", eligible_at=seconds(-1)

@@ -8,7 +8,7 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, parent, seconds
 
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit
 
 
@@ -27,7 +27,7 @@ def opened(end: End) -> None:
     assert sum("default" in f.follow_ups.queues for f in (*end.left, *end.right)) == 1
 
 
-async def test_join_early(exploring: Exploring, calls: Statements) -> None:
+async def test_join_early(exploring: Exploring, calls: StatementBuilder) -> None:
     """join="any": the first that is done opens the barrier, the last one's end disturbs nobody."""
     given = parent(1, pending=2, children_needed=1) + child(2) + child(3)
     async with exploring() as explorer:
@@ -35,7 +35,7 @@ async def test_join_early(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_join_early_by_a_failure(exploring: Exploring, calls: Statements) -> None:
+async def test_join_early_by_a_failure(exploring: Exploring, calls: StatementBuilder) -> None:
     """One fails and one is done, with on_child_failure="cancel_rest": opened once, whoever comes first."""
 
     def once(end: End) -> None:
@@ -48,7 +48,7 @@ async def test_join_early_by_a_failure(exploring: Exploring, calls: Statements) 
     assert report.faults == []
 
 
-async def test_join_early_when_too_few_are_left(exploring: Exploring, calls: Statements) -> None:
+async def test_join_early_when_too_few_are_left(exploring: Exploring, calls: StatementBuilder) -> None:
     """join=2 of 3: two fail at once, the third still runs."""
     given = parent(1, pending=3, children_needed=2) + child(2) + child(3) + child(4)
     async with exploring() as explorer:
@@ -58,7 +58,7 @@ async def test_join_early_when_too_few_are_left(exploring: Exploring, calls: Sta
     assert report.faults == []
 
 
-async def test_join_deadline(exploring: Exploring, calls: Statements) -> None:
+async def test_join_deadline(exploring: Exploring, calls: StatementBuilder) -> None:
     """The deadline's pick meets the end of the last child: claimed once, or woken and left to the next pick."""
 
     def either(end: End) -> None:
@@ -74,7 +74,7 @@ async def test_join_deadline(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_without_its_round_a_late_end_is_counted(exploring: Exploring, calls: Statements) -> None:
+async def test_without_its_round_a_late_end_is_counted(exploring: Exploring, calls: StatementBuilder) -> None:
     """The parent waits for its second round: a child of the first, not asked for its round, would be counted there."""
     given = (
         parent(1, pending=2, round=2)
@@ -99,7 +99,7 @@ async def test_without_its_round_a_late_end_is_counted(exploring: Exploring, cal
         assert len(report.faults) == faults
 
 
-async def test_without_its_status_a_late_end_wakes_again(exploring: Exploring, calls: Statements) -> None:
+async def test_without_its_status_a_late_end_wakes_again(exploring: Exploring, calls: StatementBuilder) -> None:
     """A parent that has gone on and parked elsewhere would be made runnable by the rest of its children."""
     given = parent(1, pending=2, children_needed=1) + child(2) + child(3)
     cure = Cure("wake_parents", " and parent.status = 'awaiting_children'")

@@ -9,16 +9,16 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, parked, seconds
 
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal, PickResult
 
 
-def urgent_elsewhere(calls: Statements) -> list[Statement[Any]]:
+def urgent_elsewhere(calls: StatementBuilder) -> list[Statement[Any]]:
     row = instance(2, partition_key="k", priority=-1, queue="b", eligible_at=seconds(-1)).replace(";", " returning id")
     return [Statement(calls.schema.render(row), (), lambda _rows: PickResult([], []))]
 
 
-async def test_a_pick_of_two_queues_overtaken(exploring: Exploring, calls: Statements) -> None:
+async def test_a_pick_of_two_queues_overtaken(exploring: Exploring, calls: StatementBuilder) -> None:
     """The first row of a key is admitted in one queue; then a more urgent one comes into the other."""
 
     def one(end: End) -> None:
@@ -38,7 +38,7 @@ def not_stranded(end: End) -> None:
     pass
 
 
-async def test_signal_of_the_head_and_a_pick_of_another(exploring: Exploring, calls: Statements) -> None:
+async def test_signal_of_the_head_and_a_pick_of_another(exploring: Exploring, calls: StatementBuilder) -> None:
     """A parked head whose deadline has passed is due and first; a signal puts it behind; a pick is under way."""
     given = parked(1, partition_key="k", await_deadline=seconds(-5)) + instance(
         2, partition_key="k", eligible_at=seconds(-1)
@@ -54,7 +54,7 @@ async def test_signal_of_the_head_and_a_pick_of_another(exploring: Exploring, ca
     assert report.faults == []
 
 
-async def test_replay_and_insert_and_pick(exploring: Exploring, calls: Statements) -> None:
+async def test_replay_and_insert_and_pick(exploring: Exploring, calls: StatementBuilder) -> None:
     given = (
         executing(1, partition_key="k", eligible_at=seconds(-9))
         + instance(2, partition_key="k", eligible_at=seconds(-1))
@@ -71,7 +71,7 @@ async def test_replay_and_insert_and_pick(exploring: Exploring, calls: Statement
     assert report.faults == []
 
 
-async def test_release_and_pick_of_the_blocked(exploring: Exploring, calls: Statements) -> None:
+async def test_release_and_pick_of_the_blocked(exploring: Exploring, calls: StatementBuilder) -> None:
     given = executing(1, partition_key="k", eligible_at=seconds(-9)) + instance(
         2, partition_key="k", eligible_at=seconds(-1)
     )

@@ -7,13 +7,13 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import ended, executing
 
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
 GO = OutgoingSignal(1, None, "go", None, None)
 
 
-async def test_gc_signal(exploring: Exploring, calls: Statements) -> None:
+async def test_gc_signal(exploring: Exploring, calls: StatementBuilder) -> None:
     """A signal to an instance that is being deleted: no target, no error, no signal left over."""
 
     def gone(end: End) -> None:
@@ -26,7 +26,7 @@ async def test_gc_signal(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_gc_gc(exploring: Exploring, calls: Statements) -> None:
+async def test_gc_gc(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two collectors at once delete each row once and never wait for each other."""
 
     def once(end: End) -> None:
@@ -41,7 +41,7 @@ async def test_gc_gc(exploring: Exploring, calls: Statements) -> None:
 FAMILY = executing(1, round=1) + ended(2, parent_id=1, parent_round=1)
 
 
-async def test_gc_end_of_parent(exploring: Exploring, calls: Statements) -> None:
+async def test_gc_end_of_parent(exploring: Exploring, calls: StatementBuilder) -> None:
     """A parent ends while its old child is looked at: the child goes only when the parent has ended."""
 
     def spared(end: End) -> None:
@@ -54,7 +54,7 @@ async def test_gc_end_of_parent(exploring: Exploring, calls: Statements) -> None
     assert report.faults == []
 
 
-async def test_gc_claim_of_parent(exploring: Exploring, calls: Statements) -> None:
+async def test_gc_claim_of_parent(exploring: Exploring, calls: StatementBuilder) -> None:
     """A parent that is about to read its children finds them, whatever the collector does meanwhile."""
 
     def reads(end: End) -> None:
@@ -73,7 +73,7 @@ async def test_gc_claim_of_parent(exploring: Exploring, calls: Statements) -> No
     assert report.faults == []
 
 
-async def test_a_signal_without_its_lock_meets_the_collector(exploring: Exploring, calls: Statements) -> None:
+async def test_a_signal_without_its_lock_meets_the_collector(exploring: Exploring, calls: StatementBuilder) -> None:
     """Without the look at finished_at, a signal is delivered to a row that is being deleted."""
     cure = Cure(
         "signal", "where i.ctid = any (locked_places) and i.finished_at is null", "where i.ctid = any (locked_places)"

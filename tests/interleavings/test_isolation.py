@@ -17,7 +17,7 @@ from tests.support.rows import executing, signal
 
 from gen_durable.starts import Start
 from gen_durable.store.caller_statements import TextStatements
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit
 
 SERIALIZATION = frozenset({"40001"})
@@ -33,7 +33,7 @@ def failed(answers: list[Any]) -> bool:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("parks_again", [False, True])
 async def test_a_strict_signal_meets_a_park(
-    exploring: Exploring, calls: Statements, level: str, parks_again: bool
+    exploring: Exploring, calls: StatementBuilder, level: str, parks_again: bool
 ) -> None:
     """The delivery locks the row that parks: it sees it parked, or gets a serialization failure."""
 
@@ -53,7 +53,7 @@ async def test_a_strict_signal_meets_a_park(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_a_strict_signal_meets_an_end(exploring: Exploring, calls: Statements, level: str) -> None:
+async def test_a_strict_signal_meets_an_end(exploring: Exploring, calls: StatementBuilder, level: str) -> None:
     """It is delivered before the end, finds no target, or fails; nothing stays in the inbox."""
 
     def empty(end: End) -> None:
@@ -75,7 +75,7 @@ async def test_a_strict_signal_meets_an_end(exploring: Exploring, calls: Stateme
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("target", [1, 3])
 async def test_a_strict_cancel_meets_an_end_in_a_tree(
-    exploring: Exploring, calls: Statements, level: str, target: int
+    exploring: Exploring, calls: StatementBuilder, level: str, target: int
 ) -> None:
     """The join counts right, or the cancel fails and has changed nothing."""
 
@@ -94,7 +94,9 @@ async def test_a_strict_cancel_meets_an_end_in_a_tree(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_a_strict_cancel_meets_a_pick_at_its_gate(exploring: Exploring, calls: Statements, level: str) -> None:
+async def test_a_strict_cancel_meets_a_pick_at_its_gate(
+    exploring: Exploring, calls: StatementBuilder, level: str
+) -> None:
     """In a caller's transaction the gate is listed for a worker, and the row behind is unblocked by it."""
 
     def goes_on(end: End) -> None:
@@ -117,7 +119,7 @@ async def test_a_strict_cancel_meets_a_pick_at_its_gate(exploring: Exploring, ca
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("on_conflict", ["skip", "existing", "raise"])
 async def test_a_strict_insert_meets_an_insert(
-    exploring: Exploring, calls: Statements, level: str, on_conflict: str
+    exploring: Exploring, calls: StatementBuilder, level: str, on_conflict: str
 ) -> None:
     """One key, two inserts: one instance, and the other insert knows it or fails."""
 
@@ -138,12 +140,12 @@ async def test_a_strict_insert_meets_an_insert(
     assert report.faults == []
 
 
-def strict_flush(calls: Statements) -> list[Statement[Any]]:
+def strict_flush(calls: StatementBuilder) -> list[Statement[Any]]:
     return [calls.flush([PARK_AGAIN])]
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_a_strict_flush_is_refused(exploring: Exploring, calls: Statements, level: str) -> None:
+async def test_a_strict_flush_is_refused(exploring: Exploring, calls: StatementBuilder, level: str) -> None:
     """Its second look at the inbox would miss a signal, so nothing is written."""
 
     def unchanged(end: End) -> None:
@@ -162,7 +164,7 @@ async def test_a_strict_flush_is_refused(exploring: Exploring, calls: Statements
     assert report.faults == []
 
 
-async def test_without_the_check_a_strict_flush_loses_a_wakeup(exploring: Exploring, calls: Statements) -> None:
+async def test_without_the_check_a_strict_flush_loses_a_wakeup(exploring: Exploring, calls: StatementBuilder) -> None:
     async with exploring(*UNGUARDED) as explorer:
         report = await explorer.explore(
             executing(1) + signal(7, 1),

@@ -7,7 +7,7 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, parent
 
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
 
@@ -30,7 +30,7 @@ def joined(end: End) -> None:
     assert sum(bool(f.follow_ups.queues) for f in (*end.left, *end.right)) in (1, len(parents))
 
 
-async def test_join_join(exploring: Exploring, calls: Statements) -> None:
+async def test_join_join(exploring: Exploring, calls: StatementBuilder) -> None:
     """The last two children end in two flushes: the parent is released once, by whichever commits last."""
     async with exploring() as explorer:
         report = await explorer.explore(
@@ -40,7 +40,7 @@ async def test_join_join(exploring: Exploring, calls: Statements) -> None:
     assert report.schedules > 10
 
 
-async def test_join_join_of_two_parents(exploring: Exploring, calls: Statements) -> None:
+async def test_join_join_of_two_parents(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two flushes end one child of each of two parents, named in opposite orders: no deadlock, both are released."""
     left = [calls.flush([done(3, 1), done(4, 2)])]
     right = [calls.flush([done(5, 1), done(6, 2)])]
@@ -49,7 +49,7 @@ async def test_join_join_of_two_parents(exploring: Exploring, calls: Statements)
     assert report.faults == []
 
 
-async def test_done_and_stop_join_alike(exploring: Exploring, calls: Statements) -> None:
+async def test_done_and_stop_join_alike(exploring: Exploring, calls: StatementBuilder) -> None:
     """A child that fails releases its place like one that is done."""
     stop = Commit(3, 1, 0, "fail", error="no", parent=1)
     async with exploring() as explorer:
@@ -57,7 +57,7 @@ async def test_done_and_stop_join_alike(exploring: Exploring, calls: Statements)
     assert report.faults == []
 
 
-async def test_join_deliver(exploring: Exploring, calls: Statements) -> None:
+async def test_join_deliver(exploring: Exploring, calls: StatementBuilder) -> None:
     """The last child ends while the parent is sent a signal: released once, and the signal waits in its inbox."""
 
     def both(end: End) -> None:
@@ -82,7 +82,7 @@ FAMILY_OF_ONE = parent(1, pending=1) + child(2, 1)
 TO_BOTH = [OutgoingSignal(1, None, "go", None, None), OutgoingSignal(2, None, "go", None, None)]
 
 
-async def test_join_deliver_to_both(exploring: Exploring, calls: Statements) -> None:
+async def test_join_deliver_to_both(exploring: Exploring, calls: StatementBuilder) -> None:
     """One batch of signals goes to parent and child while the child ends: both lock by id, nobody deadlocks."""
     async with exploring() as explorer:
         report = await explorer.explore(
@@ -91,7 +91,7 @@ async def test_join_deliver_to_both(exploring: Exploring, calls: Statements) -> 
     assert report.faults == []
 
 
-async def test_without_the_lock_on_parents_a_join_deadlocks(exploring: Exploring, calls: Statements) -> None:
+async def test_without_the_lock_on_parents_a_join_deadlocks(exploring: Exploring, calls: StatementBuilder) -> None:
     """A flush that does not lock parents first takes child before parent, a delivery parent before child."""
     cure = Cure(
         "flush",

@@ -8,8 +8,8 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import ended, executing, seconds
 
-from gen_durable.store.journal import Fence, JournalStatements, ProgressReport
-from gen_durable.store.statements import Statements
+from gen_durable.store.journal import Fence, JournalStatementBuilder, ProgressReport
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit
 
 EXPIRED = executing(1, lease_expires_at=seconds(-1))
@@ -17,8 +17,8 @@ FENCE = Fence(1, 1, 0)
 
 
 @pytest.fixture
-def journal(calls: Statements) -> JournalStatements:
-    return JournalStatements(calls.schema)
+def journal(calls: StatementBuilder) -> JournalStatementBuilder:
+    return JournalStatementBuilder(calls.schema)
 
 
 def accepted_is_seen(end: End) -> None:
@@ -31,7 +31,7 @@ def accepted_is_seen(end: End) -> None:
     assert accepted or reaped.claims
 
 
-async def test_reap_checkpoint(exploring: Exploring, calls: Statements, journal: JournalStatements) -> None:
+async def test_reap_checkpoint(exploring: Exploring, calls: StatementBuilder, journal: JournalStatementBuilder) -> None:
     """A lease runs out as a checkpoint is written: the next claim sees it, or its writer has lost the claim."""
     left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
     async with exploring() as explorer:
@@ -43,7 +43,7 @@ async def test_reap_checkpoint(exploring: Exploring, calls: Statements, journal:
 
 
 async def test_a_fence_without_a_lock_loses_a_checkpoint(
-    exploring: Exploring, calls: Statements, journal: JournalStatements
+    exploring: Exploring, calls: StatementBuilder, journal: JournalStatementBuilder
 ) -> None:
     """Merely looked at, the claim may be gone before the write is committed: it is accepted and nobody sees it."""
     left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
@@ -54,7 +54,7 @@ async def test_a_fence_without_a_lock_loses_a_checkpoint(
     assert len(report.faults) == 1
 
 
-async def test_progress_flush(exploring: Exploring, calls: Statements, journal: JournalStatements) -> None:
+async def test_progress_flush(exploring: Exploring, calls: StatementBuilder, journal: JournalStatementBuilder) -> None:
     """Reports of two rows while their outcomes commit: nobody waits for the other in a circle, the outcomes stand."""
 
     def stands(end: End) -> None:
@@ -72,7 +72,7 @@ async def test_progress_flush(exploring: Exploring, calls: Statements, journal: 
     assert report.faults == []
 
 
-async def test_progress_gc(exploring: Exploring, calls: Statements, journal: JournalStatements) -> None:
+async def test_progress_gc(exploring: Exploring, calls: StatementBuilder, journal: JournalStatementBuilder) -> None:
     """A last report meets retention: no report is left of an instance that is gone (the doctor looks)."""
 
     def whole(end: End) -> None:

@@ -12,7 +12,7 @@ from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, seconds
 
 from gen_durable.limits import Limit
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, LimitAnswer
 
 DONE = Commit(1, 1, 0, "done")
@@ -37,7 +37,7 @@ def waiting(first: int, last: int, **columns: object) -> str:
     return "".join(instance(i, slot_key="l", eligible_at=seconds(i - 50), **columns) for i in range(first, last + 1))
 
 
-def changes(calls: Statements, count: int) -> Statement[Any]:
+def changes(calls: StatementBuilder, count: int) -> Statement[Any]:
     """A change of the policy of l."""
     text = calls.schema.render(
         "select changed, woken_queues from @schema.set_limit('l', 'concurrency', $1, null, null, null)"
@@ -45,7 +45,7 @@ def changes(calls: Statements, count: int) -> Statement[Any]:
     return Statement(text, (count,), list)
 
 
-def enters(calls: Statements, instance: int, ticket: int, name: str = "l") -> Statement[LimitAnswer]:
+def enters(calls: StatementBuilder, instance: int, ticket: int, name: str = "l") -> Statement[LimitAnswer]:
     return calls.acquire_limit(instance, 1, Limit(name), ticket)
 
 
@@ -62,7 +62,7 @@ def handed_over(end: End) -> None:
     assert len(running(end)) <= 1
 
 
-async def test_block_release_of_a_slot(exploring: Exploring, calls: Statements) -> None:
+async def test_block_release_of_a_slot(exploring: Exploring, calls: StatementBuilder) -> None:
     """A row is blocked for a slot that is being freed: whoever frees it sees the row, or the row is not blocked."""
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(HELD, [calls.flush([DONE])], [picks(calls, "b")], handed_over)
@@ -70,7 +70,7 @@ async def test_block_release_of_a_slot(exploring: Exploring, calls: Statements) 
     assert report.schedules > 10
 
 
-async def test_release_and_block_of_a_slot(exploring: Exploring, calls: Statements) -> None:
+async def test_release_and_block_of_a_slot(exploring: Exploring, calls: StatementBuilder) -> None:
     """The same when the claim is given back, and waits for a while."""
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(
@@ -99,7 +99,7 @@ POLICY = (
     ],
 )
 async def test_without_its_cure_a_row_is_stranded_at_a_slot(
-    exploring: Exploring, calls: Statements, cure: Cure
+    exploring: Exploring, calls: StatementBuilder, cure: Cure
 ) -> None:
     async with exploring(cure, quiet=NOT_HERE) as explorer:
         report = await explorer.explore(HELD, [calls.flush([DONE])], [picks(calls, "b")], handed_over, first_fault=True)
@@ -116,14 +116,14 @@ def not_above(count: int) -> Any:
 TWO = slots(1) + waiting(1, 2)
 
 
-async def test_pick_pick_of_one_slot(exploring: Exploring, calls: Statements) -> None:
+async def test_pick_pick_of_one_slot(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two pickers, one slot: one row runs, or both look again."""
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(TWO, [picks(calls, "a")], [picks(calls, "b")], not_above(1))
     assert report.faults == []
 
 
-async def test_without_the_gate_two_take_one_slot(exploring: Exploring, calls: Statements) -> None:
+async def test_without_the_gate_two_take_one_slot(exploring: Exploring, calls: StatementBuilder) -> None:
     async with exploring(Cure("admit_limits", GATE, ";"), quiet=NOT_HERE) as explorer:
         report = await explorer.explore(TWO, [picks(calls, "a")], [picks(calls, "b")], not_above(1), first_fault=True)
     assert len(report.faults) == 1
@@ -136,14 +136,14 @@ def one_token(end: End) -> None:
     assert len(taken(end.left) + taken(end.right)) <= 1, "two tokens out of a bucket of one"
 
 
-async def test_grant_grant_of_a_cold_bucket(exploring: Exploring, calls: Statements) -> None:
+async def test_grant_grant_of_a_cold_bucket(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two pickers at a bucket that nobody has used: its tokens are granted once."""
     async with exploring(quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
         report = await explorer.explore(TOKENS, [picks(calls, "a")], [picks(calls, "b")], one_token)
     assert report.faults == []
 
 
-async def test_without_the_gate_a_token_is_granted_twice(exploring: Exploring, calls: Statements) -> None:
+async def test_without_the_gate_a_token_is_granted_twice(exploring: Exploring, calls: StatementBuilder) -> None:
     async with exploring(Cure("admit_limits", GATE, ";"), quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
         report = await explorer.explore(TOKENS, [picks(calls, "a")], [picks(calls, "b")], one_token, first_fault=True)
     assert len(report.faults) == 1
@@ -157,7 +157,7 @@ def new_policy(end: End) -> None:
     assert end.commits == "BA" or len(running(end)) <= 1, "a pick that was committed later went by the policy before"
 
 
-async def test_policy_pick_fewer_slots(exploring: Exploring, calls: Statements) -> None:
+async def test_policy_pick_fewer_slots(exploring: Exploring, calls: StatementBuilder) -> None:
     """A pick that is committed after a change to fewer slots goes by the new policy."""
     async with exploring(quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(FEWER, [changes(calls, 1)], [picks(calls, "b", 2)], new_policy)
@@ -165,7 +165,7 @@ async def test_policy_pick_fewer_slots(exploring: Exploring, calls: Statements) 
 
 
 async def test_without_the_lock_of_the_policy_a_pick_goes_by_the_old_one(
-    exploring: Exploring, calls: Statements
+    exploring: Exploring, calls: StatementBuilder
 ) -> None:
     async with exploring(Cure("admit_limits", POLICY, "where true "), quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(
@@ -181,20 +181,22 @@ def all_free(end: End) -> None:
     assert [end.rows[i]["blocked_on"] for i in (2, 3)] == [None, None]
 
 
-async def test_policy_pick_more_slots(exploring: Exploring, calls: Statements) -> None:
+async def test_policy_pick_more_slots(exploring: Exploring, calls: StatementBuilder) -> None:
     """A pick blocks rows by the old policy while there come to be more slots: they are let back."""
     async with exploring(quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(MORE, [changes(calls, 3)], [picks(calls, "b", 2)], all_free)
     assert report.faults == []
 
 
-async def test_without_the_lock_of_the_policy_rows_are_left_behind(exploring: Exploring, calls: Statements) -> None:
+async def test_without_the_lock_of_the_policy_rows_are_left_behind(
+    exploring: Exploring, calls: StatementBuilder
+) -> None:
     async with exploring(Cure("admit_limits", POLICY, "where true "), quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(MORE, [changes(calls, 3)], [picks(calls, "b", 2)], all_free, first_fault=True)
     assert len(report.faults) == 1
 
 
-async def test_policy_flush(exploring: Exploring, calls: Statements) -> None:
+async def test_policy_flush(exploring: Exploring, calls: StatementBuilder) -> None:
     """A slot falls free by the old policy while there come to be more: as many are let back as there are slots."""
     given = slots(1) + executing(1, slot_key="l") + waiting(2, 3, blocked_on="slot/l")
     async with exploring(quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
@@ -213,12 +215,12 @@ def told_anew(end: End) -> None:
     assert (row["token_at"] - row["eligible_at"]).total_seconds() < 60, "the row waits by the policy before"
 
 
-def faster(calls: Statements) -> Statement[Any]:
+def faster(calls: StatementBuilder) -> Statement[Any]:
     text = calls.schema.render("select changed, woken_queues from @schema.set_limit('r', 'rate', null, 1, 1, null)")
     return Statement(text, (), list)
 
 
-async def test_policy_sweep(exploring: Exploring, calls: Statements) -> None:
+async def test_policy_sweep(exploring: Exploring, calls: StatementBuilder) -> None:
     """The sweep tells a row its moment while the policy is changed: it is told by the new one in the end."""
     async with exploring(quiet=["unblock_slots", "reapply_limit"]) as explorer:
         report = await explorer.explore(TOLD, [faster(calls)], [calls.unblock_missed(None, 10)], told_anew)
@@ -226,7 +228,7 @@ async def test_policy_sweep(exploring: Exploring, calls: Statements) -> None:
 
 
 async def test_without_the_lock_of_the_policy_the_sweep_tells_by_the_old_one(
-    exploring: Exploring, calls: Statements
+    exploring: Exploring, calls: StatementBuilder
 ) -> None:
     policy = "@schema.policy_lock_key(@schema.key_of_gate(freed.gate))"
     lock = f"or pg_try_advisory_xact_lock_shared(hashtext('@schema'), {policy})"
@@ -248,14 +250,14 @@ def one_inside(end: End) -> None:
     assert len(insiders(end)) + len(running(end)) <= 1, "two in one slot"
 
 
-async def test_enter_pick(exploring: Exploring, calls: Statements) -> None:
+async def test_enter_pick(exploring: Exploring, calls: StatementBuilder) -> None:
     """A step asks for the slot from inside while a row is picked for it: one of them has it."""
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(INSIDE, [enters(calls, 1, 7)], [picks(calls, "b")], one_inside)
     assert report.faults == []
 
 
-async def test_enter_enter(exploring: Exploring, calls: Statements) -> None:
+async def test_enter_enter(exploring: Exploring, calls: StatementBuilder) -> None:
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(INSIDE, [enters(calls, 1, 7)], [enters(calls, 2, 8)], one_inside)
     assert report.faults == []
@@ -267,14 +269,14 @@ ENTER_GATE = """perform pg_advisory_xact_lock(
 
 
 @pytest.mark.parametrize("with_a_pick", [True, False])
-async def test_without_the_gate_two_enter(exploring: Exploring, calls: Statements, with_a_pick: bool) -> None:
+async def test_without_the_gate_two_enter(exploring: Exploring, calls: StatementBuilder, with_a_pick: bool) -> None:
     async with exploring(Cure("acquire_limit", ENTER_GATE), quiet=NOT_HERE) as explorer:
         other = picks(calls, "b") if with_a_pick else enters(calls, 2, 8)
         report = await explorer.explore(INSIDE, [enters(calls, 1, 7)], [other], one_inside, first_fault=True)
     assert len(report.faults) == 1
 
 
-async def test_enter_enter_for_a_token(exploring: Exploring, calls: Statements) -> None:
+async def test_enter_enter_for_a_token(exploring: Exploring, calls: StatementBuilder) -> None:
     """One token, two that ask for it from inside, or one from inside and one row."""
 
     def once(end: End) -> None:
@@ -290,7 +292,7 @@ async def test_enter_enter_for_a_token(exploring: Exploring, calls: Statements) 
 TICKET = "insert into @schema.step_slots (ticket, slot_key, instance_id, claim) values (7, 'l', 1, 1);\n"
 
 
-async def test_leave_pick(exploring: Exploring, calls: Statements) -> None:
+async def test_leave_pick(exploring: Exploring, calls: StatementBuilder) -> None:
     """A slot is given back from inside while a row is blocked for it: the row is let back."""
 
     def let_back(end: End) -> None:
@@ -301,7 +303,7 @@ async def test_leave_pick(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_without_the_hand_over_leaving_strands_a_row(exploring: Exploring, calls: Statements) -> None:
+async def test_without_the_hand_over_leaving_strands_a_row(exploring: Exploring, calls: StatementBuilder) -> None:
     def let_back(end: End) -> None:
         assert end.rows[3]["blocked_on"] is None
 
@@ -320,7 +322,7 @@ async def test_without_the_hand_over_leaving_strands_a_row(exploring: Exploring,
 DEAD = slots(1) + executing(1, slot_key="l", lease_expires_at=seconds(-1), eligible_at=seconds(60)) + waiting(2, 2)
 
 
-async def test_reap_pick(exploring: Exploring, calls: Statements) -> None:
+async def test_reap_pick(exploring: Exploring, calls: StatementBuilder) -> None:
     """The reaper frees a slot, and does not wait for a pick that blocks a row for it: the next sweep lets it back."""
     async with exploring(quiet=[*NOT_HERE, "reap", "wake_parents"]) as explorer:
         report = await explorer.explore(
@@ -334,7 +336,7 @@ async def test_reap_pick(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_sweep_pick_of_a_slot(exploring: Exploring, calls: Statements) -> None:
+async def test_sweep_pick_of_a_slot(exploring: Exploring, calls: StatementBuilder) -> None:
     """The sweep lets a stranded row back while a pick takes the slot for another: one of them has it."""
     given = slots(1) + waiting(1, 1, blocked_on="slot/l") + waiting(2, 2)
 
@@ -356,7 +358,7 @@ def slot_passes_on(end: End) -> None:
     assert end.rows[4]["blocked_on"] is None or end.rows[3]["due_at"] is not None
 
 
-async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring, calls: Statements) -> None:
+async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring, calls: StatementBuilder) -> None:
     """The slot is kept for a row that can be picked; the pick finds that its partition key is busy: another gets it."""
     async with exploring(quiet=["unblock_partitions", "unblock_rate", "admit_limits"]) as explorer:
         report = await explorer.explore(KEYED, [calls.flush([DONE])], [picks(calls, "b", 2)], slot_passes_on)
@@ -376,7 +378,9 @@ async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring,
         ),
     ],
 )
-async def test_without_its_cure_a_busy_key_keeps_a_slot(exploring: Exploring, calls: Statements, cure: Cure) -> None:
+async def test_without_its_cure_a_busy_key_keeps_a_slot(
+    exploring: Exploring, calls: StatementBuilder, cure: Cure
+) -> None:
     async with exploring(cure, quiet=["unblock_partitions", "unblock_rate", "admit_limits"]) as explorer:
         report = await explorer.explore(
             KEYED, [calls.flush([DONE])], [picks(calls, "b", 2)], slot_passes_on, first_fault=True
@@ -384,7 +388,7 @@ async def test_without_its_cure_a_busy_key_keeps_a_slot(exploring: Exploring, ca
     assert len(report.faults) == 1
 
 
-async def test_two_commits_free_two_slots(exploring: Exploring, calls: Statements) -> None:
+async def test_two_commits_free_two_slots(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two batches free the same two gates, with a change of policy that takes both: nobody deadlocks."""
     given = slots(2) + "".join(
         executing(i, slot_key=key) for i, key in ((1, "l/a"), (2, "l/b"), (3, "l/a"), (4, "l/b"))

@@ -18,7 +18,7 @@ from tests.support.rows import executing, instance, parent, parked, seconds
 
 from gen_durable.limits import Rate
 from gen_durable.starts import Start
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
 CLIMBERS = """
@@ -56,7 +56,7 @@ $$;
 """
 
 
-def climbs(calls: Statements, what: str, steps: list[Any]) -> list[Statement[Any]]:
+def climbs(calls: StatementBuilder, what: str, steps: list[Any]) -> list[Statement[Any]]:
     kind = {"rows": "bigint[]", "keys": "bytea[]", "gates": "text[]"}[what]
     return [Statement(calls.schema.render(f"select @schema.climb_{what}($1::{kind})"), (steps,), list)]
 
@@ -100,7 +100,7 @@ ROWS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-async def test_rows_are_locked_in_the_order_of_ids(exploring: Exploring, calls: Statements, name: str) -> None:
+async def test_rows_are_locked_in_the_order_of_ids(exploring: Exploring, calls: StatementBuilder, name: str) -> None:
     given, call = ROWS[name]
     async with exploring(also=CLIMBERS) as explorer:
         report = await explorer.explore(given, [call(calls)], climbs(calls, "rows", [1, 2]), whatever)
@@ -108,14 +108,14 @@ async def test_rows_are_locked_in_the_order_of_ids(exploring: Exploring, calls: 
     assert report.schedules > 3
 
 
-def spread(calls: Statements) -> Statement[Any]:
+def spread(calls: StatementBuilder) -> Statement[Any]:
     """A parent starts two children, listed in the wrong order."""
     extra = json.dumps({"children": [child("b"), child("a")]})
     return calls.flush([Commit(1, 1, 0, "children", step="t", extra=extra)])
 
 
 @pytest.mark.parametrize("what", ["insert", "spawn"])
-async def test_keys_are_taken_in_their_order(exploring: Exploring, calls: Statements, what: str) -> None:
+async def test_keys_are_taken_in_their_order(exploring: Exploring, calls: StatementBuilder, what: str) -> None:
     inserting = calls.insert([Start(M.s, {}, unique_key=key) for key in "ba"], "skip")
     async with exploring(also=CLIMBERS) as explorer:
         report = await explorer.explore(
@@ -127,7 +127,7 @@ async def test_keys_are_taken_in_their_order(exploring: Exploring, calls: Statem
     assert report.faults == []
 
 
-async def test_gates_are_locked_in_the_order_of_their_numbers(exploring: Exploring, calls: Statements) -> None:
+async def test_gates_are_locked_in_the_order_of_their_numbers(exploring: Exploring, calls: StatementBuilder) -> None:
     """Whatever order the rows have that free them."""
     for keys in ("ab", "ba"):
         given = "".join(executing(i, partition_key=key) for i, key in enumerate(keys, 1))

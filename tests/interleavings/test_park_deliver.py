@@ -8,7 +8,7 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, parked, signal
 
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
 GO = OutgoingSignal(1, None, "go", "1", None)
@@ -24,7 +24,7 @@ def woken(end: End) -> None:
     assert "default" in {end.right[0][0][2], *end.left[0].follow_ups.queues}, "nobody was told of the woken row"
 
 
-async def test_park_deliver(exploring: Exploring, calls: Statements) -> None:
+async def test_park_deliver(exploring: Exploring, calls: StatementBuilder) -> None:
     """A parking flush and a delivery, in every order: the signal is stored and the instance is runnable."""
     async with exploring() as explorer:
         report = await explorer.explore(executing(1), [calls.flush([PARK])], [calls.signal([GO])], woken, begin=True)
@@ -32,7 +32,7 @@ async def test_park_deliver(exploring: Exploring, calls: Statements) -> None:
     assert report.schedules > 20
 
 
-async def test_park_again_deliver(exploring: Exploring, calls: Statements) -> None:
+async def test_park_again_deliver(exploring: Exploring, calls: StatementBuilder) -> None:
     """A step that was shown a signal parks again: that one does not wake it, the next one does, in every order."""
     given = executing(1) + signal(7, 1)
     async with exploring() as explorer:
@@ -40,7 +40,7 @@ async def test_park_again_deliver(exploring: Exploring, calls: Statements) -> No
     assert report.faults == []
 
 
-async def test_deliver_deliver(exploring: Exploring, calls: Statements) -> None:
+async def test_deliver_deliver(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two deliveries of one dedup key: one is delivered and wakes, the other is a duplicate."""
 
     def once(end: End) -> None:
@@ -54,7 +54,7 @@ async def test_deliver_deliver(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_end_deliver(exploring: Exploring, calls: Statements) -> None:
+async def test_end_deliver(exploring: Exploring, calls: StatementBuilder) -> None:
     """An instance ends while it is sent a signal: the sender may be told either, the inbox is empty in the end."""
 
     def empty(end: End) -> None:
@@ -67,7 +67,7 @@ async def test_end_deliver(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_claim_deliver(exploring: Exploring, calls: Statements) -> None:
+async def test_claim_deliver(exploring: Exploring, calls: StatementBuilder) -> None:
     """A deadline falls due while the signal comes: the row is claimed or runnable, and the signal is there."""
 
     def there(end: End) -> None:
@@ -94,7 +94,7 @@ LOCK = "where i.id = any (resolved) order by i.id for no key update"
         pytest.param(Cure("signal", "has_signals = true,", "has_signals = i.has_signals,"), id="no-flag"),
     ],
 )
-async def test_without_its_cure_a_wakeup_is_lost(exploring: Exploring, calls: Statements, cure: Cure) -> None:
+async def test_without_its_cure_a_wakeup_is_lost(exploring: Exploring, calls: StatementBuilder, cure: Cure) -> None:
     """With either half of the cure taken out, some schedule leaves the instance asleep, or without its signal."""
     async with exploring(cure) as explorer:
         report = await explorer.explore(
@@ -103,7 +103,7 @@ async def test_without_its_cure_a_wakeup_is_lost(exploring: Exploring, calls: St
     assert len(report.faults) == 1
 
 
-async def test_without_seen_a_pack_spins(exploring: Exploring, calls: Statements) -> None:
+async def test_without_seen_a_pack_spins(exploring: Exploring, calls: StatementBuilder) -> None:
     """Without the list of signals already shown, parking again wakes on the same signal at once."""
 
     def asleep(end: End) -> None:

@@ -10,10 +10,10 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, seconds
 
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 
 
-async def test_policy_enter(exploring: Exploring, calls: Statements) -> None:
+async def test_policy_enter(exploring: Exploring, calls: StatementBuilder) -> None:
     """A step that asks from inside after a change to fewer slots is told by the new policy."""
 
     def new_policy(end: End) -> None:
@@ -25,7 +25,7 @@ async def test_policy_enter(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_removal_pick(exploring: Exploring, calls: Statements) -> None:
+async def test_removal_pick(exploring: Exploring, calls: StatementBuilder) -> None:
     """A pick blocks rows by a policy that is being removed: they are let back, for nobody else would do it."""
 
     def all_free(end: End) -> None:
@@ -38,7 +38,7 @@ async def test_removal_pick(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_policy_cancel(exploring: Exploring, calls: Statements) -> None:
+async def test_policy_cancel(exploring: Exploring, calls: StatementBuilder) -> None:
     """Rows that were told their moments are told anew as one of them is cancelled: it is not put back into the line."""
 
     def over(end: End) -> None:
@@ -56,7 +56,7 @@ async def test_policy_cancel(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_sweep_sweep(exploring: Exploring, calls: Statements) -> None:
+async def test_sweep_sweep(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two sweeps find one free slot: they let one row back, not one each."""
 
     def one(end: End) -> None:

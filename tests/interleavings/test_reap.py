@@ -8,7 +8,7 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, parent, seconds, signal
 
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
 EXPIRED = executing(1, lease_expires_at=seconds(-1))
@@ -27,7 +27,7 @@ def one_wins(end: End) -> None:
         assert (row["step"], row["seq"], row["crashes"], len(end.signals)) == ("t", 1, 0, 0)
 
 
-async def test_reap_flush(exploring: Exploring, calls: Statements) -> None:
+async def test_reap_flush(exploring: Exploring, calls: StatementBuilder) -> None:
     """A lease runs out as the outcome comes: one of the two wins, and the other changes nothing."""
     async with exploring() as explorer:
         report = await explorer.explore(MAIL, [calls.reap(10, None)], [calls.flush([NEXT])], one_wins, begin=True)
@@ -35,7 +35,7 @@ async def test_reap_flush(exploring: Exploring, calls: Statements) -> None:
     assert len(report.ends) == 1  # runnable, either way: the checks above tell them apart
 
 
-async def test_reap_claim_flush(exploring: Exploring, calls: Statements) -> None:
+async def test_reap_claim_flush(exploring: Exploring, calls: StatementBuilder) -> None:
     """The same worker claims its own reaped row again, and its old outcome arrives: it is stale at every moment."""
     left = [calls.reap(10, None), calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
     async with exploring() as explorer:
@@ -52,7 +52,7 @@ def family_goes_on(end: End) -> None:
     assert (end.rows[1]["status"] == "runnable") == (end.rows[2]["finished_at"] is not None)
 
 
-async def test_reap_flush_of_a_doomed_child(exploring: Exploring, calls: Statements) -> None:
+async def test_reap_flush_of_a_doomed_child(exploring: Exploring, calls: StatementBuilder) -> None:
     """A child is failed by the reaper as its outcome comes: no deadlock over child and parent, one join."""
     async with exploring() as explorer:
         report = await explorer.explore(
@@ -61,7 +61,7 @@ async def test_reap_flush_of_a_doomed_child(exploring: Exploring, calls: Stateme
     assert report.faults == []
 
 
-async def test_reap_deliver_to_the_family(exploring: Exploring, calls: Statements) -> None:
+async def test_reap_deliver_to_the_family(exploring: Exploring, calls: StatementBuilder) -> None:
     """A child is failed by the reaper while both are sent signals in one batch: no deadlock."""
     both = [OutgoingSignal(1, None, "go", None, None), OutgoingSignal(2, None, "go", None, None)]
     async with exploring() as explorer:
@@ -69,7 +69,7 @@ async def test_reap_deliver_to_the_family(exploring: Exploring, calls: Statement
     assert report.faults == []
 
 
-async def test_a_reaper_that_waits_for_a_parent_deadlocks(exploring: Exploring, calls: Statements) -> None:
+async def test_a_reaper_that_waits_for_a_parent_deadlocks(exploring: Exploring, calls: StatementBuilder) -> None:
     """The reaper has the child when it comes to the parent, a flush has the parent when it comes to the child."""
     skip = "where parent.id = any (parents) order by parent.id for no key update skip locked"
     async with exploring(Cure("reap", skip, skip.removesuffix(" skip locked"))) as explorer:
@@ -79,7 +79,7 @@ async def test_a_reaper_that_waits_for_a_parent_deadlocks(exploring: Exploring, 
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-async def test_reap_reap(exploring: Exploring, calls: Statements) -> None:
+async def test_reap_reap(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two reapers at once: each expired claim is taken back once."""
 
     def once(end: End) -> None:
@@ -117,7 +117,7 @@ def kept_or_taken(end: End) -> None:
         assert (row["status"], row["claims"], lost) == ("executing", 1, [])
 
 
-async def test_reap_heartbeat(exploring: Exploring, calls: Statements) -> None:
+async def test_reap_heartbeat(exploring: Exploring, calls: StatementBuilder) -> None:
     """A late beat meets the reaper: the claim is kept or taken back, never half of each."""
     async with exploring() as explorer:
         report = await explorer.explore(
@@ -127,7 +127,7 @@ async def test_reap_heartbeat(exploring: Exploring, calls: Statements) -> None:
     assert len(report.ends) == 2
 
 
-async def test_heartbeat_flush(exploring: Exploring, calls: Statements) -> None:
+async def test_heartbeat_flush(exploring: Exploring, calls: StatementBuilder) -> None:
     """A beat while the owner's own outcome commits: the outcome stands, and the claim is not reported as lost."""
 
     def stands(end: End) -> None:
@@ -141,7 +141,7 @@ async def test_heartbeat_flush(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_release_flush(exploring: Exploring, calls: Statements) -> None:
+async def test_release_flush(exploring: Exploring, calls: StatementBuilder) -> None:
     """A claim is given back as its outcome comes: either it is back and the outcome is stale, or the outcome stands."""
 
     def either(end: End) -> None:
@@ -171,14 +171,16 @@ async def test_release_flush(exploring: Exploring, calls: Statements) -> None:
         pytest.param(Cure("reap", "claims = i.claims + 1,"), id="reap-without-bump"),
     ],
 )
-async def test_without_the_fence_a_stale_outcome_stands(exploring: Exploring, calls: Statements, cure: Cure) -> None:
+async def test_without_the_fence_a_stale_outcome_stands(
+    exploring: Exploring, calls: StatementBuilder, cure: Cure
+) -> None:
     """Without the fence on claims, or without the reaper's bump, an outcome overwrites a claim that was taken back."""
     async with exploring(cure) as explorer:
         report = await explorer.explore(MAIL, [calls.reap(10, None)], [calls.flush([NEXT])], one_wins, first_fault=True)
     assert len(report.faults) == 1
 
 
-async def test_release_without_bump_is_found(exploring: Exploring, calls: Statements) -> None:
+async def test_release_without_bump_is_found(exploring: Exploring, calls: StatementBuilder) -> None:
     """Without the bump in release, the outcome of a claim given back is taken for good."""
 
     def stale(end: End) -> None:
@@ -191,7 +193,7 @@ async def test_release_without_bump_is_found(exploring: Exploring, calls: Statem
     assert len(report.faults) == 1
 
 
-async def test_a_beat_without_its_fence_is_found(exploring: Exploring, calls: Statements) -> None:
+async def test_a_beat_without_its_fence_is_found(exploring: Exploring, calls: StatementBuilder) -> None:
     """A beat that looks neither at the claim nor at the status gives a lease to a row that nobody holds."""
     cure = Cure(
         "heartbeat",

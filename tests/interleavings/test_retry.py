@@ -10,8 +10,8 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import ended, executing, instance, parent
 
-from gen_durable.store.admin import AdminStatements
-from gen_durable.store.statements import Statements
+from gen_durable.store.admin import AdminStatementBuilder
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit
 
 FAMILY = (
@@ -21,7 +21,7 @@ FAMILY = (
 )
 
 
-async def test_retry_join(exploring: Exploring, calls: Statements) -> None:
+async def test_retry_join(exploring: Exploring, calls: StatementBuilder) -> None:
     """A child is tried again while its last sibling ends: the parent waits for it, or has gone on; never half of it."""
 
     def consistent(end: End) -> None:
@@ -30,7 +30,7 @@ async def test_retry_join(exploring: Exploring, calls: Statements) -> None:
         waits = one["status"] == "awaiting_children"
         assert (one["children_pending"], one["joined"]) == ((1, False) if waits else (0, True))
 
-    retry = AdminStatements(calls.schema).retry(3, None)
+    retry = AdminStatementBuilder(calls.schema).retry(3, None)
     done = calls.flush([Commit(2, 1, 0, "done", value="1", parent=1)])
     async with exploring() as explorer:
         report = await explorer.explore(FAMILY, [retry], [done], consistent, begin=True)
@@ -38,27 +38,27 @@ async def test_retry_join(exploring: Exploring, calls: Statements) -> None:
     assert report.schedules > 4
 
 
-async def test_retry_retry(exploring: Exploring, calls: Statements) -> None:
+async def test_retry_retry(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two at once: one of them does it, the other finds it live."""
 
     def once(end: End) -> None:
         assert sorted(r.queue or "" for r in (*end.left, *end.right)) == ["", "default"]
         assert (end.rows[1]["children_pending"], end.rows[3]["claims"]) == (2, 2)
 
-    retry = AdminStatements(calls.schema).retry(3, None)
+    retry = AdminStatementBuilder(calls.schema).retry(3, None)
     async with exploring() as explorer:
         report = await explorer.explore(FAMILY, [retry], [retry], once, begin=True)
     assert report.faults == []
 
 
-async def test_retry_remove(exploring: Exploring, calls: Statements) -> None:
+async def test_retry_remove(exploring: Exploring, calls: StatementBuilder) -> None:
     """Retry and delete: either it lives, or it is gone."""
 
     def either(end: End) -> None:
         assert (1 in end.rows) == (end.left[0] is not None) == (not end.right[0].deleted)
         assert all(row["status"] == "runnable" for row in end.rows.values())
 
-    reads = AdminStatements(calls.schema)
+    reads = AdminStatementBuilder(calls.schema)
     async with exploring() as explorer:
         report = await explorer.explore(
             ended(1, status="failed"), [reads.retry(1, None)], [reads.delete_instance(1, None)], either, begin=True
@@ -66,13 +66,13 @@ async def test_retry_remove(exploring: Exploring, calls: Statements) -> None:
     assert report.faults == []
 
 
-async def test_retry_gc(exploring: Exploring, calls: Statements) -> None:
+async def test_retry_gc(exploring: Exploring, calls: StatementBuilder) -> None:
     """Retry and retention: either it lives, or it is gone."""
 
     def either(end: End) -> None:
         assert (1 in end.rows) == (end.left[0] is not None) == (end.right[0].deleted == 0)
 
-    retry = AdminStatements(calls.schema).retry(1, None)
+    retry = AdminStatementBuilder(calls.schema).retry(1, None)
     async with exploring() as explorer:
         report = await explorer.explore(
             ended(1, status="failed"), [retry], [calls.gc(60, 60, 60, 10)], either, begin=True
@@ -86,18 +86,18 @@ LISTED = (
     + "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)"
     " values (1, 0, 1, 1, 'why');"
 )
-QUIET = ("unblock", "wake_parents", "start_instances", "cancel_rows")
+QUIET = ("unblock", "wake_parents", "start_instances", "cancel_or_request")
 SPREAD = Commit(1, 3, 1, "children", step="t", extra=json.dumps({"children": [CHILD]}))
 
 
-async def test_retry_cascade(exploring: Exploring, calls: Statements) -> None:
+async def test_retry_cascade(exploring: Exploring, calls: StatementBuilder) -> None:
     """A parent is tried again while its children are cancelled: it goes on, and they end."""
 
     def both(end: End) -> None:
         assert [end.rows[i]["status"] for i in (1, 2, 3)] == ["runnable", "cancelled", "cancelled"]
 
     given = ended(1, status="cancelled", round=1, ago=1) + LISTED
-    retry = AdminStatements(calls.schema).retry(1, None)
+    retry = AdminStatementBuilder(calls.schema).retry(1, None)
     async with exploring(quiet=QUIET) as explorer:
         report = await explorer.explore(given, [retry], [calls.cascade(9, None)], both)
     assert report.faults == []
@@ -108,7 +108,7 @@ def apart(end: End) -> None:
     assert (end.rows[101]["status"], end.rows[101]["parent_round"]) == ("runnable", 2)
 
 
-async def test_spawn_cascade(exploring: Exploring, calls: Statements) -> None:
+async def test_spawn_cascade(exploring: Exploring, calls: StatementBuilder) -> None:
     """It starts children of its next round while those of the last are cancelled: those are, and no others."""
     given = executing(1, claims=3, seq=1, round=1) + LISTED
     async with exploring(quiet=QUIET) as explorer:
@@ -119,7 +119,9 @@ async def test_spawn_cascade(exploring: Exploring, calls: Statements) -> None:
     assert report.schedules > 20
 
 
-async def test_a_cascade_that_is_bound_to_no_round_cancels_the_next(exploring: Exploring, calls: Statements) -> None:
+async def test_a_cascade_that_is_bound_to_no_round_cancels_the_next(
+    exploring: Exploring, calls: StatementBuilder
+) -> None:
     """The children of the new round are cancelled for what was done to the old one."""
     given = executing(1, claims=3, seq=1, round=1) + LISTED
     cure = Cure(

@@ -25,8 +25,8 @@ from tests.support.rows import ended, executing, instance, parent, seconds, sign
 from tests.support.sessions import Call
 
 from gen_durable.limits import Concurrency, Rate
-from gen_durable.store.admin import AdminStatements
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.admin import AdminStatementBuilder
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
 WAITS = "where parent.id = any (parents) order by parent.id for no key update skip locked"
@@ -41,11 +41,13 @@ class Scenario:
     """Rows, the calls of three sessions, and what holds in the end of every schedule."""
 
     given: str
-    sides: Callable[[Statements], Sequence[Sequence[Call]]]
+    sides: Callable[[StatementBuilder], Sequence[Sequence[Call]]]
     check: Callable[[End], None]
 
 
-async def run(scenario: Scenario, exploring: Exploring, calls: Statements, sample: Sample, *without: Cure) -> list[str]:
+async def run(
+    scenario: Scenario, exploring: Exploring, calls: StatementBuilder, sample: Sample, *without: Cure
+) -> list[str]:
     """The faults of a sample of schedules; if a cure is taken out, the first one."""
     async with exploring(*without, sessions=3) as explorer:
         report = await explorer.explore_sessions(
@@ -107,7 +109,7 @@ def parent_cancelled(end: End) -> None:
 
 
 def flush_reap_cancel(kind: str, target: int, max_crashes: int | None) -> Scenario:
-    def sides(calls: Statements) -> Sequence[Sequence[Call]]:
+    def sides(calls: StatementBuilder) -> Sequence[Sequence[Call]]:
         cancels: list[Call] = [calls.cancel([(target, None)], "why", cascade=True), calls.cascade(9, None)]
         return [[calls.flush([OUTCOMES[kind]])], [calls.reap(10, max_crashes)], cancels]
 
@@ -120,7 +122,7 @@ MAIL = executing(1, lease_expires_at=seconds(-1)) + signal(7, 1)
 PARK = Commit(1, 1, 0, "await", extra=json.dumps({"awaits": ["go"], "seen": [], "consumed": [7]}))
 
 
-def park_after_all_seen(calls: Statements) -> Call:
+def park_after_all_seen(calls: StatementBuilder) -> Call:
     """The claim that was picked consumes its inbox, and parks."""
 
     def call(answers: list[Any]) -> Statement[Any] | None:
@@ -154,7 +156,7 @@ def consumed_once(end: End) -> None:
 
 
 def signal_park_reap() -> Scenario:
-    def sides(calls: Statements) -> Sequence[Sequence[Call]]:
+    def sides(calls: StatementBuilder) -> Sequence[Sequence[Call]]:
         sends = calls.signal([OutgoingSignal(1, None, "go", "1", "event")])
         runs_again: list[Call] = [calls.reap(10, None), picks(calls, "b"), park_after_all_seen(calls)]
         return [[sends, sends], [calls.flush([PARK])], runs_again]
@@ -173,7 +175,7 @@ FAMILY = (
 )
 
 
-def end_of_the_parent(calls: Statements) -> Call:
+def end_of_the_parent(calls: StatementBuilder) -> Call:
     def call(answers: list[Any]) -> Statement[Any] | None:
         for claim in answers[-1].claims:
             return calls.flush([Commit(1, claim.epoch, claim.seq, "done", value="1")])
@@ -200,8 +202,8 @@ def joins(end: End) -> None:
 
 
 def join_retry_gc() -> Scenario:
-    def sides(calls: Statements) -> Sequence[Sequence[Call]]:
-        admin = AdminStatements(calls.schema)
+    def sides(calls: StatementBuilder) -> Sequence[Sequence[Call]]:
+        admin = AdminStatementBuilder(calls.schema)
         joining: list[Call] = [
             calls.flush([Commit(2, 1, 0, "done", value="1", parent=1)]), picks(calls, "a"), end_of_the_parent(calls)
         ]  # fmt: skip
@@ -253,15 +255,15 @@ def by_tokens(end: End) -> None:
 
 
 def pick_pick_policy(
-    change: Callable[[Statements], Statement[Any]], given: str, check: Callable[[End], None]
+    change: Callable[[StatementBuilder], Statement[Any]], given: str, check: Callable[[End], None]
 ) -> Scenario:
-    def sides(calls: Statements) -> Sequence[Sequence[Call]]:
+    def sides(calls: StatementBuilder) -> Sequence[Sequence[Call]]:
         return [[picks(calls, "a", 2)], [picks(calls, "b", 2)], [change(calls)]]
 
     return Scenario(given, sides, check)
 
 
-def faster(calls: Statements) -> Statement[Any]:
+def faster(calls: StatementBuilder) -> Statement[Any]:
     """Two tokens an hour instead of one, and a bucket of two as before."""
     return calls.set_limit("r", Rate(2, timedelta(hours=1), burst=2), declared=False)
 
@@ -292,7 +294,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_three_sessions(exploring: Exploring, calls: Statements, sample: Sample, name: str) -> None:
+async def test_three_sessions(exploring: Exploring, calls: StatementBuilder, sample: Sample, name: str) -> None:
     """Every schedule of the sample keeps the doctor's checks and those of its scenario."""
     assert await run(SCENARIOS[name], exploring, calls, sample) == []
 
@@ -330,7 +332,7 @@ CURES = {
 
 @pytest.mark.parametrize("name", CURES)
 async def test_without_its_guard_a_schedule_of_three_fails(
-    exploring: Exploring, calls: Statements, sample: Sample, name: str
+    exploring: Exploring, calls: StatementBuilder, sample: Sample, name: str
 ) -> None:
     scenario, cure = CURES[name]
     faults = await run(SCENARIOS[scenario], exploring, calls, replace(sample, count=500), cure)

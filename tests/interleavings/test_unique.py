@@ -14,11 +14,11 @@ from tests.support.machine import M
 from tests.support.rows import LIVE, executing, instance
 
 from gen_durable.starts import Start
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, InsertResult
 
 
-def insert(calls: Statements, keys: Sequence[str], on_conflict: str) -> Statement[list[InsertResult]]:
+def insert(calls: StatementBuilder, keys: Sequence[str], on_conflict: str) -> Statement[list[InsertResult]]:
     return calls.insert([Start(M.s, {}, unique_key=key) for key in keys], on_conflict)
 
 
@@ -44,7 +44,7 @@ def all_told(end: End) -> None:
     assert sorted(made) == sorted(held.values())
 
 
-async def test_insert_insert_existing(exploring: Exploring, calls: Statements) -> None:
+async def test_insert_insert_existing(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two batches with the same keys in opposite order: no deadlock, one holder each, both are told its id."""
     async with exploring(also=ROW_BREAKPOINTS) as explorer:
         report = await explorer.explore(
@@ -54,7 +54,7 @@ async def test_insert_insert_existing(exploring: Exploring, calls: Statements) -
     assert report.schedules > 10
 
 
-async def test_insert_insert_skip(exploring: Exploring, calls: Statements) -> None:
+async def test_insert_insert_skip(exploring: Exploring, calls: StatementBuilder) -> None:
     """The same, skipping what is taken: each key was made by exactly one of the two."""
 
     def made_once(end: End) -> None:
@@ -67,7 +67,7 @@ async def test_insert_insert_skip(exploring: Exploring, calls: Statements) -> No
     assert report.faults == []
 
 
-async def test_insert_insert_raise(exploring: Exploring, calls: Statements) -> None:
+async def test_insert_insert_raise(exploring: Exploring, calls: StatementBuilder) -> None:
     """The same, refusing what is taken: one call makes both rows, the other makes none and is told who holds a key."""
 
     def one_made_all(end: End) -> None:
@@ -89,7 +89,7 @@ async def test_insert_insert_raise(exploring: Exploring, calls: Statements) -> N
 
 
 @pytest.mark.parametrize("on_conflict", ["existing", "skip"])
-async def test_insert_end(exploring: Exploring, calls: Statements, on_conflict: str) -> None:
+async def test_insert_end(exploring: Exploring, calls: StatementBuilder, on_conflict: str) -> None:
     """The holder ends while its key is asked for: the caller gets the old holder, is skipped, or makes a new one."""
 
     def told(end: End) -> None:
@@ -121,7 +121,7 @@ def counted(end: End) -> None:
         assert row["status"] == ("awaiting_children" if mine else "runnable")
 
 
-async def test_spawn_spawn(exploring: Exploring, calls: Statements) -> None:
+async def test_spawn_spawn(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two parents start children with the same keys in opposite order: one child each, counted by who made it."""
     async with exploring(also=ROW_BREAKPOINTS) as explorer:
         report = await explorer.explore(
@@ -131,7 +131,7 @@ async def test_spawn_spawn(exploring: Exploring, calls: Statements) -> None:
     assert len(report.ends) >= 2
 
 
-async def test_spawn_insert(exploring: Exploring, calls: Statements) -> None:
+async def test_spawn_insert(exploring: Exploring, calls: StatementBuilder) -> None:
     """A parent starts children whose keys are inserted at the same time, in opposite order: one holder each."""
 
     def one_each(end: End) -> None:
@@ -148,7 +148,7 @@ async def test_spawn_insert(exploring: Exploring, calls: Statements) -> None:
 HOLDERS = executing(1, unique_key=b"a", unique_scope=LIVE) + executing(2, unique_key=b"b", unique_scope=LIVE)
 
 
-async def test_spawn_spawn_of_each_other(exploring: Exploring, calls: Statements) -> None:
+async def test_spawn_spawn_of_each_other(exploring: Exploring, calls: StatementBuilder) -> None:
     """Two holders of keys start children under each other's key: neither is made, nobody deadlocks, both go on."""
 
     def both_go_on(end: End) -> None:
@@ -162,7 +162,9 @@ async def test_spawn_spawn_of_each_other(exploring: Exploring, calls: Statements
     assert report.faults == []
 
 
-async def test_parents_changed_before_their_children_go_in_deadlock(exploring: Exploring, calls: Statements) -> None:
+async def test_parents_changed_before_their_children_go_in_deadlock(
+    exploring: Exploring, calls: StatementBuilder
+) -> None:
     """An insert waits for a change of the row that holds its key: a parent that was changed first closes the circle."""
     start = "spawn_queues := @schema.start_instances(ids, claims, seqs, kinds, extras);"
     change = "update @schema.instances i set updated_at = now() where i.id = any (ids);"
@@ -173,7 +175,7 @@ async def test_parents_changed_before_their_children_go_in_deadlock(exploring: E
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-async def test_spawn_insert_of_the_parents_key(exploring: Exploring, calls: Statements) -> None:
+async def test_spawn_insert_of_the_parents_key(exploring: Exploring, calls: StatementBuilder) -> None:
     """A batch asks for the parent's key and for its child's: nobody deadlocks, and the batch is told both ids."""
 
     def told(end: End) -> None:
@@ -186,7 +188,7 @@ async def test_spawn_insert_of_the_parents_key(exploring: Exploring, calls: Stat
     assert report.faults == []
 
 
-async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: Statements) -> None:
+async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: StatementBuilder) -> None:
     """Batches that take their keys as they come wait for each other in a circle."""
     async with exploring(
         Cure("insert", "order by given.unique_key, given.ord", "order by given.ord"), also=ROW_BREAKPOINTS
@@ -197,7 +199,7 @@ async def test_insert_without_key_order_deadlocks(exploring: Exploring, calls: S
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: Statements) -> None:
+async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: StatementBuilder) -> None:
     """The same for children."""
     cure = Cure("start_instances", "order by decode(start.unique_key, 'hex'), start.child_id", "order by start.id")
     async with exploring(cure, also=ROW_BREAKPOINTS) as explorer:
@@ -207,7 +209,7 @@ async def test_spawn_without_key_order_deadlocks(exploring: Exploring, calls: St
     assert [fault.sqlstates for fault in report.faults] == [{"40P01"}]
 
 
-async def test_insert_that_reads_before_it_waits_is_found(exploring: Exploring, calls: Statements) -> None:
+async def test_insert_that_reads_before_it_waits_is_found(exploring: Exploring, calls: StatementBuilder) -> None:
     """Without a second try, a caller whose holder has just ended gets neither the holder nor a new row."""
     given = executing(1, unique_key=b"a", unique_scope=LIVE)
     ends = [calls.flush([Commit(1, 1, 0, "done", value="1")])]
@@ -220,7 +222,7 @@ async def test_insert_that_reads_before_it_waits_is_found(exploring: Exploring, 
     assert [fault.sqlstates for fault in report.faults] == [{"40001"}]
 
 
-async def test_insert_claim(exploring: Exploring, calls: Statements) -> None:
+async def test_insert_claim(exploring: Exploring, calls: StatementBuilder) -> None:
     """A key is asked for while its holder is being claimed: the caller waits, and is told the holder."""
 
     def told(end: End) -> None:

@@ -12,7 +12,7 @@ from tests.support.machine import KNOWN, send
 from tests.support.rows import executing, instance, parked
 from tests.support.store import Store
 
-from gen_durable.store.journal import JournalStatements
+from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.types import OutgoingSignal
 
 LARGE = 950_000
@@ -66,7 +66,7 @@ def pages(store: Store, what: str) -> list[tuple[int, int]]:
             page = store.run(store.calls.inbox_page(1, after))
             sizes, ids = [len(signal.payload) for signal in page], [signal.id for signal in page]
         else:
-            text = store.run(JournalStatements(store.calls.schema).activities_page(1, 0, after))
+            text = store.run(JournalStatementBuilder(store.calls.schema).activities_page(1, 0, after))
             entries = json.loads(text or "[]")
             sizes, ids = [len(entry[3]) for entry in entries], [entry[0] for entry in entries]
         if not ids:

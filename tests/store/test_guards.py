@@ -11,7 +11,7 @@ from tests.support.rows import ended, executing, instance, parent, parked, secon
 from tests.support.store import Store
 
 from gen_durable.limits import Concurrency
-from gen_durable.store.journal import JournalStatements, ProgressReport
+from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
 from gen_durable.store.types import NO_FOLLOW_UPS, Commit
 
 CASCADE = "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason) "
@@ -97,7 +97,7 @@ def test_a_child_goes_with_its_ended_parent(store: Store) -> None:
 
 def test_a_report_of_a_lost_claim_changes_nothing(store: Store) -> None:
     """Alone, or in one batch with one of the claim that took over."""
-    journal = JournalStatements(store.schema)
+    journal = JournalStatementBuilder(store.schema)
     store.given(executing(1, claims=2))
     assert store.run(journal.record_progress([ProgressReport(1, 1, "s", "", 0.1, None, None)])) == set()
     assert not store.row(1)["has_journal"]

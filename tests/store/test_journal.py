@@ -11,7 +11,7 @@ from tests.support.machine import child, fan_out, park
 from tests.support.rows import ended, executing, parent, signal
 from tests.support.store import Store
 
-from gen_durable.store.journal import CHECKPOINT_FORMAT, ActivityRecord, Fence, JournalStatements, ProgressReport
+from gen_durable.store.journal import CHECKPOINT_FORMAT, ActivityRecord, Fence, JournalStatementBuilder, ProgressReport
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
 
@@ -19,7 +19,7 @@ FENCE = Fence(2, 1, 0)
 RECORD = ActivityRecord(1, "charge", '{"amount": 7}', '"ok"', None, 0.5, 0.25, 0)
 REPORT = ProgressReport(2, 1, "s", "", 0.4, "so far", '{"n": 4}')
 TABLES = ("transitions", "checkpoints", "activities", "progress")
-WRITES: dict[str, Callable[[JournalStatements, Fence], Statement[Any]]] = {
+WRITES: dict[str, Callable[[JournalStatementBuilder, Fence], Statement[Any]]] = {
     "checkpoint": lambda calls, fence: calls.record_checkpoint(fence, "1"),
     "clear": lambda calls, fence: calls.clear_checkpoint(fence),
     "activity": lambda calls, fence: calls.record_activity(fence, RECORD),
@@ -40,8 +40,8 @@ FAMILY = parent(1, pending=1) + executing(2, parent_id=1, parent_round=1, attemp
 
 
 @pytest.fixture
-def journal(store: Store) -> JournalStatements:
-    return JournalStatements(store.schema)
+def journal(store: Store) -> JournalStatementBuilder:
+    return JournalStatementBuilder(store.schema)
 
 
 def told(commit: Commit, *, keep: bool = False) -> Commit:
@@ -57,7 +57,7 @@ def everything(store: Store) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_outcome_leaves_one_row(store: Store, journal: JournalStatements, kind: str) -> None:
+def test_an_outcome_leaves_one_row(store: Store, journal: JournalStatementBuilder, kind: str) -> None:
     """Each kind of outcome is written down by its public name, with where it led; sent twice it is written once."""
     make, outcome, following = KINDS[kind]
     store.given(FAMILY)
@@ -71,14 +71,14 @@ def test_an_outcome_leaves_one_row(store: Store, journal: JournalStatements, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stale_outcome_leaves_none(store: Store, journal: JournalStatements, kind: str) -> None:
+def test_a_stale_outcome_leaves_none(store: Store, journal: JournalStatementBuilder, kind: str) -> None:
     """An outcome of a claim that was taken over is not part of the history."""
     store.given(FAMILY.replace("'executing', 1", "'executing', 2"))
     assert store.run(store.calls.flush([told(KINDS[kind][0]())], "w", 10.0)).stale == {2}
     assert store.run(journal.history(2, None)) == []
 
 
-def test_of_a_batch_only_what_was_committed_is_told(store: Store, journal: JournalStatements) -> None:
+def test_of_a_batch_only_what_was_committed_is_told(store: Store, journal: JournalStatementBuilder) -> None:
     """A stale outcome, one that was committed before, and a new one in one call: the new one leaves a row."""
     store.given(executing(2) + executing(3, claims=4) + executing(4))
     store.flush(Commit(4, 1, 0, "done", value="1"))
@@ -89,7 +89,7 @@ def test_of_a_batch_only_what_was_committed_is_told(store: Store, journal: Journ
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_are_kept_where_they_are_asked_for(store: Store, journal: JournalStatements, kind: str) -> None:
+def test_states_are_kept_where_they_are_asked_for(store: Store, journal: JournalStatementBuilder, kind: str) -> None:
     """With keep, the row has the state after the outcome; an end changes none."""
     make, _, _ = KINDS[kind]
     store.given(FAMILY)
@@ -111,7 +111,7 @@ def test_history_off_writes_nothing_and_sends_nothing(store: Store) -> None:
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("how", ["reaped", "claimed again", "released", "gone"])
-def test_a_lost_claim_writes_nothing(store: Store, journal: JournalStatements, write: str, how: str) -> None:
+def test_a_lost_claim_writes_nothing(store: Store, journal: JournalStatementBuilder, write: str, how: str) -> None:
     """What comes for a claim that was taken over changes no row, and the writer is told."""
     store.given(executing(2))
     store.run(journal.record_checkpoint(FENCE, '"mine"'))
@@ -134,7 +134,9 @@ def test_a_lost_claim_writes_nothing(store: Store, journal: JournalStatements, w
 
 @pytest.mark.parametrize("write", ["checkpoint", "clear", "activity"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_was_left_writes_nothing(store: Store, journal: JournalStatements, write: str, kind: str) -> None:
+def test_a_step_that_was_left_writes_nothing(
+    store: Store, journal: JournalStatementBuilder, write: str, kind: str
+) -> None:
     """After its own outcome, also a held one, the step's fence does not hold any more."""
     store.given(FAMILY)
     store.run(journal.record_checkpoint(FENCE, '"mine"'))
@@ -144,7 +146,7 @@ def test_a_step_that_was_left_writes_nothing(store: Store, journal: JournalState
     assert everything(store) == before
 
 
-def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalStatements) -> None:
+def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalStatementBuilder) -> None:
     """After a crash the next claim has the checkpoint and the finished activities; the one after a Next has none."""
     store.given(executing(2))
     for value in ('{"a": 1}', '{"a": 2}'):
@@ -179,7 +181,7 @@ def test_a_claim_brings_the_journal_of_its_visit(store: Store, journal: JournalS
     ids=["retry", "await at the same step", "await for another", "next to itself", "children"],
 )
 def test_which_outcomes_stay_in_the_visit(
-    store: Store, journal: JournalStatements, commit: Commit, stays: bool
+    store: Store, journal: JournalStatementBuilder, commit: Commit, stays: bool
 ) -> None:
     """A visit lasts while the step is tried again or waits at itself. Next to the same step is a new one."""
     store.given(executing(2))
@@ -191,7 +193,7 @@ def test_which_outcomes_stay_in_the_visit(
     assert (claim.journal is not None) == stays
 
 
-def test_the_same_activity_sent_twice_is_written_once(store: Store, journal: JournalStatements) -> None:
+def test_the_same_activity_sent_twice_is_written_once(store: Store, journal: JournalStatementBuilder) -> None:
     """A write whose answer was lost is sent again: it has the same number."""
     store.given(executing(2))
     assert [store.run(journal.record_activity(FENCE, RECORD)) for _ in range(2)] == [True, True]
@@ -200,7 +202,7 @@ def test_the_same_activity_sent_twice_is_written_once(store: Store, journal: Jou
     assert (row.parameters, row.result, row.ok) == ({"amount": 7}, "ok", True)
 
 
-def test_a_cleared_checkpoint_is_gone(store: Store, journal: JournalStatements) -> None:
+def test_a_cleared_checkpoint_is_gone(store: Store, journal: JournalStatementBuilder) -> None:
     """Clearing takes the row away, and only that of its own instance."""
     store.given(executing(2) + executing(3))
     for instance in (2, 3):
@@ -209,7 +211,7 @@ def test_a_cleared_checkpoint_is_gone(store: Store, journal: JournalStatements) 
     assert [row["instance_id"] for row in store.sql("select * from @schema.checkpoints")] == [3]
 
 
-def test_the_last_word_counts(store: Store, journal: JournalStatements) -> None:
+def test_the_last_word_counts(store: Store, journal: JournalStatementBuilder) -> None:
     """Reports overwrite each other by step and branch, in one batch too; each instance has its own fence."""
     store.given(executing(2) + executing(3, claims=4))
     later = ProgressReport(2, 1, "s", "", 0.9, "nearly", None)
@@ -226,7 +228,7 @@ def test_the_last_word_counts(store: Store, journal: JournalStatements) -> None:
     assert store.run(journal.progress(3, None)) == []
 
 
-def test_a_report_does_not_wait_for_a_locked_row(store: Store, journal: JournalStatements, dsn: str) -> None:
+def test_a_report_does_not_wait_for_a_locked_row(store: Store, journal: JournalStatementBuilder, dsn: str) -> None:
     """A row that somebody has locked is passed over and told; its batch mates are written."""
     store.given(executing(2) + executing(3))
     other = Store(dsn, store.schema.name)
@@ -241,7 +243,7 @@ def test_a_report_does_not_wait_for_a_locked_row(store: Store, journal: JournalS
     assert (len(store.run(journal.progress(2, None))), len(store.run(journal.progress(3, None)))) == (0, 1)
 
 
-def test_a_last_report_may_come_after_the_outcome(store: Store, journal: JournalStatements) -> None:
+def test_a_last_report_may_come_after_the_outcome(store: Store, journal: JournalStatementBuilder) -> None:
     """Nobody waits for a report, so the word said just before the end arrives after it, and counts."""
     store.given(executing(2))
     store.flush(Commit(2, 1, 0, "done", value="1"))
@@ -249,7 +251,7 @@ def test_a_last_report_may_come_after_the_outcome(store: Store, journal: Journal
     assert [r.fraction for r in store.run(journal.progress(2, None))] == [0.4]
 
 
-def test_the_journal_goes_with_its_instance(store: Store, journal: JournalStatements) -> None:
+def test_the_journal_goes_with_its_instance(store: Store, journal: JournalStatementBuilder) -> None:
     """Retention leaves nothing behind, and nothing of others is touched."""
     store.given(executing(2) + executing(3) + signal(7, 2) + ended(4, ago=999))
     for instance in (2, 3):
@@ -263,7 +265,7 @@ def test_the_journal_goes_with_its_instance(store: Store, journal: JournalStatem
     assert [{row[0] for row in table} for table in everything(store)] == [{3}] * 4
 
 
-def test_reads_by_unique_key(store: Store, journal: JournalStatements) -> None:
+def test_reads_by_unique_key(store: Store, journal: JournalStatementBuilder) -> None:
     """The holder of a key is found as by `get`."""
     store.given(executing(2, unique_key=b"k", unique_scope="{executing}"))
     store.run(journal.record_activity(FENCE, RECORD))

@@ -7,7 +7,7 @@ from tests.support.machine import child, fan_out
 from tests.support.rows import executing, instance, parked, seconds
 from tests.support.store import Store
 
-from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements
+from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
 BIG = 2**31 - 1
@@ -27,7 +27,7 @@ def test_a_pick_and_its_outcome(store: Store) -> None:
     assert store.run(store.calls.heartbeat([(1, again.epoch)], 60)) == []
     assert not store.flush(Commit(1, again.epoch, again.seq, "next", step="t", value="1", ran_step="s")).stale
     assert store.row(1)["visit"] == BIG + 2
-    moves = store.run(JournalStatements(store.schema).history(1, None))
+    moves = store.run(JournalStatementBuilder(store.schema).history(1, None))
     assert [(move.seq, move.attempt) for move in moves] == [(BIG + 1, BIG + 7), (BIG + 2, 0)]
     assert store.run(store.calls.get(1, None)).claims == again.epoch  # type: ignore[union-attr]
 
@@ -69,7 +69,7 @@ def test_a_journal(store: Store, what: str) -> None:
     store.given(
         executing(1, **{**OLD, "claims": BIG + 1, "seq": BIG + 1, "visit": BIG + 1}, lease_expires_at=seconds(-1))
     )
-    journal, fence = JournalStatements(store.schema), Fence(1, BIG + 1, BIG + 1)
+    journal, fence = JournalStatementBuilder(store.schema), Fence(1, BIG + 1, BIG + 1)
     written = (
         journal.record_activity(fence, ActivityRecord(1, "charge", "[]", '"ok"', None, 0.5, 0.25, 0))
         if what == "activity"

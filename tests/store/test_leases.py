@@ -6,7 +6,7 @@ import pytest
 from tests.support.rows import LIVE, ended, executing, instance, parent, seconds, signal
 from tests.support.store import Store
 
-from gen_durable.store.journal import JournalStatements
+from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.types import Commit, ReapedClaim
 
 LATE = {"lease_expires_at": seconds(-1)}
@@ -118,7 +118,7 @@ def test_the_end_of_a_crash_loop_is_in_the_history(store: Store) -> None:
         (1, 3, "failed"), (2, 3, "failed"), (3, 1, "failed"), (4, 1, "failed"),
         (5, 2, "cancelled"), (6, 2, "cancelled"),
     ]  # fmt: skip
-    (last,) = [t for t in store.run(JournalStatements(store.schema).history(1, None)) if t.seq == 3]
+    (last,) = [t for t in store.run(JournalStatementBuilder(store.schema).history(1, None)) if t.seq == 3]
     assert (last.next_step, last.error) == (None, store.row(1)["last_error"])
 
 

@@ -14,7 +14,7 @@ from tests.support.store import Store
 from gen_durable.instances import Instance
 from gen_durable.listing import Count, Page, decode_cursor, filter_json
 from gen_durable.starts import Start
-from gen_durable.store.row_decoder import read_instance
+from gen_durable.store.row_decoder import decode_instance
 from gen_durable.store.statements import Statement
 
 NOW = datetime.now(UTC)
@@ -221,7 +221,7 @@ def test_metadata_goes_in(store: Store) -> None:
     one = store.run(store.calls.get(rows[0]["id"], None))
     assert one is not None
     assert one.metadata == {"a": [1, None]}
-    assert read_instance(tuple(store.sql("select * from @schema.instances_of($1, true)", [rows[0]["id"]])[0])) == one
+    assert decode_instance(tuple(store.sql("select * from @schema.instances_of($1, true)", [rows[0]["id"]])[0])) == one
 
 
 def test_moments_of_insertion_bound_the_search(store: Store) -> None:

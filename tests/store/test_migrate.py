@@ -20,7 +20,7 @@ from gen_durable.pg.migrate import check_schema, library_version, migrate, migra
 from gen_durable.starts import Start
 from gen_durable.store import schema as schema_files
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 
 PROGRAM = """
 import asyncio, sys
@@ -46,9 +46,9 @@ async def test_migrate_is_idempotent(dsn: str, bare_schema: str) -> None:
             await check_schema(link, schema)
         assert await migrate(link, schema) == [library_version(schema)]
         await check_schema(link, schema)
-        await link.run(Statements(schema).insert([Start(M.s, {})], "raise"))
+        await link.run(StatementBuilder(schema).insert([Start(M.s, {})], "raise"))
         assert await migrate(link, schema) == []
-        assert len((await link.run(Statements(schema).pick("w", {"default": 5}, KNOWN, 60))).claims) == 1
+        assert len((await link.run(StatementBuilder(schema).pick("w", {"default": 5}, KNOWN, 60))).claims) == 1
     finally:
         await link.close()
 
@@ -145,7 +145,7 @@ async def test_an_older_schema_is_brought_along(dsn: str, schema: str, later_ver
     """Only the missing version is applied, all functions are installed again, and the rows stay."""
     checked, link = Schema(schema), PersistentConnection(Target(dsn))
     try:
-        await link.run(Statements(checked).insert([Start(M.s, {})], "raise"))
+        await link.run(StatementBuilder(checked).insert([Start(M.s, {})], "raise"))
         with pytest.raises(
             SchemaMissing, match=f"is at schema version {later_version - 1}, this library needs {later_version}"
         ):
@@ -153,8 +153,8 @@ async def test_an_older_schema_is_brought_along(dsn: str, schema: str, later_ver
         await link.run_script(checked.render("drop function @schema.heartbeat cascade"))
         assert await migrate(link, checked) == [later_version]
         await check_schema(link, checked)
-        (claim,) = (await link.run(Statements(checked).pick("w", {"default": 5}, KNOWN, 60))).claims
-        assert await link.run(Statements(checked).heartbeat([(claim.id, claim.epoch)], 60)) == []
+        (claim,) = (await link.run(StatementBuilder(checked).pick("w", {"default": 5}, KNOWN, 60))).claims
+        assert await link.run(StatementBuilder(checked).heartbeat([(claim.id, claim.epoch)], 60)) == []
     finally:
         await link.close()
 
@@ -195,8 +195,8 @@ async def test_two_schemas_do_not_meet(dsn: str, bare_schema: str) -> None:
     try:
         await migrate(link, one)
         await migrate(link, two)
-        await link.run(Statements(one).insert([Start(M.s, {})], "raise"))
-        assert (await link.run(Statements(two).pick("w", {"default": 5}, KNOWN, 60))).claims == []
+        await link.run(StatementBuilder(one).insert([Start(M.s, {})], "raise"))
+        assert (await link.run(StatementBuilder(two).pick("w", {"default": 5}, KNOWN, 60))).claims == []
     finally:
         await link.run_script(two.render("drop schema if exists @schema cascade"))
         await link.close()
@@ -232,7 +232,7 @@ async def test_a_hostile_search_path_does_not_matter(dsn: str, schema: str) -> N
     """Functions, operators and tables that a caller's search_path puts first are never used."""
     trap = f"{schema}_trap"
     connection = await asyncpg.connect(dsn)
-    calls = Statements(Schema(schema))
+    calls = StatementBuilder(Schema(schema))
     try:
         await connection.execute(HOSTILE.format(trap=trap))
         await connection.execute(f'set search_path = "{trap}", pg_catalog, public')

@@ -20,7 +20,7 @@ from tests.support.store import Store
 
 from gen_durable.limits import Concurrency
 from gen_durable.starts import Start
-from gen_durable.store.journal import JournalStatements, ProgressReport
+from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
 from gen_durable.store.types import Commit
 
 ROW = "select from @schema.instances where id = {} for update"
@@ -194,7 +194,7 @@ CASES = {
         executing(1, has_journal=True) + executing(2, has_journal=True),
         ROW.format(1),
         lambda s: s.run(
-            JournalStatements(s.schema).record_progress(
+            JournalStatementBuilder(s.schema).record_progress(
                 [ProgressReport(i, 1, "s", "", 0.5, None, None) for i in (1, 2)]
             )
         ),

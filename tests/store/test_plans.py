@@ -24,7 +24,7 @@ from tests.support.store import Store
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.starts import Start
-from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, ProgressReport
+from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, ProgressReport
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
@@ -124,8 +124,8 @@ def commits(kind: str, ids: list[int] = HELD, **more: object) -> Callable[[Store
     return lambda s: s.calls.flush([Commit(i, 1, 0, kind, **more) for i in ids])  # type: ignore[arg-type]
 
 
-def journal(store: Store) -> JournalStatements:
-    return JournalStatements(store.schema)
+def journal(store: Store) -> JournalStatementBuilder:
+    return JournalStatementBuilder(store.schema)
 
 
 def parked_ids(store: Store) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 from tests.support.rows import executing
 from tests.support.store import Store
 
-from gen_durable.store.journal import JournalStatements
+from gen_durable.store.journal import JournalStatementBuilder
 
 pytestmark = pytest.mark.dirty
 
@@ -31,7 +31,7 @@ def given(store: Store, id: int, *, outcomes: int, visit: int, activities: bool 
 
 
 def trim(store: Store, keep: int, *ids: int, batch: int = 10_000) -> list[int]:
-    return store.run(JournalStatements(store.schema).trim_history(dict.fromkeys(ids, keep), batch))
+    return store.run(JournalStatementBuilder(store.schema).trim_history(dict.fromkeys(ids, keep), batch))
 
 
 def seqs(store: Store, id: int = 1) -> list[int]:  # noqa: A002

@@ -17,7 +17,7 @@ from tests.support.explorer import Explorer, Sample
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 
 Exploring: TypeAlias = Callable[..., AbstractAsyncContextManager[Explorer]]
 
@@ -80,6 +80,6 @@ def sample() -> Sample:
 
 
 @pytest.fixture
-def calls(ground: str) -> Statements:
+def calls(ground: str) -> StatementBuilder:
     """The engine's calls on this schema."""
-    return Statements(Schema(ground))
+    return StatementBuilder(Schema(ground))

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from gen_durable import Context, Done, Durable, Fail, Machine, Outcome, Signal, Worker, step
 from gen_durable.core.services import services_of
-from gen_durable.store.journal import JournalStatements, ProgressReport
+from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
 from gen_durable.store.statements import Statement
 
 SOON = timedelta(seconds=10)
@@ -90,7 +90,7 @@ async def run(app: Durable, machine: Machine, **options: Any) -> Any:
         return handle, await handle.wait(SOON)
 
 
-class Counting(JournalStatements):
+class Counting(JournalStatementBuilder):
     """Counts reports as they are sent."""
 
     __slots__ = ("sent", "twice")

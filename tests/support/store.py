@@ -11,9 +11,9 @@ from tests.support.machine import KNOWN
 
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.starts import Start
-from gen_durable.store.admin import AdminStatements
+from gen_durable.store.admin import AdminStatementBuilder
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, FlushResult, InsertResult, OutgoingSignal, PickResult
 
 T = TypeVar("T")
@@ -24,8 +24,8 @@ class Store:
 
     def __init__(self, dsn: str, schema: str) -> None:
         self.schema = Schema(schema)
-        self.calls = Statements(self.schema)
-        self.reads = AdminStatements(self.schema)
+        self.calls = StatementBuilder(self.schema)
+        self.reads = AdminStatementBuilder(self.schema)
         self._runner = asyncio.Runner()
         self._link = PersistentConnection(Target(dsn))
         # Ids up to 100 are the test's own.

@@ -348,7 +348,7 @@ async def test_a_request_that_comes_during_a_commit_ends_the_claim_after_it(engi
                 await e.rows.fetch("select from @.instances where id = $1 for update", handle.id)
                 machine.may_end.set()
                 await e.rows.when(lambda: is_committing(worker))
-                worker._runtime.claims.pass_on_cancel_requests({handle.id: "enough"})  # type: ignore[union-attr]
+                worker._runtime.claims.apply_cancel_requests({handle.id: "enough"})  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)
             assert await e.end(handle) == Cancelled(handle.id, "enough")
             assert machine.ran == ["first"]

@@ -201,15 +201,15 @@ async def test_cancelled_while_its_commit_is_under_way(engine: Opening, monkeypa
 
 async def test_cancelled_while_it_waits_for_its_slot(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slot that was lent is not lost, and the instance goes on."""
-    monkeypatch.setattr(QueueSlots, "has_short_steps", property(lambda _: True))
+    monkeypatch.setattr(QueueSlots, "may_lend_slots", property(lambda _: True))
     waiting = asyncio.Event()
-    regain = Slots.regain_slot
+    regain = Slots.wait_for_slot_after_commit
 
-    async def regain_slot(slots: Slots, active: Any) -> None:
+    async def wait_for_slot_after_commit(slots: Slots, active: Any) -> None:
         waiting.set()
         await regain(slots, active)
 
-    monkeypatch.setattr(Slots, "regain_slot", regain_slot)
+    monkeypatch.setattr(Slots, "wait_for_slot_after_commit", wait_for_slot_after_commit)
     async with engine() as e, e.worker(Chain(), **{**ONE_SLOT, "prefetch": 1}) as worker:
         first = await e.app.insert(Chain.one, "first")
         await soon(entered.wait())
@@ -268,7 +268,7 @@ async def test_cancelled_during_on_cancel_that_follows_a_commit(
 ) -> None:
     """The commit tells of the cancel request, and `on_cancel` runs in a task of its own."""
     async with engine() as e, e.worker(Cleaning(), run_ahead_steps=0, **ONE_SLOT) as worker:
-        monkeypatch.setattr(ClaimTable, "pass_on_cancel_requests", lambda *_: None)
+        monkeypatch.setattr(ClaimTable, "apply_cancel_requests", lambda *_: None)
         handle = await e.app.insert(Cleaning.work, "returns")
         await e.rows.until(handle, status="executing")
         await e.app.cancel(handle.id, reason="stop")
@@ -290,7 +290,7 @@ async def test_cancelled_before_on_cancel_that_follows_a_commit(
         return "never"
 
     async with engine() as e, e.worker(Cleaning(), run_ahead_steps=0, **ONE_SLOT) as worker:
-        monkeypatch.setattr(ClaimTable, "pass_on_cancel_requests", lambda *_: None)
+        monkeypatch.setattr(ClaimTable, "apply_cancel_requests", lambda *_: None)
         monkeypatch.setattr(ClaimTable, "fetch_cancel_reason", fetch_cancel_reason)
         handle = await e.app.insert(Cleaning.work, "returns")
         await e.rows.until(handle, status="executing")

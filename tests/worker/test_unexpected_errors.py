@@ -12,7 +12,7 @@ from tests.worker.test_options_lease import dead_claim, double, rest
 
 from gen_durable import Finished
 from gen_durable.core.services import services_of
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 
 
 def failing(original: Callable[..., Any], times: int) -> Callable[..., Any]:
@@ -32,7 +32,7 @@ async def test_the_heartbeat_thread_survives(
     engine: Opening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A step that runs for several leases keeps its claim, although the first heartbeat met an error of Python."""
-    monkeypatch.setattr(Statements, "heartbeat", failing(Statements.heartbeat, 1))
+    monkeypatch.setattr(StatementBuilder, "heartbeat", failing(StatementBuilder.heartbeat, 1))
     async with engine() as e, e.worker(rest, **BRIEF):
         handle = await e.app.insert(rest, 2.5)
         assert await e.end(handle) == Finished(handle.id, "rested")
@@ -49,7 +49,7 @@ async def test_a_dead_letter_that_cannot_be_read_does_not_keep_the_others(
         told = Told()
         for _ in range(3):
             await dead_claim(e, crashes=2)
-        monkeypatch.setattr(Statements, "get", failing(Statements.get, 1))
+        monkeypatch.setattr(StatementBuilder, "get", failing(StatementBuilder.get, 1))
         async with e.worker(double, max_crashes=3, on_dead_letter=told.hear, **BRIEF):
             await told.until(2)
 
@@ -58,7 +58,7 @@ async def test_a_cascade_that_fails_says_so(
     engine: Opening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The background task of a cascade does not end in silence."""
-    monkeypatch.setattr(Statements, "cascade", failing(Statements.cascade, 1))
+    monkeypatch.setattr(StatementBuilder, "cascade", failing(StatementBuilder.cascade, 1))
     async with engine() as e:
         cascader = services_of(e.app).notifier.cascader
         cascader.start(7)

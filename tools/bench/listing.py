@@ -26,7 +26,7 @@ from rich.table import Table
 from gen_durable.listing import Filters, filter_json
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
-from gen_durable.store.admin import AdminStatements
+from gen_durable.store.admin import AdminStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from tools.bench.server import serve
@@ -172,7 +172,7 @@ async def measure(
     connection: asyncpg.Connection[Any], schema: Schema, name: str, filters: Mapping[str, Any], rounds: int
 ) -> Timed:
     """Time a first page and a count, `rounds` times each."""
-    reads, what = AdminStatements(schema), filter_json(filters)
+    reads, what = AdminStatementBuilder(schema), filter_json(filters)
     page, listed = await _time(connection, reads.list(what, None, 50, payloads=False), rounds)
     count, counted = await _time(connection, reads.count(what), rounds)
     more = "" if page.cursor is None else ", more"

@@ -24,7 +24,7 @@ def escape_control(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
 
 
-def readable_text(text: str | None) -> str:
+def text_or_encrypted_hint(text: str | None) -> str:
     """The text, or a hint if it is encrypted."""
     return "(encrypted: --codec reads it)" if text is not None and text.startswith(ENCRYPTED_PREFIX) else text or ""
 
@@ -61,7 +61,7 @@ def instance_summary(instance: Instance) -> str:
         case "executing":
             return f"on {instance.locked_by}"
         case _:
-            return readable_text(instance.last_error)
+            return text_or_encrypted_hint(instance.last_error)
 
 
 def instance_fields(instance: Instance, *, payloads: bool) -> dict[str, object]:

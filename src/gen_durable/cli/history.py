@@ -11,7 +11,7 @@ from rich.table import Table
 
 from gen_durable.cli.console import new_console, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.format import raw_payload, readable_text
+from gen_durable.cli.format import raw_payload, text_or_encrypted_hint
 from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
 from gen_durable.cli.tables import format_duration, one_line_table
 from gen_durable.client import Durable
@@ -69,7 +69,7 @@ def _transitions_table(transitions: list[Transition], *, workers: bool) -> Table
                 f"{t.started_at.astimezone():%Y-%m-%d %H:%M:%S}",
                 format_duration(t.duration),
                 *((t.worker or "",) if workers else ()),
-                readable_text(t.error),
+                text_or_encrypted_hint(t.error),
             )
             for t in transitions
         ),

@@ -21,7 +21,7 @@ from gen_durable.cli.format import (
     instance_fields,
     instance_summary,
     raw_payload,
-    readable_text,
+    text_or_encrypted_hint,
 )
 from gen_durable.cli.history import transition_fields
 from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
@@ -156,7 +156,7 @@ def _facts_table(details: Details, now: datetime, *, state: bool) -> Table:
 def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
     instance, children = details.instance, details.children
     summary = instance_summary(instance)
-    waits = "" if instance.status.terminal or summary == readable_text(instance.last_error) else summary
+    waits = "" if instance.status.terminal or summary == text_or_encrypted_hint(instance.last_error) else summary
     numbers = {"attempt": instance.attempt, "crashes": instance.crashes}
     return [
         ("id", str(instance.id)),
@@ -164,7 +164,7 @@ def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
         ("step", instance.step),
         ("status", instance.status.value + (f", {waits}" if waits else "")),
         ("", ", ".join(f"{name} {n}" for name, n in numbers.items() if n)),
-        ("error", readable_text(instance.last_error)),
+        ("error", text_or_encrypted_hint(instance.last_error)),
         ("progress", "\n".join(_describe_progress(p, now) for p in details.progress)),
         ("checkpoint", _describe_checkpoint(details.checkpoint, now)),
         ("queue", instance.queue + (f", priority {instance.priority}" if instance.priority else "")),
@@ -185,7 +185,7 @@ def _describe_progress(progress: Progress, now: datetime) -> str:
     where = f"{progress.step} ({progress.branch})" if progress.branch else progress.step
     parts = [] if progress.fraction is None else [f"{progress.fraction:.0%}"]
     if progress.message:
-        parts.append(readable_text(progress.message))
+        parts.append(text_or_encrypted_hint(progress.message))
     return f"{where}: {', '.join(parts) or 'started'} ({format_age(progress.updated_at, now)})"
 
 
@@ -207,7 +207,7 @@ def _transitions_table(transitions: list[Transition], now: datetime) -> Table:
                 t.outcome + (f" -> {t.next_step}" if t.next_step is not None else ""),
                 format_age(t.started_at, now),
                 format_duration(t.duration),
-                readable_text(t.error),
+                text_or_encrypted_hint(t.error),
             )
             for t in transitions
         ),
@@ -225,7 +225,7 @@ def _activities_table(activities: list[Activity], now: datetime) -> Table:
                 "finished" if a.ok else "failed",
                 format_age(a.started_at, now),
                 format_duration(a.duration),
-                readable_text(a.error),
+                text_or_encrypted_hint(a.error),
             )
             for a in activities
         ),

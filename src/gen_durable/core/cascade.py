@@ -16,7 +16,7 @@ from gen_durable.backoff import Pauses
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
 from gen_durable.pg.faults import describe_for_log
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import FollowUps
 
 log = logging.getLogger("gen_durable.cascade")
@@ -48,7 +48,7 @@ class Cascader:
     __slots__ = ("_follow_up_handler", "_reported_at", "_statement_runner", "_statements", "_tasks")
 
     def __init__(
-        self, statement_runner: StatementRunner, statements: Statements, follow_up_handler: FollowUpHandler
+        self, statement_runner: StatementRunner, statements: StatementBuilder, follow_up_handler: FollowUpHandler
     ) -> None:
         self._statement_runner = statement_runner
         self._statements = statements

@@ -23,7 +23,7 @@ from gen_durable.errors import ConfigError
 from gen_durable.instances import Status
 from gen_durable.jsonb_form import jsonb_form
 from gen_durable.pg.pool import Pool
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import EndedInstance
 
 SHORTEST_LIFE: Final = 0.003  # seconds; no worker of another process ends a new instance sooner
@@ -58,7 +58,7 @@ class WatchedInstance:
 class CompletionWatcher(BackgroundTask):
     """Waits for instances on behalf of one `Durable`."""
 
-    def __init__(self, pool: Pool, statements: Statements) -> None:
+    def __init__(self, pool: Pool, statements: StatementBuilder) -> None:
         super().__init__("completion watcher")
         self._pool = pool
         self._statements = statements

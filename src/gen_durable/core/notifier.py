@@ -18,7 +18,7 @@ from gen_durable.core.messages import CancelChildren, CheckCancelRequests, Messa
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.pg.connection import Target
 from gen_durable.pg.pool import Pool
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import FollowUps
 
 log = logging.getLogger("gen_durable.notifier")
@@ -59,7 +59,7 @@ class Notifier:
     """
 
     def __init__(
-        self, pool: Pool, statements: Statements, statement_runner: StatementRunner, listen_target: Target | None
+        self, pool: Pool, statements: StatementBuilder, statement_runner: StatementRunner, listen_target: Target | None
     ) -> None:
         self._pool = pool
         self._statements = statements

@@ -19,7 +19,7 @@ from gen_durable.encryption import ERROR, RESULT, STATE, PayloadEncryption, sign
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_error
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Claim, Commit, InsertResult, OutgoingSignal
 
 CHUNK: Final = 100
@@ -34,7 +34,7 @@ class RowEncryption:
 
     __slots__ = ("_pool", "_statements", "encryption")
 
-    def __init__(self, encryption: PayloadEncryption, pool: Pool, statements: Statements) -> None:
+    def __init__(self, encryption: PayloadEncryption, pool: Pool, statements: StatementBuilder) -> None:
         self.encryption = encryption
         self._pool = pool
         self._statements = statements
@@ -108,7 +108,10 @@ class RowEncryption:
 
 
 def encrypted_insert(
-    statements: Statements, statement: Statement[list[InsertResult]], ids: list[int], encryption: PayloadEncryption
+    statements: StatementBuilder,
+    statement: Statement[list[InsertResult]],
+    ids: list[int],
+    encryption: PayloadEncryption,
 ) -> Statement[list[InsertResult]]:
     """An insert with its states encrypted for the ids that were allocated."""
     states = cast("list[Any]", statement.args[3])

@@ -17,10 +17,10 @@ from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import ConfigError
 from gen_durable.pg.connection import Target
 from gen_durable.pg.pool import Pool
-from gen_durable.store.admin import AdminStatements
-from gen_durable.store.journal import JournalStatements
+from gen_durable.store.admin import AdminStatementBuilder
+from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import Events
 
 
@@ -51,9 +51,9 @@ class Services:
     def __init__(self, database: Database, encryption: PayloadEncryption | None) -> None:
         self._database = database
         self.schema: Schema = database.schema
-        self.statements = Statements(self.schema)
-        self.journal_statements = JournalStatements(self.schema)
-        self.admin_statements = AdminStatements(self.schema)
+        self.statements = StatementBuilder(self.schema)
+        self.journal_statements = JournalStatementBuilder(self.schema)
+        self.admin_statements = AdminStatementBuilder(self.schema)
         self.events = Events()
         self.encryption = encryption
         self.statement_runner = StatementRunner(self._get_client_pool, self.schema.name)

@@ -62,7 +62,9 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
         while self.check_once():
-            if select.select([wake], [], [], _CHECK_INTERVAL if self._is_serving() else _CHECK_INTERVAL_WHILE_DOWN)[0]:
+            if select.select(
+                [wake], [], [], _CHECK_INTERVAL if self._has_server_process() else _CHECK_INTERVAL_WHILE_DOWN
+            )[0]:
                 os.read(wake, 4096)
         self._stop_server()
         # Release the supervisor lock first, then (with the process) the users lock: a new user that waited for the
@@ -93,7 +95,7 @@ class Supervisor:
             pass
         return "the directory was removed"
 
-    def _is_serving(self) -> bool:
+    def _has_server_process(self) -> bool:
         return self._child is not None or find_postmaster.find_running_pid(self._layout) is not None
 
     def _is_unused(self) -> bool:

@@ -49,7 +49,7 @@ class ActiveClaim(msgspec.Struct, eq=False, gc=False):
         coroutine = cast("Coroutine[Any, Any, None]", self.task.get_coro())
         return inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
 
-    def accept_cancel_request(self, reason: str) -> None:
+    def apply_cancel_request(self, reason: str) -> None:
         """Request a cancel. An `async def` step is interrupted; otherwise the claim runner sees the request when the
         step returns or before the next one begins.
         """

@@ -19,8 +19,8 @@ from gen_durable.errors import GenDurableError
 from gen_durable.pg.faults import ConnectionLost, SqlError, describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.signals import Received
-from gen_durable.store.journal import JournalStatements
-from gen_durable.store.statements import Statements
+from gen_durable.store.journal import JournalStatementBuilder
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
 from gen_durable.validation import MAX_CLAIM_PART
 
@@ -37,7 +37,11 @@ class ClaimReader:
     """Reads the large claims of one worker."""
 
     def __init__(
-        self, pool: Pool, statements: Statements, journal_statements: JournalStatements, journal: JournalWriter
+        self,
+        pool: Pool,
+        statements: StatementBuilder,
+        journal_statements: JournalStatementBuilder,
+        journal: JournalWriter,
     ) -> None:
         self._pool = pool
         self._statements = statements

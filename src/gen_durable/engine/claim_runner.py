@@ -133,7 +133,7 @@ class ClaimRunner:
                 steps += 1
                 may_continue = steps <= self._max_steps and started < deadline and not self._slots.stopping
                 if active.is_cancel_requested():  # before the first step, or between two steps
-                    return await self._run_on_cancel_and_commit(active, 0.0, after_step=False)
+                    return await self._end_cancelled_claim(active, 0.0, after_step=False)
                 if active.entry.spec.transactional:
                     return await self._run_transactional(active, started)
                 active.in_step = True
@@ -144,21 +144,21 @@ class ClaimRunner:
                 took = time.perf_counter() - started
                 encoded.commit.began, encoded.commit.took = started, took
                 if active.is_cancel_requested() and encoded.commit.kind not in ENDS:
-                    return await self._run_on_cancel_and_commit(active, took)
+                    return await self._end_cancelled_claim(active, took)
                 if encoded.commit.kind != "continue":
                     return await self._commit_claim_end(active, encoded, took)
                 committing = self._committer.commit(encoded.commit)
-                self._slots.lend_slot(active)
+                self._slots.lend_slot_during_commit(active)
                 try:
                     result = await committing
                     if not active.has_slot and result is not STALE:
-                        await self._slots.regain_slot(active)
+                        await self._slots.wait_for_slot_after_commit(active)
                 except (OutcomeRejected, asyncio.CancelledError) as error:
                     return await self._end_unanswered_commit(active, encoded, error)
                 if result is STALE:
                     return self.receive_commit_result(active, encoded, took, result)
                 if result is CANCEL_REQUESTED:
-                    return await self._run_on_cancel_and_commit(active, took)
+                    return await self._end_cancelled_claim(active, took)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
                 started = time.perf_counter()
@@ -169,7 +169,7 @@ class ClaimRunner:
             if active.cancel_reason is None or not active.in_step:
                 raise
             took = time.perf_counter() - started
-            await self._treat_exit_as_engine_error(active, self._run_on_cancel_and_commit(active, took))
+            await self._treat_exit_as_engine_error(active, self._end_cancelled_claim(active, took))
         except (SystemExit, KeyboardInterrupt) as error:  # as in _treat_exit_as_engine_error
             self.handle_engine_error(active, error)
 
@@ -222,7 +222,7 @@ class ClaimRunner:
                 if self._events.active:
                     self._events.emit(StaleOutcome(claim.id, claim.machine, active.entry.spec.name))
             case CommitResult.CANCEL_REQUESTED:
-                self._spawn_after_commit(active, self._run_on_cancel_and_commit(active, took))
+                self._spawn_after_commit(active, self._end_cancelled_claim(active, took))
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
@@ -295,7 +295,7 @@ class ClaimRunner:
         else:
             self.receive_commit_result(active, encoded, time.perf_counter() - started, result)
 
-    async def _run_on_cancel_and_commit(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
+    async def _end_cancelled_claim(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
         """End a claim that has a cancel request; `on_cancel` runs first if the request met a running step."""
         claim, task = active.claim, asyncio.current_task()
         while task is not None and task.cancelling():

@@ -21,7 +21,7 @@ from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.registry import Registry
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
 from gen_durable.telemetry import ClaimLost, Events
 
@@ -49,7 +49,7 @@ class ClaimTable:
     def __init__(
         self,
         pool: Pool,
-        statements: Statements,
+        statements: StatementBuilder,
         *,
         slots: Slots,
         tasks: TaskSet,
@@ -121,7 +121,7 @@ class ClaimTable:
         with self._lock:
             return list(self._claims.values())
 
-    def leased_before(self, age: float) -> list[ActiveClaim]:
+    def leased_longer_than(self, age: float) -> list[ActiveClaim]:
         """Claims whose lease was made or extended at least `age` seconds ago, ordered by id."""
         limit = time.monotonic() - age
         with self._lock:
@@ -206,23 +206,21 @@ class ClaimTable:
 
     def check_cancel_requests(self) -> None:
         """Find out which claims have a cancel request, and cancel them."""
-        self._tasks.spawn(self._fetch_and_pass_on_cancel_requests())
+        self._tasks.spawn(self._fetch_and_apply_cancel_requests())
 
-    async def _fetch_and_pass_on_cancel_requests(self) -> None:
+    async def _fetch_and_apply_cancel_requests(self) -> None:
         claims = sorted((active.claim.id, active.claim.epoch) for active in self.all())
         if claims:
             with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat asks again
-                self.pass_on_cancel_requests(
-                    await self._pool.run_idempotent(self._statements.cancel_requests_of(claims))
-                )
+                self.apply_cancel_requests(await self._pool.run_idempotent(self._statements.cancel_requests_of(claims)))
 
-    def pass_on_cancel_requests(self, reasons: dict[int, str]) -> None:
+    def apply_cancel_requests(self, reasons: dict[int, str]) -> None:
         """Cancel claims, by instance id and reason. A repeated request changes nothing."""
         for instance, reason in reasons.items():
             active = self._claims.get(instance)
             if active is None or active.cancel_reason is not None:
                 continue
-            active.accept_cancel_request(reason)
+            active.apply_cancel_request(reason)
             if active.task is None:
                 self._slots.start_to_cancel(active)
 

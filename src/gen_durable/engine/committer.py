@@ -25,7 +25,7 @@ from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log, sqlstate
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult
 
 log = logging.getLogger("gen_durable.committer")
@@ -105,7 +105,7 @@ class Committer:
         connection: PersistentConnection,
         locked: SlowCommitConnections,
         fan_outs: SlowCommitConnections,
-        statements: Statements,
+        statements: StatementBuilder,
         batch_size: int,
         *,
         notifier: Notifier,

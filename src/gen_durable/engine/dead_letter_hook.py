@@ -18,7 +18,7 @@ from gen_durable.config import OnDeadLetter
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.pg.pool import Pool
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 
 if TYPE_CHECKING:
     from gen_durable.instances import Instance
@@ -35,7 +35,7 @@ class DeadLetterHook:
         self,
         hook: OnDeadLetter,
         pool: Pool,
-        statements: Statements,
+        statements: StatementBuilder,
         encryption: PayloadEncryption | None,
     ) -> None:
         self._hook = hook
@@ -75,7 +75,9 @@ class DeadLetterHook:
                 log.error("on_dead_letter was not called for instance %d: it has been deleted", instance_id)
                 continue
             try:
-                await self._call(found if self._encryption is None else self._encryption.decrypt_instance(found))
+                await self._call_on_loop_or_in_thread(
+                    found if self._encryption is None else self._encryption.decrypt_instance(found)
+                )
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # a SystemExit would end the event loop, and with it the worker
@@ -83,7 +85,7 @@ class DeadLetterHook:
                 frames = "".join(traceback.format_tb(error.__traceback__))
                 log.error("on_dead_letter raised %s for instance %d\n%s", type(error).__name__, instance_id, frames)
 
-    async def _call(self, instance: Instance) -> None:
+    async def _call_on_loop_or_in_thread(self, instance: Instance) -> None:
         """Call an `async def` hook on the loop, a `def` hook in a thread, as with steps."""
         if inspect.iscoroutinefunction(self._hook):
             answer = self._hook(instance)

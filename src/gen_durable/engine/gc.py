@@ -16,7 +16,7 @@ from gen_durable.config import Retention, WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import Events, InstancesCollected
 
 REVISIT_ROUNDS: Final = 60
@@ -36,7 +36,7 @@ class Gc(BackgroundTask):
     """The garbage collector of one worker."""
 
     def __init__(
-        self, connection: PersistentConnection, statements: Statements, options: WorkerOptions, *, events: Events
+        self, connection: PersistentConnection, statements: StatementBuilder, options: WorkerOptions, *, events: Events
     ) -> None:
         super().__init__("gc")
         self._connection = connection

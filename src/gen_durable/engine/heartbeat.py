@@ -24,7 +24,7 @@ from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import EventLoopBlocked, Events
 
 log = logging.getLogger("gen_durable.heartbeat")
@@ -41,7 +41,7 @@ class Heartbeat:
     def __init__(
         self,
         target: Target,
-        statements: Statements,
+        statements: StatementBuilder,
         claims: ClaimTable,
         *,
         lease_seconds: float,
@@ -87,7 +87,7 @@ class Heartbeat:
         """Extend leases that are older than a third of their duration; returns claims that were lost."""
         if self._connection is None:
             self._connection = PersistentConnection(self._target)
-        old = self._claims.leased_before(self._lease_seconds / 3)
+        old = self._claims.leased_longer_than(self._lease_seconds / 3)
         lost: list[ActiveClaim] = []
         for i in range(0, len(old), BATCH):
             lost += await self._extend_batch(old[i : i + BATCH], self._connection)
@@ -167,7 +167,7 @@ class Heartbeat:
         if lost := await self.extend_leases():
             monitor.call_on_loop(self._claims.drop_lost, lost)
         if requests := await self.read_cancel_requests():
-            monitor.call_on_loop(self._claims.pass_on_cancel_requests, requests)
+            monitor.call_on_loop(self._claims.apply_cancel_requests, requests)
 
     async def _return_rows_not_begun(self, monitor: LoopMonitor, blocked: float) -> None:
         """Return the rows whose steps have not begun, so that other workers run them."""

@@ -13,7 +13,7 @@ from typing import Final
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.store.journal import JournalStatements
+from gen_durable.store.journal import JournalStatementBuilder
 
 TRIM_EVERY: Final = 100  # outcomes of an instance
 TRIM_REMAINDER: Final = 99  # not 0: that is the first outcome of every instance
@@ -25,7 +25,7 @@ BATCH: Final = 10_000  # rows that one statement deletes
 class HistoryTrimmer(BackgroundTask):
     """Trims the histories of the instances that one worker runs."""
 
-    def __init__(self, connection: PersistentConnection, statements: JournalStatements) -> None:
+    def __init__(self, connection: PersistentConnection, statements: JournalStatementBuilder) -> None:
         super().__init__("history trimmer")
         self._connection = connection
         self._statements = statements

@@ -27,7 +27,7 @@ from gen_durable.outcomes import describe
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_error
-from gen_durable.store.journal import Fence, JournalStatements
+from gen_durable.store.journal import Fence, JournalStatementBuilder
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim
 
@@ -59,7 +59,7 @@ class JournalWriter:
         self,
         pool: Pool,
         schema: str,
-        statements: JournalStatements,
+        statements: JournalStatementBuilder,
         threads: ThreadPool,
         installation: str,
         *,

@@ -18,7 +18,7 @@ from gen_durable.core.notifier import Notifier
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import GenDurableError, InputError, LeaseLost, UnknownLimit
 from gen_durable.limits import Limit
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import LimitAnswer
 
 FIRST_PAUSE: Final = 0.01
@@ -32,7 +32,7 @@ class LimitsInStep:
 
     __slots__ = ("_loop", "_notifier", "_statement_runner", "_statements")
 
-    def __init__(self, statement_runner: StatementRunner, statements: Statements, notifier: Notifier) -> None:
+    def __init__(self, statement_runner: StatementRunner, statements: StatementBuilder, notifier: Notifier) -> None:
         self._statement_runner = statement_runner
         self._statements = statements
         self._notifier = notifier

@@ -14,7 +14,7 @@ from gen_durable.context import Child
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.pg.connection import RunStatement
 from gen_durable.pg.pool import Pool
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult
 
 INSERT_BATCH: Final = 1000
@@ -23,7 +23,7 @@ PAGE: Final = 1000
 
 
 async def flush_in_transaction(
-    run: RunStatement, *, statements: Statements, commit: Commit, worker: str | None = None
+    run: RunStatement, *, statements: StatementBuilder, commit: Commit, worker: str | None = None
 ) -> FlushResult:
     """Flush one outcome inside a transaction, with its children if they are many."""
     children = commit.many_children
@@ -47,7 +47,7 @@ class ChildrenReader:
 
     __slots__ = ("_encryption", "_pool", "_statements")
 
-    def __init__(self, pool: Pool, statements: Statements, encryption: PayloadEncryption | None = None) -> None:
+    def __init__(self, pool: Pool, statements: StatementBuilder, encryption: PayloadEncryption | None = None) -> None:
         self._pool = pool
         self._statements = statements
         self._encryption = encryption

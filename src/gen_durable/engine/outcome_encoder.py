@@ -68,7 +68,7 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
             _check_size(children.size)
         elif extra is not None:
             extra["spawn"] += chunk
-            _check_size(sum(_state_size(start) for start in extra["spawn"]))
+            _check_size(sum(_child_state_size(start) for start in extra["spawn"]))
             if not may_have_more:
                 self.commit.extra = msgspec.json.encode(extra).decode()
         return may_have_more
@@ -270,13 +270,13 @@ def _encode_chunk(starts: Iterator[Start[Any]]) -> tuple[list[dict[str, object]]
     for start in starts:
         one = _encode_child(start)
         encoded.append(one)
-        size += _state_size(one)
+        size += _child_state_size(one)
         if len(encoded) > CHUNK or size > CHUNK_BYTES:
             return encoded, True
     return encoded, False
 
 
-def _state_size(child: dict[str, object]) -> int:
+def _child_state_size(child: dict[str, object]) -> int:
     return len(memoryview(cast(Buffer, child["state"])))
 
 

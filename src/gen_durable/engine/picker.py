@@ -25,7 +25,7 @@ from gen_durable.engine.scan_floors import ScanFloors
 from gen_durable.engine.slots import Slots
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import SqlError, describe_for_log, is_caused_by_data
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import PickResult
 from gen_durable.telemetry import (
     Events,
@@ -72,7 +72,7 @@ class Picker(BackgroundTask):
     def __init__(
         self,
         connection: PersistentConnection,
-        statements: Statements,
+        statements: StatementBuilder,
         options: WorkerOptions,
         *,
         worker: str,

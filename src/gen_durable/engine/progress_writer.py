@@ -15,7 +15,7 @@ from gen_durable.codec import encode
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
 from gen_durable.pg.pool import Pool
-from gen_durable.store.journal import JournalStatements, ProgressReport
+from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
 from gen_durable.validation import clean_error
 
 log = logging.getLogger("gen_durable.worker")
@@ -31,7 +31,7 @@ class ProgressWriter:
 
     __slots__ = ("_encryption", "_loop", "_pool", "_reports", "_runner", "_statements", "_task", "_thread")
 
-    def __init__(self, pool: Pool, statements: JournalStatements, encryption: PayloadEncryption | None) -> None:
+    def __init__(self, pool: Pool, statements: JournalStatementBuilder, encryption: PayloadEncryption | None) -> None:
         self._pool = pool
         self._statements = statements
         self._encryption = encryption

@@ -19,7 +19,7 @@ from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import ReapedClaim, UnknownStep
 from gen_durable.telemetry import (
     ClaimsReaped,
@@ -42,7 +42,7 @@ class Reaper(BackgroundTask):
     def __init__(
         self,
         connection: PersistentConnection,
-        statements: Statements,
+        statements: StatementBuilder,
         options: WorkerOptions,
         *,
         registry: Registry,

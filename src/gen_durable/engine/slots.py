@@ -92,7 +92,7 @@ class QueueSlots:
         return self._fixed_prefetch is None
 
     @property
-    def has_short_steps(self) -> bool:
+    def may_lend_slots(self) -> bool:
         """Steps are so short that a slot lent for the time of a commit comes back at once."""
         return self._fixed_prefetch is None and self.prefetch >= self.concurrency
 
@@ -187,21 +187,21 @@ class Slots:
         if queue is not None and active in queue.buffer:
             queue.buffer.remove(active)
 
-    def lend_slot(self, active: ActiveClaim) -> None:
+    def lend_slot_during_commit(self, active: ActiveClaim) -> None:
         """A claim waits for its commit. While steps are short, another claim runs in its slot meanwhile."""
         queue = self.queues[active.claim.queue]
         now = time.monotonic()
         queue.pace.record_step_end(now - active.started_at, now)
         queue.pace.record_claim_goes_on()
         active.started_at = now
-        if queue.has_short_steps:
+        if queue.may_lend_slots:
             active.has_slot = False
             queue.running -= 1
             queue.lent += 1
             self._fill_free_slots(queue, now)
             self.changed.set()
 
-    async def regain_slot(self, active: ActiveClaim) -> None:
+    async def wait_for_slot_after_commit(self, active: ActiveClaim) -> None:
         """Wait for a slot for a claim that continues. It comes before buffered claims."""
         if active.has_slot:
             return

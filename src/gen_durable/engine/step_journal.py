@@ -27,7 +27,7 @@ from gen_durable.errors import GenDurableError, InputError, LeaseLost, NoFreeThr
 from gen_durable.jobs import Abort
 from gen_durable.jsonb_form import jsonb_form
 from gen_durable.outcomes import describe
-from gen_durable.store.journal import ActivityRecord, Fence, JournalStatements, check_checkpoint_format
+from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, check_checkpoint_format
 from gen_durable.store.statements import Statement
 from gen_durable.validation import MAX_CLAIM_PART, check_delay, check_name, clean_error
 
@@ -88,7 +88,7 @@ class StepJournal:
 
     def __init__(
         self,
-        statements: JournalStatements,
+        statements: JournalStatementBuilder,
         fence: Fence,
         stored: str | None = None,
         *,

@@ -70,7 +70,7 @@ class ThreadPool:
         """
         call = _Call(function)
         with self._lock:
-            is_waiting = self._idle <= 0 and not self._start_thread()
+            is_waiting = self._idle <= 0 and not self._try_start_thread()
             if is_waiting or self._idle > 0:
                 self._idle -= 1
         self._calls.put(call)
@@ -116,7 +116,7 @@ class ThreadPool:
                 return
             call.state = "abandoned"
             self._abandoned = abandoned = self._abandoned + 1
-            if self._idle < 0 and self._start_thread():
+            if self._idle < 0 and self._try_start_thread():
                 self._idle += 1
         if abandoned <= self._size:
             log.warning(
@@ -131,7 +131,7 @@ class ThreadPool:
                 abandoned,
             )
 
-    def _start_thread(self) -> bool:
+    def _try_start_thread(self) -> bool:
         """Start a thread if the pool may have one more. The caller holds the lock."""
         if self._started >= self._max_threads:
             return False

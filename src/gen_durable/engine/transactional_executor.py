@@ -35,7 +35,7 @@ from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, Sq
 from gen_durable.pg.shared_transaction import Transaction
 from gen_durable.registry import Entry
 from gen_durable.step_services import StepTransaction
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FlushResult
 
 log = logging.getLogger("gen_durable.worker")
@@ -61,7 +61,7 @@ class TransactionalExecutor:
         self,
         executor: Executor,
         target: Target,
-        statements: Statements,
+        statements: StatementBuilder,
         connections: int,
         *,
         notifier: Notifier,

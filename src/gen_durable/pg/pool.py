@@ -94,7 +94,7 @@ class CallerPool(Pool):
 
     async def run(self, statement: Statement[T], *, timeout: float | None = None) -> T:
         """A connection found dead before anything was sent is released, and another one acquired."""
-        connection = await self._acquire()
+        connection = await self._acquire_live()
         try:
             rows = await connection.fetch(statement.text, *statement.args, timeout=timeout)
         except Exception as error:
@@ -112,7 +112,7 @@ class CallerPool(Pool):
         with contextlib.suppress(Exception):  # it died after its result arrived; the pool notices
             await self._pool.release(connection)
 
-    async def _acquire(self) -> Any:
+    async def _acquire_live(self) -> Any:
         for _ in range(self._pool.get_max_size() + 1):
             try:
                 connection: Any = await self._pool.acquire()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gen_durable.instances import Instance, Status
 from gen_durable.listing import MAX_COUNT, Count, Page, encode_cursor
-from gen_durable.store.row_decoder import INSTANCE, read_instance
+from gen_durable.store.row_decoder import INSTANCE, decode_instance
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Row
@@ -32,7 +32,7 @@ class RetryResult:
     queue: str | None
 
 
-class AdminStatements:
+class AdminStatementBuilder:
     """The statements, for one schema."""
 
     __slots__ = ("_count", "_delete", "_list", "_retry")
@@ -49,7 +49,7 @@ class AdminStatements:
 
     def list(self, filter_json: str, below: int | None, limit: int, *, payloads: bool) -> Statement[Page]:
         """`filter_json` is the result of `gen_durable.listing.filter_json`."""
-        return Statement(self._list, (filter_json, below, limit, payloads), _read_page)
+        return Statement(self._list, (filter_json, below, limit, payloads), _decode_page)
 
     def count(self, filter_json: str) -> Statement[Count]:
         return Statement(self._count, (filter_json, MAX_COUNT), lambda rows: Count(*rows[0]))
@@ -67,6 +67,6 @@ class AdminStatements:
         return Statement(self._retry, (instance, key), read)
 
 
-def _read_page(rows: Sequence[Row]) -> Page:
-    instances: tuple[Instance, ...] = tuple(read_instance(tuple(row)[1:]) for row in rows if row[1] is not None)
+def _decode_page(rows: Sequence[Row]) -> Page:
+    instances: tuple[Instance, ...] = tuple(decode_instance(tuple(row)[1:]) for row in rows if row[1] is not None)
     return Page(instances, encode_cursor(rows[0][0]))

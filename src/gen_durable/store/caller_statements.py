@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from gen_durable.store.statements import Statement, Statements
+from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
 TRANSACTION: Final = "pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"
@@ -33,7 +33,7 @@ _PARAMETER: Final = re.compile(r"\$(\d+)")
 class TextStatements:
     """`insert`, `signal` and `cancel`, for a caller's connection."""
 
-    statements: Statements
+    statements: StatementBuilder
 
     @property
     def _quoted_schema(self) -> str:
@@ -51,7 +51,7 @@ class TextStatements:
         )
         return _with_text_parameters(
             Statement(
-                text, (*statement.args, notify), lambda rows: (statement.read(rows), _read_transaction_id(rows[0][3]))
+                text, (*statement.args, notify), lambda rows: (statement.read(rows), _decode_transaction_id(rows[0][3]))
             ),
             (*types, "bool"),
         )
@@ -80,7 +80,7 @@ class TextStatements:
             Statement(
                 text,
                 (*statement.args, notify),
-                lambda rows: (statement.read(rows)[0], _read_transaction_id(rows[0][4])),
+                lambda rows: (statement.read(rows)[0], _decode_transaction_id(rows[0][4])),
             ),
             SIGNAL,
         )
@@ -106,7 +106,7 @@ class TextStatements:
             (row,) = rows
             lists = [None if value is None else msgspec.json.decode(value) for value in row[4:7]]
             (target,), follow_ups = statement.read([(*row[:4], *lists)])
-            return target, follow_ups, _read_transaction_id(row[7])
+            return target, follow_ups, _decode_transaction_id(row[7])
 
         return _with_text_parameters(Statement(text, (*statement.args, notify), read), CANCEL)
 
@@ -127,7 +127,7 @@ def ended_transactions(ids: Sequence[int]) -> Statement[dict[int, bool]]:
     )
 
 
-def _read_transaction_id(text: str | None) -> int | None:
+def _decode_transaction_id(text: str | None) -> int | None:
     """The id of a transaction; None if it has written nothing."""
     return None if text is None else int(text)
 

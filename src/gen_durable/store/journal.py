@@ -55,7 +55,7 @@ class ProgressReport:
     detail: str | None
 
 
-class JournalStatements:
+class JournalStatementBuilder:
     """The statements of the journal, for one schema. Writes return whether the fence matched."""
 
     __slots__ = (
@@ -104,7 +104,7 @@ class JournalStatements:
         return Statement(self._checkpoint, args, lambda rows: rows[0][0] is not None)
 
     def clear_checkpoint(self, fence: Fence) -> Statement[bool]:
-        return Statement(self._clear, (fence.id, fence.epoch, fence.seq), _read_bool)
+        return Statement(self._clear, (fence.id, fence.epoch, fence.seq), _decode_bool)
 
     def record_activity(self, fence: Fence, record: ActivityRecord) -> Statement[bool]:
         return Statement(
@@ -122,7 +122,7 @@ class JournalStatements:
                 record.duration,
                 record.attempt,
             ),
-            _read_bool,
+            _decode_bool,
         )
 
     def record_progress(self, reports: Sequence[ProgressReport]) -> Statement[set[int]]:
@@ -161,7 +161,7 @@ class JournalStatements:
         )
 
     def checkpoint_of(self, instance: int | None, key: bytes | None) -> Statement[Checkpoint | None]:
-        return Statement(self._checkpoint_of, (instance, key), _read_checkpoint)
+        return Statement(self._checkpoint_of, (instance, key), _decode_checkpoint)
 
     def progress(self, instance: int | None, key: bytes | None) -> Statement[list[Progress]]:
         return Statement(
@@ -182,14 +182,14 @@ def check_checkpoint_format(written: int) -> None:
         )
 
 
-def _read_checkpoint(rows: Sequence[Row]) -> Checkpoint | None:
+def _decode_checkpoint(rows: Sequence[Row]) -> Checkpoint | None:
     if not rows:
         return None
     check_checkpoint_format(rows[0][0])
     return Checkpoint(*_encode_json_columns(rows[0][1:], 2))
 
 
-def _read_bool(rows: Sequence[Row]) -> bool:
+def _decode_bool(rows: Sequence[Row]) -> bool:
     return bool(rows[0][0])
 
 

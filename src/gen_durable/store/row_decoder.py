@@ -38,12 +38,12 @@ INSTANCE: Final = (
     "i.await_deadline, i.inserted_at, i.updated_at, i.finished_at, i.state::text, i.result::text, i.metadata::text, "
     "i.blocked_on, i.due_at"
 )
-"""The columns of instances_of.sql, in the order that `read_instance` expects."""
+"""The columns of instances_of.sql, in the order that `decode_instance` expects."""
 CLAIM: Final = (
     "id, fsm, fsm_version, step, state, attempt, claims, seq, queue, priority, partition_key, unique_key, parent_id, "
     "awaits, limited, inbox, children, visit, step_errors, crashes, journal, report"
 )
-"""The columns of pick.sql, in the order that `read_claim` expects; up to `limited` the fields of `Claim`."""
+"""The columns of pick.sql, in the order that `decode_claim` expects; up to `limited` the fields of `Claim`."""
 
 
 class QueueReport(msgspec.Struct, frozen=True):
@@ -69,13 +69,13 @@ _decode_report = msgspec.json.Decoder(PickReport).decode
 _decode_reclaimed = msgspec.json.Decoder(list[ReapedClaim]).decode
 
 
-def read_picked(rows: Sequence[Row]) -> PickResult:
+def decode_picked(rows: Sequence[Row]) -> PickResult:
     """The claims, and the report, which is in a row without an id."""
     claims: list[Claim] = []
     report: PickReport | None = None
     for row in rows:
         if row[0] is not None:
-            claims.append(read_claim(row))
+            claims.append(decode_claim(row))
         else:
             report = _decode_report(row[-1])
     if report is None:
@@ -95,7 +95,7 @@ def read_picked(rows: Sequence[Row]) -> PickResult:
     )
 
 
-def read_claim(row: Row) -> Claim:
+def decode_claim(row: Row) -> Claim:
     """A claim, from the columns of `CLAIM`."""
     *fields, inbox, children, visit, step_errors, crashes, journal, _report = row
     claim = Claim(*fields)
@@ -103,13 +103,13 @@ def read_claim(row: Row) -> Claim:
         if inbox == TOO_LARGE:
             claim.is_large = claim.has_unread_inbox = True
         else:
-            claim.inbox = read_inbox(inbox)
+            claim.inbox = decode_inbox(inbox)
     if children is not None:
         if children == TOO_LARGE:
             claim.children = None
             claim.is_large = claim.has_unread_children = True
         else:
-            claim.children = read_children(children)
+            claim.children = decode_children(children)
     claim.visit = visit
     claim.step_errors = step_errors
     claim.crashes = crashes
@@ -119,7 +119,7 @@ def read_claim(row: Row) -> Claim:
     return claim
 
 
-def read_inbox(text: str) -> tuple[Received, ...]:
+def decode_inbox(text: str) -> tuple[Received, ...]:
     """The signals of a step."""
     return tuple(
         Received(s["id"], s["name"], (s["payload"] or "null").encode(), datetime.fromtimestamp(s["at"], UTC))
@@ -127,7 +127,7 @@ def read_inbox(text: str) -> tuple[Received, ...]:
     )
 
 
-def read_children(text: str) -> tuple[Child, ...]:
+def decode_children(text: str) -> tuple[Child, ...]:
     """The children of a step."""
     return tuple(
         Child(
@@ -144,44 +144,44 @@ def read_children(text: str) -> tuple[Child, ...]:
     )
 
 
-def read_reaping(rows: Sequence[Row]) -> ReapResult:
+def decode_reaping(rows: Sequence[Row]) -> ReapResult:
     """The result of `reap.sql`."""
     reclaimed, woken_queues, cascade_origins, cascade_due = rows[0]
     parents: list[int | None] = [*(cascade_origins or ()), *([None] if cascade_due else ())]
-    return ReapResult(_decode_reclaimed(reclaimed) if reclaimed else [], read_follow_ups(woken_queues, parents))
+    return ReapResult(_decode_reclaimed(reclaimed) if reclaimed else [], decode_follow_ups(woken_queues, parents))
 
 
-def read_released(rows: Sequence[Row]) -> ReleaseResult:
+def decode_released(rows: Sequence[Row]) -> ReleaseResult:
     """The result of `release_claims.sql`."""
     released, woken_queues = rows[0]
     return ReleaseResult(released or [], woken_queues or [])
 
 
-def read_flushed(rows: Sequence[Row]) -> FlushResult:
+def decode_flushed(rows: Sequence[Row]) -> FlushResult:
     """The result of `flush.sql`."""
     stale, already_committed, woken_queues, cascade_origins, cancel_requested = rows[0]
     return FlushResult(
         frozenset(stale or ()),
         frozenset(already_committed or ()),
-        read_follow_ups(woken_queues, cascade_origins),
+        decode_follow_ups(woken_queues, cascade_origins),
         frozenset(cancel_requested or ()),
     )
 
 
-def read_cascaded(rows: Sequence[Row]) -> CascadeResult:
+def decode_cascaded(rows: Sequence[Row]) -> CascadeResult:
     """The result of `cascade.sql`."""
     ended, requested, woken_queues, cascade_origins, workers_to_notify, more, refused, refusal = rows[0]
-    follow_ups = read_follow_ups(woken_queues, cascade_origins, workers_to_notify)
+    follow_ups = decode_follow_ups(woken_queues, cascade_origins, workers_to_notify)
     return CascadeResult(ended, requested, follow_ups, more, refused or [], refusal)
 
 
-def read_cancelled(rows: Sequence[Row]) -> tuple[list[CancelResult], FollowUps]:
+def decode_cancelled(rows: Sequence[Row]) -> tuple[list[CancelResult], FollowUps]:
     """The result of `cancel.sql`; its first row also holds the wake-ups."""
     targets = [CancelResult(row[1], None if row[2] is None else Status(row[2]), row[3]) for row in rows]
-    return targets, read_follow_ups(*rows[0][4:7])
+    return targets, decode_follow_ups(*rows[0][4:7])
 
 
-def read_follow_ups(
+def decode_follow_ups(
     woken_queues: Sequence[str] | None,
     cascade_origins: Sequence[int | None] | None,
     workers_to_notify: Sequence[str] | None = None,
@@ -194,7 +194,7 @@ def read_follow_ups(
     )
 
 
-def read_instance(row: Row) -> Instance:
+def decode_instance(row: Row) -> Instance:
     """A row of instances_of.sql."""
     values = list(row)
     values[4] = Status(values[4])

@@ -26,15 +26,15 @@ from gen_durable.store.packed_lists import (
 from gen_durable.store.row_decoder import (
     CLAIM,
     INSTANCE,
-    read_cancelled,
-    read_cascaded,
-    read_children,
-    read_flushed,
-    read_inbox,
-    read_instance,
-    read_picked,
-    read_reaping,
-    read_released,
+    decode_cancelled,
+    decode_cascaded,
+    decode_children,
+    decode_flushed,
+    decode_inbox,
+    decode_instance,
+    decode_picked,
+    decode_reaping,
+    decode_released,
 )
 from gen_durable.store.schema import Schema
 from gen_durable.store.start_encoder import encode_limits, encode_states
@@ -69,7 +69,7 @@ class Statement(Generic[T]):
     read: Callable[[Sequence[Row]], T]
 
 
-class Statements:
+class StatementBuilder:
     """The statements of clients and workers, for one schema."""
 
     __slots__ = (
@@ -221,7 +221,7 @@ class Statements:
     ) -> Statement[PickResult]:
         """`floors` and `fair` are JSON, from the reports of earlier picks. The others are explained in `pick.sql`."""
         args = (worker, list(demands), list(demands.values()), known, lease, floors, fair, free, crashed, last_chance)
-        return Statement(self._pick, args, read_picked)
+        return Statement(self._pick, args, decode_picked)
 
     def pick_without_payloads(self, statement: Statement[PickResult]) -> Statement[PickResult]:
         """A `pick` whose claims lack inbox, children and journal: they cannot be run, only released."""
@@ -249,7 +249,7 @@ class Statements:
                 [now - c.began for c in recorded],
                 [c.took for c in recorded],
             ),
-            read_flushed,
+            decode_flushed,
         )
 
     def lock_parent_and_allocate_ids(self, commit: Commit, count: int) -> Statement[list[int] | None]:
@@ -267,13 +267,13 @@ class Statements:
     def children_page(self, parent: int, after: int, limit: int) -> Statement[list[Child]]:
         """The next children of a parent's current round, after the id `after`: at most `limit`, and PAGE_BYTES."""
         return Statement(
-            self._children, (parent, after, limit, PAGE_BYTES), lambda rows: list(read_children(rows[0][0] or "[]"))
+            self._children, (parent, after, limit, PAGE_BYTES), lambda rows: list(decode_children(rows[0][0] or "[]"))
         )
 
     def inbox_page(self, instance: int, after: int) -> Statement[list[Received]]:
         """The next signals of an inbox, after the id `after`: at most PAGE_BYTES, and at least one."""
         return Statement(
-            self._inbox_page, (instance, after, PAGE_BYTES), lambda rows: list(read_inbox(rows[0][0] or "[]"))
+            self._inbox_page, (instance, after, PAGE_BYTES), lambda rows: list(decode_inbox(rows[0][0] or "[]"))
         )
 
     def signal(self, deliveries: Sequence[OutgoingSignal]) -> Statement[list[tuple[int | None, str, str | None]]]:
@@ -294,11 +294,11 @@ class Statements:
     ) -> Statement[tuple[list[CancelResult], FollowUps]]:
         """`targets` are (id, key), one of them None."""
         args = ([t[0] for t in targets], [t[1] for t in targets], reason, cascade)
-        return Statement(self._cancel, args, read_cancelled)
+        return Statement(self._cancel, args, decode_cancelled)
 
     def cascade(self, batch: int, origin: int | None) -> Statement[CascadeResult]:
         """Cancel up to `batch` descendants of cancelled instances; with `origin`, only of this one."""
-        return Statement(self._cascade, (batch, origin), read_cascaded)
+        return Statement(self._cascade, (batch, origin), decode_cascaded)
 
     def cancel_requests_of(self, claims: Sequence[tuple[int, int]]) -> Statement[dict[int, str]]:
         """The reasons of pending cancel requests, by id. `claims` are (id, epoch)."""
@@ -317,7 +317,7 @@ class Statements:
         self, batch: int, max_crashes: int | None, without_history: Sequence[str] = (), *, skip: int = 0
     ) -> Statement[ReapResult]:
         """`without_history`: names of machines without a history. `skip`: how many of the oldest to leave out."""
-        return Statement(self._reap, (batch, max_crashes, list(without_history), skip), read_reaping)
+        return Statement(self._reap, (batch, max_crashes, list(without_history), skip), decode_reaping)
 
     def unblock_missed(
         self, after: str | None, batch: int, *, skip: int = 0
@@ -328,7 +328,7 @@ class Statements:
     def release_claims(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[ReleaseResult]:
         """`claims` are (id, epoch, first delay, reason), in the order of ids."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
-        return Statement(self._release_claims, tuple(columns), read_released)
+        return Statement(self._release_claims, tuple(columns), decode_released)
 
     def set_limit(self, name: str, policy: Policy, *, declared: bool) -> Statement[tuple[bool, list[str]]]:
         """Create or change a policy.
@@ -383,7 +383,7 @@ class Statements:
         )
 
     def get(self, instance: int | None, key: bytes | None) -> Statement[Instance | None]:
-        return Statement(self._get, (instance, key), lambda rows: read_instance(rows[0]) if rows else None)
+        return Statement(self._get, (instance, key), lambda rows: decode_instance(rows[0]) if rows else None)
 
     def due_steps_without_code(self, queues: list[str], known: list[str]) -> Statement[list[UnknownStep]]:
         return Statement(self._unknown_steps, (queues, known), lambda rows: [UnknownStep(*row) for row in rows])

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
-from gen_durable.testing.instance_snapshot import Snapshot, read_snapshot
+from gen_durable.testing.instance_snapshot import Snapshot, decode_snapshot
 
 _SQL = files("gen_durable.testing").joinpath("sql")
 
@@ -30,7 +30,7 @@ class HarnessStatements:
         self, *, instance: int | None = None, key: bytes | None = None, machine: str | None = None, live: bool = False
     ) -> Statement[list[Snapshot]]:
         return Statement(
-            self._snapshots, (instance, key, machine, live), lambda rows: [read_snapshot(row) for row in rows]
+            self._snapshots, (instance, key, machine, live), lambda rows: [decode_snapshot(row) for row in rows]
         )
 
     def due_queues(self) -> Statement[list[str]]:

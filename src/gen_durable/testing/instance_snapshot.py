@@ -103,7 +103,7 @@ class Snapshot:
         return not self.status.terminal and (self.attempt > 0 or self.last_error is not None)
 
 
-def read_snapshot(row: Sequence[Any]) -> Snapshot:
+def decode_snapshot(row: Sequence[Any]) -> Snapshot:
     """Read a row of `sql/snapshots.sql`."""
     return Snapshot(
         id=row[0],

@@ -14,7 +14,7 @@ import msgspec
 
 from gen_durable.codec import encode
 from gen_durable.engine.step_journal import Action, Actions, CallActivity, StepJournal, StoredJournal
-from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalStatements
+from gen_durable.store.journal import CHECKPOINT_FORMAT, Fence, JournalStatementBuilder
 from gen_durable.store.schema import Schema
 
 
@@ -40,7 +40,7 @@ class MemoryJournal:
             ],
         )
         self._step_journal = StepJournal(
-            JournalStatements(Schema()), Fence(1, 1, 0), msgspec.json.encode(stored).decode()
+            JournalStatementBuilder(Schema()), Fence(1, 1, 0), msgspec.json.encode(stored).decode()
         )
 
     def step_journal(self, claim: object, seq: int) -> StepJournal:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 
 
 def ready() -> None:
@@ -15,7 +15,7 @@ def ready() -> None:
 
 
 async def main() -> None:
-    link, calls = PersistentConnection(Target(os.environ["DSN"])), Statements(Schema(os.environ["SCHEMA"]))
+    link, calls = PersistentConnection(Target(os.environ["DSN"])), StatementBuilder(Schema(os.environ["SCHEMA"]))
     ready()
     while True:
         picked = await link.run(calls.pick(str(os.getpid()), {"default": 20}, [os.environ["KNOWN"]], 600))

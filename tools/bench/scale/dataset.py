@@ -18,7 +18,7 @@ import asyncpg
 from gen_durable.pg.connection import PersistentConnection, Target
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statements
+from gen_durable.store.statements import StatementBuilder
 
 HELD: Final = 2000  # rows in `held`: claimed to have that many executing beside what is measured
 BUSY_KEYS: Final = 10
@@ -91,7 +91,7 @@ class Table:
     rows: int
     load_seconds: float
     schema: Schema
-    calls: Statements
+    calls: StatementBuilder
     main: asyncpg.Connection[Any]
     side: asyncpg.Connection[Any]
     parked: list[int]
@@ -156,7 +156,7 @@ async def fill(dsn: str, size: int, name: str) -> Table:
     await side.execute("checkpoint")  # what is still to be written of the load would fall on the first calls
     main = await asyncpg.connect(dsn, statement_cache_size=200)
     active = [parked[i * len(parked) // ACTIVE] for i in range(ACTIVE)]
-    return Table(size, rows, took, schema, Statements(schema), main, side, parked, active)
+    return Table(size, rows, took, schema, StatementBuilder(schema), main, side, parked, active)
 
 
 def _fit(sql: str, **values: int) -> str:

@@ -23,7 +23,7 @@ from gen_durable.cli.demo.machines import Checkout, Order, Paid, Receipt, paymen
 from gen_durable.cli.demo.processes import State, WorkerProcess, WorkerProcesses
 from gen_durable.cli.demo.view_protocol import DemoState, Event, Importance, View
 from gen_durable.cli.demo.worker_program import SCHEMA
-from gen_durable.doctor import count_by_step
+from gen_durable.doctor import count_by_step_and_status
 from gen_durable.errors import GenDurableError
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
@@ -120,7 +120,7 @@ class Script:
         try:
             async with asyncio.timeout(EXTRA_TIME + 20 * self._pace):
                 while not (customers.done() and killing.done() and self._have_all_ended()):
-                    self._state.counts = await count_by_step(self._database.connection, Schema(SCHEMA))
+                    self._state.counts = await count_by_step_and_status(self._database.connection, Schema(SCHEMA))
                     self._show_state()
                     await asyncio.sleep(0.15)
             await asyncio.gather(customers, killing)
@@ -165,7 +165,7 @@ class Script:
     async def _read_claimed_steps(self, worker: WorkerProcess) -> dict[int, str]:
         """The steps that a worker has claimed in the database, by instance."""
         query = Schema(SCHEMA).render("select id, step from @schema.instances where locked_by = $1")
-        return await self._database.connection.run(Statement(query, (worker.name,), _read_pairs))
+        return await self._database.connection.run(Statement(query, (worker.name,), _decode_pairs))
 
     async def _start_worker(self, replaces: WorkerProcess | None = None) -> None:
         worker = await self._workers.start(replaces)
@@ -250,5 +250,5 @@ def _make_orders(pace: float) -> list[tuple[Order, int | None]]:
     return orders
 
 
-def _read_pairs(rows: Sequence[Sequence[Any]]) -> dict[int, str]:
+def _decode_pairs(rows: Sequence[Sequence[Any]]) -> dict[int, str]:
     return {row[0]: row[1] for row in rows}

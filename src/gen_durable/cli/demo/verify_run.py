@@ -84,7 +84,7 @@ async def check_run(database: ConnectedDatabase, seen: Observations) -> DemoRepo
         endings = await asyncio.gather(
             *(wait(services_of(app), p.handle.id, p.handle.codec, _WAIT) for p in seen.placed)
         )
-    rows = await database.connection.run(Statement(Schema(SCHEMA).render(_ROWS), (), _read_rows))
+    rows = await database.connection.run(Statement(Schema(SCHEMA).render(_ROWS), (), _decode_rows))
     findings = await diagnose(database.connection, Schema(SCHEMA))
     broken = [finding.check for finding in findings if not finding.is_clean]
     checks = [
@@ -172,7 +172,7 @@ def _count_by_machine(seen: Observations, rows: list[Row]) -> tuple[MachineTotal
     )
 
 
-def _read_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:
+def _decode_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:
     return [Row(*row) for row in rows]
 
 

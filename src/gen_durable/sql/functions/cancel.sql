@@ -55,7 +55,7 @@ begin
   into live_ids, statuses
   from unnest(target_ids, keys) with ordinality as given (id, key, ord)
   left join @schema.instances i on i.id = given.id;
-  select * into outcome from @schema.cancel_rows(
+  select * into outcome from @schema.cancel_or_request(
     live_ids, array_fill(reason, array[cardinality(live_ids)]), array_fill(cascades, array[cardinality(live_ids)]),
     live_ids
   );

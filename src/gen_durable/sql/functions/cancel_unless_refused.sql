@@ -1,9 +1,9 @@
--- cancel_unless_refused: cancel_rows past rows that the database does not let change, because a trigger or a constraint
--- of the user raises an error for them. A refused batch is halved until the row is alone.
+-- cancel_unless_refused: cancel_or_request past rows that the database does not let change, because a trigger or a
+-- constraint of the user raises an error for them. A refused batch is halved until the row is alone.
 --
--- Parameters: as for cancel_rows; the children of all rows are cancelled too. Returns as cancel_rows; refused, the ids
--- that were left as they are, and refusal, the SQLSTATE of one of them.
--- Index and locks: as cancel_rows.
+-- Parameters: as for cancel_or_request; the children of all rows are cancelled too. Returns as cancel_or_request;
+-- refused, the ids that were left as they are, and refusal, the SQLSTATE of one of them.
+-- Index and locks: as cancel_or_request.
 -- Guarded by tests/store/test_cascade.py.
 create or replace function @schema.cancel_unless_refused(
   ids bigint[], reasons text[], origins bigint[],
@@ -21,7 +21,7 @@ declare
 begin
   begin
     select * into ended, requested, woken_queues, cascade_origins, workers_to_notify, freed_gates
-    from @schema.cancel_rows(ids, reasons, array_fill(true, array[size]), origins);
+    from @schema.cancel_or_request(ids, reasons, array_fill(true, array[size]), origins);
     return;
   exception when others then
     if not @schema.is_refusal(sqlstate) then

@@ -1,5 +1,5 @@
--- cancel_rows: the part of cancel and cascade for rows that this transaction has locked, with their parents, in id
--- order.
+-- cancel_or_request: the part of cancel and cascade for rows that this transaction has locked, with their parents, in
+-- id order: ends those that wait, and marks those that execute.
 --
 -- Parameters: ids, and per id the reason, whether to cancel its children too, and the instance at which the cancel
 -- began.
@@ -12,7 +12,7 @@
 -- at a gate, or has a token_at, has others behind it, so all its gates are freed.
 -- Index: primary key. Locks: none beyond those of the caller.
 -- Guarded by tests/interleavings/test_cancel.py.
-create or replace function @schema.cancel_rows(
+create or replace function @schema.cancel_or_request(
   ids bigint[], reasons text[], cascades boolean[], origins bigint[],
   out ended bigint[], out requested bigint[], out woken_queues text[], out cascade_origins bigint[],
   out workers_to_notify text[], out freed_gates text[]
