@@ -7,6 +7,7 @@ GEN_DURABLE_TEST_POOLED (`make test POOLER=1`) the engine reaches it through PgB
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import shutil
@@ -31,6 +32,12 @@ type_cache.install()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests come first, so that no process of xdist is left with one of them in the end."""
     items.sort(key=lambda item: ("tools" not in item.path.parts, item.get_closest_marker("slow") is None))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported and collected out of every later garbage collection: it is a tenth of the suite's time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

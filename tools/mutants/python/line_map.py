@@ -132,14 +132,16 @@ def _executes(entry: dict[str, Any], file: str, keys: set[str], mutation: Mutati
     return not mutation.function or not keys.isdisjoint(found)  # the top of a module is executed by its import
 
 
-_OTHERS: Final = 3
+_OTHERS: Final = 4
 
 
 def _rank(file: str, test: str) -> int:
-    """Tests that mirror the file come first, then those of workers and of flows."""
+    """Tests that mirror the file come first, then those of its folder, of workers and of flows."""
     path = Path(test.partition("::")[0])
     module = Path(file)
     folder = path.parts[1]
-    if module.stem in path.stem or (len(module.parts) > 1 and folder == module.parts[0]):
+    if module.stem in path.stem:
         return 0
-    return {"worker": 1, "client": 1, "flows": 2, "security": 2}.get(folder, _OTHERS)
+    if len(module.parts) > 1 and folder == module.parts[0]:
+        return 1
+    return {"worker": 2, "client": 2, "flows": 3, "security": 3}.get(folder, _OTHERS)
