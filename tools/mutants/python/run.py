@@ -33,6 +33,7 @@ class Tree:
     def __init__(self, dsn: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gdm_", ignore_cleanup_errors=True)
         self.root = Path(self._folder.name)
+        self.root.chmod(0o755)  # tests run programs as another account
         self._env = os.environ | {
             "GEN_DURABLE_TEST_DSN": dsn,
             "PYTHONPATH": f"{self.root / 'src'}{os.pathsep}{self.root}",
