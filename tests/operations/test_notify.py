@@ -96,8 +96,7 @@ async def insert(caller: CallerConnection, ear: Listening, queue: str, **options
     """Insert in a transaction of the caller's. Returns its backend."""
     async with caller.transaction(commit=True):
         await caller.insert(echo, "in", queue=queue, **options)
-        backend = await ear.writing_backend()
-    return backend
+        return await ear.writing_backend()
 
 
 @every_kind
