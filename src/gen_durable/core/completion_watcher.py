@@ -26,7 +26,7 @@ from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import EndedInstance
 
-SHORTEST_LIFE: Final = 0.003  # seconds; no worker of another process ends a new instance sooner
+SHORTEST_LIFE: Final = 0.003  # seconds until the first poll; hardly an instance ends sooner in another process
 FIRST_PAUSE: Final = 0.003
 LONGEST_PAUSE: Final = 0.25
 GROWTH: Final = 1.5

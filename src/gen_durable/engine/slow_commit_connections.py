@@ -54,8 +54,7 @@ class SlowCommitConnections:
                 self._plan_close()
 
     def _plan_close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._close_idle)
 
     def _close_idle(self) -> None:
