@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 import asyncpg
 import pytest
 from tests.engine.test_committer import Counting, Losing, cancel_tasks, claims, done, flusher
+from tests.support.pauses import record_pauses
 
 from gen_durable import Durable
 from gen_durable.core.services import services_of
@@ -28,16 +29,7 @@ Slept: TypeAlias = list[float]
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> Slept:
     """The pauses that were slept, apart from those of zero seconds."""
-    pauses: Slept = []
-    sleep = asyncio.sleep
-
-    async def record(seconds: float) -> None:
-        if seconds:
-            pauses.append(seconds)
-        await sleep(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", record)
-    return pauses
+    return record_pauses(monkeypatch)
 
 
 async def test_two_outcomes_whose_connection_is_lost_are_sent_apart(dsn: str, schema: str, slept: Slept) -> None:

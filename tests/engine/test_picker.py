@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any, cast
 
 import asyncpg
 import pytest
+from tests.support.picker import Claimed
 
 from gen_durable import Durable, Start, job
-from gen_durable.config import Queue, WorkerOptions
+from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine import picker as picker_module
-from gen_durable.engine.crashed_rows import CrashedRows
-from gen_durable.engine.picker import MAX_UNCOMMITTED, UNCOMMITTED_PAUSE, Picker
+from gen_durable.engine.picker import Picker
 from gen_durable.engine.scan_floors import ScanFloors
-from gen_durable.engine.slots import NEVER, Slots
+from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost
-from gen_durable.store.schema import Schema
-from gen_durable.store.statements import StatementBuilder
-from gen_durable.store.types import Claim, PickResult, UnmetDemand
-from gen_durable.telemetry import (
-    Event,
-    Events,
-    PartitionContended,
-    QueueLoadMeasured,
-    RowsBlocked,
-    RowsPicked,
-    RowsThrottled,
-    RowsUnblocked,
-)
+from gen_durable.store.types import PickResult
 
 LAZY = timedelta(hours=1)  # no poll comes to the rescue
 
@@ -64,42 +51,6 @@ class Slow(PersistentConnection):
             meanwhile, self.meanwhile = self.meanwhile, None
             await meanwhile()
         return answer
-
-
-class Claimed:
-    """Stands for the claim table, the committer and the notifier: keeps the claims, and has outcomes pending."""
-
-    def __init__(self) -> None:
-        self.claims: asyncio.Queue[Claim] = asyncio.Queue()
-        self.crashed = CrashedRows(None)
-        self.unanswered_count = 0
-        self.woken: asyncio.Queue[str] = asyncio.Queue()
-        self.full: list[str] = []
-        self.missed: list[str] = []
-        self.postponed: list[tuple[int, str]] = []
-        self.leased_at = 0.0
-
-    def add(self, claims: list[Claim], leased_at: float) -> None:
-        self.leased_at = leased_at
-        for claim in claims:
-            self.claims.put_nowait(claim)
-
-    def wake_queues(self, queues: Iterable[str]) -> None:
-        for queue in queues:
-            self.woken.put_nowait(queue)
-
-    def notify_full_pick(self, queue: str) -> None:
-        self.full.append(queue)
-
-    def notify_rows_not_found(self, queue: str) -> None:
-        self.missed.append(queue)
-
-    def register(self, claim: Claim, leased_at: float) -> Claim:
-        self.leased_at = leased_at
-        return claim
-
-    def postpone(self, claim: Claim, reason: str) -> None:
-        self.postponed.append((claim.id, reason))
 
 
 @asynccontextmanager
@@ -155,258 +106,26 @@ async def test_nothing_is_claimed_while_outcomes_pile_up(dsn: str, schema: str) 
         assert (await asyncio.wait_for(waiting, 5)).machine == "noop"
 
 
+async def insert_a_first_row_that_is_blocked(app: Durable, dsn: str, schema: str) -> None:
+    """Two rows of one key: the first is blocked in another queue, and the second is runnable."""
+    first = await app.insert(noop, 1, queue="other", partition_key="k")
+    await app.insert(noop, 2, partition_key="k")
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(
+            f"update \"{schema}\".instances set blocked_on = case when id = {first.id} then 'partition/k' end"
+        )
+    finally:
+        await connection.close()
+
+
 async def test_the_queue_of_a_row_that_a_pick_unblocks_is_woken(dsn: str, schema: str) -> None:
     """A row found in one queue is not the first of its key: the first is blocked in another queue, and is due now."""
     async with Durable(dsn, schema=schema) as app, picking(app) as (pick, _, claimed):
-        first = await app.insert(noop, 1, queue="other", partition_key="k")
-        await app.insert(noop, 2, partition_key="k")
-        connection = await asyncpg.connect(dsn)
-        try:
-            await connection.execute(
-                f"update \"{schema}\".instances set blocked_on = case when id = {first.id} then 'partition/k' end"
-            )
-        finally:
-            await connection.close()
+        await insert_a_first_row_that_is_blocked(app, dsn, schema)
         pick.start()
         assert await asyncio.wait_for(claimed.woken.get(), 5) == "other"
         assert claimed.claims.empty()
-
-
-QUEUES = {"a": 2, "b": 3}
-
-
-class Answering(PersistentConnection):
-    """A connection that answers each pick with the result that the test gives it."""
-
-    __slots__ = ("answer",)
-    answer: PickResult
-
-    async def run(self, call: Any, *, timeout: float | None = None) -> Any:
-        return self.answer
-
-
-class Planning:
-    """A picker without a database, the objects around it, and the events it emits."""
-
-    def __init__(
-        self, poll: float = 10.0, longest_poll: float = 60.0, queues: Mapping[str, int | Queue] = QUEUES
-    ) -> None:
-        self.around = Claimed()
-        around = cast(Any, self.around)
-        self.link = Answering(Target("postgresql://nowhere"))
-        self.events: list[Event] = []
-        events = Events()
-        events.subscribe(self.events.append)
-        given = WorkerOptions(
-            queues=queues,
-            poll_interval=timedelta(seconds=poll),
-            max_poll_interval=timedelta(seconds=longest_poll),
-        )
-        self.slots = Slots(given.concurrency_by_queue, 0, tasks=TaskSet(), notifier=around)
-        self.picker = Picker(
-            self.link,
-            StatementBuilder(Schema()),
-            given,
-            worker="w",
-            known_steps=["noop/1/run"],
-            slots=self.slots,
-            claims=around,
-            committer=around,
-            notifier=around,
-            events=events,
-        )
-        for queue in self.slots.queues.values():
-            queue.reset_for_pick()
-
-    def plan(self, *unmet: UnmetDemand, claims: Iterable[Claim] = (), **result: Any) -> None:
-        """A pick from both queues was answered."""
-        self.picker._plan_next_pick({"a": 2, "b": 3}, PickResult(list(claims), list(unmet), **result))
-
-
-def claim(number: int, queue: str) -> Claim:
-    return Claim(number, "noop", 1, "run", "1", 0, 1, 0, queue, *cast(Any, [0, None, None, None, None]))
-
-
-def nothing_in(queue: str, next_due: float | None = None, **more: Any) -> UnmetDemand:
-    return UnmetDemand(queue, next_due, 0, **more)
-
-
-async def test_a_wake_up_names_a_reason_and_returns_the_capacity() -> None:
-    """A queue that is not served, and any queue of a picker that stops, has none."""
-    p = Planning()
-    assert p.picker.wake("c") == 0
-    assert not p.slots.changed.is_set()
-    assert p.picker.wake("b") == 3
-    assert (p.slots.queues["a"].has_work, p.slots.queues["b"].has_work) == (False, True)
-    assert p.slots.changed.is_set()
-    p.slots.changed.clear()
-    p.picker.wake_all()
-    assert p.slots.queues["a"].has_work
-    assert p.slots.changed.is_set()
-    await p.picker.stop()
-    assert p.picker.wake("b") == 0
-
-
-async def test_rows_that_only_this_process_knows_are_added_up() -> None:
-    """Those of queues that it does not serve are not its business."""
-    p = Planning()
-    for queue in ("a", "a", "c"):
-        p.picker.expect_pick_to_find(queue, 2)
-    assert (p.slots.queues["a"].expected, p.slots.queues["b"].expected) == (4, 0)
-
-
-async def test_a_pick_that_is_met_is_followed_by_another() -> None:
-    """There may be more rows, here and for other processes; a queue with fewer rows than asked for waits."""
-    p = Planning()
-    p.plan(nothing_in("b"), claims=[claim(1, "a"), claim(2, "a")])
-    assert (p.slots.queues["a"].has_work, p.slots.queues["b"].has_work) == (True, False)
-    assert p.around.full == ["a"]
-    assert (p.slots.queues["a"].due_at, p.slots.queues["b"].due_at) == (NEVER, NEVER)
-
-
-async def test_the_next_pick_is_planned_for_the_nearest_moment() -> None:
-    """The next due row, or the next full scan; one that was planned before and is nearer stays."""
-    p = Planning()
-    a, b = p.slots.queues["a"], p.slots.queues["b"]
-    before = time.monotonic()
-    p.plan(nothing_in("a", 0.5), nothing_in("b", -3.0, needs_slot=True))
-    after = time.monotonic()
-    assert before + 0.5 <= a.due_at <= after + 0.5
-    assert before <= b.due_at <= after
-    assert (a.needs_slot, b.needs_slot) == (False, True)
-    planned = a.due_at
-    p.plan(nothing_in("a", 3600.0), nothing_in("b"))
-    assert a.due_at == planned
-    assert not b.needs_slot
-    a.due_at = NEVER
-    p.picker._floors._heads["a"] = "[]"
-    p.picker._floors._full_scan_at = time.monotonic() + 100
-    p.plan(nothing_in("a", 3600.0), nothing_in("b"))
-    assert a.due_at <= time.monotonic() + 100
-    a.due_at = NEVER
-    p.plan(nothing_in("a"), nothing_in("b"))
-    assert a.due_at <= time.monotonic() + 100
-
-
-async def test_the_poll_interval_doubles_until_a_pick_finds_rows() -> None:
-    """Up to its maximum."""
-    p = Planning(poll=10.0, longest_poll=35.0)
-    found = []
-    for claims in ([], [], [], [claim(1, "a")], []):
-        p.plan(nothing_in("a"), nothing_in("b"), claims=claims)
-        found.append(p.picker._poll_seconds)
-    assert found == [20.0, 35.0, 35.0, 10.0, 20.0]
-
-
-async def test_a_queue_is_asked_when_it_has_capacity_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wake-up, a due row, or a poll that is due."""
-    monkeypatch.setattr(picker_module, "time", SimpleNamespace(monotonic=lambda: 1000.0))
-    p = Planning(poll=10.0)
-    p.plan(nothing_in("a"), nothing_in("b"))
-    a, b = p.slots.queues["a"], p.slots.queues["b"]
-    assert p.picker._count_demands() == {}
-    a.has_work = True
-    assert p.picker._count_demands() == {"a": 2}
-    a.has_work, b.due_at = False, 1000.0
-    assert p.picker._count_demands() == {"b": 3}
-    b.due_at = 1000.1
-    assert p.picker._count_demands() == {}
-    p.picker._picked_at -= 20.0  # the pick was empty: the interval has doubled
-    assert p.picker._count_demands() == {"a": 2, "b": 3}
-    a.running = 2
-    assert p.picker._count_demands() == {"b": 3}
-    p.around.unanswered_count = MAX_UNCOMMITTED
-    assert p.picker._count_demands() == {"b": 3}
-    p.around.unanswered_count += 1
-    assert p.picker._count_demands() == {}
-
-
-async def test_the_wait_for_the_next_pick() -> None:
-    """Until the poll or the first due row of a queue with capacity, without end if none has, and never negative."""
-    p = Planning(poll=10.0)
-    a, b = p.slots.queues["a"], p.slots.queues["b"]
-    p.plan(nothing_in("a"), nothing_in("b", 5.0))
-
-    def wait() -> float:
-        seconds = p.picker._seconds_to_next_pick()
-        assert seconds is not None
-        return seconds
-
-    assert 0 < wait() <= 5.0
-    a.due_at, b.due_at = time.monotonic() + 3.0, NEVER
-    assert 0 < wait() <= 3.0
-    a.due_at = NEVER
-    assert 10.0 < wait() <= 20.0  # the pick was empty: the interval has doubled
-    b.due_at = time.monotonic() - 1.0
-    assert wait() == 0.0
-    b.running = 3
-    assert 10.0 < wait() <= 20.0
-    a.running = 2
-    assert p.picker._seconds_to_next_pick() is None
-    p.around.unanswered_count = MAX_UNCOMMITTED
-    assert p.picker._seconds_to_next_pick() is None
-    p.around.unanswered_count += 1
-    assert wait() == UNCOMMITTED_PAUSE
-
-
-async def test_rows_that_a_pick_was_woken_for_and_did_not_find_are_reported() -> None:
-    """Not those that came, nor those of a pick that nothing announced."""
-    p = Planning()
-    unmet = [nothing_in("a"), nothing_in("b")]
-    for expected, claims in [
-        ({"a": 2, "b": 0}, [claim(1, "a"), claim(2, "a")]),
-        ({"a": 0, "b": 0}, []),
-        ({"a": 2, "b": 3}, [claim(1, "a"), claim(2, "b"), claim(3, "b"), claim(4, "b")]),
-    ]:
-        p.picker._report_missed_rows(expected, PickResult(claims, unmet))
-    assert p.around.missed == ["a"]
-
-
-async def test_the_events_of_a_pick() -> None:
-    """One of each kind with its queue and count."""
-    p = Planning()
-    p.slots.queues["b"].running = 1
-    p.plan(
-        UnmetDemand("a", None, 4),
-        nothing_in("b"),
-        claims=[claim(1, "a"), claim(2, "b"), claim(3, "b")],
-        blocked={"rate/mail": 5, "slot/disk/x": 6},
-        woken_queues=frozenset({"c"}),
-    )
-    assert p.events == [
-        RowsPicked("a", 1, 2, "w"),
-        QueueLoadMeasured("a", 0, 0, 2, 0),
-        RowsPicked("b", 2, 3, "w"),
-        QueueLoadMeasured("b", 1, 0, 3, 0),
-        PartitionContended("a", 4),
-        RowsThrottled("mail", 5),
-        RowsBlocked("disk/x", 6),
-        RowsUnblocked("c"),
-    ]
-
-
-async def test_the_arguments_of_a_pick() -> None:
-    """Free slots are sent only if rows are claimed ahead of them; the number of crashed rows always is."""
-    p = Planning()
-    worker, queues, demands, known, lease, floors, fair, free, crashed, last_chance = p.picker._pick_statement(
-        {"a": 2, "b": 3}, "{}"
-    ).args
-    assert (worker, queues, demands, known) == ("w", ["a", "b"], [2, 3], ["noop/1/run"])
-    assert (lease, floors, fair, free) == (WorkerOptions().lease_ttl.total_seconds(), "{}", None, None)
-    assert (crashed, last_chance) == (1, True)
-    p.around.crashed.add(claim(1, "a"))
-    p.slots.queues["b"].running = 1
-    assert p.picker._pick_statement({"a": 2, "b": 3}, None).args[7:] == ([2, 2], 0, False)
-
-
-async def test_a_pick_sends_the_group_that_was_served_last() -> None:
-    """Only for fair queues."""
-    p = Planning(queues={"a": Queue(2, fair_by="tenant"), "b": 3})
-    demands = {"a": 2, "b": 3}
-    assert p.picker._pick_statement(demands, None).args[6] == '{"a":["tenant",null]}'
-    p.link.answer = PickResult([], [nothing_in("a"), nothing_in("b")], last_groups={"a": "tenant/acme"})
-    await p.picker._claim_rows(demands)
-    assert p.picker._pick_statement(demands, None).args[6] == '{"a":["tenant","tenant/acme"]}'
 
 
 async def test_a_picker_that_finds_rows_picks_again_at_once(dsn: str, schema: str) -> None:
@@ -553,15 +272,7 @@ async def test_a_stop_ends_a_search_row_by_row(dsn: str, schema: str) -> None:
 async def test_a_row_that_a_postponed_head_unblocks_is_woken(dsn: str, schema: str) -> None:
     """As by any other pick."""
     async with Durable(dsn, schema=schema) as app, picking(app) as (pick, link, claimed):
-        first = await app.insert(noop, 1, queue="other", partition_key="k")
-        await app.insert(noop, 2, partition_key="k")
-        connection = await asyncpg.connect(dsn)
-        try:
-            await connection.execute(
-                f"update \"{schema}\".instances set blocked_on = case when id = {first.id} then 'partition/k' end"
-            )
-        finally:
-            await connection.close()
+        await insert_a_first_row_that_is_blocked(app, dsn, schema)
         link.errors = [data_error(), data_error()]
         await pick._pick_and_report_missed({"default": 10}, {"default": 0})
         assert claimed.woken.get_nowait() == "other"

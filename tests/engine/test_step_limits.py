@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 import pytest
+from tests.support.pauses import record_pauses
 from tests.support.rows import executing, instance
 
 from gen_durable.engine import limits_in_step
@@ -182,16 +183,7 @@ async def test_a_request_that_fails_gives_back_the_place_that_it_may_have(room: 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses of requests, each of which takes ten milliseconds here."""
-    pauses: list[float] = []
-    sleep = asyncio.sleep
-
-    async def record(seconds: float) -> None:
-        if seconds:
-            pauses.append(seconds)
-        await sleep(0.01)
-
-    monkeypatch.setattr(asyncio, "sleep", record)
-    return pauses
+    return record_pauses(monkeypatch, longest=0.01)
 
 
 async def test_a_limit_that_is_removed_lets_those_in_line_enter(room: Callable[[], Any], slept: list[float]) -> None:

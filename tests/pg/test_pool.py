@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.support.pauses import record_pauses
 
 from gen_durable.pg import pool as pool_module
 from gen_durable.pg.connection import Target
@@ -42,15 +43,7 @@ class Losing(Pool):
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between attempts, which take no time."""
-    found: list[float] = []
-    sleep = asyncio.sleep
-
-    async def record(seconds: float) -> None:
-        found.append(seconds)
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", record)
-    return found
+    return record_pauses(monkeypatch, longest=0)
 
 
 async def test_an_idempotent_statement_is_tried_five_times(pauses: list[float]) -> None:

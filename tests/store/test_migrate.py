@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.support.machine import KNOWN, M
+from tests.support.pauses import record_pauses
 
 from gen_durable.errors import ConfigError, DatabaseRefused, SchemaMissing, SchemaTooNew
 from gen_durable.pg import migrate as migrate_module
@@ -67,17 +68,9 @@ async def test_eight_processes_at_once(dsn: str, bare_schema: str) -> None:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between attempts, which take no time; a lock that is not granted is given up soon."""
-    found: list[float] = []
-    sleep = asyncio.sleep
-
-    async def record(seconds: float) -> None:
-        found.append(seconds)
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", record)
     monkeypatch.setattr(migrate_module, "LOCK_TRIES", 3)
     monkeypatch.setattr(migrate_module, "SETTINGS", migrate_module.SETTINGS.replace("'5s'", "'50ms'"))
-    return found
+    return record_pauses(monkeypatch, longest=0)
 
 
 @asynccontextmanager
