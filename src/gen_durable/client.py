@@ -23,11 +23,11 @@ from gen_durable.handles import Handle, handles_of, parse_target
 from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitNames, LimitState, Policy
-from gen_durable.operations import limits, read
-from gen_durable.operations.admin import AdminOperations
+from gen_durable.operations import limits, read_instance
 from gen_durable.operations.cancel import cancel, check_reason, to_cancellation
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
+from gen_durable.operations.instance_admin import AdminOperations
 from gen_durable.operations.signal import is_delivered, outgoing_signal, send_signal
 from gen_durable.pg.pool import DriverPool
 from gen_durable.signals import Signal
@@ -298,23 +298,23 @@ class Durable(AdminOperations):
 
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
         """Read an instance by id, or by the unique key that it holds. Raises `NotFound`."""
-        return await read.get(self._services, target)
+        return await read_instance.get(self._services, target)
 
     async def history(self, target: int | str | bytes | Handle[Any], *, last: int | None = None) -> list[Transition]:
         """The committed outcomes of an instance in order, if its machine keeps them; or the `last` few."""
-        return await read.history(self._services, target, last)
+        return await read_instance.history(self._services, target, last)
 
     async def activities(self, target: int | str | bytes | Handle[Any], *, last: int | None = None) -> list[Activity]:
         """The finished `ctx.run` calls of all steps, in the order in which they began; or the `last` few."""
-        return await read.activities(self._services, target, last)
+        return await read_instance.activities(self._services, target, last)
 
     async def checkpoint(self, target: int | str | bytes | Handle[Any]) -> Checkpoint | None:
         """The latest `ctx.checkpoint` of the instance's current step, or None."""
-        return await read.checkpoint(self._services, target)
+        return await read_instance.checkpoint(self._services, target)
 
     async def progress(self, target: int | str | bytes | Handle[Any]) -> list[Progress]:
         """The latest `ctx.progress` of each step of an instance; the most recent comes last."""
-        return await read.progress(self._services, target)
+        return await read_instance.progress(self._services, target)
 
     def handle(self, instance: int, step: Startable[Any, R]) -> Handle[R]:
         """A handle on an instance known by its id; `step`, where it was started, gives the type of its result."""

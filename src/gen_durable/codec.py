@@ -86,7 +86,7 @@ class Codec(Generic[T]):
             raise EncodeError(f"{self._what} begins with {ENCRYPTED_PREFIX!r}, which marks encrypted payloads")
         return raw
 
-    def encode_checked(self, value: T, *, canonical: bool = False) -> tuple[str, T]:
+    def encode_and_decode(self, value: T, *, canonical: bool = False) -> tuple[str, T]:
         """A value as JSON text, and decoded again. Raises `EncodeError` if its JSON does not decode.
 
         `canonical`: the text and the value that `jsonb` will give back, for a value that is used at once.

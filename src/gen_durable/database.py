@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.dsn import find_tls_weakness
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check_schema, migrate
@@ -94,10 +94,10 @@ class Database:
         self._roles = roles
         self._directory = Path(embedded_directory) if embedded_directory is not None else None
         self._embedded: EmbeddedServer | None = None
-        self._target: Target | None = None
+        self._target: ConnectionTarget | None = None
 
     @property
-    def target(self) -> Target:
+    def connection_target(self) -> ConnectionTarget:
         """Where the library's own connections lead. Raises `ConfigError` if there is only a pool."""
         if self._target is None:
             raise ConfigError(
@@ -107,17 +107,17 @@ class Database:
         return self._target
 
     @property
-    def listen_target(self) -> Target | None:
+    def listen_target(self) -> ConnectionTarget | None:
         """Where to LISTEN. None through a transaction pooler, where notifications do not arrive, and without a DSN."""
         if self._listen_dsn is not None:
-            return Target(self._listen_dsn, pooled=False)
+            return ConnectionTarget(self._listen_dsn, pooled=False)
         return None if self._target is None or self._target.pooled else self._target
 
     async def open(self) -> None:
         """Find the database, then migrate or check its schema."""
         try:
             if self._caller_pool is None or self._dsn is not None:
-                found = Target(await self._find_dsn(), pooled=True if self._pooler is not None else None)
+                found = ConnectionTarget(await self._find_dsn(), pooled=True if self._pooler is not None else None)
                 for dsn in (found.dsn, self._listen_dsn):
                     if dsn is not None and (weak := find_tls_weakness(dsn, os.environ)) is not None:
                         log.warning("%s", weak)
@@ -142,7 +142,7 @@ class Database:
         await asyncio.sleep(0)  # aborted connections close their sockets in the next iteration of the event loop
         await self._release_embedded()
 
-    async def _migrate_or_check(self, target: Target) -> Target:
+    async def _migrate_or_check(self, target: ConnectionTarget) -> ConnectionTarget:
         """Migrate or check the schema. Returns the target, which knows by then whether it is a pooler."""
         connection = PersistentConnection(target)
         try:

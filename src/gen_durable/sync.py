@@ -24,10 +24,10 @@ from gen_durable.handles import handles_of, parse_target
 from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.limits import LimitState, Policy
-from gen_durable.operations.admin import SyncAdminOperations
 from gen_durable.operations.cancel import check_reason, to_cancellation
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
+from gen_durable.operations.instance_admin import SyncAdminOperations
 from gen_durable.operations.signal import is_delivered, outgoing_signal
 from gen_durable.pg.caller_connection import django_connection
 from gen_durable.signals import Signal

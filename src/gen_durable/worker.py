@@ -139,7 +139,7 @@ class Worker:
         self._starting = True
         try:
             await self._services.open_if_closed()
-            target = self._services.target  # raises ConfigError if the Durable has only a pool
+            target = self._services.connection_target  # raises ConfigError if the Durable has only a pool
             for name, policy in self._limits.items():
                 await declare_limit(self._services, name, policy)
         except BaseException:

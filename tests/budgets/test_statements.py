@@ -32,7 +32,7 @@ CALLS = [
     "gc",
     "ends_of",
     "get",
-    "due_steps_without_code",
+    "count_due_unknown_steps",
 ]
 
 

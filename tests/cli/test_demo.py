@@ -22,7 +22,7 @@ from gen_durable.cli.demo.schema import recreate_schema
 from gen_durable.cli.demo.script import Observations, PlacedOrder
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.errors import SchemaConflict
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import check_schema
 from gen_durable.store.schema import Schema
 
@@ -58,7 +58,7 @@ def test_it_kills_a_worker_and_nothing_is_lost(run: Any, dsn: str) -> None:
 
 async def test_data_of_an_older_layout_are_set_aside(dsn: str, bare_schema: str) -> None:
     """An old schema is renamed with all its rows, a current one is recreated, and one of others is refused."""
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     driver_connection = await connection.connect()
     try:
         for expected in (f"{bare_schema}_old1", f"{bare_schema}_old2"):

@@ -26,9 +26,9 @@ from gen_durable import (
 )
 from gen_durable.errors import InputError, NotFound, TooLarge, WrongStatus
 from gen_durable.listing import Count
-from gen_durable.operations import admin
+from gen_durable.operations import instance_admin
 from gen_durable.outcomes import Await
-from gen_durable.store.admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import AdminStatementBuilder
 
 broken: set[str] = set()
 go = Signal("go")
@@ -93,8 +93,8 @@ async def test_all_are_read_page_by_page(
     engine: Opening, dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages with payloads are smaller."""
-    monkeypatch.setattr(admin, "MAX_PAGE", 3)
-    monkeypatch.setattr(admin, "PAGE", 2)
+    monkeypatch.setattr(instance_admin, "MAX_PAGE", 3)
+    monkeypatch.setattr(instance_admin, "PAGE", 2)
     pages: list[tuple[int, bool]] = []
     statement = AdminStatementBuilder.list
 

@@ -12,7 +12,7 @@ from tests.support.processes import Proxy, open_proxy
 from gen_durable.core import listener as listener_module
 from gen_durable.core.listener import Listener
 from gen_durable.core.messages import Message, QueueReady
-from gen_durable.pg.connection import Target
+from gen_durable.pg.connection import ConnectionTarget
 
 
 class Receiver:
@@ -46,7 +46,7 @@ async def test_a_lost_connection_is_noticed_at_once(dsn: str, monkeypatch: pytes
     monkeypatch.setattr(listener_module, "PROBE_INTERVAL", 3600.0)
     async with open_proxy(dsn) as proxy:
         receiver = Receiver()
-        listener = Listener(Target(proxy.dsn, pooled=False), "test_listener", receiver)
+        listener = Listener(ConnectionTarget(proxy.dsn, pooled=False), "test_listener", receiver)
         listener.start()
         assert await soon(receiver.received.get()) is None
         proxy.cut_all()
@@ -68,7 +68,7 @@ async def test_a_connection_that_is_not_answered_is_replaced(dsn: str, monkeypat
     monkeypatch.setattr(listener_module, "PROBE_TIMEOUT", 0.2)
     async with open_proxy(dsn) as proxy:
         receiver = Receiver()
-        listener = Listener(Target(proxy.dsn, pooled=False), "test_listener", receiver)
+        listener = Listener(ConnectionTarget(proxy.dsn, pooled=False), "test_listener", receiver)
         listener.start()
         assert await soon(receiver.received.get()) is None
         proxy.answerless = b"select 1"
@@ -85,7 +85,7 @@ async def test_a_stop_while_it_begins_to_listen(dsn: str) -> None:
     """The connection, which is open by then, is closed."""
     async with open_proxy(dsn) as proxy:
         proxy.answerless = b"LISTEN"
-        listener = Listener(Target(proxy.dsn, pooled=False), "test_listener", Receiver())
+        listener = Listener(ConnectionTarget(proxy.dsn, pooled=False), "test_listener", Receiver())
         listener.start()
         await soon(proxy.stalled.wait())
         await listener.stop()

@@ -22,11 +22,11 @@ from gen_durable.store.types import NO_FOLLOW_UPS, FollowUps
 PAYLOADS: list[tuple[Message, str]] = [
     (QueueReady("default"), "queue:default"),
     (QueueReady("cancel_children:42"), "queue:cancel_children:42"),
-    (QueueReady("check_cancels:host:7:ab"), "queue:check_cancels:host:7:ab"),
+    (QueueReady("check_cancel_requests:host:7:ab"), "queue:check_cancel_requests:host:7:ab"),
     (CancelChildren(42), "cancel_children:42"),
     (CancelChildren(None), "cancel_children:"),
-    (CheckCancelRequests("host:7:ab"), "check_cancels:host:7:ab"),
-    (CheckCancelRequests("queue:default"), "check_cancels:queue:default"),
+    (CheckCancelRequests("host:7:ab"), "check_cancel_requests:host:7:ab"),
+    (CheckCancelRequests("queue:default"), "check_cancel_requests:queue:default"),
 ]
 
 
@@ -43,7 +43,7 @@ def test_every_message_survives_the_round_trip(message: Message, payload: str) -
         "",
         "default",
         "queue:",
-        "check_cancels:",
+        "check_cancel_requests:",
         "cancel_children:x",
         "cancel_children:-1",
         "cancel_children:²",

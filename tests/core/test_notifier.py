@@ -33,10 +33,10 @@ class Endpoint:
     def wake_all(self) -> None:
         self.calls.put_nowait("wake all")
 
-    def expect_pick_to_find(self, queue: str, count: int) -> None:
+    def notify_if_pick_misses(self, queue: str, count: int) -> None:
         self.expected.append((queue, count))
 
-    def check_cancel_requests(self) -> None:
+    def apply_pending_cancel_requests(self) -> None:
         self.calls.put_nowait("check cancels")
 
     async def next(self) -> str:
@@ -56,9 +56,9 @@ async def test_messages_reach_the_worker_of_another_process(dsn: str, schema: st
     async with Durable(dsn, schema=schema) as here, Durable(dsn, schema=schema) as there:
         notifier, endpoint = services_of(here).notifier, Endpoint("there:1:a")
         await listening(services_of(there).notifier, endpoint)
-        notifier.act_on_follow_ups(FollowUps(workers_to_notify=frozenset({"there:1:b"})))
+        notifier.act_on_follow_ups(FollowUps(workers_with_cancel_requests=frozenset({"there:1:b"})))
         notifier.act_on_follow_ups(
-            FollowUps(frozenset({"cancel_children:7"}), workers_to_notify=frozenset({"there:1:a"}))
+            FollowUps(frozenset({"cancel_children:7"}), workers_with_cancel_requests=frozenset({"there:1:a"}))
         )
         assert {await endpoint.next(), await endpoint.next()} == {"check cancels", "wake cancel_children:7"}
         assert endpoint.calls.empty()
@@ -81,7 +81,7 @@ async def test_a_worker_that_can_take_all_rows_is_woken_without_notify(dsn: str,
         await listening(services_of(there).notifier, remote)
         notifier.add_worker(local)
         notifier.wake("default", 2)
-        notifier.act_on_follow_ups(FollowUps(workers_to_notify=frozenset({"l"})))
+        notifier.act_on_follow_ups(FollowUps(workers_with_cancel_requests=frozenset({"l"})))
         assert local.calls.get_nowait() == "wake default"
         assert local.calls.get_nowait() == "check cancels"
         assert local.expected == [("default", 2)]

@@ -19,9 +19,9 @@ from tests.support.embedded import Clock, EmbeddedDirectory, write_programs
 from gen_durable.embedded import locks, supervisor
 from gen_durable.embedded.account import Account
 from gen_durable.embedded.binaries import Binaries
+from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.layout import Layout, prepare
 from gen_durable.embedded.locks import Lock
-from gen_durable.embedded.server import Cluster
 from gen_durable.embedded.supervisor import Supervisor
 
 until = EmbeddedDirectory.until

@@ -41,7 +41,7 @@ async def test_a_cancel_request_interrupts_an_async_step_only(
     active = claim_of_step(is_async=is_async)
     assert not active.is_cancel_requested()
     active.task = asyncio.create_task(wait_long())
-    active.in_step = in_step
+    active.is_in_step = in_step
     active.apply_cancel_request("enough")
     assert active.is_cancel_requested() is True
     assert active.cancel_reason == "enough"

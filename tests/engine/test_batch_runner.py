@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import asyncpg
 import pytest
 
-from gen_durable.engine import skip_refused_rows
-from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
+from gen_durable.engine import skipping_batch_runner
+from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
 
 
 class Table:
@@ -66,7 +66,7 @@ async def test_a_fault_that_does_not_lie_in_a_row_is_raised() -> None:
 
 async def test_too_many_refused_rows_are_a_fault_of_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are skipped; one more is raised, because the search for the others would take too long."""
-    monkeypatch.setattr(skip_refused_rows, "MAX_SKIPPED", 3)
+    monkeypatch.setattr(skipping_batch_runner, "MAX_SKIPPED", 3)
     table = Table(6, 0, 1, 2)
     assert await SkippingBatchRunner("rows").run(table.handle, 4) is False
     assert table.rows == [0, 1, 2]
@@ -79,7 +79,7 @@ async def test_a_fault_that_stays_is_logged_again_later(
 ) -> None:
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(skip_refused_rows, "time", clock)
+    monkeypatch.setattr(skipping_batch_runner, "time", clock)
     runner = SkippingBatchRunner("rows")
     logged: list[int] = []
     for clock.now in (10_000.0, 10_599.0, 10_600.0, 10_601.0):

@@ -260,7 +260,7 @@ async def test_the_cancel_requests_of_all_claims_are_read(engine: Opening) -> No
         assert await holder.table.fetch_cancel_reason(active) == DEFAULT_REASON
         await handle.cancel(reason="enough")
         assert await holder.table.fetch_cancel_reason(active) == "enough"
-        holder.table.check_cancel_requests()
+        holder.table.apply_pending_cancel_requests()
         async with asyncio.timeout(10):
             while not holder.begun:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -17,7 +17,7 @@ from gen_durable.engine import commit_queue
 from gen_durable.engine.committer import CommitResult, Committer
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Claim, Commit, FollowUps, ManyChildren
 
@@ -57,7 +57,9 @@ async def flusher(
 ) -> AsyncIterator[tuple[Committer, list[int], list[FollowUps | None]]]:
     calls = statements(services_of(app).statements.schema)
     calls.sizes = []
-    target = Target(services_of(app).target.dsn, application_name=f"flush {services_of(app).statements.schema.name}")
+    target = ConnectionTarget(
+        services_of(app).connection_target.dsn, application_name=f"flush {services_of(app).statements.schema.name}"
+    )
     links = PersistentConnection(target), SlowCommitConnections(target, 4), SlowCommitConnections(target, 2)
     wakes: list[FollowUps | None] = []
     flush = Committer(*links, calls, 500, notifier=cast(Any, Notifications(wakes)))

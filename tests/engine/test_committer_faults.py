@@ -18,7 +18,7 @@ from gen_durable.engine.committer import CommitResult, FutureReceiver, describe_
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg import connection as pg_connection
 from gen_durable.pg.connect import connect
-from gen_durable.pg.connection import Target
+from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim, Commit, FollowUps, ManyChildren
@@ -74,7 +74,7 @@ async def test_outcomes_wait_together_for_a_server_that_cannot_be_reached(
     """Nothing was sent, so the batch is neither halved nor set aside: it is tried again, after growing pauses."""
     left = failures
 
-    async def refuse(target: Target, *args: Any) -> Any:
+    async def refuse(target: ConnectionTarget, *args: Any) -> Any:
         nonlocal left
         if left and target.application_name == f"flush {schema}":
             left -= 1

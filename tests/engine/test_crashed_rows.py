@@ -18,24 +18,24 @@ def test_they_start_with_one_and_each_outcome_doubles_the_number() -> None:
     rows.add(first)
     assert (rows.free_count, rows.is_idle) == (0, False)
     rows.remove(first)
-    rows.count_outcome()
-    rows.count_outcome()
+    rows.raise_concurrency()
+    rows.raise_concurrency()
     assert rows.free_count == 4
-    rows.count_crash()
+    rows.reset_concurrency()
     assert rows.free_count == 1
 
 
 def test_the_number_is_bounded() -> None:
     rows = CrashedRows(None)
     for _ in range(100):
-        rows.count_outcome()
+        rows.raise_concurrency()
     assert rows.free_count == MAX_TOGETHER
 
 
 def test_beside_one_at_its_last_chance_none_starts() -> None:
     rows = CrashedRows(5)
-    rows.count_outcome()
-    rows.count_outcome()
+    rows.raise_concurrency()
+    rows.raise_concurrency()
     rows.add(claim(1, crashes=3))
     assert rows.free_count == 3
     rows.add(last := claim(2, crashes=4))

@@ -199,9 +199,9 @@ async def test_a_state_is_kept_in_clear_for_the_next_step(threads: ThreadPool) -
     assert encryption.decrypt(str(encoded.commit.value), 7, "state") == '"next"'
     advance_claim(claim, encoded)
     assert claim.state == '"next"'
-    assert await executor.run_on_cancel(claim, entry, "stop", 5.0) == "stop"
+    assert await executor.call_on_cancel(claim, entry, "stop", 5.0) == "stop"
     other, entry = claim_of(Scripted(body), state=encryption.encrypt('"other"', 7, "state"))
-    assert await executor.run_on_cancel(other, entry, "stop", 5.0) == "stop"
+    assert await executor.call_on_cancel(other, entry, "stop", 5.0) == "stop"
     assert seen == ["first", "next", "other"]
 
 
@@ -242,14 +242,14 @@ async def test_on_cancel_may_raise_a_timeout_of_its_own(threads: ThreadPool) -> 
         raise TimeoutError("mine")
 
     claim, entry = claim_of(Scripted(times_out))
-    reason = await make_executor(threads).run_on_cancel(claim, entry, "stop", 5.0)
+    reason = await make_executor(threads).call_on_cancel(claim, entry, "stop", 5.0)
     assert reason == "stop (and then on_cancel raised TimeoutError: mine)"
 
 
 async def test_without_an_on_cancel_the_state_is_not_decoded(threads: ThreadPool) -> None:
     """An instance whose state cannot be read can be cancelled, with the reason as it was given."""
     claim, entry = claim_of(Plain(), state='"no number"')
-    assert await make_executor(threads).run_on_cancel(claim, entry, "stop", 5.0) == "stop"
+    assert await make_executor(threads).call_on_cancel(claim, entry, "stop", 5.0) == "stop"
 
 
 async def forget(claim: Claim, prepare: Callable[[asyncio.Task[Any]], None]) -> int:

@@ -34,7 +34,7 @@ async def end(e: Engine, *ages: float, status: str = "done") -> None:
 async def collecting(dsn: str, schema: str, **options: Any) -> AsyncIterator[tuple[Engine, Gc]]:
     async with opened(dsn, schema) as e:
         services = services_of(e.app)
-        link = PersistentConnection(services.target)
+        link = PersistentConnection(services.connection_target)
         given: dict[str, Any] = {"gc_interval": timedelta(seconds=INTERVAL), "gc_retention": timedelta(0)}
         try:
             yield e, Gc(link, services.statements, WorkerOptions(**(given | options)), events=e.app.events)

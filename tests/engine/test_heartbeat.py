@@ -67,7 +67,7 @@ class Beating:
             max_crashes=None,
         )
         self.heartbeat = Heartbeat(
-            services.target,
+            services.connection_target,
             services.statements,
             self.claims,
             lease_seconds=LEASE,

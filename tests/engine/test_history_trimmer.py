@@ -36,7 +36,7 @@ async def trimming(dsn: str, schema: str, *ids: int) -> AsyncIterator[tuple[Engi
     """A trimmer without its task, and instances with fifty outcomes each."""
     async with opened(dsn, schema) as e:
         services = services_of(e.app)
-        link = Noting(services.target)
+        link = Noting(services.connection_target)
         link.arguments, link.errors = [], []
         await e.rows.fetch(
             "insert into @.instances (id, fsm, step, status, claims, seq, eligible_at) overriding system value "

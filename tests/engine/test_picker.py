@@ -55,7 +55,7 @@ class Slow(PersistentConnection):
 
 @asynccontextmanager
 async def picking(app: Durable, pending: int = 0) -> AsyncIterator[tuple[Picker, Slow, Claimed]]:
-    link = Slow(services_of(app).target)
+    link = Slow(services_of(app).connection_target)
     link.meanwhile, link.errors, link.statements = None, [], 0
     claimed = Claimed()
     claimed.unanswered_count = pending

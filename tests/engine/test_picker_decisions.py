@@ -16,7 +16,7 @@ from gen_durable.engine import picker as picker_module
 from gen_durable.engine.picker import MAX_UNCOMMITTED, UNCOMMITTED_PAUSE, Picker
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, PickResult, UnmetDemand
@@ -52,7 +52,7 @@ class Planning:
     ) -> None:
         self.around = Claimed()
         around = cast(Any, self.around)
-        self.link = Answering(Target("postgresql://nowhere"))
+        self.link = Answering(ConnectionTarget("postgresql://nowhere"))
         self.events: list[Event] = []
         events = Events()
         events.subscribe(self.events.append)
@@ -110,7 +110,7 @@ async def test_rows_that_only_this_process_knows_are_added_up() -> None:
     """Those of queues that it does not serve are not its business."""
     p = Planning()
     for queue in ("a", "a", "c"):
-        p.picker.expect_pick_to_find(queue, 2)
+        p.picker.notify_if_pick_misses(queue, 2)
     assert (p.slots.queues["a"].expected, p.slots.queues["b"].expected) == (4, 0)
 
 

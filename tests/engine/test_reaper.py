@@ -67,7 +67,7 @@ class Reaping:
         self.e = e
         self.told = Told()
         self.crashed = CrashedRows(None)
-        self.link = Counting(services.target)
+        self.link = Counting(services.connection_target)
         self.link.texts = []
         self.reaper = Reaper(
             self.link,
@@ -187,8 +187,8 @@ async def test_a_second_crash_in_a_row_lets_such_rows_run_one_by_one(
 ) -> None:
     """A first one does not: its worker may have been stopped."""
     async with reaping(dsn, schema) as r:
-        r.crashed.count_outcome()
-        r.crashed.count_outcome()
+        r.crashed.raise_concurrency()
+        r.crashed.raise_concurrency()
         await dead_claim(r.e, crashes=crashes)
         await dead_claim(r.e, crashes=0)
         await r.reaper.run_once()

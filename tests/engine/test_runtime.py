@@ -22,7 +22,7 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.runtime import Runtime
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.telemetry import QueueDrained
 
@@ -68,11 +68,11 @@ def call(number: int) -> int:
     return number
 
 
-def make_runtime(e: Engine, target: Target | None = None, **options: Any) -> Runtime:
+def make_runtime(e: Engine, target: ConnectionTarget | None = None, **options: Any) -> Runtime:
     """A runtime that was not started."""
     services = services_of(e.app)
     given = WorkerOptions(**(LAZY | options))
-    return Runtime(services, target or services.target, given, Registry([], [hold]), "w")
+    return Runtime(services, target or services.connection_target, given, Registry([], [hold]), "w")
 
 
 def runtime_of(worker: Worker) -> Runtime:
@@ -117,7 +117,9 @@ async def test_a_worker_is_connected_when_it_has_started(dsn: str, schema: str) 
 async def test_a_worker_starts_although_it_cannot_connect(dsn: str, schema: str) -> None:
     """Its first statements try again."""
     async with opened(dsn, schema) as e:
-        runtime = make_runtime(e, target=replace(services_of(e.app).target, dsn="postgresql://u:p@127.0.0.1:1/x"))
+        runtime = make_runtime(
+            e, target=replace(services_of(e.app).connection_target, dsn="postgresql://u:p@127.0.0.1:1/x")
+        )
         await runtime.start()
         assert runtime._pick_connection._current is None
         await runtime.stop()
@@ -139,7 +141,7 @@ async def test_messages_reach_the_picker_and_the_claims(dsn: str, schema: str) -
         runtime = make_runtime(e, queues={"a": 2, "b": 2})
         a, b = runtime.slots.queues["a"], runtime.slots.queues["b"]
         a.has_work = b.has_work = False
-        runtime.expect_pick_to_find("a", 3)
+        runtime.notify_if_pick_misses("a", 3)
         assert (a.expected, b.expected) == (3, 0)
         assert runtime.wake("b") == 2
         assert (a.has_work, b.has_work) == (False, True)
@@ -153,7 +155,7 @@ async def test_cancel_requests_are_read_when_the_notifier_says_so(dsn: str, sche
     async with opened(dsn, schema) as e, e.worker(hold, **LAZY) as worker:
         active = await hold_a_step(e, worker)
         await e.rows.fetch("update @.instances set cancel_reason = 'enough'")
-        runtime_of(worker).check_cancel_requests()
+        runtime_of(worker).apply_pending_cancel_requests()
         await until(lambda: active.cancel_reason == "enough")
 
 

@@ -208,7 +208,7 @@ async def test_a_buffered_claim_starts_without_a_slot_to_be_cancelled() -> None:
     """It runs at once, out of the buffer, and neither takes a slot nor frees one when it ends."""
     track = Track()
     *_, third, _fourth = await track.take(1, 2, 3, 4)
-    track.slots.start_to_cancel(third)
+    track.slots.start_cancelled_claim(third)
     await settled()
     assert track.begun == [1, 2, 3]
     assert (track.queue.running, len(track.queue.buffer)) == (2, 1)

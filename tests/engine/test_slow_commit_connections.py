@@ -56,7 +56,7 @@ async def test_a_long_fan_out_holds_up_neither_locked_rows_nor_another_fan_out(d
     """Two fan-outs take the time of one, and an outcome whose row was locked is committed meanwhile."""
     connection = await asyncpg.connect(dsn)
     async with Durable(dsn, schema=schema) as app:
-        target = services_of(app).target
+        target = services_of(app).connection_target
         links = PersistentConnection(target), SlowCommitConnections(target, 4), SlowCommitConnections(target, 2)
         statements = SlowFanOut(services_of(app).statements.schema)
         committer = Committer(*links, statements, 500, notifier=cast(Any, Notifications([])))
@@ -84,7 +84,7 @@ async def test_a_long_fan_out_holds_up_neither_locked_rows_nor_another_fan_out(d
 async def test_side_connections_close_when_idle(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow_commit_connections, "IDLE_SECONDS", 0.05)
     async with Durable(dsn, schema=schema) as app:
-        side = SlowCommitConnections(services_of(app).target, 2)
+        side = SlowCommitConnections(services_of(app).connection_target, 2)
         assert side.count == 0
         async with side.acquire() as one, side.acquire() as two:
             assert side.are_all_in_use
@@ -108,7 +108,7 @@ async def test_a_side_connection_that_is_used_again_stays_open(
 ) -> None:
     """The time after which it is closed counts from its last use."""
     async with Durable(dsn, schema=schema) as app:
-        side = SlowCommitConnections(services_of(app).target, 2)
+        side = SlowCommitConnections(services_of(app).connection_target, 2)
         for seconds in (0.02, 3600):
             monkeypatch.setattr(slow_commit_connections, "IDLE_SECONDS", seconds)
             async with side.acquire():
@@ -122,7 +122,7 @@ async def test_a_side_connection_that_is_used_again_stays_open(
 async def test_the_end_closes_side_connections_that_are_free_or_in_use(dsn: str, schema: str, how: str) -> None:
     """Nothing is left to be done later: no timer stays in the event loop."""
     async with Durable(dsn, schema=schema) as app:
-        side = SlowCommitConnections(services_of(app).target, 2)
+        side = SlowCommitConnections(services_of(app).connection_target, 2)
         async with side.acquire() as used, side.acquire() as free:
             pass
         timer = cast(Any, side)._timer
@@ -138,7 +138,7 @@ async def test_the_end_closes_side_connections_that_are_free_or_in_use(dsn: str,
 async def test_the_end_waits_for_side_connections_that_are_being_closed(dsn: str, schema: str) -> None:
     """Also if other code has cancelled the close of one of them."""
     async with Durable(dsn, schema=schema) as app:
-        side = SlowCommitConnections(services_of(app).target, 2)
+        side = SlowCommitConnections(services_of(app).connection_target, 2)
         async with side.acquire() as one, side.acquire() as two:
             await asyncio.gather(one.connect(), two.connect())
         cast(Any, side)._close_idle()

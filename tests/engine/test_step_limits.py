@@ -17,7 +17,7 @@ from gen_durable.engine import limits_in_step
 from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.errors import DatabaseUnavailable, LeaseLost
 from gen_durable.limits import Concurrency, Limit, Rate
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement, StatementBuilder
@@ -79,7 +79,7 @@ class Room:
 def room(dsn: str, schema: str) -> Callable[[], Any]:
     @asynccontextmanager
     async def made() -> AsyncIterator[Room]:
-        link = PersistentConnection(Target(dsn))
+        link = PersistentConnection(ConnectionTarget(dsn))
         one = Room(link, schema)
         rows = executing(1) + executing(2) + instance(3, slot_key="l", blocked_on="slot/l", queue="q")
         await link.run_script(one.schema.render(rows))

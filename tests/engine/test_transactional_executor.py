@@ -22,14 +22,14 @@ from gen_durable.engine.executor import Executor, StepRaised
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import InputError, InvalidOutcome, OutcomeRejected
-from gen_durable.pg.connection import Target
+from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.registry import Registry
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FollowUps
 
 Body = Callable[[Context], Awaitable[Outcome[Any]]]
-NOWHERE = Target("postgresql://127.0.0.1:1/nowhere")
+NOWHERE = ConnectionTarget("postgresql://127.0.0.1:1/nowhere")
 
 
 class Scripted(Machine):
@@ -95,7 +95,9 @@ class Opened:
         return await self.e.end(self.e.app.handle(active.claim.id, Scripted.write))
 
 
-def make_executor(target: Target, statements: StatementBuilder, notifier: object = None) -> TransactionalExecutor:
+def make_executor(
+    target: ConnectionTarget, statements: StatementBuilder, notifier: object = None
+) -> TransactionalExecutor:
     absent = cast(Any, None)
     steps = Executor("w", ThreadPool(1), absent, absent, absent)
     return TransactionalExecutor(steps, target, statements, 1, notifier=cast(Any, notifier), worker="w")
@@ -106,7 +108,7 @@ async def executing(dsn: str, schema: str) -> AsyncIterator[Opened]:
     async with opened(dsn, schema) as e:
         services = services_of(e.app)
         statements, notifications = Counting(services.schema), Notifications()
-        executor = make_executor(services.target, statements, notifications)
+        executor = make_executor(services.connection_target, statements, notifications)
         try:
             yield Opened(e, executor, statements, notifications)
         finally:
@@ -143,7 +145,7 @@ async def test_a_step_ends_its_claim_and_wakes_others(dsn: str, schema: str) -> 
 
     async def go_on(ctx: Context) -> Outcome[Any]:
         await ctx.connection.execute("select 1")
-        in_step.append(active.in_step)
+        in_step.append(active.is_in_step)
         return Next(WRITE, None)
 
     in_step: list[bool] = []
@@ -152,7 +154,7 @@ async def test_a_step_ends_its_claim_and_wakes_others(dsn: str, schema: str) -> 
         encoded, result = await soon(o.executor.execute(active))
         assert (result, encoded.commit.kind) == (CommitResult.COMMITTED, "next")
         assert 0 <= encoded.commit.took < 10
-        assert (in_step, active.in_step, o.is_in_transaction) == ([True], False, False)
+        assert (in_step, active.is_in_step, o.is_in_transaction) == ([True], False, False)
         assert [set(follow_ups.queues) for follow_ups in o.notifications.published] == [{"default"}]
         assert [t.worker for t in await o.e.app.history(active.claim.id)] == ["w"]
         row = await o.e.rows.row(active.claim.id)
@@ -170,7 +172,7 @@ async def test_a_step_that_raises_leaves_no_transaction(dsn: str, schema: str) -
         active = await o.claim(fail)
         with pytest.raises(StepRaised, match="ValueError: no"):
             await soon(o.executor.execute(active))
-        assert (active.in_step, o.is_in_transaction) == (False, False)
+        assert (active.is_in_step, o.is_in_transaction) == (False, False)
         await soon(o.executor.execute(active := await o.claim(done)))
         assert await o.end(active) == Finished(active.claim.id, "done")
 
@@ -193,7 +195,7 @@ async def test_a_step_that_is_interrupted_leaves_no_transaction(dsn: str, schema
         task.cancel()
         await asyncio.wait([task], timeout=10)
         assert task.cancelled()
-        assert (active.in_step, o.is_in_transaction) == (True, False)
+        assert (active.is_in_step, o.is_in_transaction) == (True, False)
         await soon(o.executor.execute(active := await o.claim(done)))
         assert await o.end(active) == Finished(active.claim.id, "done")
 
@@ -208,7 +210,7 @@ async def test_a_flush_that_is_interrupted_leaves_no_transaction(dsn: str, schem
             # Not pg_stat_activity, which a transaction reads only once.
             blocked = "select from pg_locks where not granted and pg_backend_pid() = any (pg_blocking_pids(pid))"
             await o.e.rows.when(lambda: o.e.rows.value(f"select exists ({blocked})"))
-            assert not active.in_step
+            assert not active.is_in_step
             task.cancel()
             await asyncio.wait([task], timeout=10)
         assert task.cancelled()
@@ -362,7 +364,7 @@ async def test_without_a_connection_a_commit_is_looked_for_again_after_a_pause(
 @pytest.mark.parametrize("how", ["close", "terminate"])
 async def test_connections_are_closed(dsn: str, how: str) -> None:
     """For good: none is opened again."""
-    executor = make_executor(Target(dsn), StatementBuilder(Schema()))
+    executor = make_executor(ConnectionTarget(dsn), StatementBuilder(Schema()))
     (connection,) = executor._connections
     driver_connection = await connection.connect()
     if how == "close":

@@ -259,7 +259,10 @@ async def test_two_fan_outs_with_the_same_keys_do_not_deadlock(
     async with Durable(dsn, schema=schema) as app:
         for _ in range(3):
             one, two = await claimed(app), await claimed(app)
-            links = [PersistentConnection(services_of(app).target), PersistentConnection(services_of(app).target)]
+            links = [
+                PersistentConnection(services_of(app).connection_target),
+                PersistentConnection(services_of(app).connection_target),
+            ]
             keys = list(range(one.id * 1000, one.id * 1000 + 200))
             commits = [many(one, keys), many(two, keys[::-1])]
             try:
@@ -269,7 +272,7 @@ async def test_two_fan_outs_with_the_same_keys_do_not_deadlock(
             finally:
                 for link in links:
                     await link.close()
-            assert all(not answer.stale for answer in answers)
+            assert all(not answer.stale_ids for answer in answers)
             assert await count_of(dsn, schema) % 200 == 0
 
 
@@ -280,7 +283,7 @@ async def test_a_stale_fan_out_makes_no_children(dsn: str, schema: str) -> None:
         await services_of(app).pool.run(
             services_of(app).statements.release_claims([(claim.id, claim.epoch, None, None)])
         )
-        target = services_of(app).target
+        target = services_of(app).connection_target
         links = PersistentConnection(target), SlowCommitConnections(target, 1), SlowCommitConnections(target, 1)
         flush = Committer(*links, services_of(app).statements, 500, notifier=services_of(app).notifier)
         try:

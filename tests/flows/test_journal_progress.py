@@ -56,7 +56,7 @@ async def test_a_report_of_a_locked_row_is_written_later(open_app: Opening) -> N
     """Somebody's transaction holds the row: the report waits for it, and not the step."""
 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
-        link = PersistentConnection(services_of(app).target)
+        link = PersistentConnection(services_of(app).connection_target)
         connection = await link.connect()
         transaction = connection.transaction()
         await transaction.start()

@@ -15,7 +15,7 @@ from tests.support.programs.limits import Task, work
 from gen_durable import Concurrency, Durable, Rate, Start, Worker
 from gen_durable.embedded import release, start
 from gen_durable.limits import Policy
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
@@ -32,7 +32,7 @@ async def quiet_server(directory: Path) -> AsyncIterator[str]:
         async with database(server.dsn, SCHEMA) as db:
             await db.fetch("alter system set autovacuum = off")
             await db.fetch("select pg_reload_conf()")
-        link = PersistentConnection(Target(server.dsn))
+        link = PersistentConnection(ConnectionTarget(server.dsn))
         await migrate(link, Schema(SCHEMA))
         await link.close()
         yield server.dsn
@@ -51,7 +51,7 @@ async def crowd(dsn: str, app: Durable, db: Database, name: str, policy: Policy)
     """Ten thousand rows under a limit: as many as may execute do, for somebody who will be long; the others wait."""
     await app.set_limit(name, policy)
     await app.insert_many([Start(work, Task("a", 0), limit=name) for _ in range(ROWS)])
-    link = PersistentConnection(Target(dsn))
+    link = PersistentConnection(ConnectionTarget(dsn))
     pick = StatementBuilder(Schema(SCHEMA)).pick("somebody", {"default": 100}, ["work/1/run"], 36_000)
     assert len((await link.run(pick)).claims) == 10
     await link.close()

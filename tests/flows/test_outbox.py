@@ -145,13 +145,13 @@ async def test_a_stale_outcome_starts_nothing(dsn: str, schema: str) -> None:
         commit = encode_outcome(claim, spec, make_context(Order.end), done, may_continue=True).commit
         claim.epoch += 1
         stale = encode_outcome(claim, spec, make_context(Order.end), done, may_continue=True).commit
-        assert (await services_of(app).pool.run(services_of(app).statements.flush([stale]))).stale == {handle.id}
+        assert (await services_of(app).pool.run(services_of(app).statements.flush([stale]))).stale_ids == {handle.id}
         assert await rows(dsn, schema) == []
         assert (await services_of(app).pool.run(services_of(app).statements.flush([commit]))).follow_ups.queues == {
             "default",
             "elsewhere",
         }
-        assert (await services_of(app).pool.run(services_of(app).statements.flush([commit]))).already_committed == {
+        assert (await services_of(app).pool.run(services_of(app).statements.flush([commit]))).already_committed_ids == {
             handle.id
         }
         assert len(await rows(dsn, schema)) == 2

@@ -37,7 +37,7 @@ async def test_cancel_flush(exploring: Exploring, calls: StatementBuilder, commi
     """Either the outcome came first and the row that waits is ended, or it is refused and the claim is marked."""
 
     def ends(end: End) -> None:
-        row, asked = end.rows[1], set(end.right[0].cancel_requested)
+        row, asked = end.rows[1], set(end.right[0].cancel_requested_ids)
         if asked:
             assert (row["status"], row["cancel_reason"], row["seq"]) == ("executing", "why", 0)
             assert verdict(end.left) == "requested"
@@ -115,7 +115,7 @@ async def test_cancel_signal(exploring: Exploring, calls: StatementBuilder) -> N
 
 
 async def test_a_cancel_that_leaves_the_inbox_is_found(exploring: Exploring, calls: StatementBuilder) -> None:
-    cure = Cure("cancel_or_request", "delete from @schema.signals s where s.target_id = any (emptied);", "null;")
+    cure = Cure("end_or_request_cancel", "delete from @schema.signals s where s.target_id = any (emptied);", "null;")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             parked(1),
@@ -208,7 +208,7 @@ async def test_a_cancel_that_does_not_lock_the_parent_deadlocks(exploring: Explo
 
 async def test_a_cancel_without_a_join_is_found(exploring: Exploring, calls: StatementBuilder) -> None:
     cure = Cure(
-        "cancel_or_request",
+        "end_or_request_cancel",
         "select released.woken_queues, released.cascade_origins into woken_queues, cascade_origins\n    "
         "from @schema.wake_parents(ended) as released;",
         "null;",

@@ -16,7 +16,7 @@ from gen_durable.store.caller_statements import TextStatements
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit
 
-QUIET = ("cancel_or_request", "cascade", "wake_parents", "unblock_partitions")
+QUIET = ("end_or_request_cancel", "cascade", "wake_parents", "unblock_partitions")
 """What happens in them happens under locks that were taken before, or that nobody else asks for."""
 
 

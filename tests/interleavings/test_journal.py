@@ -59,7 +59,7 @@ async def test_progress_flush(exploring: Exploring, calls: StatementBuilder, jou
 
     def stands(end: End) -> None:
         assert [end.rows[i]["status"] for i in (1, 2)] == ["done", "done"]
-        assert end.right[0].stale == set()
+        assert end.right[0].stale_ids == set()
         locked = end.left[0]
         assert {row["instance_id"] for row in end.progress} == {1, 2} - locked
 

@@ -46,7 +46,7 @@ def changes(calls: StatementBuilder, count: int) -> Statement[Any]:
 
 
 def enters(calls: StatementBuilder, instance: int, ticket: int, name: str = "l") -> Statement[LimitAnswer]:
-    return calls.acquire_limit(instance, 1, Limit(name), ticket)
+    return calls.acquire_step_limit(instance, 1, Limit(name), ticket)
 
 
 def running(end: End) -> list[int]:
@@ -86,7 +86,7 @@ WAIT = """perform pg_advisory_xact_lock(ordered.lock_id)
 GATE = "and pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate));"
 POLICY = (
     "where pg_try_advisory_xact_lock_shared("
-    "hashtext('@schema'), @schema.policy_lock_key(@schema.key_of_gate(wanted.gate)))\n"
+    "hashtext('@schema'), @schema.limit_lock_key(@schema.key_of_gate(wanted.gate)))\n"
 )
 
 
@@ -230,7 +230,7 @@ async def test_policy_sweep(exploring: Exploring, calls: StatementBuilder) -> No
 async def test_without_the_lock_of_the_policy_the_sweep_tells_by_the_old_one(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    policy = "@schema.policy_lock_key(@schema.key_of_gate(freed.gate))"
+    policy = "@schema.limit_lock_key(@schema.key_of_gate(freed.gate))"
     lock = f"or pg_try_advisory_xact_lock_shared(hashtext('@schema'), {policy})"
     async with exploring(Cure("unblock", lock, "or true"), quiet=["unblock_slots", "reapply_limit"]) as explorer:
         report = await explorer.explore(
@@ -270,7 +270,7 @@ ENTER_GATE = """perform pg_advisory_xact_lock(
 
 @pytest.mark.parametrize("with_a_pick", [True, False])
 async def test_without_the_gate_two_enter(exploring: Exploring, calls: StatementBuilder, with_a_pick: bool) -> None:
-    async with exploring(Cure("acquire_limit", ENTER_GATE), quiet=NOT_HERE) as explorer:
+    async with exploring(Cure("acquire_step_limit", ENTER_GATE), quiet=NOT_HERE) as explorer:
         other = picks(calls, "b") if with_a_pick else enters(calls, 2, 8)
         report = await explorer.explore(INSIDE, [enters(calls, 1, 7)], [other], one_inside, first_fault=True)
     assert len(report.faults) == 1
@@ -299,7 +299,7 @@ async def test_leave_pick(exploring: Exploring, calls: StatementBuilder) -> None
         assert end.rows[3]["blocked_on"] is None
 
     async with exploring(quiet=NOT_HERE) as explorer:
-        report = await explorer.explore(INSIDE + TICKET, [calls.release_limit(7)], [picks(calls, "b")], let_back)
+        report = await explorer.explore(INSIDE + TICKET, [calls.release_step_limit(7)], [picks(calls, "b")], let_back)
     assert report.faults == []
 
 
@@ -308,13 +308,13 @@ async def test_without_the_hand_over_leaving_strands_a_row(exploring: Exploring,
         assert end.rows[3]["blocked_on"] is None
 
     cure = Cure(
-        "release_limit",
+        "release_step_limit",
         "return case when key is not null then @schema.unblock(array[@schema.gate_name('slot', key)], true) end;",
         "return null;",
     )
     async with exploring(cure, quiet=NOT_HERE) as explorer:
         report = await explorer.explore(
-            INSIDE + TICKET, [calls.release_limit(7)], [picks(calls, "b")], let_back, first_fault=True
+            INSIDE + TICKET, [calls.release_step_limit(7)], [picks(calls, "b")], let_back, first_fault=True
         )
     assert len(report.faults) == 1
 

@@ -18,7 +18,7 @@ MAIL = EXPIRED + signal(7, 1)
 
 def one_wins(end: End) -> None:
     """Either the claim was taken back and the outcome changed nothing, or the outcome stands."""
-    row, reaped, stale = end.rows[1], [r.id for r in end.left[0].claims], set(end.right[0].stale)
+    row, reaped, stale = end.rows[1], [r.id for r in end.left[0].claims], set(end.right[0].stale_ids)
     assert bool(reaped) == bool(stale), f"reaped {reaped}, stale {stale}"
     if reaped:
         assert (row["step"], row["seq"], row["crashes"], len(end.signals)) == ("s", 0, 1, 1)
@@ -145,7 +145,7 @@ async def test_release_flush(exploring: Exploring, calls: StatementBuilder) -> N
     """A claim is given back as its outcome comes: either it is back and the outcome is stale, or the outcome stands."""
 
     def either(end: End) -> None:
-        row, given_back, stale = end.rows[1], end.left[0].ids, set(end.right[0].stale)
+        row, given_back, stale = end.rows[1], end.left[0].ids, set(end.right[0].stale_ids)
         assert bool(given_back) == bool(stale)
         assert row["seq"] == (0 if given_back else 1)
         assert row["attempt"] == 0
@@ -184,7 +184,7 @@ async def test_release_without_bump_is_found(exploring: Exploring, calls: Statem
     """Without the bump in release, the outcome of a claim given back is taken for good."""
 
     def stale(end: End) -> None:
-        assert bool(end.left[0].ids) == bool(end.right[0].stale)
+        assert bool(end.left[0].ids) == bool(end.right[0].stale_ids)
 
     async with exploring(Cure("release_claims", "claims = i.claims + 1,")) as explorer:
         report = await explorer.explore(

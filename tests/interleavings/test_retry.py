@@ -10,7 +10,7 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import ended, executing, instance, parent
 
-from gen_durable.store.admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit
 
@@ -86,7 +86,7 @@ LISTED = (
     + "insert into @schema.cascades (parent_id, first_round, last_round, origin, reason)"
     " values (1, 0, 1, 1, 'why');"
 )
-QUIET = ("unblock", "wake_parents", "start_instances", "cancel_or_request")
+QUIET = ("unblock", "wake_parents", "start_instances", "end_or_request_cancel")
 SPREAD = Commit(1, 3, 1, "children", step="t", extra=json.dumps({"children": [CHILD]}))
 
 

@@ -25,7 +25,7 @@ from tests.support.rows import ended, executing, instance, parent, seconds, sign
 from tests.support.sessions import Call
 
 from gen_durable.limits import Concurrency, Rate
-from gen_durable.store.admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
@@ -83,9 +83,9 @@ OUTCOMES = {
 def ends_once(end: End) -> None:
     """One of the three ends the child; the outcome counts only for its claim, and the cancel is not lost."""
     flushed, reaped, child = end.answers[0][0], end.answers[1][0].claims, end.rows[2]
-    stands = not flushed.stale and not flushed.cancel_requested
+    stands = not flushed.stale_ids and not flushed.cancel_requested_ids
     assert not (stands and reaped), "the outcome of a claim that was taken back stands"
-    assert stands or reaped or flushed.cancel_requested, "the outcome is stale, and the claim was not taken back"
+    assert stands or reaped or flushed.cancel_requested_ids, "the outcome is stale, and the claim was not taken back"
     if child["status"] == "done":
         assert stands
     elif child["status"] == "failed":
@@ -139,10 +139,10 @@ def consumed_once(end: End) -> None:
     """Each signal is delivered once, consumed by one outcome that stands, and wakes the instance until then."""
     sent, (parked,), (reaped, picked, *again) = end.answers
     assert [answer[0][1] for answer in sent] == ["delivered", "duplicate"]
-    assert bool(reaped.claims) == bool(parked.stale), "both or neither of park and reap have the claim"
+    assert bool(reaped.claims) == bool(parked.stale_ids), "both or neither of park and reap have the claim"
     inbox = [received.id for claim in picked.claims for received in claim.inbox]
-    assert not any(flushed.stale or flushed.cancel_requested for flushed in again)
-    eaten = ([] if parked.stale else [7]) + inbox
+    assert not any(flushed.stale_ids or flushed.cancel_requested_ids for flushed in again)
+    eaten = ([] if parked.stale_ids else [7]) + inbox
     assert len(set(eaten)) == len(eaten), "a signal was consumed twice"
     assert (7 in eaten) != (7 in {row["id"] for row in end.signals})
     (event,) = [row for row in end.signals if row["dedup_key"] == "event"]

@@ -223,10 +223,10 @@ async def test_what_signals_and_cancels_notify_of(dsn: str, schema: str) -> None
             backend = await ear.writing_backend()
         async with caller.transaction(commit=True):
             assert await caller.cancel(5, notify="in_transaction")
-        assert await ear.until("check_cancels:w5") == [(backend, "check_cancels:w5")]
+        assert await ear.until("check_cancel_requests:w5") == [(backend, "check_cancel_requests:w5")]
         async with caller.transaction(commit=True):
             assert await caller.cancel(6)
-        ((sender, _),) = await ear.until("check_cancels:w6")
+        ((sender, _),) = await ear.until("check_cancel_requests:w6")
         assert sender != backend
         async with caller.transaction(commit=True):
             assert await caller.signal(2, go, "on", notify="in_transaction")

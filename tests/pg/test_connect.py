@@ -11,7 +11,7 @@ import pytest
 from tests.support.hosts import Gating, Place, address_of, several
 
 from gen_durable.pg import connect as connect_module
-from gen_durable.pg.connect import Target, connect, connect_to_host
+from gen_durable.pg.connect import ConnectionTarget, connect, connect_to_host
 from gen_durable.pg.dsn import Host, split_hosts
 
 pytestmark = pytest.mark.direct("a connection through a pooler is opened twice")
@@ -26,7 +26,7 @@ async def test_given_up_at_any_moment(silent: Place) -> None:
     (host,) = split_hosts("postgresql://me@{}:{}/db".format(*silent)).hosts
 
     async def give_up(turns: int) -> bool:
-        dialling = asyncio.ensure_future(connect_to_host(host, Target(host.dsn), 5.0))
+        dialling = asyncio.ensure_future(connect_to_host(host, ConnectionTarget(host.dsn), 5.0))
         for _ in range(turns):
             await asyncio.sleep(0)
         dialling.cancel()
@@ -48,7 +48,7 @@ async def test_given_up_at_any_moment(silent: Place) -> None:
 )
 async def test_a_host_that_does_not_answer(silent: Place, option: str, default: float, words: str) -> None:
     """The attempt ends after the timeout of the DSN, else after that of the engine."""
-    target = Target("postgresql://me@{}:{}/db".format(*silent) + option, connect_timeout=default)
+    target = ConnectionTarget("postgresql://me@{}:{}/db".format(*silent) + option, connect_timeout=default)
     with pytest.raises(TimeoutError, match=words):
         await asyncio.wait_for(connect(target), 10)
 
@@ -82,7 +82,7 @@ async def test_a_connection_that_comes_too_late_is_ended(
         (host,) = split_hosts(several(dsn, gate.place)).hosts
         gate.freeze()
         with pytest.raises(TimeoutError):
-            await connect_to_host(host, Target(host.dsn), 0.05)
+            await connect_to_host(host, ConnectionTarget(host.dsn), 0.05)
         gate.thaw()
         async with asyncio.timeout(10):
             while not (opened and opened[0].is_closed()):  # noqa: ASYNC110
@@ -104,7 +104,9 @@ async def test_a_server_that_freezes_once_it_is_reached(
     pooled, option = FREEZING[kind]
     async with gated() as gate, asyncio.timeout(10):
         monkeypatch.setattr(connect_module, "_enable_keepalive", lambda _: gate.freeze())
-        target = Target(several(dsn, gate.place, more=option + "&connect_timeout=5"), pooled, connect_timeout=0.1)
+        target = ConnectionTarget(
+            several(dsn, gate.place, more=option + "&connect_timeout=5"), pooled, connect_timeout=0.1
+        )
         with pytest.raises(TimeoutError):
             await connect(target)
         assert [connection.is_closed() for connection in opened] == [True]
@@ -116,7 +118,7 @@ async def test_of_several_hosts_each_has_its_timeout(
     """The error tells of each. One that has failed is tried again only after a pause."""
     tried: list[str] = []
 
-    async def record(host: Host, target: Target, timeout: float) -> asyncpg.Connection[Any]:
+    async def record(host: Host, target: ConnectionTarget, timeout: float) -> asyncpg.Connection[Any]:
         tried.append(host.name)
         return await connect_to_host(host, target, timeout)
 
@@ -124,7 +126,7 @@ async def test_of_several_hosts_each_has_its_timeout(
     monkeypatch.setattr(connect_module, "HOST_TIMEOUT", 0.1)
     monkeypatch.setattr(connect_module, "RETRY_PAUSE", 60.0)
     with pytest.raises(ConnectionError) as caught:
-        await asyncio.wait_for(connect(Target(several("postgresql://postgres@/postgres", dead, silent))), 10)
+        await asyncio.wait_for(connect(ConnectionTarget(several("postgresql://postgres@/postgres", dead, silent))), 10)
     first, second = (f"{host}:{port}" for host, port in (dead, silent))
     assert str(caught.value).startswith(f"no usable host: {first}: ConnectionRefusedError: ")
     assert str(caught.value).endswith(f"; {second}: no answer")
@@ -139,7 +141,7 @@ async def test_hosts_are_not_tried_any_more_once_one_is_found(
     monkeypatch.setattr(connect_module, "RETRY_PAUSE", 0.01)
     async with gated() as gate:
         gate.freeze()
-        found = await connect(Target(several(dsn, dead, gate.place, address_of(dsn)), pooled=False))
+        found = await connect(ConnectionTarget(several(dsn, dead, gate.place, address_of(dsn)), pooled=False))
         assert [host.name.rpartition(":")[2] for host in found.other_hosts] == [str(dead[1]), str(gate.place[1])]
         gate.thaw()
         async with asyncio.timeout(10):
@@ -152,4 +154,4 @@ async def test_hosts_are_not_tried_any_more_once_one_is_found(
 
 def test_a_single_host_has_ten_seconds_to_answer() -> None:
     """As long as the DSN does not say otherwise."""
-    assert Target("postgresql://one/db").connect_timeout == 10
+    assert ConnectionTarget("postgresql://one/db").connect_timeout == 10

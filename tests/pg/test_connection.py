@@ -15,7 +15,7 @@ from tests.support.hosts import Gating, Place, address_of, several
 
 from gen_durable.pg import connection as connection_module
 from gen_durable.pg.connect import HostConnection, connect
-from gen_durable.pg.connection import PersistentConnection, RunStatement, Target, has_unread_input
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection, RunStatement, has_unread_input
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.store.statements import Statement
 
@@ -28,7 +28,7 @@ WRONG = Statement("select 1 / 0", (), len)
 
 @asynccontextmanager
 async def opened(dsn: str) -> AsyncIterator[PersistentConnection]:
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     try:
         yield connection
     finally:
@@ -129,7 +129,7 @@ async def test_a_transaction_is_read_committed(dsn: str) -> None:
 @pytest.mark.parametrize("waits", [True, False])
 async def test_a_closed_connection_stays_closed(dsn: str, waits: bool) -> None:
     """It ends its session and never opens another."""
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     driver_connection = await connection.connect()
     if waits:
         await connection.close()
@@ -144,14 +144,14 @@ async def test_a_closed_connection_stays_closed(dsn: str, waits: bool) -> None:
 
 async def test_a_closed_connection_does_not_connect(dead: Place) -> None:
     """The error does not depend on whether the server could be reached."""
-    connection = PersistentConnection(Target(several("postgresql:///postgres", dead)))
+    connection = PersistentConnection(ConnectionTarget(several("postgresql:///postgres", dead)))
     await connection.close()
     with pytest.raises(ConnectionLost, match="this Durable is closed"):
         await connection.run(PID)
 
 
 async def test_a_session_opened_while_the_connection_was_closed_ends(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     found: list[HostConnection] = []
 
     async def close_meanwhile(*arguments: Any) -> HostConnection:
@@ -183,7 +183,7 @@ async def test_closing_waits_two_seconds_for_the_server(dsn: str, monkeypatch: p
 async def test_a_close_that_is_cancelled_terminates(dsn: str, gated: Gating) -> None:
     """A server that does not answer keeps no caller, and its socket does not stay open."""
     async with gated() as gate, asyncio.timeout(10):
-        connection = PersistentConnection(Target(several(dsn, gate.place)))
+        connection = PersistentConnection(ConnectionTarget(several(dsn, gate.place)))
         driver_connection: Any = await connection.connect()
         gate.freeze()
         closing = asyncio.create_task(connection.close())
@@ -196,14 +196,14 @@ async def test_a_close_that_is_cancelled_terminates(dsn: str, gated: Gating) -> 
 
 async def test_a_connection_of_another_process_is_left_alone(dsn: str) -> None:
     """After a fork it belongs to the parent: neither closed nor used here."""
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     of_parent = await connection.connect()
     connection._pid -= 1
     assert await connection.connect() is not of_parent
     await connection.close()
     assert not of_parent.is_closed()
     for end in ("close", "terminate"):
-        connection = PersistentConnection(Target(dsn))
+        connection = PersistentConnection(ConnectionTarget(dsn))
         also = await connection.connect()
         connection._pid -= 1
         ended = getattr(connection, end)()
@@ -266,5 +266,5 @@ async def test_a_connection_that_has_ended_has_nothing_to_wait_for(dsn: str) -> 
 
 async def test_nothing_is_watched_without_a_connection(dsn: str) -> None:
     """A transaction may still end after its connection was dropped."""
-    with PersistentConnection(Target(dsn)).watch_server():
+    with PersistentConnection(ConnectionTarget(dsn)).watch_server():
         pass

@@ -12,7 +12,7 @@ import pytest
 from tests.support.hosts import Gating, Place, address_of, several
 
 from gen_durable.pg import dead_server_watchdog
-from gen_durable.pg.connect import HostConnection, Target, connect, connect_to_host
+from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect, connect_to_host
 from gen_durable.pg.dead_server_watchdog import Watchdog, find_problem
 from gen_durable.pg.dsn import Host, split_hosts
 
@@ -25,13 +25,13 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def watched(dsn: str) -> HostConnection:
-    return await connect(Target(dsn, pooled=False))
+    return await connect(ConnectionTarget(dsn, pooled=False))
 
 
 async def test_a_statement_that_ends_in_time_is_not_probed(dsn: str, gated: Gating) -> None:
     """No timer is left behind."""
     async with gated() as gate:
-        target = Target(several(dsn, gate.place), pooled=False)
+        target = ConnectionTarget(several(dsn, gate.place), pooled=False)
         current = await connect(target)
         opened = gate.opened
         cut: list[HostConnection] = []
@@ -46,14 +46,14 @@ async def test_a_probe_ends_with_its_statement(dsn: str, monkeypatch: pytest.Mon
     """It would cut the connection under the next statement."""
     began, go = asyncio.Event(), asyncio.Event()
 
-    async def find(_: HostConnection, __: Target) -> str:
+    async def find(_: HostConnection, __: ConnectionTarget) -> str:
         began.set()
         await go.wait()
         return "is dead"
 
     monkeypatch.setattr(dead_server_watchdog, "find_problem", find)
     current, cut = await watched(dsn), list[HostConnection]()
-    with Watchdog(current, Target(dsn), cut.append):
+    with Watchdog(current, ConnectionTarget(dsn), cut.append):
         await began.wait()
     go.set()
     await asyncio.sleep(0.01)
@@ -68,13 +68,13 @@ async def test_a_server_is_probed_again_and_again(
     """It may die after a probe found it alive. The cut is logged with its reason, and told."""
     found, cut = [None, None, "is dead"], asyncio.Queue[HostConnection]()
 
-    async def find(_: HostConnection, __: Target) -> str | None:
+    async def find(_: HostConnection, __: ConnectionTarget) -> str | None:
         return found.pop(0)
 
     monkeypatch.setattr(dead_server_watchdog, "find_problem", find)
     current = await watched(dsn)
     with caplog.at_level(logging.WARNING, "gen_durable.pg"):
-        with Watchdog(current, Target(dsn), cut.put_nowait):
+        with Watchdog(current, ConnectionTarget(dsn), cut.put_nowait):
             assert await asyncio.wait_for(cut.get(), 10) is current
         assert current.driver_connection.is_closed()
     (warning,) = caplog.messages
@@ -82,14 +82,14 @@ async def test_a_server_is_probed_again_and_again(
 
 
 async def probed(driver_connection: Any, host: Host, *others: Host) -> str | None:
-    return await find_problem(HostConnection(driver_connection, host, others, pooled=False), Target(""))
+    return await find_problem(HostConnection(driver_connection, host, others, pooled=False), ConnectionTarget(""))
 
 
 async def test_a_probe_names_itself_and_ends(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Administrators see what the connection is for."""
     probes: list[tuple[str, asyncpg.Connection[Any]]] = []
 
-    async def record(host: Host, target: Target, timeout: float) -> asyncpg.Connection[Any]:
+    async def record(host: Host, target: ConnectionTarget, timeout: float) -> asyncpg.Connection[Any]:
         driver_connection = await connect_to_host(host, target, timeout)
         probes.append((target.application_name, driver_connection))
         return driver_connection

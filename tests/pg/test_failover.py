@@ -16,7 +16,7 @@ from gen_durable import Durable, Finished, Worker, job
 from gen_durable.core.services import services_of
 from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg import connect, dead_server_watchdog
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.store.statements import Statement
 
@@ -53,7 +53,7 @@ async def test_a_dead_host_first(dsn: str, schema: str, dead: Place) -> None:
 
 async def test_a_silent_host_first(dsn: str, schema: str, silent: Place) -> None:
     """A host that says nothing holds up a new connection by half a second, not by its timeout."""
-    link = PersistentConnection(Target(several(dsn, silent, address_of(dsn))))
+    link = PersistentConnection(ConnectionTarget(several(dsn, silent, address_of(dsn))))
     began = time.monotonic()
     await link.run(PID)
     assert connect.STAGGER <= time.monotonic() - began < connect.HOST_TIMEOUT - 1
@@ -75,7 +75,7 @@ async def test_a_host_that_refuses_the_role_first(dsn: str, schema: str, standby
         connection.execute(f"create database {schema}")
     try:
         own = several(dsn, standby.place, address_of(dsn)).replace("/postgres?", f"/{schema}?")
-        link = PersistentConnection(Target(own))
+        link = PersistentConnection(ConnectionTarget(own))
         assert await link.run(PID)
         await link.close()
     finally:
@@ -101,7 +101,7 @@ async def test_a_standby_is_promoted_while_another_host_is_silent(
     """Who could not be used is asked again as long as another has not answered."""
     monkeypatch.setattr(connect, "HOST_TIMEOUT", 30.0)
     standby.set_read_only(True)
-    link = PersistentConnection(Target(several("postgresql://postgres@/postgres", silent, standby.place)))
+    link = PersistentConnection(ConnectionTarget(several("postgresql://postgres@/postgres", silent, standby.place)))
     asking = asyncio.ensure_future(link.run(PID))
     await asyncio.sleep(connect.STAGGER + 0.5)
     assert not asking.done()
@@ -134,7 +134,7 @@ async def test_a_write_is_refused_as_read_only(dsn: str, schema: str) -> None:
         before = []
         for link in services_of(app).pool._connections:
             connection = await link.connect()
-            if services_of(app).target.pooled:
+            if services_of(app).connection_target.pooled:
                 return  # the next one to use that server connection would be the one who is refused
             await connection.execute("set session characteristics as transaction read only")
             before.append(connection)
@@ -160,7 +160,7 @@ async def test_a_worker_follows(dsn: str, schema: str, standby: Standby) -> None
 async def test_a_server_freezes(dsn: str, schema: str, gated: Gating, impatient: None) -> None:
     """An answer that is owed by a frozen server is not waited for: the link is cut, and the next host asked."""
     async with gated() as gate, within(8):
-        link = PersistentConnection(Target(several(dsn, gate.place, address_of(dsn))))
+        link = PersistentConnection(ConnectionTarget(several(dsn, gate.place, address_of(dsn))))
         await link.run(PID)
         assert gate.opened >= 1
         gate.freeze()
@@ -198,7 +198,7 @@ async def test_a_worker_outlives_a_frozen_server(dsn: str, schema: str, gated: G
 async def test_a_connection_that_is_closed_while_it_connects_stays_closed(dsn: str, gated: Gating) -> None:
     """The server answers after the close: the new session is ended, and the call says that all is closed."""
     async with gated() as gate, within(10):
-        link = PersistentConnection(Target(several(dsn, gate.place)))
+        link = PersistentConnection(ConnectionTarget(several(dsn, gate.place)))
         gate.freeze()
         connecting = asyncio.create_task(link.connect())
         while not gate.opened:  # noqa: ASYNC110
@@ -212,7 +212,7 @@ async def test_a_connection_that_is_closed_while_it_connects_stays_closed(dsn: s
 async def test_a_close_that_is_not_answered_is_no_error(dsn: str, gated: Gating) -> None:
     """Whoever closes is done with it: a server that freezes just then breaks nothing, least of all an opening."""
     async with gated() as gate, within(10):
-        link = PersistentConnection(Target(several(dsn, gate.place)))
+        link = PersistentConnection(ConnectionTarget(several(dsn, gate.place)))
         await link.run(PID)
         gate.freeze()
         await link.close()
@@ -221,7 +221,7 @@ async def test_a_close_that_is_not_answered_is_no_error(dsn: str, gated: Gating)
 async def test_a_link_that_is_gone_is_noticed_by_its_socket(dsn: str, gated: Gating) -> None:
     """The driver sets none of this: a link that was cut would be waited on for ever."""
     async with gated() as gate:
-        link = PersistentConnection(Target(several(dsn, gate.place)))
+        link = PersistentConnection(ConnectionTarget(several(dsn, gate.place)))
         sock = (await link.connect())._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
@@ -232,7 +232,7 @@ async def test_a_link_that_is_gone_is_noticed_by_its_socket(dsn: str, gated: Gat
 async def test_a_slow_statement_is_left_alone(dsn: str, gated: Gating, impatient: None) -> None:
     """A server that speaks to others may take its time: the statement is neither cut nor cancelled."""
     async with gated() as gate:
-        link = PersistentConnection(Target(several(dsn, gate.place)))
+        link = PersistentConnection(ConnectionTarget(several(dsn, gate.place)))
         before = await link.run(PID)
         opened = gate.opened
         assert await link.run(SLEEP) == 1
@@ -254,7 +254,7 @@ async def test_a_leader_that_was_replaced(
     )
     hosts = several(dsn, address_of(dsn), standby.place)
     standby.configure("test.timeline", "00000003" if newer else "00000002")
-    link = PersistentConnection(Target(hosts))
+    link = PersistentConnection(ConnectionTarget(hosts))
     before = await link.run(WHERE)
     if newer:
         with pytest.raises(ConnectionLost):

@@ -12,7 +12,7 @@ import pytest
 from tests.support.pauses import record_pauses
 
 from gen_durable.pg import pool as pool_module
-from gen_durable.pg.connection import Target
+from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.pg.pool import CallerPool, OwnPool, Pool
 from gen_durable.store.statements import Statement
@@ -62,7 +62,7 @@ async def test_an_idempotent_statement_is_tried_five_times(pauses: list[float]) 
 @asynccontextmanager
 async def pool_of(kind: str, dsn: str, **options: Any) -> AsyncIterator[Pool]:
     if kind == "own":
-        own = OwnPool(Target(dsn), 1)
+        own = OwnPool(ConnectionTarget(dsn), 1)
         yield own
         await own.close()
     else:
@@ -88,7 +88,7 @@ async def test_a_statement_that_fails_gives_its_connection_back(dsn: str, kind: 
 
 
 async def test_closing_ends_every_session(dsn: str) -> None:
-    pool = OwnPool(Target(dsn), 3)
+    pool = OwnPool(ConnectionTarget(dsn), 3)
     driver_connections = [await connection.connect() for connection in pool._connections]
     await pool.close()
     assert all(connection.is_closed() for connection in driver_connections)

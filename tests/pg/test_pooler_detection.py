@@ -12,7 +12,7 @@ import pytest
 
 from gen_durable import Context, Durable, Finished, Start, Worker, job
 from gen_durable.core.services import services_of
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.statements import Statement
 from gen_durable.testing import throw_away_schema
 
@@ -28,7 +28,7 @@ async def test_a_direct_connection(dsn: str) -> None:
     """Without a pooler statements are prepared."""
     if "keep_direct" not in dsn:
         dsn = f"{dsn}{'&' if '?' in dsn else '?'}application_name=keep_direct"  # also in a run with POOLER=1
-    link = PersistentConnection(Target(dsn))
+    link = PersistentConnection(ConnectionTarget(dsn))
     connection = await link.connect()
     assert link.target.pooled is False
     assert connection._stmt_cache.get_max_size() == 100
@@ -39,7 +39,7 @@ async def test_a_pooled_connection(pooled: str) -> None:
     """Behind one they are not, and so twelve callers of five server connections get their own answers."""
 
     async def caller() -> None:
-        link = PersistentConnection(Target(pooled))
+        link = PersistentConnection(ConnectionTarget(pooled))
         for n, call in enumerate(ANSWERS):
             assert await link.run(call) == n + 1
         assert link.target.pooled is True
@@ -92,7 +92,7 @@ def test_a_command(pooled: str, schema: str) -> None:
 async def test_a_schema_made_for_a_test(pooled: str) -> None:
     """What makes throw-away schemas quicker is not left behind for the next client of a server connection."""
     async with throw_away_schema(pooled):
-        link = PersistentConnection(Target(pooled, pooled=True))
+        link = PersistentConnection(ConnectionTarget(pooled, pooled=True))
         for _ in range(10):
             assert await link.run(Statement("show synchronous_commit", (), lambda rows: rows[0][0])) == "on"
         await link.close()

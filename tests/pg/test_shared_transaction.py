@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from gen_durable.pg import shared_transaction
-from gen_durable.pg.connection import PersistentConnection, RunStatement, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection, RunStatement
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.pg.shared_transaction import Transaction
 from gen_durable.store.statements import Statement
@@ -37,7 +37,7 @@ class Failing:
 
 
 async def begin(dsn: str) -> tuple[PersistentConnection, Transaction]:
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     transaction = await Transaction.begin(connection)
     transaction._inner = Hanging()  # type: ignore[assignment]
     return connection, transaction
@@ -89,7 +89,7 @@ async def test_a_commit_on_a_connection_that_breaks(dsn: str) -> None:
 
 async def test_a_rollback_keeps_the_connection(dsn: str) -> None:
     """It is used by the next step. A drop ends it."""
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     transaction = await Transaction.begin(connection)
     await transaction.driver_connection.execute("create temporary table undone (id int)")
     assert await transaction.rollback() is True
@@ -105,7 +105,7 @@ async def test_a_rollback_keeps_the_connection(dsn: str) -> None:
 
 async def test_settings_of_an_earlier_transaction_are_undone(dsn: str) -> None:
     """Also those with which the next one begins."""
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     transaction = await Transaction.begin(connection)
     await transaction.driver_connection.execute(
         "set lock_timeout = 1000; set default_transaction_isolation = 'serializable'"
@@ -121,7 +121,7 @@ async def test_settings_of_an_earlier_transaction_are_undone(dsn: str) -> None:
 async def test_a_transaction_that_cannot_begin(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was sent, so the step may run again; the connection may be in a transaction, and is dropped."""
     monkeypatch.setattr(PersistentConnection, "settings_script", "select 1 / 0")
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     driver_connection = await connection.connect()
     with pytest.raises(ConnectionLost, match="DivisionByZeroError") as caught:
         await Transaction.begin(connection)
@@ -132,7 +132,7 @@ async def test_a_transaction_that_cannot_begin(dsn: str, monkeypatch: pytest.Mon
 
 async def test_a_begin_that_is_interrupted(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PersistentConnection, "settings_script", "select pg_sleep(60)")
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     driver_connection = await connection.connect()
     beginning = asyncio.create_task(Transaction.begin(connection))
     await asyncio.sleep(0.05)
@@ -156,7 +156,7 @@ async def test_statements_of_the_engine_leave_the_transaction_as_it_was(dsn: str
     async def count(run: RunStatement) -> int:
         return await run(Statement("select 1 where to_regclass('pg_temp.undone') is null", (), len))
 
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     transaction = await Transaction.begin(connection)
     with pytest.raises(asyncpg.DivisionByZeroError):
         await transaction.run_in_savepoint(fail)

@@ -34,7 +34,7 @@ from gen_durable import (
 from gen_durable.cli.app import app as cli
 from gen_durable.contrib.aes import AesGcm
 from gen_durable.errors import ConfigError, DatabaseRefused, InputError, NotFound
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
@@ -63,12 +63,12 @@ WORKER = CLIENT | {
         "trim_history",
     ),
     *(
-        "due_steps_without_code",
+        "count_due_unknown_steps",
         "unlocked_ids",
         "set_limit",
         "limit_states",
-        "acquire_limit",
-        "release_limit",
+        "acquire_step_limit",
+        "release_step_limit",
         "delete_full_buckets",
         "record_checkpoint",
     ),
@@ -413,7 +413,7 @@ async def test_again_and_later(dsn: str, schema: str, dsns: dict[str, str], requ
         await make_roles(dsn, schema, "others")
     connection = await asyncpg.connect(dsn)
     later_version = request.getfixturevalue("later_version")
-    link = PersistentConnection(Target(dsn))
+    link = PersistentConnection(ConnectionTarget(dsn))
     assert await migrate(link, Schema(schema)) == [later_version]
     await link.close()
     left = await connection.fetch(
@@ -456,7 +456,7 @@ async def test_by_somebody_who_is_no_superuser(dsn: str, bare_schema: str, reque
 @pytest.mark.parametrize("prefix", ['x"; drop schema public; --', "Ä", "", "pg_x", "1a", "a" * 49, "x y", "x'"])
 def test_hostile_prefixes(prefix: str) -> None:
     with pytest.raises(ConfigError, match="prefix of roles"):
-        Schema("s").roles(prefix)
+        Schema("s").roles_script(prefix)
 
 
 def test_roles_are_made_by_migrations() -> None:

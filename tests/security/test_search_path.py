@@ -18,8 +18,8 @@ from tests.support.engine import BRIEF, opened
 from tests.support.roles import PASSWORD, login_dsn
 
 from gen_durable import Cancelled, Durable, Finished, SyncDurable
-from gen_durable.doctor import diagnose
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.invariant_checker import diagnose
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 
 TRAPS = [
@@ -128,7 +128,7 @@ async def test_traps_are_never_stepped_into(trapped: str, bare_schema: str) -> N
             await e.app.signal("k", told, Secret("t"), connection=connection)
         await connection.close()
         assert await e.end(mine) == Finished(mine.id, "t/s")
-    link = PersistentConnection(Target(trapped))
+    link = PersistentConnection(ConnectionTarget(trapped))
     assert all(finding.is_clean for finding in await diagnose(link, Schema(bare_schema)))
     await link.close()
 

@@ -10,7 +10,7 @@ from tests.support.spec import Engine, Opening, go
 
 from gen_durable import Durable
 from gen_durable.errors import SchemaTooNew
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
@@ -248,7 +248,7 @@ async def test_everything_is_in_one_schema(dsn: str, schema: str) -> None:
 
 async def test_the_schema_version_is_recorded_and_only_missing_steps_are_applied(dsn: str, bare_schema: str) -> None:
     """The first migration applies everything, the second nothing, and a newer database is refused."""
-    link, schema = PersistentConnection(Target(dsn)), Schema(bare_schema)
+    link, schema = PersistentConnection(ConnectionTarget(dsn)), Schema(bare_schema)
     try:
         applied = await migrate(link, schema)
         assert applied == sorted(applied) != []

@@ -15,7 +15,7 @@ DEAD = {"claimed-again": executing(8, claims=3), "given-up": parked(8, claims=2)
 
 
 def enter(store: Store, instance: int, ticket: int, name: str = "l", claim: int = 1) -> LimitAnswer:
-    return store.run(store.calls.acquire_limit(instance, claim, Limit(name), ticket))
+    return store.run(store.calls.acquire_step_limit(instance, claim, Limit(name), ticket))
 
 
 def ticket(number: int, instance: int, claim: int) -> str:
@@ -56,7 +56,7 @@ def test_places_are_taken_in_the_order_of_asking(store: Store) -> None:
     store.given(SLOT + executing(1) + executing(2))
     answers = [enter(store, instance, ticket) for instance, ticket in ((1, 10), (2, 20), (1, 10))]
     assert [answer.is_granted for answer in answers] == [True, False, True]
-    store.run(store.calls.release_limit(10))
+    store.run(store.calls.release_step_limit(10))
     assert enter(store, 2, 20).is_granted
 
 

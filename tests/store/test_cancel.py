@@ -71,7 +71,7 @@ def test_what_executes_is_marked_and_its_worker_named(store: Store) -> None:
     store.given(executing(1))
     assert store.run(store.calls.cancel([(1, None)], "why", cascade=True)) == (
         [CancelResult(1, Status.EXECUTING, "requested")],
-        FollowUps(workers_to_notify=frozenset({"w"})),
+        FollowUps(workers_with_cancel_requests=frozenset({"w"})),
     )
     assert (store.row(1)["status"], store.row(1)["cancel_reason"]) == ("executing", "why")
     assert store.run(store.calls.cancel_requests_of([(1, 1), (2, 1)])) == {1: "why"}
@@ -82,7 +82,7 @@ def test_asked_again_the_first_reason_stays(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
     answers, follow_ups = store.run(store.calls.cancel([(1, None)], "another", cascade=True))
-    assert (answers[0].verdict, follow_ups.workers_to_notify) == ("requested", {"w"})
+    assert (answers[0].verdict, follow_ups.workers_with_cancel_requests) == ("requested", {"w"})
     assert store.row(1)["cancel_reason"] == "why"
 
 
@@ -122,7 +122,12 @@ def test_no_outcome_leads_on_from_a_marked_row(store: Store, kind: str) -> None:
         "children": fan_out(1, child("c")),
     }.get(kind, Commit(1, 1, 0, kind, step="t", extra='{"consumed": [1]}'))
     flushed = store.flush(commit)
-    assert (flushed.cancel_requested, flushed.stale, flushed.already_committed, flushed.follow_ups.queues) == (
+    assert (
+        flushed.cancel_requested_ids,
+        flushed.stale_ids,
+        flushed.already_committed_ids,
+        flushed.follow_ups.queues,
+    ) == (
         {1},
         set(),
         set(),
@@ -130,7 +135,7 @@ def test_no_outcome_leads_on_from_a_marked_row(store: Store, kind: str) -> None:
     )
     assert [row["id"] for row in store.rows()] == [1]
     assert (store.row(1)["status"], store.row(1)["seq"], len(store.inbox())) == ("executing", 0, 1)
-    assert store.flush(Commit(1, 1, 0, "cancel", error="why")).cancel_requested == frozenset()
+    assert store.flush(Commit(1, 1, 0, "cancel", error="why")).cancel_requested_ids == frozenset()
     assert (store.row(1)["status"], store.row(1)["last_error"], store.inbox()) == ("cancelled", "why", [])
 
 
@@ -138,7 +143,7 @@ def test_no_outcome_leads_on_from_a_marked_row(store: Store, kind: str) -> None:
 def test_an_end_that_comes_first_wins(store: Store, kind: str, becomes: str) -> None:
     store.given(executing(1))
     cancel(store, 1)
-    assert store.flush(Commit(1, 1, 0, kind, value="1", error="no")).cancel_requested == frozenset()
+    assert store.flush(Commit(1, 1, 0, kind, value="1", error="no")).cancel_requested_ids == frozenset()
     assert store.row(1)["status"] == becomes
 
 
@@ -146,7 +151,7 @@ def test_a_lost_answer_of_a_cancel_commit(store: Store) -> None:
     store.given(executing(1))
     cancel(store, 1)
     store.flush(Commit(1, 1, 0, "cancel", error="why"))
-    assert store.flush(Commit(1, 1, 0, "cancel", error="why")).already_committed == {1}
+    assert store.flush(Commit(1, 1, 0, "cancel", error="why")).already_committed_ids == {1}
 
 
 def test_many_children_of_a_marked_row_are_not_begun(store: Store) -> None:
@@ -175,7 +180,7 @@ def test_a_marked_row_that_is_given_back_is_left_to_the_reaper(store: Store) -> 
     cancel(store, 1)
     assert store.run(store.calls.release_claims([(1, 1, None, None)])).ids == [1]
     assert store.pick().claims == []
-    assert store.flush(Commit(1, 1, 0, "done", value="1")).stale == {1}
+    assert store.flush(Commit(1, 1, 0, "done", value="1")).stale_ids == {1}
     assert [c.id for c in store.run(store.calls.reap(10, None)).claims] == [1]
     assert status(store, 1) == ["cancelled"]
 

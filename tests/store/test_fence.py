@@ -41,10 +41,10 @@ def test_a_retry_after_a_lost_answer_changes_nothing(store: Store, kind: str) ->
     """The same outcome sent twice: the second is told `already`, and every effect has happened once."""
     store.given(GIVEN)
     first = store.flush(KINDS[kind]())
-    assert (first.stale, first.already_committed) == (set(), set())
+    assert (first.stale_ids, first.already_committed_ids) == (set(), set())
     after = snapshot(store)
     again = store.flush(KINDS[kind]())
-    assert (again.stale, again.already_committed, again.follow_ups.queues) == (set(), {2}, set())
+    assert (again.stale_ids, again.already_committed_ids, again.follow_ups.queues) == (set(), {2}, set())
     assert snapshot(store) == after
 
 
@@ -58,7 +58,7 @@ def test_an_outcome_of_an_older_claim_is_stale(store: Store, kind: str) -> None:
     assert (claim.id, claim.epoch, store.row(2)["locked_by"]) == (2, 3, "w")
     before = snapshot(store)
     answer = store.flush(KINDS[kind]())
-    assert (answer.stale, answer.already_committed, answer.follow_ups.queues) == ({2}, set(), set())
+    assert (answer.stale_ids, answer.already_committed_ids, answer.follow_ups.queues) == ({2}, set(), set())
     assert snapshot(store) == before
 
 
@@ -69,7 +69,7 @@ def test_an_outcome_of_a_reaped_claim_is_stale(store: Store, kind: str) -> None:
     store.sql("update @schema.instances set lease_expires_at = now() - interval '1 second' where id = 2")
     store.run(store.calls.reap(10, None))
     before = snapshot(store)
-    assert store.flush(KINDS[kind]()).stale == {2}
+    assert store.flush(KINDS[kind]()).stale_ids == {2}
     assert snapshot(store) == before
 
 
@@ -78,8 +78,8 @@ def test_a_retry_of_a_held_chain_is_known_at_every_step(store: Store) -> None:
     store.given(executing(2))
     for seq in range(3):
         store.flush(Commit(2, 1, seq, "continue", value=str(seq)))
-    assert store.flush(Commit(2, 1, 2, "continue", value="2")).already_committed == {2}
-    assert store.flush(Commit(2, 1, 1, "continue", value="1")).stale == {2}
+    assert store.flush(Commit(2, 1, 2, "continue", value="2")).already_committed_ids == {2}
+    assert store.flush(Commit(2, 1, 1, "continue", value="1")).stale_ids == {2}
     row = store.row(2)
     assert (row["seq"], row["state"]) == (3, "2")
 
@@ -90,13 +90,13 @@ def test_a_retry_after_another_claim_is_stale(store: Store) -> None:
     commit = Commit(2, 1, 0, "next", step="t")
     store.flush(commit)
     store.pick(worker="other")
-    assert store.flush(commit).stale == {2}
+    assert store.flush(commit).stale_ids == {2}
     assert store.row(2)["locked_by"] == "other"
 
 
 def test_an_unknown_instance_is_stale(store: Store) -> None:
     """An outcome for a row that is gone is told so."""
-    assert store.flush(Commit(99, 1, 0, "done")).stale == {99}
+    assert store.flush(Commit(99, 1, 0, "done")).stale_ids == {99}
 
 
 def test_a_partly_known_batch(store: Store) -> None:
@@ -104,7 +104,7 @@ def test_a_partly_known_batch(store: Store) -> None:
     store.given(executing(1) + executing(2) + executing(3, claims=4))
     store.flush(Commit(2, 1, 0, "done", value="1"))
     answer = store.flush(Commit(1, 1, 0, "done"), Commit(2, 1, 0, "done", value="2"), Commit(3, 1, 0, "done"))
-    assert (answer.stale, answer.already_committed) == ({3}, {2})
+    assert (answer.stale_ids, answer.already_committed_ids) == ({3}, {2})
     assert (store.row(1)["status"], store.row(2)["result"], store.row(3)["status"]) == ("done", "1", "executing")
 
 
@@ -112,7 +112,7 @@ def test_a_released_claim_is_stale(store: Store) -> None:
     """What was given back cannot be finished any more."""
     store.given(executing(1))
     assert store.run(store.calls.release_claims([(1, 1, None, None)])).ids == [1]
-    assert store.flush(Commit(1, 1, 0, "done")).stale == {1}
+    assert store.flush(Commit(1, 1, 0, "done")).stale_ids == {1}
     assert store.row(1)["status"] == "runnable"
 
 

@@ -116,7 +116,7 @@ def test_outcome_sets_its_columns(store: Store, name: str) -> None:
     row = store.row(1)
     assert {column: row[column] for column in expected} == expected
     assert (row["claims"], row["seq"], row["crashes"]) == (5, 5, 0)
-    assert (answer.stale, answer.already_committed) == (set(), set())
+    assert (answer.stale_ids, answer.already_committed_ids) == (set(), set())
     assert (row["finished_at"] is not None) == (row["status"] in ("done", "failed"))
 
 
@@ -298,4 +298,4 @@ def test_a_batch_of_every_kind(store: Store) -> None:
     assert statuses == [
         *("executing", "runnable", "runnable", "awaiting_signal", "awaiting_children", "done", "failed", "executing")
     ]
-    assert (answer.stale, answer.already_committed) == ({8}, set())
+    assert (answer.stale_ids, answer.already_committed_ids) == ({8}, set())

@@ -136,7 +136,7 @@ def test_random_sequences(store: Store, seed: int) -> None:
                 log[-1] += f" {kind}"
                 if commit.kind in ("done", "fail"):
                     commit.parent = c.parent_id
-                assert not store.flush(commit).stale
+                assert not store.flush(commit).stale_ids
             elif what == "release":
                 store.run(store.calls.release_claims([(id, c.epoch, rnd.choice([None, 3600.0]), None)]))
             else:

@@ -193,7 +193,7 @@ def test_what_is_committed_already_is_not_asked_to_end(store: Store) -> None:
     store.given(executing(1) + executing(2, claims=4))
     store.flush(Commit(1, 1, 0, "next"))
     again = store.flush(Commit(1, 1, 0, "next"), Commit(2, 1, 0, "next"))
-    assert (again.already_committed, again.stale, again.cancel_requested) == ({1}, {2}, set())
+    assert (again.already_committed_ids, again.stale_ids, again.cancel_requested_ids) == ({1}, {2}, set())
 
 
 def test_the_oldest_due_row_is_taken_first(store: Store) -> None:

@@ -12,7 +12,7 @@ from tests.support.old_layout import old_layout
 
 from gen_durable import Durable
 from gen_durable.errors import DatabaseRefused, SchemaConflict, SchemaMissing
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import check_schema, migrate
 from gen_durable.store import schema as schema_files
 from gen_durable.store.schema import Schema
@@ -25,7 +25,7 @@ from pg_depend where refclassid = 'pg_namespace'::regclass and refobjid = $1::te
 
 @asynccontextmanager
 async def connected(dsn: str) -> AsyncGenerator[PersistentConnection]:
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     try:
         yield connection
     finally:

@@ -74,7 +74,7 @@ def test_an_outcome_leaves_one_row(store: Store, journal: JournalStatementBuilde
 def test_a_stale_outcome_leaves_none(store: Store, journal: JournalStatementBuilder, kind: str) -> None:
     """An outcome of a claim that was taken over is not part of the history."""
     store.given(FAMILY.replace("'executing', 1", "'executing', 2"))
-    assert store.run(store.calls.flush([told(KINDS[kind][0]())], "w", 10.0)).stale == {2}
+    assert store.run(store.calls.flush([told(KINDS[kind][0]())], "w", 10.0)).stale_ids == {2}
     assert store.run(journal.history(2, None)) == []
 
 
@@ -84,7 +84,7 @@ def test_of_a_batch_only_what_was_committed_is_told(store: Store, journal: Journ
     store.flush(Commit(4, 1, 0, "done", value="1"))
     commits = [told(Commit(i, 1, 0, "done", value="1")) for i in (2, 3, 4)]
     answer = store.run(store.calls.flush(commits, "w", 10.0))
-    assert (answer.stale, answer.already_committed) == ({3}, {4})
+    assert (answer.stale_ids, answer.already_committed_ids) == ({3}, {4})
     assert [len(store.run(journal.history(i, None))) for i in (2, 3, 4)] == [1, 0, 0]
 
 

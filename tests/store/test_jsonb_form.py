@@ -38,7 +38,7 @@ HOLDERS = st.builds(Holder, TEXT, FLOATS, st.dictionaries(TEXT, VALUES, max_size
 
 
 def check_round_trip(dsn: str, codec: Codec[Any], values: list[Any]) -> None:
-    encoded = [codec.encode_checked(value, canonical=True) for value in values]
+    encoded = [codec.encode_and_decode(value, canonical=True) for value in values]
 
     async def stored() -> list[str]:
         connection = await asyncpg.connect(dsn)

@@ -20,12 +20,12 @@ def test_a_pick_and_its_outcome(store: Store) -> None:
     (claim,) = store.pick().claims
     assert (claim.epoch, claim.seq, claim.visit, claim.attempt) == (BIG + 1, BIG, BIG, BIG)
     retry = Commit(1, claim.epoch, claim.seq, "retry", ran_step="s", extra=f'{{"attempt": {BIG + 7}}}')
-    assert not store.flush(retry).stale
+    assert not store.flush(retry).stale_ids
     row = store.row(1)
     assert (row["seq"], row["attempt"]) == (BIG + 1, BIG + 1)
     (again,) = store.pick().claims
     assert store.run(store.calls.heartbeat([(1, again.epoch)], 60)) == []
-    assert not store.flush(Commit(1, again.epoch, again.seq, "next", step="t", value="1", ran_step="s")).stale
+    assert not store.flush(Commit(1, again.epoch, again.seq, "next", step="t", value="1", ran_step="s")).stale_ids
     assert store.row(1)["visit"] == BIG + 2
     moves = store.run(JournalStatementBuilder(store.schema).history(1, None))
     assert [(move.seq, move.attempt) for move in moves] == [(BIG + 1, BIG + 7), (BIG + 2, 0)]
@@ -54,7 +54,7 @@ def test_a_signal_and_a_cancel(store: Store) -> None:
 def test_a_fan_out_and_its_join(store: Store) -> None:
     """The round of the parent is a counter too."""
     store.given(executing(1, **{**OLD, "claims": BIG + 1, "seq": BIG + 1}))
-    assert not store.flush(fan_out(1, child(), claim=BIG + 1, seq=BIG + 1)).stale
+    assert not store.flush(fan_out(1, child(), claim=BIG + 1, seq=BIG + 1)).stale_ids
     (claim,) = store.pick().claims
     assert store.row(claim.id)["parent_round"] == BIG + 1
     store.flush(Commit(claim.id, claim.epoch, claim.seq, "done", value="7", parent=1))

@@ -210,7 +210,7 @@ def test_the_rest_doubles_with_put_backs_in_a_row(store: Store) -> None:
         store.sql("update @schema.instances set eligible_at = now()")
         assert [c.epoch for c in store.pick().claims] == [epoch + 2]
     assert rests == [pytest.approx(min(5 * 2**n, 600), rel=0.12, abs=1) for n in range(10)]
-    assert store.run(store.calls.flush([Commit(1, 1020, 0, "continue")])).stale == frozenset()
+    assert store.run(store.calls.flush([Commit(1, 1020, 0, "continue")])).stale_ids == frozenset()
     store.run(store.calls.release_claims([(1, 1020, 5.0, "cannot be read")]))
     assert store.row(1)["eligible_in"] == pytest.approx(5, abs=2)
 

@@ -199,7 +199,7 @@ class World:
             commit.parent = c.parent_id
         if extra:
             commit.extra = json.dumps(extra)
-        assert not self.store.flush(commit).stale
+        assert not self.store.flush(commit).stale_ids
 
     def child(self) -> dict[str, object]:
         wants = [[limit.name, limit.partition, limit.weight] for limit in self.limits()] or None
@@ -237,7 +237,7 @@ class World:
             return
         if limit.name not in self.policies:
             return
-        answer = self.store.run(self.store.calls.acquire_limit(id, self.held[id].epoch, limit, ticket))
+        answer = self.store.run(self.store.calls.acquire_step_limit(id, self.held[id].epoch, limit, ticket))
         self.log.append(f"enter {id} {limit} {answer}")
         assert not answer.is_lost
         if answer.has_ticket:
@@ -258,7 +258,7 @@ class World:
 
     def go_out(self, ticket: int) -> None:
         self.log.append(f"leave {self.tickets.pop(ticket)}")
-        self.store.run(self.store.calls.release_limit(ticket))
+        self.store.run(self.store.calls.release_step_limit(ticket))
 
     def sweep(self) -> None:
         self.log.append("sweep")

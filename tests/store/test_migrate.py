@@ -15,7 +15,7 @@ from tests.support.pauses import record_pauses
 
 from gen_durable.errors import ConfigError, DatabaseRefused, SchemaMissing, SchemaTooNew
 from gen_durable.pg import migrate as migrate_module
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.installed_version import InstalledSchema, read_installed
 from gen_durable.pg.migrate import check_schema, library_version, migrate, migration_script
 from gen_durable.starts import Start
@@ -25,12 +25,12 @@ from gen_durable.store.statements import StatementBuilder
 
 PROGRAM = """
 import asyncio, sys
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import PersistentConnection, ConnectionTarget
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
 async def main():
-    link = PersistentConnection(Target(sys.argv[1]))
+    link = PersistentConnection(ConnectionTarget(sys.argv[1]))
     print(await migrate(link, Schema(sys.argv[2])))
     await link.close()
 
@@ -40,7 +40,7 @@ asyncio.run(main())
 
 async def test_migrate_is_idempotent(dsn: str, bare_schema: str) -> None:
     """The first call applies every version, the second none, and the data stays."""
-    schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
+    schema, link = Schema(bare_schema), PersistentConnection(ConnectionTarget(dsn))
     try:
         assert await read_installed(link, schema) == InstalledSchema()
         with pytest.raises(SchemaMissing, match="migrate"):
@@ -90,7 +90,7 @@ ADVISORY_LOCK = "select pg_advisory_xact_lock(hashtextextended('gen_durable/{}',
 
 async def test_a_schema_that_is_being_migrated_is_tried_again(dsn: str, schema: str, pauses: list[float]) -> None:
     """With growing pauses, and then the error of the server is raised."""
-    link = PersistentConnection(Target(dsn))
+    link = PersistentConnection(ConnectionTarget(dsn))
     try:
         async with holding(dsn, ADVISORY_LOCK.format(schema)):
             with pytest.raises(asyncpg.LockNotAvailableError):
@@ -107,7 +107,7 @@ async def test_a_table_that_is_locked_is_tried_again(
     """Meanwhile its lock is given up. In the end the error names the statement."""
     file = schema_files._SQL.joinpath(f"migrations/{later_version:04}_later.sql")
     file.write_text("alter table @schema.instances add column later int;\n")  # type: ignore[attr-defined]
-    link = PersistentConnection(Target(dsn))
+    link = PersistentConnection(ConnectionTarget(dsn))
     try:
         async with holding(dsn, f"lock table {schema}.instances in access share mode"):
             with pytest.raises(DatabaseRefused, match=r"SQLSTATE 55P03, at statement 1 of ") as caught:
@@ -122,7 +122,7 @@ async def test_a_table_that_is_locked_is_tried_again(
 
 async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
     """A schema that a newer library has migrated is not touched by an older one; using it is fine."""
-    schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
+    schema, link = Schema(bare_schema), PersistentConnection(ConnectionTarget(dsn))
     try:
         await migrate(link, schema)
         await link.run_script(schema.render("insert into @schema.migrations (version) values (999)"))
@@ -136,7 +136,7 @@ async def test_a_newer_database_is_refused(dsn: str, bare_schema: str) -> None:
 @pytest.mark.usefixtures("later_version")
 async def test_an_older_schema_is_brought_along(dsn: str, schema: str, later_version: int) -> None:
     """Only the missing version is applied, all functions are installed again, and the rows stay."""
-    checked, link = Schema(schema), PersistentConnection(Target(dsn))
+    checked, link = Schema(schema), PersistentConnection(ConnectionTarget(dsn))
     try:
         await link.run(StatementBuilder(checked).insert([Start(M.s, {})], "raise"))
         with pytest.raises(
@@ -183,7 +183,7 @@ def test_good_schema_names_are_taken(name: str) -> None:
 
 async def test_two_schemas_do_not_meet(dsn: str, bare_schema: str) -> None:
     """Two schemas in one database are two engines: rows of one are not seen in the other."""
-    link = PersistentConnection(Target(dsn))
+    link = PersistentConnection(ConnectionTarget(dsn))
     one, two = Schema(bare_schema), Schema(f"{bare_schema}_too")
     try:
         await migrate(link, one)
@@ -197,7 +197,7 @@ async def test_two_schemas_do_not_meet(dsn: str, bare_schema: str) -> None:
 
 async def test_the_script_runs_as_it_is_printed(dsn: str, bare_schema: str) -> None:
     """What `migrate --sql` prints can be run by any client, and leaves nothing for migrate to do."""
-    schema, link = Schema(bare_schema), PersistentConnection(Target(dsn))
+    schema, link = Schema(bare_schema), PersistentConnection(ConnectionTarget(dsn))
     sql = migration_script(schema, 0)
     assert "@schema" not in sql
     try:

@@ -66,7 +66,7 @@ CALLS: dict[str, tuple[str, str, set[str]]] = {
     "cancel of a running one": (
         executing(1, locked_by="w"),
         "select @schema.cancel(1, 'why'NOTIFY)",
-        {"check_cancels:w"},
+        {"check_cancel_requests:w"},
     ),
     "retry": (ended(1, status="failed", queue="q"), "select * from @schema.retry(1NOTIFY)", {"queue:q"}),
 }

@@ -86,7 +86,7 @@ def test_a_held_step_keeps_the_key(store: Store) -> None:
 def test_a_stale_outcome_hands_nothing_over(store: Store) -> None:
     """The key belongs to the new claim."""
     store.given(executing(1, partition_key="k", claims=2) + waiting(2))
-    assert store.flush(Commit(1, 1, 0, "done")).stale == {1}
+    assert store.flush(Commit(1, 1, 0, "done")).stale_ids == {1}
     assert blocked(store) == [2]
 
 

@@ -21,7 +21,7 @@ import pytest
 from tests.support.machine import KNOWN, M, child, fan_out, send
 from tests.support.store import Store
 
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.starts import Start
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, ProgressReport
@@ -93,7 +93,7 @@ def big(dsn: str) -> Iterator[Store]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def prepare() -> None:
-        link = PersistentConnection(Target(dsn))
+        link = PersistentConnection(ConnectionTarget(dsn))
         await migrate(link, Schema(name))
         await link.run_script(Schema(name).render(SEED))
         await link.close()
@@ -244,7 +244,7 @@ WORKS = {
     "history by key": Work(lambda s: journal(s).history(None, b"p7"), frozenset({HISTORY, UNIQUE}), 0),
     "activities": Work(lambda s: journal(s).activities(7, None), frozenset({ACTIVITIES, UNIQUE}), 0),
     "progress of one": Work(lambda s: journal(s).progress(7, None), frozenset({PROGRESS, UNIQUE}), 0),
-    "due_steps_without_code": Work(lambda s: s.calls.due_steps_without_code(["default"], []), frozenset({PICK}), 11),
+    "count_due_unknown_steps": Work(lambda s: s.calls.count_due_unknown_steps(["default"], []), frozenset({PICK}), 11),
 }
 COUNTS = """
 select c.relname, c.relkind::text as kind, pg_stat_get_xact_numscans(c.oid) as scans,

@@ -18,7 +18,7 @@ from tests.support.store import Store
 from gen_durable.config import Retention, WorkerOptions
 from gen_durable.engine import gc as gc_module
 from gen_durable.engine.gc import Gc
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.telemetry import Events
@@ -42,7 +42,7 @@ def kept(dsn: str) -> Iterator[Store]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def prepare() -> None:
-        link = PersistentConnection(Target(dsn))
+        link = PersistentConnection(ConnectionTarget(dsn))
         await migrate(link, Schema(name))
         await link.run_script(Schema(name).render(SEED))
         await link.close()

@@ -17,7 +17,7 @@ from tests.support.machine import KNOWN
 from tests.support.store import Store
 
 from gen_durable.limits import Concurrency, Limit, Rate
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.store.types import Commit
@@ -63,7 +63,7 @@ def big(dsn: str) -> Iterator[Store]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def prepare() -> None:
-        link = PersistentConnection(Target(dsn))
+        link = PersistentConnection(ConnectionTarget(dsn))
         await migrate(link, Schema(name))
         await link.run_script(Schema(name).render(SEED))
         await link.close()
@@ -115,8 +115,8 @@ WORKS = {
         HAND_OVER | {PKEY, BLOCKED},
         20,
     ),
-    "acquire_limit": Work(
-        lambda s: s.calls.acquire_limit(900_001, 1, Limit("l"), 1),
+    "acquire_step_limit": Work(
+        lambda s: s.calls.acquire_step_limit(900_001, 1, Limit("l"), 1),
         frozenset({SLOT, POLICIES, TICKETS, PKEY, "step_slots_pkey"}),
         25,
     ),

@@ -18,7 +18,7 @@ from tests.store.test_plans import counted, plans_of
 from tests.support.store import Store
 
 from gen_durable.listing import Filters, filter_json
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
@@ -112,7 +112,7 @@ def big(dsn: str) -> Iterator[Store]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def prepare() -> None:
-        link = PersistentConnection(Target(dsn))
+        link = PersistentConnection(ConnectionTarget(dsn))
         await migrate(link, Schema(name))
         for statement in Schema(name).render(SEED).split(";\n"):
             if statement.strip():

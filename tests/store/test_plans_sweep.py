@@ -18,7 +18,7 @@ from tests.support.store import Store
 from gen_durable.config import WorkerOptions
 from gen_durable.engine.crashed_rows import CrashedRows
 from gen_durable.engine.reaper import UNBLOCK_BATCH, Reaper
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.registry import Registry
 from gen_durable.store.schema import Schema
@@ -47,7 +47,7 @@ def blocked(dsn: str) -> Iterator[Store]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def prepare() -> None:
-        link = PersistentConnection(Target(dsn))
+        link = PersistentConnection(ConnectionTarget(dsn))
         await migrate(link, Schema(name))
         await link.run_script(Schema(name).render(SEED))
         await link.close()

@@ -69,7 +69,7 @@ def test_strangers(store: Store) -> None:
         instance(1) + instance(2, fsm="x") + instance(3, fsm="x") + instance(4, fsm_version=2)
         + instance(5, fsm="x", eligible_at=seconds(60)) + instance(6, fsm="x", queue="other") + ended(7, fsm="x")
     )  # fmt: skip
-    found = store.run(store.calls.due_steps_without_code(["default", "empty"], ["m/1/s"]))
+    found = store.run(store.calls.count_due_unknown_steps(["default", "empty"], ["m/1/s"]))
     assert found == [UnknownStep("x", 1, "s", "default", 2), UnknownStep("m", 2, "s", "default", 1)]
 
 

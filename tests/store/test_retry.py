@@ -9,7 +9,7 @@ from tests.support.rows import LIVE, ended, executing, instance, parent, parked,
 from tests.support.store import Store
 
 from gen_durable.instances import Status
-from gen_durable.store.admin import DeleteResult, RetryResult
+from gen_durable.store.instance_admin import DeleteResult, RetryResult
 from gen_durable.store.types import Commit
 
 ENDS = ["done", "failed", "cancelled"]
@@ -71,7 +71,7 @@ def test_retry(store: Store, status: str) -> None:
     )  # fmt: skip
     assert (row["step_errors"], row["postponements"]) == (0, 0)
     assert (row["finished_at"], row["last_error"], row["state"]) == (None, "no", "[1]")
-    assert store.flush(Commit(1, 5, 4, "done")).stale == {1}
+    assert store.flush(Commit(1, 5, 4, "done")).stale_ids == {1}
     (claim,) = store.pick(q=1).claims
     assert (claim.id, claim.epoch, claim.attempt) == (1, 7, 0)
     store.flush(Commit(1, 7, 4, "done", value="2"))
@@ -146,7 +146,7 @@ def test_retry_of_one_that_was_cancelled_while_it_ran(store: Store) -> None:
     store.given(ended(1, status="cancelled", cancel_reason="enough", last_error="enough", seq=0))
     store.run(store.reads.retry(1, None))
     (claim,) = store.pick().claims
-    assert store.flush(Commit(1, claim.epoch, claim.seq, "next", step="t")).stale == set()
+    assert store.flush(Commit(1, claim.epoch, claim.seq, "next", step="t")).stale_ids == set()
     assert store.row(1)["status"] == "runnable"
 
 

@@ -24,7 +24,7 @@ _TOKEN = re.compile(r"--[^\n]*|^#[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|\w+|[();]", re
 _STEERING = re.compile(
     r"\binto (level_priority|next_due_at|priority|due_at)\b"
     r"|\binto (ids|head_due_at|crowded_keys|found_rows, denied(_by_limits)?|gate|gates|locked_gates|old|policy)\b"
-    r"|\binto (target_ids|live_ids, statuses|requested, workers_to_notify|marked|ending)\b"
+    r"|\binto (target_ids|live_ids, statuses|requested, workers_with_cancel_requests|marked|ending)\b"
     r"|^(parent_ids|parents|postponed|hidden_queues|listed_ids) := array"
     r"|^cascade_due :=|^select\s+array_agg\(\S+key_of_gate"
     r"|^(gates_to_unblock := array|is_lost :=|woken_queues := woken_queues\s+\|\| \S+unblock_slots)"

@@ -14,7 +14,7 @@ import pytest
 from tests.support.breakpoints import BREAKPOINT, Cure, instrumented
 from tests.support.explorer import Explorer, Sample
 
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
@@ -28,7 +28,7 @@ def ground(dsn: str) -> Iterator[str]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def run(sql: str | None) -> None:
-        link = PersistentConnection(Target(dsn))
+        link = PersistentConnection(ConnectionTarget(dsn))
         if sql is None:
             await migrate(link, Schema(name))
         else:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
@@ -24,7 +24,7 @@ def login_dsn(dsn: str, user: str) -> str:
 
 
 async def make_roles(dsn: str, schema: str, prefix: str) -> None:
-    link = PersistentConnection(Target(dsn))
+    link = PersistentConnection(ConnectionTarget(dsn))
     try:
         await migrate(link, Schema(schema), roles=prefix)
     finally:

@@ -17,7 +17,7 @@ import asyncpg
 import psycopg
 
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema, checks
 
@@ -154,7 +154,7 @@ class Schemas:
 
 async def migrated(dsn: str, name: str) -> None:
     """Make a schema and migrate it. Tries twice: another test may have killed the session that PgBouncer gives us."""
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     try:
         try:
             await migrate(connection, Schema(name))

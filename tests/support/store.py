@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import pytest
 from tests.support.machine import KNOWN
 
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.starts import Start
-from gen_durable.store.admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, FlushResult, InsertResult, OutgoingSignal, PickResult
@@ -27,7 +27,7 @@ class Store:
         self.calls = StatementBuilder(self.schema)
         self.reads = AdminStatementBuilder(self.schema)
         self._runner = asyncio.Runner()
-        self._link = PersistentConnection(Target(dsn))
+        self._link = PersistentConnection(ConnectionTarget(dsn))
         # Ids up to 100 are the test's own.
         self.sql("select setval('@schema.instances_id_seq', 100), setval('@schema.signals_id_seq', 100)")
 

@@ -93,10 +93,10 @@ async def test_all_moments_move_together(durable_harness: HarnessFactory, gen_du
         await harness.drain()
         await harness.app.signal(parked, Signal("other", str), "x")
         before = [await ended.get(), await parked.get()]
-        sent_before = await _sent_at(services_of(harness.app).target, gen_durable_schema)
+        sent_before = await _sent_at(services_of(harness.app).connection_target, gen_durable_schema)
         await harness.advance(timedelta(days=2))
         after = [await ended.get(), await parked.get()]
-        sent_after = await _sent_at(services_of(harness.app).target, gen_durable_schema)
+        sent_after = await _sent_at(services_of(harness.app).connection_target, gen_durable_schema)
     for old, new in zip(before, after, strict=True):
         for column in ("inserted_at", "updated_at", "eligible_at", "await_deadline", "finished_at"):
             was, now = getattr(old, column), getattr(new, column)

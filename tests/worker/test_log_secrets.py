@@ -129,7 +129,7 @@ async def test_no_password_in_logs(dsn: str, schema: str, caplog: pytest.LogCapt
     app.events.subscribe(events.append)
     async with app:
         await app.insert(burn, Secret("x"))
-        assert password not in repr(app) + repr(services_of(app).target) + repr(services_of(app).pool)
+        assert password not in repr(app) + repr(services_of(app).connection_target) + repr(services_of(app).pool)
     wrong = f"postgresql://nobody:{CANARY}@{urlsplit(dsn).hostname}:{urlsplit(dsn).port}/none"
     for bad in (wrong, f"postgresql://nobody:{CANARY}@127.0.0.1:1/none"):
         with pytest.raises(GenDurableError) as caught:

@@ -35,7 +35,7 @@ AFTER = dict(pairwise(CHAIN))
 
 async def open_runner(app: Durable) -> RunStatement:
     """Open one connection, and return a function that runs statements on it."""
-    connection = (await connect(services_of(app).target)).driver_connection
+    connection = (await connect(services_of(app).connection_target)).driver_connection
 
     async def run(statement: Statement[T]) -> T:
         return statement.read(await connection.fetch(statement.text, *statement.args))
@@ -111,7 +111,7 @@ async def fan(parent: Parent, app: Durable, *, children: int, batch: int = BATCH
     if many_children is None:
         await run(services_of(app).statements.flush([spawned.commit]))
     else:
-        await PersistentConnection(services_of(app).target).run_in_transaction(
+        await PersistentConnection(services_of(app).connection_target).run_in_transaction(
             partial(flush_in_transaction, statements=services_of(app).statements, commit=spawned.commit)
         )
     count = 0

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gen_durable.listing import Filters, filter_json
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
-from gen_durable.store.admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from tools.bench.server import serve
@@ -139,7 +139,7 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
     if missing:
         raise SystemExit(f"not measured: {', '.join(sorted(missing))}")
     async with serve(SHARED_BUFFERS) as server:
-        migration_connection = PersistentConnection(Target(server.dsn))
+        migration_connection = PersistentConnection(ConnectionTarget(server.dsn))
         await migrate(migration_connection, schema)
         connection = await asyncpg.connect(server.dsn, command_timeout=3600)
         began = time.perf_counter()

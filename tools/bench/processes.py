@@ -63,7 +63,10 @@ class Child:
 async def start_role(app: Durable, role: str, **arguments: object) -> AsyncIterator[Child]:
     """Start a process; it is connected and waits for `go`."""
     # In the environment: other users can read a command line, and a DSN may hold a password.
-    target = {"BENCH_DSN": services_of(app).target.dsn, "BENCH_SCHEMA": services_of(app).statements.schema.name}
+    target = {
+        "BENCH_DSN": services_of(app).connection_target.dsn,
+        "BENCH_SCHEMA": services_of(app).statements.schema.name,
+    }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tools.bench.process_main", role, json.dumps(arguments)),
         env=os.environ | target,

@@ -15,8 +15,8 @@ from typing import Any
 
 import asyncpg
 
-from gen_durable.doctor import diagnose
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.invariant_checker import diagnose
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from tools.chaos.effects import Execution
 from tools.chaos.fleet import Fleet
@@ -211,7 +211,7 @@ def _executions(found: Account, kinds: Sequence[str]) -> list[CheckResult]:
 
 
 async def _doctor(dsn: str) -> CheckResult:
-    link = PersistentConnection(Target(dsn))
+    link = PersistentConnection(ConnectionTarget(dsn))
     try:
         findings = await diagnose(link, Schema())
     finally:

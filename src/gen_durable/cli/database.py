@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 import typer
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.dsn import split_hosts
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.store.schema import DEFAULT_SCHEMA
@@ -70,7 +70,7 @@ async def open_database(dsn: str | None, *, directory: Path | None = None) -> As
 
 @asynccontextmanager
 async def _connect(dsn: str, location: str, directory: Path | None) -> AsyncGenerator[ConnectedDatabase]:
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     try:
         try:
             await connection.connect()

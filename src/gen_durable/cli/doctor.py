@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gen_durable.cli.console import new_console, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
-from gen_durable.doctor import Finding, diagnose
+from gen_durable.invariant_checker import Finding, diagnose
 from gen_durable.pg.migrate import check_schema
 from gen_durable.store.schema import Schema
 

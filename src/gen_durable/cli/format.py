@@ -94,3 +94,8 @@ def instance_fields(instance: Instance, *, payloads: bool) -> dict[str, object]:
     if not payloads:
         return found
     return found | {"state": raw_payload(instance.raw_state), "result": raw_payload(instance.raw_result)}
+
+
+def format_duration(seconds: float) -> str:
+    """`12.3 ms` or `4.5 s`."""
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

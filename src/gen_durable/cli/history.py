@@ -9,11 +9,12 @@ from typing import Final
 import typer
 from rich.table import Table
 
+from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import new_console, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.format import raw_payload, text_or_encrypted_hint
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
-from gen_durable.cli.tables import format_duration, one_line_table
+from gen_durable.cli.format import format_duration, raw_payload, text_or_encrypted_hint
+from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
+from gen_durable.cli.tables import one_line_table
 from gen_durable.client import Durable
 from gen_durable.journal import Transition
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import fail, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
+from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
 from gen_durable.signals import Signal
 
 

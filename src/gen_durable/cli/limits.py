@@ -11,9 +11,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import fail, new_console, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.options import run_with_client
 from gen_durable.durations import parse_duration
 from gen_durable.limits import Concurrency, LimitState, Policy, Rate
 

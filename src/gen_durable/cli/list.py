@@ -10,11 +10,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import new_console, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.filters import FilterOptions, add_filter_options
 from gen_durable.cli.format import escape_control, format_age, instance_fields, instance_summary
-from gen_durable.cli.options import CodecOption, run_with_client
+from gen_durable.cli.options import CodecOption
 from gen_durable.client import Durable
 from gen_durable.instances import Instance, Status
 from gen_durable.listing import MAX_PAGE, PAGE, Filters, Page

@@ -73,7 +73,7 @@ async def _print_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str
         typer.echo(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
         typer.echo(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
     if roles is not None:
-        typer.echo(f"begin;\n{SETTINGS};\n\n{schema.roles(roles)}\ncommit;")
+        typer.echo(f"begin;\n{SETTINGS};\n\n{schema.roles_script(roles)}\ncommit;")
     if index:
         typer.echo(f"{schema.metadata_index.rstrip()};")
 

@@ -1,23 +1,15 @@
-"""Options and arguments that several commands share, and the client that they run with."""
+"""Options and arguments that several commands share, and how they are read."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Annotated, TypeVar, cast
+from typing import Annotated
 
 import typer
 
 from gen_durable.cli.console import fail
-from gen_durable.cli.database import open_database
-from gen_durable.cli.import_object import load
-from gen_durable.client import Durable
 from gen_durable.durations import parse_duration
-from gen_durable.encryption import PayloadCodec
-from gen_durable.errors import InputError, NoTarget, NotFound, WrongStatus
-from gen_durable.store.schema import Schema
-
-T = TypeVar("T")
+from gen_durable.errors import InputError
 
 IdArgument = Annotated[int | None, typer.Argument(metavar="ID", show_default=False, help="The id of the instance.")]
 KeyOption = Annotated[
@@ -34,22 +26,6 @@ CodecOption = Annotated[
         help="The codec that payloads are encrypted with: the one that your code passes as Durable(codec=...).",
     ),
 ]
-
-
-async def run_with_client(
-    dsn: str | None, schema: str, operation: Callable[[Durable], Awaitable[T]], *, codec: str | None = None
-) -> T:
-    """Run one operation of the client. An unknown instance or a wrong status ends the command with exit code 1."""
-    Schema(schema)  # rejects a bad name before it connects
-    payload_codec = None if codec is None else cast(PayloadCodec, load(codec))
-    async with (
-        open_database(dsn) as database,
-        Durable(database.dsn, schema=schema, pool_size=1, codec=payload_codec) as app,
-    ):
-        try:
-            return await operation(app)
-        except (NotFound, NoTarget, WrongStatus) as error:
-            fail(str(error), 1)
 
 
 def id_or_key(instance: int | None, key: str | None) -> int | str:

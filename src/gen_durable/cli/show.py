@@ -11,11 +11,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import new_console, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.format import (
     escape_control,
     format_age,
+    format_duration,
     format_key,
     format_payload,
     instance_fields,
@@ -24,8 +26,8 @@ from gen_durable.cli.format import (
     text_or_encrypted_hint,
 )
 from gen_durable.cli.history import transition_fields
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key, run_with_client
-from gen_durable.cli.tables import format_duration, one_line_table
+from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
+from gen_durable.cli.tables import one_line_table
 from gen_durable.client import Durable
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition

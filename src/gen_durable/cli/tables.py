@@ -21,8 +21,3 @@ def one_line_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, style
         text = Text(" ".join(escape_control(last).split()), style, no_wrap=True, overflow="ellipsis")
         table.add_row(*(Text(escape_control(cell)) for cell in cells), text)
     return table
-
-
-def format_duration(seconds: float) -> str:
-    """`12.3 ms` or `4.5 s`."""
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -140,9 +140,9 @@ class CommitWatcher:
     def _start_check(self) -> None:
         self._timer = None
         self._checking = self._loop.create_task(self._check_transactions(), name="gen_durable commit watcher")
-        self._checking.add_done_callback(self._end_check)
+        self._checking.add_done_callback(self._schedule_next_check)
 
-    def _end_check(self, _task: asyncio.Task[None]) -> None:
+    def _schedule_next_check(self, _task: asyncio.Task[None]) -> None:
         """In a callback, which runs also if other code has cancelled the task before it began."""
         self._checking = None
         self._schedule_check()
@@ -184,5 +184,5 @@ def _merge_follow_ups(one: FollowUps, other: FollowUps) -> FollowUps:
     return FollowUps(
         one.queues | other.queues,
         origins if len(origins) <= MAX_ORIGINS else frozenset({None}),
-        one.workers_to_notify | other.workers_to_notify,
+        one.workers_with_cancel_requests | other.workers_with_cancel_requests,
     )

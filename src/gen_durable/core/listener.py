@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.messages import Message, decode
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import ConnectionLost
 
 PROBE_INTERVAL: Final = 10.0
@@ -34,7 +34,7 @@ class MessageReceiver(Protocol):
 class Listener(BackgroundTask):
     """Listens on one channel, and connects again when the connection breaks."""
 
-    def __init__(self, target: Target, channel: str, receiver: MessageReceiver) -> None:
+    def __init__(self, target: ConnectionTarget, channel: str, receiver: MessageReceiver) -> None:
         super().__init__("listener")
         self._connection = PersistentConnection(target)
         self._channel = channel

@@ -16,7 +16,7 @@ from gen_durable.store.types import FollowUps
 log = logging.getLogger("gen_durable.notifier")
 QUEUE: Final = "queue"
 CANCEL_CHILDREN: Final = "cancel_children"
-CHECK_CANCELS: Final = "check_cancels"
+CHECK_CANCEL_REQUESTS: Final = "check_cancel_requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def encode(message: Message) -> str:
         case CancelChildren(origin):
             return f"{CANCEL_CHILDREN}:{'' if origin is None else origin}"
         case CheckCancelRequests(worker):
-            return f"{CHECK_CANCELS}:{worker}"
+            return f"{CHECK_CANCEL_REQUESTS}:{worker}"
         case _:
             assert_never(message)
 
@@ -62,7 +62,7 @@ def decode(payload: str) -> Message | None:
     if separator:
         if kind == QUEUE and argument:
             return QueueReady(argument)
-        if kind == CHECK_CANCELS and argument:
+        if kind == CHECK_CANCEL_REQUESTS and argument:
             return CheckCancelRequests(argument)
         if kind == CANCEL_CHILDREN and argument == "":
             return CancelChildren(None)
@@ -78,5 +78,5 @@ def messages_of(follow_ups: FollowUps) -> Iterator[Message]:
         yield QueueReady(queue)
     for origin in follow_ups.cascade_origins:
         yield CancelChildren(origin)
-    for worker in follow_ups.workers_to_notify:
+    for worker in follow_ups.workers_with_cancel_requests:
         yield CheckCancelRequests(worker)

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterable
 from typing import Final, Protocol, assert_never
 
-from gen_durable.core.cascade import Cascader
+from gen_durable.core.cascader import Cascader
 from gen_durable.core.listener import Listener
 from gen_durable.core.messages import CancelChildren, CheckCancelRequests, Message, QueueReady, encode, messages_of
 from gen_durable.core.statement_runner import StatementRunner
-from gen_durable.pg.connection import Target
+from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import FollowUps
@@ -27,7 +27,7 @@ MISSED_INTERVAL: Final = 0.1
 CLOSE_TIMEOUT: Final = 1.0
 
 
-class WorkerEndpoint(Protocol):
+class LocalWorker(Protocol):
     """A worker of this process, as the notifier sees it."""
 
     @property
@@ -43,11 +43,11 @@ class WorkerEndpoint(Protocol):
         """Pick from every queue now."""
         ...
 
-    def expect_pick_to_find(self, queue: str, count: int) -> None:
+    def notify_if_pick_misses(self, queue: str, count: int) -> None:
         """`count` rows became runnable, and no other process was notified: report rows that a pick does not find."""
         ...
 
-    def check_cancel_requests(self) -> None:
+    def apply_pending_cancel_requests(self) -> None:
         """Read the cancel requests of the rows that the worker runs."""
         ...
 
@@ -59,13 +59,17 @@ class Notifier:
     """
 
     def __init__(
-        self, pool: Pool, statements: StatementBuilder, statement_runner: StatementRunner, listen_target: Target | None
+        self,
+        pool: Pool,
+        statements: StatementBuilder,
+        statement_runner: StatementRunner,
+        listen_target: ConnectionTarget | None,
     ) -> None:
         self._pool = pool
         self._statements = statements
         self._listen_target = listen_target
         self._listener: Listener | None = None
-        self._workers: dict[str, WorkerEndpoint] = {}
+        self._workers: dict[str, LocalWorker] = {}
         self._unsent: set[Message] = set()
         self._task: asyncio.Task[None] | None = None
         self._full_pick_sent_at: dict[str, float] = {}
@@ -78,14 +82,14 @@ class Notifier:
         """The listener; None as long as no worker was added, or without a target to listen at."""
         return self._listener
 
-    def add_worker(self, worker: WorkerEndpoint) -> None:
+    def add_worker(self, worker: LocalWorker) -> None:
         """Wake a worker of this process from now on, also for messages of other processes."""
         self._workers[worker.name] = worker
         if self._listener is None and self._listen_target is not None:
             self._listener = Listener(self._listen_target, self._statements.schema.channel, self)
             self._listener.start()
 
-    def remove_worker(self, worker: WorkerEndpoint) -> None:
+    def remove_worker(self, worker: LocalWorker) -> None:
         """Stop waking a worker."""
         self._workers.pop(worker.name, None)
 
@@ -95,7 +99,7 @@ class Notifier:
             self.send(QueueReady(queue))
             return
         for worker in self._workers.values():
-            worker.expect_pick_to_find(queue, count)
+            worker.notify_if_pick_misses(queue, count)
 
     def wake_queues(self, queues: Iterable[str]) -> None:
         """Some rows became runnable in each of these queues."""
@@ -116,7 +120,7 @@ class Notifier:
                     self.cancel_children(origin)
                 case CheckCancelRequests(worker):
                     if worker in self._workers:
-                        self._workers[worker].check_cancel_requests()
+                        self._workers[worker].apply_pending_cancel_requests()
                     else:
                         self.send(message)
                 case _:
@@ -131,7 +135,7 @@ class Notifier:
                 self.cancel_children(origin)
             case CheckCancelRequests(name):
                 if name in self._workers:
-                    self._workers[name].check_cancel_requests()
+                    self._workers[name].apply_pending_cancel_requests()
             case _:
                 assert_never(message)
 
@@ -143,7 +147,7 @@ class Notifier:
     def recover_missed_messages(self) -> None:
         """Wake everything: messages may have been missed."""
         for worker in self._workers.values():
-            worker.check_cancel_requests()
+            worker.apply_pending_cancel_requests()
             worker.wake_all()
 
     def notify_full_pick(self, queue: str) -> None:

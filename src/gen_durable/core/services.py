@@ -15,9 +15,9 @@ from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.database import Database
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import ConfigError
-from gen_durable.pg.connection import Target
+from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
-from gen_durable.store.admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
@@ -67,10 +67,10 @@ class Services:
         return self._get_pool()
 
     @property
-    def target(self) -> Target:
+    def connection_target(self) -> ConnectionTarget:
         """Where the library's own connections lead. Raises `ConfigError` if there is only a pool."""
         self.check_open()
-        return self._database.target
+        return self._database.connection_target
 
     @property
     def notifier(self) -> Notifier:

@@ -18,9 +18,9 @@ from types import FrameType
 
 from gen_durable.embedded import account, find_postmaster, locks
 from gen_durable.embedded.binaries import Binaries, make_runnable_by
+from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.layout import Layout
 from gen_durable.embedded.locks import Lock
-from gen_durable.embedded.server import Cluster
 from gen_durable.errors import EmbeddedUnavailable
 
 logger = logging.getLogger("gen_durable.embedded.supervisor")

@@ -28,13 +28,13 @@ class ActiveClaim(msgspec.Struct, eq=False, gc=False):
     started_at: float = 0.0  # when its current step got its slot
     task: asyncio.Task[None] | None = None
     has_slot: bool = True
-    in_step: bool = False  # its task is in user code, which a cancel may interrupt
+    is_in_step: bool = False  # its task is in user code, which a cancel may interrupt
     cancel_reason: str | None = None
     has_outcome: bool = False  # the committer has the outcome that ends it: the answer is awaited without its task
     unanswered: EncodedOutcome | None = None  # an outcome whose task was cancelled before the answer
 
     @property
-    def in_thread(self) -> bool:
+    def is_def_step(self) -> bool:
         """Its step is a `def`, which a cancel cannot interrupt."""
         return not self.entry.spec.is_async
 
@@ -54,7 +54,7 @@ class ActiveClaim(msgspec.Struct, eq=False, gc=False):
         step returns or before the next one begins.
         """
         self.cancel_reason = reason
-        if self.in_step and not self.in_thread:
+        if self.is_in_step and not self.is_def_step:
             self.interrupt()
 
     def interrupt(self) -> None:

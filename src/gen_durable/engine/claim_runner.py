@@ -133,14 +133,14 @@ class ClaimRunner:
                 steps += 1
                 may_continue = steps <= self._max_steps and started < deadline and not self._slots.stopping
                 if active.is_cancel_requested():  # before the first step, or between two steps
-                    return await self._end_cancelled_claim(active, 0.0, after_step=False)
+                    return await self._end_cancelled_claim(active, 0.0, calls_on_cancel=False)
                 if active.entry.spec.transactional:
                     return await self._run_transactional(active, started)
-                active.in_step = True
+                active.is_in_step = True
                 encoded = await self._executor.execute(
                     claim, active.entry, may_continue=may_continue, previous=encoded, task=active.task
                 )
-                active.in_step = False
+                active.is_in_step = False
                 took = time.perf_counter() - started
                 encoded.commit.began, encoded.commit.took = started, took
                 if active.is_cancel_requested() and encoded.commit.kind not in ENDS:
@@ -166,7 +166,7 @@ class ClaimRunner:
         except (UndecodableState, LeaseLost, NoFreeThread) as error:
             self._end_without_outcome(active, error)
         except asyncio.CancelledError:
-            if active.cancel_reason is None or not active.in_step:
+            if active.cancel_reason is None or not active.is_in_step:
                 raise
             took = time.perf_counter() - started
             await self._treat_exit_as_engine_error(active, self._end_cancelled_claim(active, took))
@@ -295,18 +295,18 @@ class ClaimRunner:
         else:
             self.receive_commit_result(active, encoded, time.perf_counter() - started, result)
 
-    async def _end_cancelled_claim(self, active: ActiveClaim, took: float, *, after_step: bool = True) -> None:
+    async def _end_cancelled_claim(self, active: ActiveClaim, took: float, *, calls_on_cancel: bool = True) -> None:
         """End a claim that has a cancel request; `on_cancel` runs first if the request met a running step."""
         claim, task = active.claim, asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()  # the cancellation was meant for the step, which has received it
-        claim.is_interrupted = active.in_step = False
+        claim.is_interrupted = active.is_in_step = False
         reason = active.cancel_reason
         if reason is None:
             reason = await self._claims.fetch_cancel_reason(active)
         active.cancel_reason = reason
-        if after_step:
-            reason = await self._executor.run_on_cancel(claim, active.entry, reason, self._cancel_timeout)
+        if calls_on_cancel:
+            reason = await self._executor.call_on_cancel(claim, active.entry, reason, self._cancel_timeout)
         encoded = self._executor.encode_cancel_outcome(claim, active.entry, reason)
         encoded.commit.began, encoded.commit.took = time.perf_counter() - took, took
         active.has_outcome = True

@@ -111,7 +111,7 @@ class ClaimTable:
     def report_outcome_after_crashes(self, active: ActiveClaim) -> None:
         """A row that had crashed twice in a row has an outcome: more of them may run together."""
         self.crashed.remove(active.claim)
-        self.crashed.count_outcome()
+        self.crashed.raise_concurrency()
         self._slots.request_picks()
 
     def has(self, active: ActiveClaim) -> bool:
@@ -204,7 +204,7 @@ class ClaimTable:
         if active.task is None:
             self._slots.remove_from_buffer(active)
 
-    def check_cancel_requests(self) -> None:
+    def apply_pending_cancel_requests(self) -> None:
         """Find out which claims have a cancel request, and cancel them."""
         self._tasks.spawn(self._fetch_and_apply_cancel_requests())
 
@@ -222,7 +222,7 @@ class ClaimTable:
                 continue
             active.apply_cancel_request(reason)
             if active.task is None:
-                self._slots.start_to_cancel(active)
+                self._slots.start_cancelled_claim(active)
 
     async def fetch_cancel_reason(self, active: ActiveClaim) -> str:
         """Read the reason of a cancel that a commit reported before the heartbeat or a notification did."""

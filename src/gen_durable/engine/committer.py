@@ -217,7 +217,7 @@ class Committer:
                     case FaultKind.REFUSED:
                         return await self._flush_halves(batch)
                     case FaultKind.LOCK_TIMED_OUT if side is None:
-                        return await self._flush_unlocked(batch)
+                        return await self._flush_rows_not_locked(batch)
                     case FaultKind.GONE if len(batch) > 1 and _was_sent(error):
                         await asyncio.sleep(FIRST_PAUSE)
                         return await self._flush_halves(batch)
@@ -255,7 +255,7 @@ class Committer:
         return await connection.run(self._statements.flush(commits, self._worker, time.perf_counter()))
 
     def _answer_receivers(self, batch: list[_Entry], flushed: FlushResult) -> None:
-        stale, cancelled = flushed.stale, flushed.cancel_requested
+        stale, cancelled = flushed.stale_ids, flushed.cancel_requested_ids
         for commit, receiver in batch:
             try:
                 receiver.receive_commit_result(
@@ -275,7 +275,7 @@ class Committer:
         await self._flush_until_answered(batch[:middle])
         await self._flush_until_answered(batch[middle:])
 
-    async def _flush_unlocked(self, batch: list[_Entry]) -> None:
+    async def _flush_rows_not_locked(self, batch: list[_Entry]) -> None:
         """Write the outcomes whose rows are not locked; the others wait on side connections."""
         ids = {i for commit, _ in batch for i in (commit.id, commit.parent) if i is not None}
         try:
@@ -314,7 +314,7 @@ class Committer:
 
 def notify_after_flush(notifier: Notifier, flushed: FlushResult) -> None:
     """Wake what a flush made runnable, and start the cascades it began."""
-    if flushed.already_committed:
+    if flushed.already_committed_ids:
         # An earlier try committed some of it, and its answer, which named the queues, is lost: wake every queue.
         notifier.wake_workers()
     elif flushed.follow_ups:

@@ -44,11 +44,11 @@ class CrashedRows:
         if self._running.get(claim.id) is claim:
             del self._running[claim.id]
 
-    def count_outcome(self) -> None:
+    def raise_concurrency(self) -> None:
         """One of them has an outcome: more of them may run together."""
         self._together = min(self._together * 2, MAX_TOGETHER)
 
-    def count_crash(self) -> None:
+    def reset_concurrency(self) -> None:
         """One of them crashed in another process: start with one again."""
         self._together = 1
 

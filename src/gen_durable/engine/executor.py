@@ -185,7 +185,7 @@ class Executor:
         reason = f"{describe(error)} (and then on_error raised {describe(second)})"
         return await self._encode_fail(claim, entry, ctx, reason)
 
-    async def run_on_cancel(self, claim: Claim, entry: Entry, reason: str, timeout: float) -> str:
+    async def call_on_cancel(self, claim: Claim, entry: Entry, reason: str, timeout: float) -> str:
         """Run the machine's `on_cancel`. Returns the reason, extended by the error of `on_cancel` if it raised."""
         if isinstance(entry.owner, Job) or type(entry.owner).on_cancel is Machine.on_cancel:
             return reason
@@ -230,7 +230,7 @@ class Executor:
             claim.inbox,
             _awaited_signals(claim) if claim.inbox else (),
             claim.children,
-            None if claim.children is not None else functools.partial(self._children.read, claim.id),
+            None if claim.children is not None else functools.partial(self._children.read_page, claim.id),
             self._limits,
             claim.limited,
             claim.visit,

@@ -14,7 +14,7 @@ from typing import Final
 
 from gen_durable.config import Retention, WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
-from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
+from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import Events, InstancesCollected

@@ -22,7 +22,7 @@ from gen_durable.backoff import Pauses
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.loop_monitor import LoopMonitor
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import EventLoopBlocked, Events
@@ -40,7 +40,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        target: Target,
+        target: ConnectionTarget,
         statements: StatementBuilder,
         claims: ClaimTable,
         *,

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Final
 
 from gen_durable.core.background_task import BackgroundTask
-from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
+from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.store.journal import JournalStatementBuilder
 

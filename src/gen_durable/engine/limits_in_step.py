@@ -51,7 +51,7 @@ class LimitsInStep:
         try:
             while True:
                 # Marked safe to repeat: a token taken twice after a lost answer is merely lost.
-                statement = self._statements.acquire_limit(instance, epoch, limit, ticket)
+                statement = self._statements.acquire_step_limit(instance, epoch, limit, ticket)
                 request = self._loop.create_task(self._statement_runner.run(statement, "ctx.limit", may_run_twice=True))
                 try:
                     answer = await asyncio.shield(request)
@@ -86,7 +86,7 @@ class LimitsInStep:
     async def release(self, ticket: int) -> None:
         """Release a ticket, and wake the queues of rows that were unblocked by it."""
         queues = await self._statement_runner.run(
-            self._statements.release_limit(ticket), "ctx.limit", may_run_twice=True
+            self._statements.release_step_limit(ticket), "ctx.limit", may_run_twice=True
         )
         self._notifier.wake_queues(queues)
 

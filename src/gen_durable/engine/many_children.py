@@ -52,7 +52,7 @@ class ChildrenReader:
         self._statements = statements
         self._encryption = encryption
 
-    async def read(self, parent: int, after: int) -> list[Child]:
+    async def read_page(self, parent: int, after: int) -> list[Child]:
         """The page of children whose ids follow `after`."""
         children = await self._pool.run_idempotent(self._statements.children_page(parent, after, PAGE))
         return children if self._encryption is None else list(self._encryption.decrypt_children(children))

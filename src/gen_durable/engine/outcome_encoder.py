@@ -233,7 +233,7 @@ def _encode_state(target: StepSpec, current: StepSpec, state: object, *, canonic
             f"step {current.label} goes on to {target.label}, a step of another machine: "
             "pass a step of the same object, as in Next(self.ship, state)"
         )
-    return target.state_codec.encode_checked(state, canonical=canonical)
+    return target.state_codec.encode_and_decode(state, canonical=canonical)
 
 
 def _encode_barrier(commit: Commit, extra: dict[str, Any], outcome: ScheduleChildren[Any]) -> None:
@@ -297,7 +297,7 @@ def _add_children(children: ManyChildren, chunk: list[dict[str, object]]) -> Non
 def _encode_child(start: Start[Any]) -> dict[str, object]:
     check_child(start)
     try:
-        state, _ = start.step.state_codec.encode_checked(start.state)
+        state, _ = start.step.state_codec.encode_and_decode(start.state)
     except EncodeError as error:
         raise EncodeError(f"an instance cannot be started: {error}") from error
     return {

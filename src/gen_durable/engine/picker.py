@@ -111,7 +111,7 @@ class Picker(BackgroundTask):
         self._slots.changed.set()
         return slots.capacity
 
-    def expect_pick_to_find(self, queue: str, count: int) -> None:
+    def notify_if_pick_misses(self, queue: str, count: int) -> None:
         """The next pick from a queue should find `count` rows; other processes are notified if it does not."""
         slots = self._slots.queues.get(queue)
         if slots is not None:

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from gen_durable.codec import encode
 from gen_durable.encryption import PayloadEncryption
-from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
+from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
 from gen_durable.pg.pool import Pool
 from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
 from gen_durable.validation import clean_error

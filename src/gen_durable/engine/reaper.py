@@ -16,7 +16,7 @@ from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
-from gen_durable.engine.skip_refused_rows import SkippingBatchRunner
+from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.store.statements import StatementBuilder
@@ -75,7 +75,7 @@ class Reaper(BackgroundTask):
         await self._unblock_missed()
         if self._queues and self._rounds % UNKNOWN_STEPS_EVERY == 0:
             self._report_unknown_steps(
-                await self._connection.run(self._statements.due_steps_without_code(self._queues, self._known_steps))
+                await self._connection.run(self._statements.count_due_unknown_steps(self._queues, self._known_steps))
             )
         self._rounds += 1
         return 0.0 if is_full else self._interval_seconds * random.uniform(0.9, 1.0)
@@ -94,7 +94,7 @@ class Reaper(BackgroundTask):
             self._notifier.wake(queue, sum(row.queue == queue for row in claims))
         dead = [row for row in claims if row.dead]
         if any(row.crashes >= MIN_CRASHES for row in claims):
-            self._crashed.count_crash()
+            self._crashed.reset_concurrency()
         for row in dead:
             log.error("instance %d (%s.%s) was failed after %d crashes", row.id, row.machine, row.step, row.crashes)
         if self._events.active:
@@ -120,8 +120,8 @@ class Reaper(BackgroundTask):
                 self._events.emit(RowsUnblocked(queue))
         return 0  # the gates that follow are left to the next call
 
-    def _report_unknown_steps(self, due_steps_without_code: list[UnknownStep]) -> None:
-        for row in due_steps_without_code:
+    def _report_unknown_steps(self, count_due_unknown_steps: list[UnknownStep]) -> None:
+        for row in count_due_unknown_steps:
             if self._events.active:
                 self._events.emit(UnknownStepsFound(row.machine, row.version, row.step, row.queue, row.waiting))
             name = (row.machine, row.version, row.step)

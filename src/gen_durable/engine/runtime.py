@@ -3,7 +3,7 @@
     picker -> claims -> slots -> claim runner -> executor -> committer -> notifier
                  ^ heartbeat, in a thread          reaper, gc: on every worker
 
-`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `check_cancel_requests`.
+`Worker` creates a runtime when it starts; the notifier calls `wake`, `wake_all` and `apply_pending_cancel_requests`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.telemetry import QueueDrained
 
@@ -55,7 +55,7 @@ class Runtime:
     def __init__(
         self,
         services: Services,
-        target: Target,
+        target: ConnectionTarget,
         options: WorkerOptions,
         registry: Registry,
         name: str,
@@ -101,7 +101,7 @@ class Runtime:
         self._build_runner(services, target)
         self._build_background(services, target)
 
-    def _build_runner(self, services: Services, target: Target) -> None:
+    def _build_runner(self, services: Services, target: ConnectionTarget) -> None:
         """The parts that run a claim, innermost first."""
         self._journal = JournalWriter(
             services.pool,
@@ -139,7 +139,7 @@ class Runtime:
             history_trimmer=self._history_trimmer,
         )
 
-    def _build_background(self, services: Services, target: Target) -> None:
+    def _build_background(self, services: Services, target: ConnectionTarget) -> None:
         """The parts that run on their own: picker, heartbeat, reaper, gc."""
         options = self._options
         self.picker = Picker(
@@ -189,17 +189,17 @@ class Runtime:
         """Pick from a queue. Returns how many more rows this worker could take."""
         return self.picker.wake(queue)
 
-    def expect_pick_to_find(self, queue: str, count: int) -> None:
+    def notify_if_pick_misses(self, queue: str, count: int) -> None:
         """Report rows that became runnable and that a pick does not find."""
-        self.picker.expect_pick_to_find(queue, count)
+        self.picker.notify_if_pick_misses(queue, count)
 
     def wake_all(self) -> None:
         """Pick from every queue."""
         self.picker.wake_all()
 
-    def check_cancel_requests(self) -> None:
+    def apply_pending_cancel_requests(self) -> None:
         """Read the cancel requests of this worker's claims, and act on them."""
-        self.claims.check_cancel_requests()
+        self.claims.apply_pending_cancel_requests()
 
     async def start(self) -> None:
         """Start the background parts. A worker without queues only maintains the database."""
@@ -274,7 +274,7 @@ class Runtime:
 
     async def _interrupt_and_release(self, overdue: list[ActiveClaim]) -> None:
         """Interrupt steps and release their rows. A step in a thread cannot be stopped: its row waits for its lease."""
-        stoppable = [active for active in overdue if not active.in_thread]
+        stoppable = [active for active in overdue if not active.is_def_step]
         for active in stoppable:
             self.claims.interrupt_or_unbuffer(active)
         tasks = [active.task for active in stoppable if active.task is not None]

@@ -171,7 +171,7 @@ class Slots:
             next_at = min(active.start_by for active in queue.buffer)
             queue.release_timer = self._loop.call_later(next_at - now, self._release_overdue, queue)
 
-    def start_to_cancel(self, active: ActiveClaim) -> None:
+    def start_cancelled_claim(self, active: ActiveClaim) -> None:
         """Start a buffered claim out of turn: one that has a cancel request, and so runs no step."""
         self.remove_from_buffer(active)
         self.spawn(active, self.runner.run(active))

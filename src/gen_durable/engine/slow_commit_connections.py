@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 
 IDLE_SECONDS: Final = 10.0
 
@@ -22,7 +22,7 @@ class SlowCommitConnections:
 
     __slots__ = ("_closing", "_free", "_in_use", "_semaphore", "_target", "_timer")
 
-    def __init__(self, target: Target, size: int) -> None:
+    def __init__(self, target: ConnectionTarget, size: int) -> None:
         self._target = target
         self._semaphore = asyncio.Semaphore(size)
         self._free: list[PersistentConnection] = []

@@ -214,7 +214,7 @@ class StepJournal:
             value: Any = None
             failure: Exception | None = None
             try:
-                result, value = codec.encode_checked((yield invoke), canonical=True)
+                result, value = codec.encode_and_decode((yield invoke), canonical=True)
                 self._check_total_size(name, len(result.encode()))
             except (LeaseLost, NoFreeThread):
                 raise

@@ -30,7 +30,7 @@ from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import InvalidOutcome, OutcomeRejected
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify, sqlstate
 from gen_durable.pg.shared_transaction import Transaction
 from gen_durable.registry import Entry
@@ -60,7 +60,7 @@ class TransactionalExecutor:
     def __init__(
         self,
         executor: Executor,
-        target: Target,
+        target: ConnectionTarget,
         statements: StatementBuilder,
         connections: int,
         *,
@@ -79,7 +79,7 @@ class TransactionalExecutor:
         """Execute a step and commit its outcome with its writes.
 
         Raises `StepRaised` after a rollback, and what `Executor.execute` raises. A cancel interrupts user code only:
-        `active.in_step` is set as long as it runs.
+        `active.is_in_step` is set as long as it runs.
         """
         claim = active.claim
         async with self._semaphore:
@@ -149,38 +149,38 @@ class TransactionalExecutor:
             transaction.drop()
             raise
         notify_after_flush(self._notifier, flushed)
-        return encoded, STALE if flushed.stale else CANCEL_REQUESTED if flushed.cancel_requested else COMMITTED
+        return encoded, STALE if flushed.stale_ids else CANCEL_REQUESTED if flushed.cancel_requested_ids else COMMITTED
 
     async def _execute_in_transaction(self, transaction: Transaction, active: ActiveClaim) -> EncodedOutcome:
         step_transaction = StepTransaction(transaction.driver_connection)
         try:
             started = time.perf_counter()
-            active.in_step = True
+            active.is_in_step = True
             try:
                 encoded = await self._executor.execute(
                     active.claim, active.entry, may_continue=False, task=active.task, transaction=step_transaction
                 )
             finally:
                 step_transaction.end()
-            active.in_step = False
+            active.is_in_step = False
             encoded.commit.began, encoded.commit.took = started, time.perf_counter() - started
             if not transaction.is_open:
                 raise StepRaised(_ended_transaction_error(active.entry))
         except Exception as error:
-            active.in_step = False
+            active.is_in_step = False
             # A step that has not used the connection did not raise because of it.
             if not await transaction.rollback() and isinstance(error, StepRaised) and step_transaction.is_used:
                 raise _ConnectionBroken(error) from error
             raise
         except BaseException:
-            transaction.drop()  # in_step stays set: the claim runner must see that user code was interrupted
+            transaction.drop()  # is_in_step stays set: the claim runner must see that user code was interrupted
             raise
         return encoded
 
     async def _flush_and_commit(self, transaction: Transaction, commit: Commit, entry: Entry) -> FlushResult:
         """Flush and commit; roll back if the flush did not write the outcome."""
         flushed = await self._flush(transaction, commit, entry)
-        if flushed.stale or flushed.already_committed or flushed.cancel_requested:
+        if flushed.stale_ids or flushed.already_committed_ids or flushed.cancel_requested_ids:
             await transaction.rollback()
             return flushed
         try:
@@ -221,7 +221,7 @@ class TransactionalExecutor:
                 # without the user's writes.)
                 probe = Commit(commit.id, commit.epoch, commit.seq, "next")
                 found = await connection.run(self._statements.flush([probe]))
-                return None if found.cancel_requested else found
+                return None if found.cancel_requested_ids else found
             except (ConnectionLost, SqlError) as error:
                 log.info("instance %d: its commit cannot be checked yet (%s)", commit.id, describe_fault(error))
             await asyncio.sleep(pauses.next())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gen_durable.core.cascade import CascadeCount
+from gen_durable.core.cascader import CascadeCount
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, NotFound
 from gen_durable.handles import Handle, describe_target, parse_target

@@ -34,7 +34,7 @@ CANCEL_DELAY: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ConnectionTarget:
     """Where to connect. `pooled` says whether a pooler is in between, `None` means unknown.
 
     Behind a pooler no named prepared statements are used.
@@ -46,7 +46,7 @@ class Target:
     connect_timeout: float = 10.0
 
     def __repr__(self) -> str:
-        return "Target(...)"  # a DSN holds a password
+        return "ConnectionTarget(...)"  # a DSN holds a password
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class HostConnection:
     settings_script: str = ""
 
 
-async def connect(target: Target, avoid: Host | None = None) -> HostConnection:
+async def connect(target: ConnectionTarget, avoid: Host | None = None) -> HostConnection:
     """Connect, with TCP keepalives and the engine's settings. The host `avoid` is tried after all others."""
     dsn_hosts = split_hosts(target.dsn)
     hosts = tuple(sorted(dsn_hosts.hosts, key=lambda host: host == avoid))
@@ -95,7 +95,7 @@ async def connect(target: Target, avoid: Host | None = None) -> HostConnection:
 class _HostRace:
     """Tries several hosts. Ends with the first usable one, or when each has failed at least once."""
 
-    def __init__(self, hosts: tuple[Host, ...], target: Target, timeout: float) -> None:
+    def __init__(self, hosts: tuple[Host, ...], target: ConnectionTarget, timeout: float) -> None:
         self._hosts = hosts
         self._target = target
         self._timeout = timeout
@@ -147,7 +147,7 @@ def _describe_cause(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-async def connect_to_host(host: Host, target: Target, timeout: float) -> asyncpg.Connection[Any]:
+async def connect_to_host(host: Host, target: ConnectionTarget, timeout: float) -> asyncpg.Connection[Any]:
     """Connect to one host. Raises `TimeoutError` if it does not answer in time."""
     connecting = asyncio.ensure_future(
         asyncpg.connect(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import asyncpg
 
-from gen_durable.pg.connect import HostConnection, Target, connect
+from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect
 from gen_durable.pg.dead_server_watchdog import Watchdog
 from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, to_connection_lost
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gen_durable.pg.dsn import Host
     from gen_durable.store.statements import Statement
 
-__all__ = ["PersistentConnection", "RunStatement", "Target"]
+__all__ = ["ConnectionTarget", "PersistentConnection", "RunStatement"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -45,7 +45,7 @@ class PersistentConnection:
 
     __slots__ = ("_closed", "_current", "_lock", "_pid", "_silent_host", "target")
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ConnectionTarget) -> None:
         self.target = target
         self._current: HostConnection | None = None
         self._silent_host: Host | None = None  # the host that the watchdog last found unresponsive: tried last

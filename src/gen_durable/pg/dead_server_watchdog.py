@@ -17,7 +17,7 @@ from typing import Final
 
 import asyncpg
 
-from gen_durable.pg.connect import HostConnection, Target, connect_to_host
+from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect_to_host
 from gen_durable.pg.dsn import Host
 
 log = logging.getLogger("gen_durable.pg")
@@ -32,7 +32,9 @@ class Watchdog:
 
     __slots__ = ("_loop", "_on_cut", "_probe", "_target", "_timer", "_watched")
 
-    def __init__(self, watched: HostConnection, target: Target, on_cut: Callable[[HostConnection], None]) -> None:
+    def __init__(
+        self, watched: HostConnection, target: ConnectionTarget, on_cut: Callable[[HostConnection], None]
+    ) -> None:
         self._watched = watched
         self._target = target
         self._on_cut = on_cut
@@ -62,7 +64,7 @@ class Watchdog:
         self._watched.driver_connection.terminate()
 
 
-async def find_problem(watched: HostConnection, target: Target) -> str | None:
+async def find_problem(watched: HostConnection, target: ConnectionTarget) -> str | None:
     """Why a result on this connection is not worth waiting for, or None if the server is alive."""
     probe = replace(target, application_name="gen_durable probe")
     ours, *others = await asyncio.gather(
@@ -75,7 +77,7 @@ async def find_problem(watched: HostConnection, target: Target) -> str | None:
     return None
 
 
-async def _read_timeline(host: Host, probe: Target) -> str | None:
+async def _read_timeline(host: Host, probe: ConnectionTarget) -> str | None:
     """The timeline that a server writes. Empty if the server is alive but cannot report it, None if it is dead."""
     try:
         driver_connection = await connect_to_host(host, probe, PROBE_TIMEOUT)

@@ -21,7 +21,7 @@ from gen_durable.pg.faults import ConnectionLost, describe_for_log, message_of, 
 from gen_durable.pg.installed_version import InstalledSchema, read_installed
 from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations
-from gen_durable.store.split_sql import split_sql
+from gen_durable.store.sql_splitter import sql_splitter
 
 log = logging.getLogger("gen_durable.migrate")
 LOCK_TRIES: Final = 10
@@ -128,7 +128,7 @@ async def _migrate_once(connection: PersistentConnection, schema: Schema, roles:
             raise ConfigError(f"schema {schema.name!r} has roles with the prefix {present!r} already, not {roles!r}")
         prefix = roles if roles is not None else present if missing else None
         if prefix is not None:
-            await _run_file(driver_connection, SqlFile("roles.sql", schema.roles(prefix)))
+            await _run_file(driver_connection, SqlFile("roles.sql", schema.roles_script(prefix)))
     return [m.version for m in find_missing_migrations(schema, installed.version)]
 
 
@@ -154,7 +154,7 @@ async def _run_file(driver_connection: asyncpg.Connection[Any], file: SqlFile) -
 
 
 def _split_file(file: SqlFile) -> Iterator[_MigrationStatement]:
-    for number, sql in enumerate(split_sql(file.text), 1):
+    for number, sql in enumerate(sql_splitter(file.text), 1):
         yield _MigrationStatement(file.path, number, sql)
 
 

@@ -16,7 +16,7 @@ import asyncpg
 
 from gen_durable.backoff import Pauses
 from gen_durable.errors import ConfigError
-from gen_durable.pg.connection import PersistentConnection, Target, has_unread_input
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection, has_unread_input
 from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, to_connection_lost
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class OwnPool(Pool):
 
     __slots__ = ("_available", "_connections", "_free")
 
-    def __init__(self, target: Target, size: int) -> None:
+    def __init__(self, target: ConnectionTarget, size: int) -> None:
         self._connections = [PersistentConnection(target) for _ in range(size)]
         self._free = list(self._connections)
         self._available = asyncio.Semaphore(size)

@@ -22,7 +22,7 @@ declare
   worker constant text[] := client || array[
     'pick', 'flush', 'lock_parent_and_allocate_ids', 'start_instances', 'inbox_page', 'children_page',
     'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'trim_history',
-    'due_steps_without_code', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_limit', 'release_limit',
+    'count_due_unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_step_limit', 'release_step_limit',
     'delete_full_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
     'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'count_taken_slots'
   ];

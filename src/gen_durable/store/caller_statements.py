@@ -90,9 +90,9 @@ class TextStatements:
     ) -> Statement[tuple[CancelResult, FollowUps, int | None]]:
         """Arrays come back as JSON: drivers read arrays differently."""
         statement = self.statements.cancel([(instance, key)], reason, cascade=cascade)
-        columns = ("woken_queues", "cascade_origins", "workers_to_notify")
+        columns = ("woken_queues", "cascade_origins", "workers_with_cancel_requests")
         arrays = ", ".join(f"pg_catalog.to_json(c.{column})::pg_catalog.text" for column in columns)
-        kinds = zip(("queue", "cancel_children", "check_cancels"), columns, strict=True)
+        kinds = zip(("queue", "cancel_children", "check_cancel_requests"), columns, strict=True)
         sent = ", ".join(
             f"case when $5 then {self._quoted_schema}.notify_workers('{kind}', c.{column}::pg_catalog.text[]) end"
             for kind, column in kinds

@@ -69,7 +69,7 @@ _decode_report = msgspec.json.Decoder(PickReport).decode
 _decode_reclaimed = msgspec.json.Decoder(list[ReapedClaim]).decode
 
 
-def decode_picked(rows: Sequence[Row]) -> PickResult:
+def decode_pick_result(rows: Sequence[Row]) -> PickResult:
     """The claims, and the report, which is in a row without an id."""
     claims: list[Claim] = []
     report: PickReport | None = None
@@ -144,20 +144,20 @@ def decode_children(text: str) -> tuple[Child, ...]:
     )
 
 
-def decode_reaping(rows: Sequence[Row]) -> ReapResult:
+def decode_reap_result(rows: Sequence[Row]) -> ReapResult:
     """The result of `reap.sql`."""
     reclaimed, woken_queues, cascade_origins, cascade_due = rows[0]
     parents: list[int | None] = [*(cascade_origins or ()), *([None] if cascade_due else ())]
     return ReapResult(_decode_reclaimed(reclaimed) if reclaimed else [], decode_follow_ups(woken_queues, parents))
 
 
-def decode_released(rows: Sequence[Row]) -> ReleaseResult:
+def decode_release_result(rows: Sequence[Row]) -> ReleaseResult:
     """The result of `release_claims.sql`."""
     released, woken_queues = rows[0]
     return ReleaseResult(released or [], woken_queues or [])
 
 
-def decode_flushed(rows: Sequence[Row]) -> FlushResult:
+def decode_flush_result(rows: Sequence[Row]) -> FlushResult:
     """The result of `flush.sql`."""
     stale, already_committed, woken_queues, cascade_origins, cancel_requested = rows[0]
     return FlushResult(
@@ -168,14 +168,14 @@ def decode_flushed(rows: Sequence[Row]) -> FlushResult:
     )
 
 
-def decode_cascaded(rows: Sequence[Row]) -> CascadeResult:
+def decode_cascade_result(rows: Sequence[Row]) -> CascadeResult:
     """The result of `cascade.sql`."""
-    ended, requested, woken_queues, cascade_origins, workers_to_notify, more, refused, refusal = rows[0]
-    follow_ups = decode_follow_ups(woken_queues, cascade_origins, workers_to_notify)
+    ended, requested, woken_queues, cascade_origins, workers_with_cancel_requests, more, refused, refusal = rows[0]
+    follow_ups = decode_follow_ups(woken_queues, cascade_origins, workers_with_cancel_requests)
     return CascadeResult(ended, requested, follow_ups, more, refused or [], refusal)
 
 
-def decode_cancelled(rows: Sequence[Row]) -> tuple[list[CancelResult], FollowUps]:
+def decode_cancel_result(rows: Sequence[Row]) -> tuple[list[CancelResult], FollowUps]:
     """The result of `cancel.sql`; its first row also holds the wake-ups."""
     targets = [CancelResult(row[1], None if row[2] is None else Status(row[2]), row[3]) for row in rows]
     return targets, decode_follow_ups(*rows[0][4:7])
@@ -184,13 +184,13 @@ def decode_cancelled(rows: Sequence[Row]) -> tuple[list[CancelResult], FollowUps
 def decode_follow_ups(
     woken_queues: Sequence[str] | None,
     cascade_origins: Sequence[int | None] | None,
-    workers_to_notify: Sequence[str] | None = None,
+    workers_with_cancel_requests: Sequence[str] | None = None,
 ) -> FollowUps:
-    """Follow-ups, from the columns `woken_queues`, `cascade_origins` and `workers_to_notify`."""
-    if not (woken_queues or cascade_origins or workers_to_notify):
+    """Follow-ups, from the columns `woken_queues`, `cascade_origins` and `workers_with_cancel_requests`."""
+    if not (woken_queues or cascade_origins or workers_with_cancel_requests):
         return NO_FOLLOW_UPS
     return FollowUps(
-        frozenset(woken_queues or ()), frozenset(cascade_origins or ()), frozenset(workers_to_notify or ())
+        frozenset(woken_queues or ()), frozenset(cascade_origins or ()), frozenset(workers_with_cancel_requests or ())
     )
 
 

@@ -42,7 +42,7 @@ class Schema:
         """The statement that creates the index on metadata. Run it outside a transaction."""
         return self.render(_SQL.joinpath("metadata_index.sql").read_text("utf-8"))
 
-    def roles(self, prefix: str) -> str:
+    def roles_script(self, prefix: str) -> str:
         """The SQL that creates PREFIX_owner, _worker, _client, _viewer and _admin, and grants them their rights."""
         if _NAME.fullmatch(prefix) is None or prefix.startswith("pg_"):
             raise ConfigError(

@@ -22,7 +22,7 @@ def encode_states(starts: Sequence[Start[Any]]) -> list[str]:
     states: list[str] = []
     size = 0
     for start in starts:
-        state, _ = start.step.state_codec.encode_checked(start.state)
+        state, _ = start.step.state_codec.encode_and_decode(start.state)
         size += len(state) + (len(start.metadata) if start.metadata is not None else 0)
         if size > MAX_BATCH_BYTES:
             raise TooLarge(

@@ -20,21 +20,21 @@ from gen_durable.store.packed_lists import (
     empty_if_all_none,
     join_names,
     join_numbers,
-    names_parameter,
-    numbers_parameter,
+    names_array_sql,
+    numbers_array_sql,
 )
 from gen_durable.store.row_decoder import (
     CLAIM,
     INSTANCE,
-    decode_cancelled,
-    decode_cascaded,
+    decode_cancel_result,
+    decode_cascade_result,
     decode_children,
-    decode_flushed,
+    decode_flush_result,
     decode_inbox,
     decode_instance,
-    decode_picked,
-    decode_reaping,
-    decode_released,
+    decode_pick_result,
+    decode_reap_result,
+    decode_release_result,
 )
 from gen_durable.store.schema import Schema
 from gen_durable.store.start_encoder import encode_limits, encode_states
@@ -123,8 +123,8 @@ class StatementBuilder:
         self._pick_without_payloads = self._pick[:-1] + ",false)"
         self._flush = (
             "select stale, already_committed, woken_queues, cascade_origins, cancel_requested from "  # noqa: S608
-            f"{s}.flush({numbers_parameter(1)},{numbers_parameter(2)},{numbers_parameter(3)},"
-            f"{names_parameter(4)},{names_parameter(5)},$6,$7,$8,$9,$10,$11,{names_parameter(12)},$13,$14)"
+            f"{s}.flush({numbers_array_sql(1)},{numbers_array_sql(2)},{numbers_array_sql(3)},"
+            f"{names_array_sql(4)},{names_array_sql(5)},$6,$7,$8,$9,$10,$11,{names_array_sql(12)},$13,$14)"
         )
         self._lock_parent_and_allocate_ids = f"select {s}.lock_parent_and_allocate_ids($1,$2,$3,$4)"
         self._start_instances = f"select {s}.start_instances($1,$2,$3,array['children'],$4)"
@@ -135,12 +135,12 @@ class StatementBuilder:
             f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{json},$5)"
         )
         self._cancel = (
-            "select ord, target, was, verdict, woken_queues, cascade_origins, workers_to_notify from "  # noqa: S608
+            "select ord, target, was, verdict, woken_queues, cascade_origins, workers_with_cancel_requests from "  # noqa: S608
             f"{s}.cancel($1::bigint[],$2::pg_catalog.bytea[],$3,$4)"
         )
         self._cascade = (
-            "select ended, requested, woken_queues, cascade_origins, workers_to_notify, more, refused, refusal "  # noqa: S608
-            f"from {s}.cascade($1,$2)"
+            "select ended, requested, woken_queues, cascade_origins, workers_with_cancel_requests, more, refused, "  # noqa: S608
+            f"refusal from {s}.cascade($1,$2)"
         )
         self._cancel_requests_of = f"select id, reason from {s}.cancel_requests_of($1,$2)"  # noqa: S608
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
@@ -150,7 +150,7 @@ class StatementBuilder:
         self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6)"  # noqa: S608
         self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1,$2)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
-        self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.due_steps_without_code($1,$2)"  # noqa: S608
+        self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.count_due_unknown_steps($1,$2)"  # noqa: S608
         self._unlocked_ids = f"select id from {s}.unlocked_ids($1)"  # noqa: S608
         self._prepare_limits(s)
         self._notify = (
@@ -163,9 +163,9 @@ class StatementBuilder:
         self._remove_limit = f"select removed, woken_queues from {s}.remove_limit($1,false)"  # noqa: S608
         self._limits = f"select * from {s}.limit_states()"  # noqa: S608
         self._acquire_limit = (
-            f"select is_granted, wait_seconds, has_ticket, is_lost from {s}.acquire_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608
+            f"select is_granted, wait_seconds, has_ticket, is_lost from {s}.acquire_step_limit($1,$2,$3,$4,$5,$6)"  # noqa: S608
         )
-        self._release_limit = f"select {s}.release_limit($1)"
+        self._release_limit = f"select {s}.release_step_limit($1)"
         self._delete_full_buckets = f"select {s}.delete_full_buckets()"
 
     def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Statement[list[InsertResult]]:
@@ -221,7 +221,7 @@ class StatementBuilder:
     ) -> Statement[PickResult]:
         """`floors` and `fair` are JSON, from the reports of earlier picks. The others are explained in `pick.sql`."""
         args = (worker, list(demands), list(demands.values()), known, lease, floors, fair, free, crashed, last_chance)
-        return Statement(self._pick, args, decode_picked)
+        return Statement(self._pick, args, decode_pick_result)
 
     def pick_without_payloads(self, statement: Statement[PickResult]) -> Statement[PickResult]:
         """A `pick` whose claims lack inbox, children and journal: they cannot be run, only released."""
@@ -249,7 +249,7 @@ class StatementBuilder:
                 [now - c.began for c in recorded],
                 [c.took for c in recorded],
             ),
-            decode_flushed,
+            decode_flush_result,
         )
 
     def lock_parent_and_allocate_ids(self, commit: Commit, count: int) -> Statement[list[int] | None]:
@@ -294,11 +294,11 @@ class StatementBuilder:
     ) -> Statement[tuple[list[CancelResult], FollowUps]]:
         """`targets` are (id, key), one of them None."""
         args = ([t[0] for t in targets], [t[1] for t in targets], reason, cascade)
-        return Statement(self._cancel, args, decode_cancelled)
+        return Statement(self._cancel, args, decode_cancel_result)
 
     def cascade(self, batch: int, origin: int | None) -> Statement[CascadeResult]:
         """Cancel up to `batch` descendants of cancelled instances; with `origin`, only of this one."""
-        return Statement(self._cascade, (batch, origin), decode_cascaded)
+        return Statement(self._cascade, (batch, origin), decode_cascade_result)
 
     def cancel_requests_of(self, claims: Sequence[tuple[int, int]]) -> Statement[dict[int, str]]:
         """The reasons of pending cancel requests, by id. `claims` are (id, epoch)."""
@@ -317,7 +317,7 @@ class StatementBuilder:
         self, batch: int, max_crashes: int | None, without_history: Sequence[str] = (), *, skip: int = 0
     ) -> Statement[ReapResult]:
         """`without_history`: names of machines without a history. `skip`: how many of the oldest to leave out."""
-        return Statement(self._reap, (batch, max_crashes, list(without_history), skip), decode_reaping)
+        return Statement(self._reap, (batch, max_crashes, list(without_history), skip), decode_reap_result)
 
     def unblock_missed(
         self, after: str | None, batch: int, *, skip: int = 0
@@ -328,7 +328,7 @@ class StatementBuilder:
     def release_claims(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[ReleaseResult]:
         """`claims` are (id, epoch, first delay, reason), in the order of ids."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
-        return Statement(self._release_claims, tuple(columns), decode_released)
+        return Statement(self._release_claims, tuple(columns), decode_release_result)
 
     def set_limit(self, name: str, policy: Policy, *, declared: bool) -> Statement[tuple[bool, list[str]]]:
         """Create or change a policy.
@@ -350,12 +350,12 @@ class StatementBuilder:
     def limits(self) -> Statement[list[LimitState]]:
         return Statement(self._limits, (), lambda rows: [LimitState(*row) for row in rows])
 
-    def acquire_limit(self, instance: int, epoch: int, limit: Limit, ticket: int) -> Statement[LimitAnswer]:
+    def acquire_step_limit(self, instance: int, epoch: int, limit: Limit, ticket: int) -> Statement[LimitAnswer]:
         """Acquire a limit inside a step. `ticket` is a random number of the caller, the same in repeated attempts."""
         args = (instance, epoch, limit.name, limit.partition, limit.weight, ticket)
         return Statement(self._acquire_limit, args, lambda rows: LimitAnswer(*rows[0]))
 
-    def release_limit(self, ticket: int) -> Statement[list[str]]:
+    def release_step_limit(self, ticket: int) -> Statement[list[str]]:
         return Statement(self._release_limit, (ticket,), lambda rows: rows[0][0] or [])
 
     def delete_full_buckets(self) -> Statement[int]:
@@ -385,7 +385,7 @@ class StatementBuilder:
     def get(self, instance: int | None, key: bytes | None) -> Statement[Instance | None]:
         return Statement(self._get, (instance, key), lambda rows: decode_instance(rows[0]) if rows else None)
 
-    def due_steps_without_code(self, queues: list[str], known: list[str]) -> Statement[list[UnknownStep]]:
+    def count_due_unknown_steps(self, queues: list[str], known: list[str]) -> Statement[list[UnknownStep]]:
         return Statement(self._unknown_steps, (queues, known), lambda rows: [UnknownStep(*row) for row in rows])
 
     def unlocked_ids(self, ids: Sequence[int]) -> Statement[set[int]]:

@@ -25,15 +25,15 @@ class FollowUps:
     """What must follow a committed transaction; `Notifier.act_on_follow_ups` does it.
 
     `queues`: they have new runnable rows. `cascade_origins`: origins whose descendants must be cancelled; None stands
-    for any. `workers_to_notify`: workers that run an instance with a cancel request.
+    for any. `workers_with_cancel_requests`: workers that run an instance with a cancel request.
     """
 
     queues: frozenset[str] = frozenset()
     cascade_origins: frozenset[int | None] = frozenset()
-    workers_to_notify: frozenset[str] = frozenset()
+    workers_with_cancel_requests: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.queues or self.cascade_origins or self.workers_to_notify)
+        return bool(self.queues or self.cascade_origins or self.workers_with_cancel_requests)
 
 
 NO_FOLLOW_UPS: Final = FollowUps()
@@ -190,14 +190,14 @@ class Commit(msgspec.Struct, eq=False, gc=False):
 class FlushResult:
     """The result of a flush, by instance id.
 
-    `stale`: rejected by the fence. `already_committed`: by an earlier try. `cancel_requested`: not committed, because
-    the row has a cancel request.
+    `stale_ids`: rejected by the fence. `already_committed_ids`: by an earlier try. `cancel_requested_ids`: not
+    committed, because the row has a cancel request.
     """
 
-    stale: frozenset[int] = frozenset()
-    already_committed: frozenset[int] = frozenset()
+    stale_ids: frozenset[int] = frozenset()
+    already_committed_ids: frozenset[int] = frozenset()
     follow_ups: FollowUps = NO_FOLLOW_UPS
-    cancel_requested: frozenset[int] = frozenset()
+    cancel_requested_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

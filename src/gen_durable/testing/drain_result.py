@@ -52,7 +52,7 @@ class DrainResult:
 
     executions: tuple[Execution, ...] = ()
     waiting: tuple[Snapshot, ...] = ()
-    due_steps_without_code: frozenset[int] = frozenset()
+    count_due_unknown_steps: frozenset[int] = frozenset()
     """The waiting instances whose machine, version or step the harness does not have."""
 
     @property
@@ -105,7 +105,7 @@ class DrainResult:
         lines = [
             f"{self.executed} steps ran: {ran}" if ran else "no step ran",
             f"{self.done} done, {self.failed} failed, {self.retried} retried, {len(self.waiting)} still waiting",
-            *describe_waiting(self.waiting, self.due_steps_without_code),
+            *describe_waiting(self.waiting, self.count_due_unknown_steps),
         ]
         return "\n".join(lines)
 
@@ -118,11 +118,11 @@ class Runaway(GenDurableError):
         self.tally = tally
 
 
-def describe_waiting(waiting: Iterable[Snapshot], due_steps_without_code: frozenset[int]) -> list[str]:
+def describe_waiting(waiting: Iterable[Snapshot], count_due_unknown_steps: frozenset[int]) -> list[str]:
     """A line for each of the first ten waiting instances."""
     snapshots = list(waiting)
     lines = [
-        f"  {one}{missing_code_hint(one) if one.id in due_steps_without_code else ''}" for one in snapshots[:LISTED]
+        f"  {one}{missing_code_hint(one) if one.id in count_due_unknown_steps else ''}" for one in snapshots[:LISTED]
     ]
     if len(snapshots) > LISTED:
         lines.append(f"  and {len(snapshots) - LISTED} more")

@@ -213,7 +213,7 @@ async def _play_move(harness: Harness, handle: Handle[Any], move: _Move, record:
     return True
 
 
-def _move_kinds(
+def _move_strategies(
     signals: Sequence[Sends], jumps: Sequence[timedelta], *, crashes: bool, cancels: bool
 ) -> list[SearchStrategy[_Move]]:
     """A strategy for each kind of move; the first one runs a step."""
@@ -254,7 +254,7 @@ def _strategy_and_runner(
         pass
     else:
         raise ConfigError("explore() runs its own event loop. Call it from a plain `def` test.")
-    kinds = _move_kinds(signals, jumps, crashes=crashes, cancels=cancels)
+    kinds = _move_strategies(signals, jumps, crashes=crashes, cancels=cancels)
     health = hypothesis.HealthCheck
     configured = hypothesis.settings(
         max_examples=examples,

@@ -179,7 +179,7 @@ class Harness(Assertions):
                 return claim
             tally = await self._make_drain_result(())
             raise AssertionError(
-                "\n".join(["no step can run now", *describe_waiting(tally.waiting, tally.due_steps_without_code)])
+                "\n".join(["no step can run now", *describe_waiting(tally.waiting, tally.count_due_unknown_steps)])
             )
         stepper = self._require_stepper
         await stepper.reap()
@@ -203,8 +203,8 @@ class Harness(Assertions):
 
     async def _make_drain_result(self, ran: Iterable[Execution]) -> DrainResult:
         waiting = await self.waiting()
-        due_steps_without_code = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
-        return DrainResult(tuple(ran), waiting, frozenset(due_steps_without_code))
+        count_due_unknown_steps = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
+        return DrainResult(tuple(ran), waiting, frozenset(count_due_unknown_steps))
 
     def _make_runaway_error(self, tally: DrainResult, claim: Claim) -> Runaway:
         return Runaway(

@@ -14,7 +14,16 @@ _SQL = files("gen_durable.testing").joinpath("sql")
 class HarnessStatements:
     """The statements for one schema."""
 
-    __slots__ = ("_due_queues", "_expire", "_fire_timeouts", "_schema", "_shifts", "_snapshots", "empty", "lock_others")
+    __slots__ = (
+        "_due_queues",
+        "_expire",
+        "_fire_timeouts",
+        "_schema",
+        "_shifts",
+        "_snapshots",
+        "delete_all_instances",
+        "lock_others",
+    )
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -23,7 +32,7 @@ class HarnessStatements:
         self._shifts = _read_sql(schema, "shifts")
         self._fire_timeouts = _read_sql(schema, "fire_timeouts")
         self._expire = _read_sql(schema, "expire")
-        self.empty = _read_sql(schema, "empty")
+        self.delete_all_instances = _read_sql(schema, "delete_all_instances")
         self.lock_others = _read_sql(schema, "lock_others")
 
     def snapshots(

@@ -13,7 +13,7 @@ from typing import Final
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
@@ -35,7 +35,7 @@ async def throw_away_schema(dsn: str) -> AsyncGenerator[str]:
 async def make_schema(dsn: str) -> str:
     """Create, migrate and mark a schema. Returns its name."""
     schema = Schema(f"{PREFIX}{uuid.uuid4().hex[:16]}")
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     try:
         await connection.connect()
         if not connection.target.pooled:  # behind a pooler the setting would leak to the next client
@@ -50,7 +50,7 @@ async def make_schema(dsn: str) -> str:
 async def drop_schema(dsn: str, name: str) -> None:
     """Drop a schema, if it was created for a test."""
     schema = Schema(name)
-    connection = PersistentConnection(Target(dsn))
+    connection = PersistentConnection(ConnectionTarget(dsn))
     try:
         if await connection.run(_mark_of(schema)) == MARK:
             await connection.run_script(

@@ -89,9 +89,9 @@ class Stepper:
         self._outcomes: dict[int, str] = {}
         self._events = Events()  # not those of `app`: they report the outcome of the step under way
         self._events.subscribe(self._record_outcome)
-        self._connection = PersistentConnection(services.target)
-        self._side_connection = PersistentConnection(services.target)
-        self._side_connections = SlowCommitConnections(services.target, 1)
+        self._connection = PersistentConnection(services.connection_target)
+        self._side_connection = PersistentConnection(services.connection_target)
+        self._side_connections = SlowCommitConnections(services.connection_target, 1)
         self._threads = ThreadPool(1)
         self._tasks = TaskSet()
         self._notifier = NonWakingNotifier(services)
@@ -119,7 +119,7 @@ class Stepper:
             self._connection, side, side, services.statements, 1, notifier=self._notifier, worker=WORKER
         )
         self._transactional = TransactionalExecutor(
-            self._executor, services.target, services.statements, 1, notifier=self._notifier, worker=WORKER
+            self._executor, services.connection_target, services.statements, 1, notifier=self._notifier, worker=WORKER
         )
         self._build_parts(registry)
 
@@ -268,7 +268,7 @@ class Stepper:
 
     async def reset(self, registry: Registry) -> None:
         """Delete every instance, and run other machines and jobs from now on."""
-        await self._connection.run_script(self._statements.empty)
+        await self._connection.run_script(self._statements.delete_all_instances)
         self._build_parts(registry)
         self._errors.clear()
 

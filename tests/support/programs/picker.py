@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
 
@@ -15,7 +15,10 @@ def ready() -> None:
 
 
 async def main() -> None:
-    link, calls = PersistentConnection(Target(os.environ["DSN"])), StatementBuilder(Schema(os.environ["SCHEMA"]))
+    link, calls = (
+        PersistentConnection(ConnectionTarget(os.environ["DSN"])),
+        StatementBuilder(Schema(os.environ["SCHEMA"])),
+    )
     ready()
     while True:
         picked = await link.run(calls.pick(str(os.getpid()), {"default": 20}, [os.environ["KNOWN"]], 600))

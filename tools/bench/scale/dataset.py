@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
@@ -135,7 +135,7 @@ class Table:
 async def fill(dsn: str, size: int, name: str) -> Table:
     """A new table of this size. It comes without statistics, unless autovacuum was quick."""
     schema = Schema(name)
-    link = PersistentConnection(Target(dsn))
+    link = PersistentConnection(ConnectionTarget(dsn))
     await migrate(link, schema)
     await link.close()
     side = await asyncpg.connect(dsn, command_timeout=1800)

@@ -29,7 +29,7 @@ CALLERS = 64
 
 async def call(parent: Parent, app: Durable, *, count: int, notify: Notify) -> dict[str, Any]:
     """A role: the callers. Returns when each instance was committed."""
-    target = services_of(app).target
+    target = services_of(app).connection_target
     connections = [(await connect(target)).driver_connection for _ in range(CALLERS)]
     committed: dict[int, float] = {}
 

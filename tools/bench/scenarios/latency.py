@@ -97,7 +97,7 @@ async def other_bare(parent: Parent, app: Durable, *, samples: int) -> dict[str,
     """Insert and NOTIFY on one connection, LISTEN on another, then pick and flush there; at the end one read."""
     await parent.wait_for_start()
     client, runner = await open_runner(app), await open_runner(app)
-    listening = (await connect(services_of(app).target)).driver_connection
+    listening = (await connect(services_of(app).connection_target)).driver_connection
     message = asyncio.Event()
     await listening.add_listener(services_of(app).statements.schema.channel, lambda *_: message.set())
     committed: list[float] = []

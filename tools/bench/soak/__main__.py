@@ -19,8 +19,8 @@ from rich.table import Table
 
 from gen_durable import Durable, Status
 from gen_durable.core.services import services_of
-from gen_durable.doctor import diagnose
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.invariant_checker import diagnose
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from tools.bench.report import environment
 from tools.bench.server import Server, serve
@@ -164,7 +164,7 @@ async def _open_reader(server: Server, schema: Schema) -> asyncpg.Connection[Any
 async def _final_checks(server: Server, app: Durable, result: SoakResult) -> list[Check]:
     """Numbers that must be zero at the end: instances not ended, failed or cancelled, and findings of the doctor."""
     failed = await app.count(status=[Status.FAILED, Status.CANCELLED])
-    connection = PersistentConnection(Target(server.dsn))
+    connection = PersistentConnection(ConnectionTarget(server.dsn))
     try:
         findings = await diagnose(connection, services_of(app).statements.schema)
     finally:

@@ -36,7 +36,7 @@ async def stamped(sent: float) -> None:
 
 async def feed(parent: Parent, app: Durable, rate: float | None) -> dict[str, Any]:
     """A role: insert `rate` hundreds per second, or without a rate as many as are executed; signal waiting ones."""
-    connection = await asyncpg.connect(services_of(app).target.dsn)
+    connection = await asyncpg.connect(services_of(app).connection_target.dsn)
     await parent.wait_for_start()
     stopped = asyncio.create_task(parent.wait_for_stop())
     inserted = 0

@@ -32,9 +32,9 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable.doctor import diagnose
 from gen_durable.errors import DatabaseUnavailable, NoTarget, NotFound
-from gen_durable.pg.connection import PersistentConnection, Target
+from gen_durable.invariant_checker import diagnose
+from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.store.schema import Schema
 from gen_durable.telemetry import Event, StepCommitted
 
@@ -199,7 +199,7 @@ async def account(dsn: str, schema: str, ledger: Ledger) -> Account:
     kept = {key: rows[key] for key, number in ledger.inserts.items() if key in rows and rows[key]["id"] == number}
     by_id = {row["id"]: row for row in kept.values()}
     papers = {number: _papers(row) for number, row in by_id.items()}
-    link = PersistentConnection(Target(dsn))
+    link = PersistentConnection(ConnectionTarget(dsn))
     broken = sum(finding.count for finding in await diagnose(link, Schema(schema)))
     await link.close()
     return Account(

@@ -23,8 +23,8 @@ from gen_durable.cli.demo.machines import Checkout, Order, Paid, Receipt, paymen
 from gen_durable.cli.demo.processes import State, WorkerProcess, WorkerProcesses
 from gen_durable.cli.demo.view_protocol import DemoState, Event, Importance, View
 from gen_durable.cli.demo.worker_program import SCHEMA
-from gen_durable.doctor import count_by_step_and_status
 from gen_durable.errors import GenDurableError
+from gen_durable.invariant_checker import count_by_step_and_status
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 

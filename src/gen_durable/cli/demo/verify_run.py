@@ -20,8 +20,8 @@ from gen_durable.cli.demo.script import Observations, PlacedOrder
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.client import Durable
 from gen_durable.core.services import services_of
-from gen_durable.doctor import diagnose
 from gen_durable.instances import Ending
+from gen_durable.invariant_checker import diagnose
 from gen_durable.operations.wait import wait
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement

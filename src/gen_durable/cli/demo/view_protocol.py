@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gen_durable.cli.demo.processes import WorkerProcess
-from gen_durable.doctor import StepCount
+from gen_durable.invariant_checker import StepCount
 
 
 class Importance(StrEnum):

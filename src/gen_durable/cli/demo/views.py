@@ -14,8 +14,8 @@ from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
 from gen_durable.cli.demo.processes import State
 from gen_durable.cli.demo.verify_run import DemoReport
 from gen_durable.cli.demo.view_protocol import DemoState, Event, Importance
-from gen_durable.doctor import StepCount
 from gen_durable.instances import Status
+from gen_durable.invariant_checker import StepCount
 from gen_durable.machines import StepSpec
 
 MAX_BAR: Final = 40

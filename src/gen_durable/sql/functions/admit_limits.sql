@@ -51,7 +51,7 @@ begin
     cross join lateral (values (@schema.gate_name('slot', i.slot_key)), (@schema.gate_name('rate', i.rate_key))) as either (gate)
     where i.ctid = any (found_rows) and either.gate is not null
   ) as wanted
-  where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_key(@schema.key_of_gate(wanted.gate)))
+  where pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.limit_lock_key(@schema.key_of_gate(wanted.gate)))
     and pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate));
 
   -- Objects instead of joins: a call may concern hundreds of gates, and nested loops would compare all pairs.

@@ -8,7 +8,7 @@
 -- Returns one row per target, in input order: its id, its status before, and a verdict: 'ended' (it was waiting),
 -- 'requested' (it executes, and its worker stops it), 'over' (it had ended) or 'no_target'. The first row also holds
 -- woken_queues, the queues in which rows became runnable; cascade_origins, the instances whose children must be
--- cancelled now; workers_to_notify, the workers that run a target.
+-- cancelled now; workers_with_cancel_requests, the workers that run a target.
 -- Index: primary key, instances_unique.
 -- Locks: targets and parents in id order, unconditionally, as in flush and signal: the verdict depends on the row under
 -- its lock (tests/interleavings: cancel_flush, cancel_join, cancel_pick).
@@ -17,7 +17,7 @@ create or replace function @schema.cancel(
 )
 returns table (
   ord int, target bigint, was text, verdict text, woken_queues text[], cascade_origins bigint[],
-  workers_to_notify text[]
+  workers_with_cancel_requests text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -55,7 +55,7 @@ begin
   into live_ids, statuses
   from unnest(target_ids, keys) with ordinality as given (id, key, ord)
   left join @schema.instances i on i.id = given.id;
-  select * into outcome from @schema.cancel_or_request(
+  select * into outcome from @schema.end_or_request_cancel(
     live_ids, array_fill(reason, array[cardinality(live_ids)]), array_fill(cascades, array[cardinality(live_ids)]),
     live_ids
   );
@@ -82,7 +82,7 @@ begin
       end,
       case when given.ord = 1 then coalesce(outcome.woken_queues, '{}') || hidden_queues || unblocked end,
       case when given.ord = 1 then outcome.cascade_origins || listed_ids end,
-      case when given.ord = 1 then outcome.workers_to_notify end
+      case when given.ord = 1 then outcome.workers_with_cancel_requests end
     from unnest(live_ids, statuses) with ordinality as given (id, status, ord)
     order by given.ord;
 end
@@ -106,7 +106,7 @@ begin
   if notify then
     perform @schema.notify_workers('queue', cancelled.woken_queues),
       @schema.notify_workers('cancel_children', cancelled.cascade_origins::text[]),
-      @schema.notify_workers('check_cancels', cancelled.workers_to_notify);
+      @schema.notify_workers('check_cancel_requests', cancelled.workers_with_cancel_requests);
   end if;
   return cancelled.verdict;
 end
@@ -127,7 +127,7 @@ begin
   if notify then
     perform @schema.notify_workers('queue', cancelled.woken_queues),
       @schema.notify_workers('cancel_children', cancelled.cascade_origins::text[]),
-      @schema.notify_workers('check_cancels', cancelled.workers_to_notify);
+      @schema.notify_workers('check_cancel_requests', cancelled.workers_with_cancel_requests);
   end if;
   return cancelled.verdict;
 end

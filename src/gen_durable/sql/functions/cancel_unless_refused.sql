@@ -1,14 +1,14 @@
--- cancel_unless_refused: cancel_or_request past rows that the database does not let change, because a trigger or a
+-- cancel_unless_refused: end_or_request_cancel past rows that the database does not let change, because a trigger or a
 -- constraint of the user raises an error for them. A refused batch is halved until the row is alone.
 --
--- Parameters: as for cancel_or_request; the children of all rows are cancelled too. Returns as cancel_or_request;
+-- Parameters: as for end_or_request_cancel; the children of all rows are cancelled too. Returns as end_or_request_cancel;
 -- refused, the ids that were left as they are, and refusal, the SQLSTATE of one of them.
--- Index and locks: as cancel_or_request.
+-- Index and locks: as end_or_request_cancel.
 -- Guarded by tests/store/test_cascade.py.
 create or replace function @schema.cancel_unless_refused(
   ids bigint[], reasons text[], origins bigint[],
   out ended bigint[], out requested bigint[], out woken_queues text[], out cascade_origins bigint[],
-  out workers_to_notify text[], out freed_gates text[], out refused bigint[], out refusal text
+  out workers_with_cancel_requests text[], out freed_gates text[], out refused bigint[], out refusal text
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -20,8 +20,8 @@ declare
   other record;
 begin
   begin
-    select * into ended, requested, woken_queues, cascade_origins, workers_to_notify, freed_gates
-    from @schema.cancel_or_request(ids, reasons, array_fill(true, array[size]), origins);
+    select * into ended, requested, woken_queues, cascade_origins, workers_with_cancel_requests, freed_gates
+    from @schema.end_or_request_cancel(ids, reasons, array_fill(true, array[size]), origins);
     return;
   exception when others then
     if not @schema.is_refusal(sqlstate) then
@@ -33,7 +33,7 @@ begin
     refused := ids;
     return;
   end if;
-  select * into ended, requested, woken_queues, cascade_origins, workers_to_notify, freed_gates, refused, refusal
+  select * into ended, requested, woken_queues, cascade_origins, workers_with_cancel_requests, freed_gates, refused, refusal
   from @schema.cancel_unless_refused(ids[:half], reasons[:half], origins[:half]);
   select * into other
   from @schema.cancel_unless_refused(ids[half + 1:], reasons[half + 1:], origins[half + 1:]);
@@ -41,7 +41,7 @@ begin
   requested := requested || other.requested;
   woken_queues := woken_queues || other.woken_queues;
   cascade_origins := cascade_origins || other.cascade_origins;
-  workers_to_notify := workers_to_notify || other.workers_to_notify;
+  workers_with_cancel_requests := workers_with_cancel_requests || other.workers_with_cancel_requests;
   freed_gates := freed_gates || other.freed_gates;
   refused := refused || other.refused;
   refusal := coalesce(refusal, other.refusal);

@@ -3,7 +3,7 @@
 --
 -- Parameters: batch, the most children to cancel; of_origin, only those of this cancelled tree, null for any.
 -- Returns how many ended and how many execute and got a cancel request; woken_queues, cascade_origins and
--- workers_to_notify as in cancel; more, whether entries are left; refused, children whose rows the database does not
+-- workers_with_cancel_requests as in cancel; more, whether entries are left; refused, children whose rows the database does not
 -- let change, and refusal, the SQLSTATE of one of them.
 -- A listed parent starts no more children of the listed rounds, so each child is visited once, in id order. Children
 -- that are locked or refused are skipped; when the others are done, the entry starts again at the first of them. The
@@ -17,7 +17,7 @@
 -- Guarded by tests/store/test_cascade.py.
 create or replace function @schema.cascade(batch int, of_origin bigint default null)
 returns table (
-  ended int, requested int, woken_queues text[], cascade_origins bigint[], workers_to_notify text[], more boolean,
+  ended int, requested int, woken_queues text[], cascade_origins bigint[], workers_with_cancel_requests text[], more boolean,
   refused bigint[],
   refusal text
 )
@@ -113,7 +113,7 @@ begin
   return query
     select
       coalesce(cardinality(outcome.ended), 0), coalesce(cardinality(outcome.requested), 0),
-      outcome.woken_queues || unblocked, outcome.cascade_origins, outcome.workers_to_notify,
+      outcome.woken_queues || unblocked, outcome.cascade_origins, outcome.workers_with_cancel_requests,
       exists (select from @schema.cascades entry where of_origin is null or entry.origin = of_origin),
       outcome.refused, outcome.refusal;
 end

@@ -1,5 +1,5 @@
 -- count_taken_slots: the number of slots in use of a concurrency limit: executing rows, and tickets of steps
--- (acquire_limit.sql).
+-- (acquire_step_limit.sql).
 --
 -- Parameters: the key of the limit; `most`: stop counting executing rows there. A ticket counts while its claim lives.
 -- Index: instances_slot, step_slots_key. Locks: none; callers hold the lock of the gate.

@@ -1,7 +1,7 @@
 -- gc: delete ended instances past their retention.
 --
 -- Parameters: how many seconds to keep each kind of end (null for ever); the most rows to delete; how many of the oldest
--- to leave out, because they fail the statement (engine/skip_refused_rows.py); after, the time of the first end to visit.
+-- to leave out, because they fail the statement (engine/skipping_batch_runner.py); after, the time of the first end to visit.
 -- Returns how many were deleted; visited_until, the `after` of the next call; more, whether rows past their retention
 -- may be left after that. So rows that are kept are not visited again by each call: those of a kind with a longer
 -- retention, and children of a parent that has not ended. A caller with several retentions calls it once for each, each

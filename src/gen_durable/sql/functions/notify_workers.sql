@@ -1,6 +1,6 @@
 -- notify_workers: send messages to other processes; the commit of the calling transaction delivers them.
 --
--- Parameters: kind: 'queue', 'cancel_children' or 'check_cancels'; arguments: the queues, the parents' ids or the
+-- Parameters: kind: 'queue', 'cancel_children' or 'check_cancel_requests'; arguments: the queues, the parents' ids or the
 -- workers, one message each; nulls are left out. The payloads are those of `core/messages.py`
 -- (tests/core/test_messages.py compares the two), the channel is that of `store/schema.py`.
 -- Locks: Postgres serializes the commits of all transactions that notify, in the whole database (ADR 22).
@@ -19,4 +19,4 @@ $$;
 
 comment on function @schema.notify_workers(text, text[]) is
   'Sends messages to workers and clients with the commit of your transaction: kind is queue, cancel_children or '
-  'check_cancels.';
+  'check_cancel_requests.';

@@ -2,7 +2,7 @@
 --
 -- Parameters: batch, the most rows to take back; max_crashes, after how many crashes a row fails (null for never);
 -- without_history, the machines that keep no history, as far as the caller knows; skip, how many of the oldest leases to
--- leave out, because their rows fail the statement (engine/skip_refused_rows.py).
+-- leave out, because their rows fail the statement (engine/skipping_batch_runner.py).
 -- Returns one row: reclaimed, an array of {id, machine, version, step, queue, crashes, dead}, or null; woken_queues,
 -- the queues in which rows became runnable; cascade_origins, parents whose other children cascade.sql must cancel;
 -- cascade_due, whether a cascade is older than 2 s, so the process that carried it out has died.

@@ -12,7 +12,7 @@ set jit = off
 as $$
 #variable_conflict use_variable
 begin
-  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.policy_lock_key(name));
+  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.limit_lock_key(name));
   delete from @schema.limits stored where stored.name = name;
   removed := found;
   if removed then

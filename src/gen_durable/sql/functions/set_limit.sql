@@ -23,7 +23,7 @@ as $$
 declare
   old record;
 begin
-  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.policy_lock_key(name));
+  perform pg_advisory_xact_lock(hashtext('@schema'), @schema.limit_lock_key(name));
   select * into old from @schema.limits stored where stored.name = name;
   changed := old.name is null
     or (old.kind, old.slots, old.period, old.burst) is distinct from (kind, slots, period, burst);

@@ -44,7 +44,7 @@ begin
       select freed.gate from unnest(gates) as freed (gate)
       where (
           starts_with(freed.gate, 'partition/')
-          or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_key(@schema.key_of_gate(freed.gate)))
+          or pg_try_advisory_xact_lock_shared(hashtext('@schema'), @schema.limit_lock_key(@schema.key_of_gate(freed.gate)))
         )
         and pg_try_advisory_xact_lock(@schema.gate_lock_id(freed.gate))
     );

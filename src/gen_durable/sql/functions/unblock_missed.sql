@@ -4,7 +4,7 @@
 -- how many of them to leave as they are, because they fail the statement.
 -- Returns the last gate visited, or null if no gate is left; the queues of the unblocked rows.
 -- Writes only if a row was missed, for example because a delivery had locked it when its gate became free. A call that
--- starts with the first gate also deletes the tickets of dead claims (acquire_limit.sql), which do not count as slots.
+-- starts with the first gate also deletes the tickets of dead claims (acquire_step_limit.sql), which do not count as slots.
 -- A gate that is taken is not locked, so that the many gates of a busy table are visited quickly and no other session
 -- meets their locks: the transaction that frees such a gate unblocks its rows. unblock looks again under the lock.
 -- Index: instances_blocked, stepping from gate to gate; instances_partition, instances_slot; step_slots_instance.

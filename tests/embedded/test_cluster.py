@@ -10,8 +10,8 @@ from tests.support.embedded import EmbeddedDirectory, write_programs
 
 from gen_durable.embedded import locks
 from gen_durable.embedded.account import Account
+from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.layout import Layout
-from gen_durable.embedded.server import Cluster
 
 SEEN = """
 echo "$@" > arguments

@@ -15,8 +15,8 @@ from tests.support.rows import ended, executing, instance
 
 from gen_durable import Durable
 from gen_durable.backoff import Pauses
-from gen_durable.core import cascade
-from gen_durable.core.cascade import CascadeCount
+from gen_durable.core import cascader as cascader_module
+from gen_durable.core.cascader import CascadeCount
 from gen_durable.core.services import services_of
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.store.statements import Statement, StatementBuilder
@@ -73,9 +73,9 @@ async def test_batches_with_children_follow_each_other_without_a_pause(
     engine: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are: only batches without any are bounded."""
-    monkeypatch.setattr(cascade, "BATCH", 1)
-    monkeypatch.setattr(cascade, "FIRST_PAUSE", 3600.0)
-    monkeypatch.setattr(cascade, "MAX_EMPTY_BATCHES", 2)
+    monkeypatch.setattr(cascader_module, "BATCH", 1)
+    monkeypatch.setattr(cascader_module, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(cascader_module, "MAX_EMPTY_BATCHES", 2)
     async with engine() as e:
         await family(e, *map(child, range(2, 6)), executing(6, parent_id=1, parent_round=1))
         notifier, worker = services_of(e.app).notifier, Endpoint("w")
@@ -89,8 +89,8 @@ async def test_children_that_stay_locked_are_left_to_the_reaper(
     engine: Opening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After some batches without a child, with growing pauses between them."""
-    monkeypatch.setattr(cascade, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(cascade, "MAX_EMPTY_BATCHES", 3)
+    monkeypatch.setattr(cascader_module, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(cascader_module, "MAX_EMPTY_BATCHES", 3)
     async with engine() as e:
         await family(e, child(2), child(3))
         began = count_batches(monkeypatch)
@@ -124,16 +124,16 @@ async def test_pauses_begin_anew_after_progress(dsn: str, schema: str, monkeypat
             noted.append(super().next())
             return 0.0
 
-    monkeypatch.setattr(cascade, "Pauses", NotedPauses)
+    monkeypatch.setattr(cascader_module, "Pauses", NotedPauses)
     async with Durable(dsn, schema=schema) as app:
         services = services_of(app)
         runner = ScriptedRunner(lambda: services.pool, schema)
         empty = CascadeResult(0, 0, NO_FOLLOW_UPS, more=True, refused=[], refusal=None)
         progress = dataclasses.replace(empty, ended=1)
         runner.batches = [empty, empty, progress, empty, dataclasses.replace(progress, more=False)]
-        found = await cascade.Cascader(runner, services.statements, services.notifier).run(1)
+        found = await cascader_module.Cascader(runner, services.statements, services.notifier).run(1)
     assert found == CascadeCount(ended=2, requested=0)
-    assert noted == [cascade.FIRST_PAUSE, 2 * cascade.FIRST_PAUSE, cascade.FIRST_PAUSE]
+    assert noted == [cascader_module.FIRST_PAUSE, 2 * cascader_module.FIRST_PAUSE, cascader_module.FIRST_PAUSE]
 
 
 async def test_a_lost_answer_does_not_interrupt_a_cascade(

@@ -1,21 +1,21 @@
--- cancel_or_request: the part of cancel and cascade for rows that this transaction has locked, with their parents, in
+-- end_or_request_cancel: the part of cancel and cascade for rows that this transaction has locked, with their parents, in
 -- id order: ends those that wait, and marks those that execute.
 --
 -- Parameters: ids, and per id the reason, whether to cancel its children too, and the instance at which the cancel
 -- began.
 -- Returns ended, the ids that ended; requested, the ids that execute and now have a cancel request; woken_queues, the
 -- queues in which rows became runnable; cascade_origins, parents that continue without their other children;
--- workers_to_notify, the workers that run rows with a request; freed_gates, the gates that the caller must unblock as
+-- workers_with_cancel_requests, the workers that run rows with a request; freed_gates, the gates that the caller must unblock as
 -- its last locks.
 -- A waiting row ends at once. Its claims go up, so a late outcome or retry is stale. An executing row gets
 -- cancel_reason: flush accepts only an end from its worker, and reap ends it if the worker is dead. A row that was next
 -- at a gate, or has a token_at, has others behind it, so all its gates are freed.
 -- Index: primary key. Locks: none beyond those of the caller.
 -- Guarded by tests/interleavings/test_cancel.py.
-create or replace function @schema.cancel_or_request(
+create or replace function @schema.end_or_request_cancel(
   ids bigint[], reasons text[], cascades boolean[], origins bigint[],
   out ended bigint[], out requested bigint[], out woken_queues text[], out cascade_origins bigint[],
-  out workers_to_notify text[], out freed_gates text[]
+  out workers_with_cancel_requests text[], out freed_gates text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -31,7 +31,7 @@ declare
   parents bigint[];  -- the rows that may have children
   marked bigint[];
 begin
-  select array_agg(i.id), array_agg(distinct i.locked_by) into requested, workers_to_notify
+  select array_agg(i.id), array_agg(distinct i.locked_by) into requested, workers_with_cancel_requests
   from @schema.instances i where i.id = any (ids) and i.lease_expires_at is not null;
 
   with marked_row as (

@@ -1,11 +1,11 @@
--- acquire_limit: request a limit from inside a step (`ctx.limit`).
+-- acquire_step_limit: request a limit from inside a step (`ctx.limit`).
 --
 -- Parameters: the claim (instance and epoch); the limit's name and partition, and how many tokens to take; `ticket`: a
 -- random number that identifies the request, the same each time it is repeated.
 -- Returns:
 --   is_granted    the step may continue, after `wait_seconds`
 --   wait_seconds  if granted: until the token arrives; else: until the request should be repeated, null if unknown
---   has_ticket    the ticket is stored, so the step must release it (release_limit.sql)
+--   has_ticket    the ticket is stored, so the step must release it (release_step_limit.sql)
 --   is_lost       the claim is no longer the caller's
 -- Raises GD002 and GD003, as resolve_limit_keys.sql.
 -- Concurrency: a ticket is a place in line. It has a slot if the executing rows and the tickets before it leave one.
@@ -13,7 +13,7 @@
 -- Rate: a token that arrives within a second is taken at once, and the step sleeps until then.
 -- Locks: the policy (shared), then the gate.
 -- Guarded by tests/store/test_acquire_limit.py, tests/interleavings/test_limits.py (test_enter_enter, test_enter_pick).
-create or replace function @schema.acquire_limit(
+create or replace function @schema.acquire_step_limit(
   instance bigint, epoch bigint, name text, part text, weight int, ticket bigint,
   out is_granted boolean, out wait_seconds float8, out has_ticket boolean, out is_lost boolean
 )
@@ -31,7 +31,7 @@ declare
   deficit_seconds float8;  -- until the bucket holds enough tokens; negative if it holds more
 begin
   perform @schema.resolve_limit_keys(array[jsonb_build_array(jsonb_build_array(name, part, weight))]);
-  perform pg_advisory_xact_lock_shared(hashtext('@schema'), @schema.policy_lock_key(name));
+  perform pg_advisory_xact_lock_shared(hashtext('@schema'), @schema.limit_lock_key(name));
   select stored.kind, stored.slots, stored.period, stored.burst into policy
   from @schema.limits stored where stored.name = name;
   is_lost := not exists (

@@ -1,9 +1,9 @@
--- due_steps_without_code: count due rows in the queues of a worker that it has no code for. For a report, not for the hot path.
+-- count_due_unknown_steps: count due rows in the queues of a worker that it has no code for. For a report, not for the hot path.
 --
 -- Parameters: the queues; the names that the worker knows ('machine/version/step').
 -- Returns at most 20 unknown names with counts, from the first 1,000 such rows per queue. Index: instances_pick. Locks:
 -- none.
-create or replace function @schema.due_steps_without_code(queues text[], known text[])
+create or replace function @schema.count_due_unknown_steps(queues text[], known text[])
 returns table (fsm text, fsm_version int, step text, queue text, waiting int)
 language sql
 stable

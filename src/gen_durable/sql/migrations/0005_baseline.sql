@@ -1,6 +1,6 @@
 -- Baseline: every type, table and index of the schema.
 --
--- Its version is 4 because unreleased versions have used 1 to 3 for another layout: the numbers tell the two apart
+-- Its version is 5 because unreleased versions have used 1 to 4 for other layouts: the numbers keep them apart
 -- (pg/installed_version.py), and a library of the old layout refuses this schema as too new.
 --
 -- Functions and triggers are in functions/ and are installed after each migration. A comment at an index names the
@@ -307,7 +307,7 @@ comment on column @schema.step_slots.ticket is 'Chosen by the caller, so that a 
 comment on column @schema.step_slots.claim is
   'The fencing number of the claim that acquires the slot. The row counts while that claim is current.';
 
--- acquire_limit, count_taken_slots: the slots of a limit, in order of arrival.
+-- acquire_step_limit, count_taken_slots: the slots of a limit, in order of arrival.
 create index step_slots_key on @schema.step_slots (slot_key, id);
 
 -- reap: the slots of claims whose lease has expired.
