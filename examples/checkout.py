@@ -35,7 +35,7 @@ class Checkout(Machine, queue="checkout"):
 
     @step
     async def collect(self, order: Order, ctx: Context) -> Outcome[int]:
-        paid = ctx.first(payment)
+        paid = ctx.take(payment)
         if paid is None:
             return Fail("payment never came")  # the timeout woke us
         return Next(self.pack, PaidOrder(order, paid.amount))

@@ -24,6 +24,7 @@ from gen_durable.step_services import (
     LimitContext,
     LimitService,
     StepConnection,
+    StepExecution,
     StepJournalService,
     StepTransaction,
 )
@@ -97,7 +98,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
     _slot: str | None = None
     visit: int = 0
     _journal: JournalService | None = None
-    _claim: object = None
+    _claim: StepExecution | None = None
     _transaction: StepTransaction | None = None
 
     @property
@@ -135,16 +136,48 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
                     yield child
                 after = page[-1].id
 
-    def first(self, signal: Signal[P]) -> P | None:
-        """The oldest awaited payload of a signal; None if the deadline passed before one arrived."""
+    def take(self, signal: Signal[P]) -> P | None:
+        """Take the oldest awaited signal of this name, and return its payload. None if there is none, or none is left.
+
+        A step that calls `take` or `take_all` consumes what these gave it, with every outcome but `Retry` and `Fail`.
+        Any other awaited signal stays, and wakes the next `Await` of its name at once. A step that calls neither
+        consumes all awaited signals when it leads on to another step.
+        """
+        taken = self._taken_ids()
         for received in self.awaited:
-            if received.name == signal.name:
-                return signal.codec.decode(received.payload)
+            if received.name == signal.name and received.id not in taken:
+                payload = signal.codec.decode(received.payload)
+                taken.append(received.id)
+                return payload
         return None
 
-    def all_of(self, signal: Signal[P]) -> list[P]:
-        """Every payload of a signal in the inbox, oldest first, whether it was awaited or not."""
-        return [signal.codec.decode(r.payload) for r in self.inbox if r.name == signal.name]
+    def take_all(self, signal: Signal[P]) -> list[P]:
+        """Take all awaited signals of this name, oldest first, and return their payloads; see `take`."""
+        taken = self._taken_ids()
+        left = [r for r in self.awaited if r.name == signal.name and r.id not in taken]
+        payloads = [signal.codec.decode(received.payload) for received in left]
+        taken += [received.id for received in left]
+        return payloads
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether a timeout (of `Await` or `ScheduleChildren`) has woken the step, without an awaited signal.
+
+        It stays true in later executions, after a crash or a `Retry`, until an awaited signal comes.
+        """
+        return not self.awaited and self._execution.timed_out
+
+    @property
+    def _execution(self) -> StepExecution:
+        if self._claim is None:
+            raise InputError("this context was built without a claim: use gen_durable.testing.make_context")
+        return self._claim
+
+    def _taken_ids(self) -> list[int]:
+        execution = self._execution
+        if execution.taken is None:
+            execution.taken = []
+        return execution.taken
 
     def results(self, step: Startable[S, R]) -> list[R]:
         """The results of this round's children that are done, of the machine or job of `step`; in start order."""
@@ -180,7 +213,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
     @property
     def step_errors(self) -> int:
         """How often the step has raised since it was entered. `attempt` also counts crashes and plain retries."""
-        return getattr(self._claim, "step_errors", self.attempt)
+        return self._execution.step_errors
 
     @property
     def idempotency_key(self) -> str:

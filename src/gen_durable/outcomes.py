@@ -109,7 +109,7 @@ class Retry(Outcome[Never]):
 class Await(Outcome[R_co]):
     """Wait for a signal, or any of several, without holding a worker; then run `then` (or this same step again).
 
-    With a `timeout` the step also runs if no signal arrives in time; `ctx.first(signal)` is then None.
+    With a `timeout` the step also runs if no signal arrives in time; `ctx.timed_out` is then true.
     """
 
     __slots__ = ("names", "state", "then", "timeout")

@@ -47,7 +47,7 @@ class Signal(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One signal in an instance's inbox, not decoded: use `Context.first` and `Context.all_of`."""
+    """One signal in an instance's inbox, not decoded: use `Context.take` and `Context.take_all`."""
 
     id: int
     name: str

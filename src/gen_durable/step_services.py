@@ -19,6 +19,14 @@ class LimitContext(AbstractAsyncContextManager[None], AbstractContextManager[Non
     """The return type of `ctx.limit`: for `async with`, and for `with` in a `def` step."""
 
 
+class StepExecution(Protocol):
+    """The part of a claim that a context reads, and where it keeps what the execution does with its signals."""
+
+    step_errors: int
+    timed_out: bool
+    taken: list[int] | None
+
+
 class LimitService(Protocol):
     """Acquires limits for `ctx.limit`. Each worker has one."""
 

@@ -50,7 +50,9 @@ async def test_a_completion_that_is_stale_writes_no_outbox(engine: Opening) -> N
         await e.reclaim()
         child = '{"fsm": "call_back", "version": 1, "step": "run", "state": 1, "queue": "default", "priority": 0}'
         commit = Commit(claim.id, claim.epoch, claim.seq, "done", value="2", extra=f'{{"spawn": [{child}]}}')
-        assert (await services_of(e.app).pool.run(services_of(e.app).statements.flush([commit]))).stale == {claim.id}
+        assert (await services_of(e.app).pool.run(services_of(e.app).statements.flush([commit]))).stale_ids == {
+            claim.id
+        }
         assert (await e.app.count()).value == 1
 
 
@@ -73,7 +75,7 @@ class Waits(Machine):
 
     @step
     async def went(self, timeout: float | None, ctx: Context) -> Outcome[str]:
-        return Done(f"went with {ctx.first(go)}")
+        return Done(f"went with {ctx.take(go)}")
 
 
 async def test_a_suspended_run_has_a_way_back(engine: Opening) -> None:
@@ -89,10 +91,11 @@ async def test_a_suspended_run_has_a_way_back(engine: Opening) -> None:
         await e.app.signal("order:1", go, 7)
         assert await e.app.cancel(cancelled, reason="a mistake")
         await e.app.retry(cancelled)
+        await e.app.signal(cancelled, go, 9)
         async with Worker(e.app, machines=[Waits()]):
             assert await signalled.wait(SOON) == Finished(signalled.id, "went with 7")
             assert await timed.wait(SOON) == Finished(timed.id, "went with None")
-            assert await cancelled.wait(SOON) == Finished(cancelled.id, "went with None")
+            assert await cancelled.wait(SOON) == Finished(cancelled.id, "went with 9")
 
 
 class Stumbles(Machine):

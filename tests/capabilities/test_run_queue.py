@@ -58,9 +58,9 @@ async def test_complete(engine: Opening) -> None:
     async with engine() as e:
         handle = await e.app.insert(double, 1)
         (claim,) = await e.claim()
-        assert not (await e.complete(claim, "2")).stale
+        assert not (await e.complete(claim, "2")).stale_ids
         assert await handle.wait(SOON) == Finished(handle.id, 2)
-        assert (await e.complete(claim, "3")).already_committed == {handle.id}
+        assert (await e.complete(claim, "3")).already_committed_ids == {handle.id}
         assert (await handle.get()).result == 2
 
 
@@ -72,7 +72,7 @@ async def test_reclaim_stale(engine: Opening) -> None:
         assert [(r.id, r.dead) for r in await e.reclaim()] == [(handle.id, False)]
         (new,) = await e.claim()
         assert (new.id, new.attempt) == (old.id, 1)
-        assert (await e.complete(old, "-1")).stale == {handle.id}
+        assert (await e.complete(old, "-1")).stale_ids == {handle.id}
         await e.complete(new, "2")
         assert (await handle.get()).result == 2
 

@@ -60,7 +60,7 @@ class Till(Machine):
 
     @step
     async def close(self, total: int, ctx: Context) -> Outcome[int]:
-        payment = ctx.first(paid)
+        payment = ctx.take(paid)
         return Done(total + payment.amount) if payment is not None else Fail("nobody paid")
 
     @step

@@ -75,7 +75,7 @@ class Flow(Machine):
 
     @step
     async def end(self, state: dict[str, Any], ctx: Context) -> Outcome[Any]:
-        return Done({"state": state, "signal": ctx.first(go)})
+        return Done({"state": state, "signal": ctx.take(go)})
 
 
 class Patient(Machine):

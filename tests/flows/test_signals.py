@@ -26,10 +26,9 @@ class Collector(Machine):
     @step
     async def gather(self, wanted: int, ctx: Context) -> Outcome[list[int]]:
         self.runs += 1
-        pages = ctx.all_of(page)
-        if len(pages) < wanted:
+        if len(ctx.awaited) < wanted:
             return Await(page, state=wanted)
-        return Next(self.finish, pages)
+        return Next(self.finish, ctx.take_all(page))
 
     @step
     async def finish(self, pages: list[int], ctx: Context) -> Outcome[list[int]]:

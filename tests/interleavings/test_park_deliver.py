@@ -55,15 +55,14 @@ async def test_deliver_deliver(exploring: Exploring, calls: StatementBuilder) ->
 
 
 async def test_end_deliver(exploring: Exploring, calls: StatementBuilder) -> None:
-    """An instance ends while it is sent a signal: the sender may be told either, the inbox is empty in the end."""
+    """An instance ends while it is sent a signal: it is refused, or kept with the ended instance."""
 
-    def empty(end: End) -> None:
-        assert end.signals == []
+    def kept(end: End) -> None:
         assert end.rows[1]["status"] == "done"
-        assert end.right[0][0][1] in ("delivered", "no_target")
+        assert (end.right[0][0][1], len(end.signals)) in (("delivered", 1), ("no_target", 0))
 
     async with exploring() as explorer:
-        report = await explorer.explore(executing(1), [calls.flush([DONE])], [calls.signal([GO])], empty)
+        report = await explorer.explore(executing(1), [calls.flush([DONE])], [calls.signal([GO])], kept)
     assert report.faults == []
 
 
@@ -117,3 +116,23 @@ async def test_without_seen_a_pack_spins(exploring: Exploring, calls: StatementB
     async with exploring(cure) as explorer:
         report = await explorer.explore(given, [calls.flush([PARK_AGAIN])], [other], asleep, first_fault=True)
     assert len(report.faults) == 1
+
+
+async def test_take_deliver(exploring: Exploring, calls: StatementBuilder) -> None:
+    """A step takes the first of two signals and waits for more, while a third is sent: the second wakes it at once.
+
+    What it took is gone, what it did not take and what came since are there, in every order.
+    """
+
+    def woken_by_the_rest(end: End) -> None:
+        assert end.rows[1]["status"] == "runnable"
+        assert end.right[0][0][:2] == (1, "delivered")
+        assert [s["id"] for s in end.signals][:1] == [8]
+        assert len(end.signals) == 2
+
+    took = Commit(1, 1, 0, "await", delay=None, extra='{"awaits": ["go"], "seen": [], "consumed": [7]}')
+    given = executing(1, awaits=["go"]) + signal(7, 1) + signal(8, 1)
+    async with exploring() as explorer:
+        report = await explorer.explore(given, [calls.flush([took])], [calls.signal([GO])], woken_by_the_rest)
+    assert report.faults == []
+    assert report.schedules > 4

@@ -8,11 +8,11 @@ from tests.interleavings.test_cancel import CHILD
 from tests.support.breakpoints import Cure
 from tests.support.explorer import End
 from tests.support.exploring import Exploring
-from tests.support.rows import ended, executing, instance, parent
+from tests.support.rows import ended, executing, instance, parent, signal
 
 from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.statements import StatementBuilder
-from gen_durable.store.types import Commit
+from gen_durable.store.types import Commit, OutgoingSignal
 
 FAMILY = (
     parent(1, pending=1)
@@ -134,3 +134,39 @@ async def test_a_cascade_that_is_bound_to_no_round_cancels_the_next(
             given, [calls.flush([SPREAD])], [calls.cascade(9, None)], apart, first_fault=True
         )
     assert len(report.faults) == 1
+
+
+async def test_retry_deliver(exploring: Exploring, calls: StatementBuilder) -> None:
+    """A cancelled wait is retried while its signal is sent: it is refused, or it wakes the instance; never neither."""
+
+    def not_lost(end: End) -> None:
+        (_, verdict, _), row = end.right[0][0], end.rows[1]
+        assert (verdict, row["status"]) in (("no_target", "awaiting_signal"), ("delivered", "runnable"))
+        assert len(end.signals) == (verdict == "delivered")
+
+    given = ended(1, status="cancelled", awaits=["go"], seen=[])
+    retry = AdminStatementBuilder(calls.schema).retry(1, None)
+    send = calls.signal([OutgoingSignal(1, None, "go", None, None)])
+    async with exploring() as explorer:
+        report = await explorer.explore(given, [retry], [send], not_lost, begin=True)
+    assert report.faults == []
+    assert len(report.ends) == 2
+
+
+async def test_retry_late_take(exploring: Exploring, calls: StatementBuilder) -> None:
+    """A worker that lost its claim sends an outcome that took a signal, while an operator retries the failed row.
+
+    The outcome is stale, and the next claim is given the signal.
+    """
+
+    def kept(end: End) -> None:
+        assert end.right[0].stale_ids == {1}
+        assert [s["id"] for s in end.signals] == [7]
+        assert (end.rows[1]["status"], end.rows[1]["awaits"]) == ("runnable", ["go"])
+
+    given = ended(1, status="failed", claims=2, awaits=["go"]) + signal(7, 1)
+    retry = AdminStatementBuilder(calls.schema).retry(1, None)
+    late = calls.flush([Commit(1, 1, 0, "next", step="t", value="1", extra='{"consumed": [7]}')])
+    async with exploring() as explorer:
+        report = await explorer.explore(given, [retry], [late], kept, begin=True)
+    assert report.faults == []

@@ -68,7 +68,7 @@ class Waiting(Machine):
 
     @step
     async def take(self, state: None, ctx: Context) -> Outcome[str]:
-        return Done(ctx.first(note) or "")
+        return Done(ctx.take(note) or "")
 
 
 async def count(dsn: str, schema: str) -> int:

@@ -43,7 +43,7 @@ class Waiting(Machine):
 
     @step
     async def take(self, state: None, ctx: Context) -> Outcome[str]:
-        return Done(ctx.first(go) or "")
+        return Done(ctx.take(go) or "")
 
 
 class Listening:

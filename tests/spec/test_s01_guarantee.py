@@ -96,7 +96,7 @@ async def test_the_whole_step_runs_again_and_no_step_before_it(engine: Opening, 
 async def test_delivery_is_not_exactly_once(engine: Opening) -> None:
     """A signal that is sent twice without a dedup key comes twice: the engine does not guess that it was meant once."""
     async with engine() as e:
-        play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=lambda p, s, c: Done(len(c.all_of(go))))
+        play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=lambda p, s, c: Done(len(c.take_all(go))))
         async with e.worker(play):
             handle = await e.start()
             await e.until(StepCommitted, id=handle.id, outcome="Await")

@@ -121,7 +121,7 @@ async def test_a_child_is_otherwise_an_ordinary_instance(engine: Opening) -> Non
             a=lambda p, s, c: ScheduleChildren([Start(Kid.k, {}, unique_key="kid")], then=p.b, state=s),
             b=lambda p, s, c: Done(c.results(Kid.k)),
         )
-        kid = Kid(k=lambda k, s, c: Await(go, then=k.grown, state=s), grown=lambda k, s, c: Done(c.first(go)))
+        kid = Kid(k=lambda k, s, c: Await(go, then=k.grown, state=s), grown=lambda k, s, c: Done(c.take(go)))
         async with e.worker(play, kid):
             handle = await e.start()
             await e.until(StepCommitted, machine="Kid", outcome="Await")
@@ -136,7 +136,7 @@ async def test_the_primitives_compose(engine: Opening) -> None:
     async with engine() as e:
 
         def second(play: Play, state: State, ctx: Context) -> Outcome[Any]:
-            got = ctx.first(go)
+            got = ctx.take(go)
             assert got is not None
             return ScheduleChildren([Start(Kid.k, {"n": n}) for n in range(got["n"])], then=play.c, state=state)
 

@@ -56,13 +56,136 @@ async def test_progress_consumes_exactly_the_awaited_signals_that_were_shown(eng
         assert (await e.row(handle))["awaits"] is None
 
 
-@pytest.mark.parametrize("kind", ENDS)
-async def test_an_end_drops_the_whole_inbox(engine: Opening, kind: str) -> None:
-    """Nobody will read the rest: a terminal outcome deletes it."""
+# The seed deletes the inbox with a terminal outcome. Here signals that were not read stay until retention: they were
+# accepted, so an operator must be able to find them; and a retried instance must be given what it was given before.
+@pytest.mark.parametrize(
+    ("kind", "inbox", "awaits"), [("Done", ["other", "go"], None), ("Fail", ["other", "go", "go"], ["go"])]
+)
+async def test_an_end_keeps_what_was_not_read(
+    engine: Opening, kind: str, inbox: list[str], awaits: list[str] | None
+) -> None:
+    """`Done` consumes the awaited signals like any outcome that leads on; `Fail` consumes nothing."""
     async with engine() as e:
         handle = await woken(e, ENDS[kind])
-        assert await e.fetch("select * from @.signals where target_id = $1", handle.id) == []
-        assert (await e.row(handle))["awaits"] is None
+        assert await e.inbox(handle) == inbox
+        assert (await e.row(handle))["awaits"] == awaits
+
+
+# The seed has one rule for all steps: progress consumes what was awaited. A step that takes signals by name refines it.
+@pytest.mark.parametrize("kind", [*ON, *ENDS, "Await", "Await elsewhere", "Retry"])
+async def test_a_step_that_takes_consumes_what_it_took(engine: Opening, kind: str) -> None:
+    """Whichever outcome follows; `Retry` and `Fail` consume nothing."""
+    outcomes = ON | ENDS | STAYS | {"Await elsewhere": lambda p: Await(other, then=p.c, state={})}
+    taken: list[object] = []
+
+    async def take_one(play: Play, _state: State, ctx: Context) -> Outcome[Any]:
+        if not taken:
+            taken.extend([ctx.take(go), ctx.take(other)])
+            return outcomes[kind](play)
+        return Retry({}, delay=HOUR)
+
+    play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=take_one, c=lambda p, s, c: Retry(s, delay=HOUR))
+    async with engine() as e:
+        handle = await e.start()
+        for n in (1, 2):
+            await handle.signal(go, {"n": n})
+        async with e.worker(play):
+            await e.until(StepCommitted, id=handle.id, step="b")
+        assert taken == [{"n": 1}, None]
+        rows = await e.fetch("select payload from @.signals where target_id = $1 order by id", handle.id)
+        left = ['{"n": 1}', '{"n": 2}'] if kind in ("Retry", "Fail") else ['{"n": 2}']
+        assert [row["payload"] for row in rows] == left
+
+
+async def test_signals_that_were_not_taken_wake_the_next_await_at_once(engine: Opening) -> None:
+    """Of three signals each is handed out once, in order, although all came with the first claim."""
+    got: list[object] = []
+
+    def take_one(play: Play, state: State, ctx: Context) -> Outcome[Any]:
+        got.append(ctx.take(go))
+        return Await(go, state=state) if len(got) < 3 else Done()
+
+    async with engine() as e:
+        play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=take_one)
+        handle = await e.start()
+        for n in (1, 2, 3):
+            await handle.signal(go, {"n": n})
+        async with e.worker(play):
+            await finished(handle)
+        assert got == [{"n": 1}, {"n": 2}, {"n": 3}]
+        assert await e.inbox(handle) == []
+
+
+async def test_a_timeout_does_not_look_like_the_signal_before_it(engine: Opening) -> None:
+    """An `Await` with another `then` consumes the signal that woke its step, also if the step did not look at it."""
+    seen: list[tuple[object, bool]] = []
+
+    def note(play: Play, state: State, ctx: Context) -> Outcome[Any]:
+        seen.append((ctx.take(go), ctx.timed_out))
+        return Done()
+
+    async with engine() as e:
+        play = Play(
+            a=lambda p, s, c: Await(go, then=p.b, state=s),
+            b=lambda p, s, c: Await(go, then=p.c, state=s, timeout=timedelta(milliseconds=100)),
+            c=note,
+        )
+        handle = await e.start()
+        await handle.signal(go, {"n": 1})
+        async with e.worker(play):
+            await finished(handle)
+        assert seen == [(None, True)]
+
+
+async def test_what_a_step_took_before_it_raised_is_taken(engine: Opening) -> None:
+    """The outcome of `on_error` consumes what the step took, and leaves the rest to the next await."""
+
+    def raise_after_take(play: Play, state: State, ctx: Context) -> Outcome[Any]:
+        ctx.take(go)
+        raise ValueError
+
+    async with engine() as e:
+        play = Play(
+            a=lambda p, s, c: Await(go, then=p.b, state=s),
+            b=raise_after_take,
+            c=lambda p, s, c: Retry(s, delay=HOUR),
+            on_error=lambda p, s, c, error: Next(p.c, s),
+        )
+        handle = await e.start()
+        for n in (1, 2):
+            await handle.signal(go, {"n": n})
+        async with e.worker(play):
+            await e.until(StepCommitted, id=handle.id, step="b")
+        rows = await e.fetch("select payload from @.signals where target_id = $1", handle.id)
+        assert [row["payload"] for row in rows] == ['{"n": 2}']
+
+
+async def test_timed_out_survives_a_crash_and_a_retry_until_a_signal_comes(engine: Opening) -> None:
+    async with engine() as e:
+        seen: list[tuple[bool, int]] = []
+
+        def note(play: Play, state: State, ctx: Context) -> Outcome[Any]:
+            seen.append((ctx.timed_out, len(ctx.awaited)))
+            return Retry(state) if len(seen) < 2 else Retry(state, delay=HOUR) if len(seen) < 3 else Done()
+
+        play = Play(
+            a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=timedelta(milliseconds=50)),
+            b=note,
+        )
+        async with e.worker(play):
+            handle = await e.start()
+            await e.until(StepCommitted, id=handle.id, outcome="Await")
+        await e.fetch("update @.instances set await_deadline = now() - interval '1 second'")
+        (claim,) = await e.claim(lease=0.0)
+        assert (claim.timed_out, claim.awaits) == (True, ["go"])
+        await e.reap()
+        async with e.worker(play):
+            await e.until(StepCommitted, id=handle.id, step="b", times=2)
+            assert seen == [(True, 0), (True, 0)]
+            await handle.signal(go, {"n": 1})
+            await e.fetch("update @.instances set eligible_at = now()")
+            await e.until(StepCommitted, id=handle.id, step="b", times=3)
+            assert seen[2] == (False, 1)
 
 
 async def test_replay_consumes_nothing(engine: Opening) -> None:
@@ -94,7 +217,7 @@ async def test_collecting_several_signals_does_not_spin(engine: Opening) -> None
     """A step that awaits more of what it has seen sleeps until one comes that it has not seen."""
     async with engine() as e:
         play = Play(
-            a=lambda p, s, c: Await(go, state=s) if len(c.awaited) < 4 else Done([g["n"] for g in c.all_of(go)])
+            a=lambda p, s, c: Await(go, state=s) if len(c.awaited) < 4 else Done([g["n"] for g in c.take_all(go)])
         )
         async with e.worker(play):
             handle = await e.start()
@@ -129,19 +252,19 @@ async def test_a_late_signal_serves_the_next_await_of_its_name(engine: Opening) 
 
         async def second(play: Play, state: State, ctx: Context) -> Outcome[Any]:
             await gate.pass_through()
-            return Await(go, then=play.c, state={"first": ctx.first(go)})
+            return Await(go, then=play.c, state={"first": ctx.take(go)})
 
         async def first(play: Play, state: State, ctx: Context) -> Outcome[Any]:
             return Await(go, then=play.b, state=state)
 
-        play = Play(a=first, b=second, c=lambda p, s, c: Done([s["first"], c.all_of(go)]))
+        play = Play(a=first, b=second, c=lambda p, s, c: Done([s["first"], c.take_all(go)]))
         async with e.worker(play):
             handle = await e.start()
             await handle.signal(go, {"n": 1})
             await gate.arrival()
             await handle.signal(go, {"n": 2})
             gate.opened.set()
-            assert await finished(handle) == [{"n": 1}, [{"n": 1}, {"n": 2}]]
+            assert await finished(handle) == [{"n": 1}, [{"n": 2}]]
 
 
 async def test_a_deadline_is_a_wake_and_not_a_failure(engine: Opening) -> None:
@@ -149,7 +272,7 @@ async def test_a_deadline_is_a_wake_and_not_a_failure(engine: Opening) -> None:
     async with engine() as e:
         play = Play(
             a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=timedelta(milliseconds=200)),
-            b=lambda p, s, c: Done([c.first(go), c.attempt]),
+            b=lambda p, s, c: Done([c.take(go), c.attempt]),
         )
         async with e.worker(play):
             handle = await e.start()
@@ -166,7 +289,7 @@ async def test_a_deadline_leaves_what_does_not_match(engine: Opening) -> None:
         play = Play(
             a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=timedelta(milliseconds=100)),
             b=lambda p, s, c: Await(other, then=p.c, state={"inbox": [r.name for r in c.inbox]}),
-            c=lambda p, s, c: Done([s["inbox"], c.first(other)]),
+            c=lambda p, s, c: Done([s["inbox"], c.take(other)]),
         )
         async with e.worker(play):
             handle = await e.start()
@@ -177,13 +300,14 @@ async def test_a_deadline_leaves_what_does_not_match(engine: Opening) -> None:
 async def test_a_signal_in_time_lifts_the_deadline(engine: Opening) -> None:
     """A woken row is due by its signal, and its deadline means nothing any more."""
     async with engine() as e:
-        play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=HOUR), b=lambda p, s, c: Done(c.first(go)))
+        play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s, timeout=HOUR), b=lambda p, s, c: Done(c.take(go)))
         async with e.worker(play):
             handle = await e.start()
             await e.until(StepCommitted, id=handle.id, outcome="Await")
         await handle.signal(go, {"n": 1})
         row = await e.row(handle)
-        assert (row["await_deadline"], row["due_at"]) == (None, row["eligible_at"])
+        assert (row["status"], row["due_at"]) == ("runnable", row["eligible_at"])
+        assert (await handle.get()).await_deadline is None
         async with e.worker(play):
             assert await finished(handle) == {"n": 1}
 

@@ -55,8 +55,8 @@ async def test_a_signal_that_does_not_match_stays_for_its_own_await(engine: Open
     async with engine() as e:
         play = Play(
             a=lambda p, s, c: Await(go, then=p.b, state=s),
-            b=lambda p, s, c: Await(other, then=p.c, state={"go": c.first(go)}),
-            c=lambda p, s, c: Done([s["go"], c.first(other), [r.name for r in c.inbox]]),
+            b=lambda p, s, c: Await(other, then=p.c, state={"go": c.take(go)}),
+            c=lambda p, s, c: Done([s["go"], c.take(other), [r.name for r in c.inbox]]),
         )
         handle = await park(e, play)
         await handle.signal(other, {"n": 1})
@@ -155,7 +155,7 @@ async def test_a_woken_row_still_names_what_it_awaited(engine: Opening) -> None:
 async def test_without_then_the_same_step_runs_again_and_sees_the_signal(engine: Opening) -> None:
     """The woken step is the one that parked, and what it waited for is in its inbox."""
     async with engine() as e:
-        play = Play(a=lambda p, s, c: Done(c.first(go)) if c.awaited else Await(go, state={"asked": True}))
+        play = Play(a=lambda p, s, c: Done(c.take(go)) if c.awaited else Await(go, state={"asked": True}))
         async with e.worker(play):
             handle = await e.start({"asked": False})
             await e.until(StepCommitted, id=handle.id, outcome="Await")
@@ -180,7 +180,7 @@ async def test_any_name_of_a_set_wakes(engine: Opening) -> None:
     async with engine() as e:
         play = Play(
             a=lambda p, s, c: Await([go, other], then=p.b, state=s),
-            b=lambda p, s, c: Done([c.first(go), c.first(other), c.first(third)]),
+            b=lambda p, s, c: Done([c.take(go), c.take(other), c.take(third)]),
         )
         handle = await park(e, play)
         await handle.signal(third, {})
@@ -226,7 +226,7 @@ async def test_a_signal_that_comes_before_the_parking_is_not_lost(engine: Openin
             await gate.pass_through()
             return Await(go, then=play.b, state=state)
 
-        play = Play(a=slow, b=lambda p, s, c: Done(c.first(go)))
+        play = Play(a=slow, b=lambda p, s, c: Done(c.take(go)))
         async with e.worker(play):
             handle = await e.start()
             await gate.arrival()
@@ -246,7 +246,7 @@ async def test_no_interleaving_of_deliveries_and_parkings_hangs(engine: Opening)
                 await asyncio.sleep(0)
             return Await(go, then=play.b, state=state)
 
-        play = Play(a=body, b=lambda p, s, c: Done(c.first(go)))
+        play = Play(a=body, b=lambda p, s, c: Done(c.take(go)))
         async with e.worker(play, queues={"default": 20}):
             handles = [await e.start({"pause": n % 40}) for n in range(120)]
             await asyncio.gather(*(handle.signal(go, {"n": n}) for n, handle in enumerate(handles)))

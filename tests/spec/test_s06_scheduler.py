@@ -176,11 +176,11 @@ async def test_an_outcome_of_a_lost_claim_changes_nothing(engine: Opening) -> No
         await e.reap()
         (new,) = await e.claim(worker="w")
         flushed = await e.flush(Commit(old.id, old.epoch, old.seq, "done", value='"late"'))
-        assert flushed.stale == {handle.id}
+        assert flushed.stale_ids == {handle.id}
         row = await e.row(handle)
         assert (row["status"], row["result"], row["seq"]) == ("executing", None, 0)
         flushed = await e.flush(Commit(new.id, new.epoch, new.seq, "done", value='"in time"'))
-        assert flushed.stale == frozenset()
+        assert flushed.stale_ids == frozenset()
         assert (await e.row(handle))["result"] == '"in time"'
 
 

@@ -151,8 +151,8 @@ async def test_an_outcome_sent_twice_is_recognised(engine: Opening, kind: str) -
         first = await e.flush(sent)
         row, children = await e.row(handle), await e.children(handle)
         second = await e.flush(sent)
-        assert (first.stale, first.already_committed) == (frozenset(), frozenset())
-        assert (second.stale, second.already_committed) == (frozenset(), {handle.id})
+        assert (first.stale_ids, first.already_committed_ids) == (frozenset(), frozenset())
+        assert (second.stale_ids, second.already_committed_ids) == (frozenset(), {handle.id})
         assert differing(row, await e.row(handle)) == set()
         assert await e.children(handle) == children
         assert row["seq"] == 1
@@ -194,7 +194,7 @@ async def test_the_end_of_a_child_joins_in_the_same_transaction(engine: Opening)
 async def test_signals_can_be_sent_by_any_client_in_its_own_transaction(engine: Opening) -> None:
     """`select schema.signal(...)` is the same door, by id or by key, and commits with its caller."""
     async with engine() as e:
-        play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=lambda p, s, c: Done(c.first(go)))
+        play = Play(a=lambda p, s, c: Await(go, then=p.b, state=s), b=lambda p, s, c: Done(c.take(go)))
         async with e.worker(play, poll_interval=timedelta(milliseconds=50)):
             handle = await e.start(unique_key="k")
             await e.until(StepCommitted, id=handle.id, outcome="Await")

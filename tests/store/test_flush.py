@@ -100,7 +100,7 @@ OUTCOMES = {
     ),
     "fail": (
         worn("fail", error="no"),
-        {"status": "failed", "step": "s", "state": '{"n": 0}', "result": None, "attempt": 3, "awaits": None}
+        {"status": "failed", "step": "s", "state": '{"n": 0}', "result": None, "attempt": 3, "awaits": ["go"]}
         | {"last_error": "no", "unique_guard": None, "unique_scope": [], "step_errors": 2}
         | FREE,
     ),
@@ -180,7 +180,8 @@ def test_await_with_a_timeout_is_due_at_its_deadline(store: Store) -> None:
     (claim,) = store.pick().claims
     assert (claim.awaits, claim.inbox, claim.step, claim.epoch) == (["go"], (), "t", 2)
     row = store.row(1)
-    assert (row["await_deadline"], row["seen"]) == (None, None)
+    assert (claim.timed_out, row["timed_out"], row["seen"]) == (True, True, None)
+    assert row["await_deadline"] is not None, "kept with awaits"
 
 
 def test_await_does_not_sleep_on_a_signal_that_is_there(store: Store) -> None:
@@ -215,12 +216,30 @@ def test_a_consumed_signal_with_a_dedup_key_leaves_a_tombstone(store: Store) -> 
     assert claim.inbox == ()
 
 
-@pytest.mark.parametrize("kind", ["done", "fail"])
-def test_an_end_empties_the_inbox(store: Store, kind: str) -> None:
-    """Whatever is in the inbox goes with a terminal outcome, tombstones too; others' mail stays."""
-    store.given(executing(1) + signal(7, 1) + signal(8, 1, dedup_key="d", consumed=True) + executing(2) + signal(9, 2))
-    store.flush(Commit(1, 1, 0, kind, error="no" if kind == "fail" else None))
-    assert [s["id"] for s in store.inbox()] == [9]
+@pytest.mark.parametrize("kind", ["done", "fail", "cancel"])
+def test_an_end_keeps_the_inbox_until_retention(store: Store, kind: str) -> None:
+    """Only what it consumes goes with a terminal outcome; the rest goes with the row."""
+    store.given(executing(1) + signal(7, 1) + signal(8, 1, dedup_key="d", consumed=True) + signal(9, 1))
+    store.flush(Commit(1, 1, 0, kind, error=None if kind == "done" else "no", extra='{"consumed": [7]}'))
+    assert [s["id"] for s in store.inbox()] == [8, 9]
+    store.sql("delete from @schema.instances where id = 1")
+    assert store.inbox() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "timed_out"),
+    [("retry", True), ("fail", True), ("cancel", True), ("next", False), ("continue", False), ("done", False)],
+)
+def test_only_outcomes_that_keep_the_awaits_keep_timed_out(store: Store, kind: str, timed_out: bool) -> None:
+    """A retry, by the step or by an operator, runs the step as it was woken."""
+    store.given(executing(1, awaits=["go"], timed_out=True, await_deadline=seconds(-1)))
+    store.flush(Commit(1, 1, 0, kind, step="t", error="no" if kind in ("fail", "cancel") else None))
+    row = store.row(1)
+    assert (row["timed_out"], row["awaits"], row["await_deadline"] is not None) == (
+        timed_out,
+        ["go"] if timed_out else None,
+        timed_out,
+    )
 
 
 def test_children_are_made_as_they_were_described(store: Store) -> None:

@@ -89,10 +89,10 @@ def test_a_crash_loop_ends(store: Store) -> None:
     store.given(executing(1, crashes=2, unique_key=b"k", unique_scope=LIVE, awaits=["go"], **LATE) + signal(7, 1))
     assert reap(store, max_crashes=3) == [ReapedClaim(1, "m", 1, "s", "default", 3, dead=True)]
     row = store.row(1)
-    assert (row["status"], row["crashes"], row["unique_guard"], row["awaits"]) == ("failed", 3, None, None)
+    assert (row["status"], row["crashes"], row["unique_guard"], row["awaits"]) == ("failed", 3, None, ["go"])
     assert "crash loop" in row["last_error"]
     assert row["finished_at"] is not None
-    assert store.inbox() == []
+    assert [s["id"] for s in store.inbox()] == [7], "a retry is given it again"
 
 
 def ends(store: Store) -> list[tuple[object, ...]]:

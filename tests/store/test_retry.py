@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.support.rows import LIVE, ended, executing, instance, parent, parked, signal
+from tests.support.rows import LIVE, ended, executing, instance, parent, parked, seconds, signal
 from tests.support.store import Store
 
 from gen_durable.instances import Status
 from gen_durable.store.instance_admin import DeleteResult, RetryResult
-from gen_durable.store.types import Commit
+from gen_durable.store.types import Commit, OutgoingSignal
 
 ENDS = ["done", "failed", "cancelled"]
 
@@ -165,3 +165,47 @@ def test_a_retried_parent_is_not_followed_into_its_next_round(store: Store) -> N
     assert [(row["id"], row["status"]) for row in store.rows()] == [
         (1, "awaiting_children"), (2, "cancelled"), (3, "cancelled"), (101, "runnable"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("inbox", "status"),
+    [
+        ("", "awaiting_signal"),
+        (signal(7, 1, name="other"), "awaiting_signal"),
+        (signal(7, 1, consumed=True, dedup_key="d"), "awaiting_signal"),
+        (signal(8, 1), "awaiting_signal"),
+        (signal(9, 1), "runnable"),
+    ],
+    ids=["nothing", "another name", "consumed", "seen", "come"],
+)
+def test_a_retry_of_a_cancelled_wait_waits_again(store: Store, inbox: str, status: str) -> None:
+    """Otherwise its step would run without its signal, as if its timeout had passed."""
+    store.given(parked(1, seen=[8], await_deadline=seconds(60)) + inbox)
+    store.run(store.calls.cancel([(1, None)], "why", cascade=True))
+    assert store.run(store.reads.retry(1, None)) == RetryResult(1, Status.CANCELLED, "default")
+    row = store.row(1)
+    assert (row["status"], row["awaits"], row["seen"], row["joined"]) == (status, ["go"], [8], False)
+    assert row["deadline_in"] == pytest.approx(60, abs=5)
+    assert store.signal(OutgoingSignal(1, None, "go", None, None))[0][1] == "delivered"
+    (claim,) = store.pick().claims
+    assert (claim.timed_out, claim.awaits) == (False, ["go"])
+
+
+def test_a_retry_of_a_wait_whose_deadline_has_passed_times_out(store: Store) -> None:
+    store.given(parked(1, await_deadline=seconds(-1)))
+    store.run(store.calls.cancel([(1, None)], "why", cascade=True))
+    store.run(store.reads.retry(1, None))
+    (claim,) = store.pick().claims
+    assert (claim.timed_out, claim.awaits) == (True, ["go"])
+
+
+@pytest.mark.parametrize("kind", ["fail", "cancel"])
+def test_a_retry_of_a_step_is_given_its_signals_again(store: Store, kind: str) -> None:
+    """A failed or cancelled execution consumed nothing, so the step runs as it was woken."""
+    store.given(parked(1) + signal(7, 1))
+    store.sql("update @schema.instances set status = 'runnable'")
+    (claim,) = store.pick().claims
+    store.flush(Commit(1, claim.epoch, claim.seq, kind, error="no"))
+    store.run(store.reads.retry(1, None))
+    (again,) = store.pick().claims
+    assert ([s.id for s in again.inbox], again.awaits, again.timed_out) == ([7], ["go"], False)

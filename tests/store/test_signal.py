@@ -24,12 +24,15 @@ def test_a_match_wakes(store: Store) -> None:
     assert claim.awaits == ["go", "stop"]
 
 
-def test_a_wake_clears_the_deadline(store: Store) -> None:
-    """A woken row has no deadline left."""
+def test_a_wake_is_not_a_timeout(store: Store) -> None:
+    """A woken row is due by its signal. Its deadline stays with `awaits`, and means nothing."""
     store.given(parked(1))
-    store.sql("update @schema.instances set await_deadline = now() + interval '1 hour'")
+    store.sql("update @schema.instances set await_deadline = now() - interval '1 hour'")
     store.signal(send(1))
-    assert store.row(1)["await_deadline"] is None
+    row = store.row(1)
+    assert (row["status"], row["due_at"]) == ("runnable", row["eligible_at"])
+    (claim,) = store.pick().claims
+    assert not claim.timed_out
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class Vault(Machine, history="states"):
 
     @step
     async def spread(self, secret: Secret, ctx: Context) -> Outcome[Secret]:
-        assert ctx.first(told) == Secret(CANARY, 7)
+        assert ctx.take(told) == Secret(CANARY, 7)
         children: list[Start[Any]] = [Start(echo, Secret(CANARY, n)) for n in range(3)]
         return ScheduleChildren([*children, Start(burn, Secret(CANARY))], then=self.gather, state=secret)
 
@@ -135,7 +135,7 @@ class Waiter(Machine):
 
     @step
     async def wait(self, secret: Secret, ctx: Context) -> Outcome[str]:
-        found = ctx.first(told)
+        found = ctx.take(told)
         return Await(told, state=secret) if found is None else Done(f"{found.text}/{secret.text}")
 
 

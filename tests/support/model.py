@@ -42,7 +42,8 @@ class Row:
     crashes: int = 0
     deadline: Time | None = None
     awaits: tuple[str, ...] | None = None
-    seen: frozenset[int] = frozenset()
+    seen: frozenset[int] | None = None  # None unless it has been parked since its last claim
+    timed_out: bool = False
     inbox: list[Letter] = field(default_factory=list)
     parent: int | None = None
     parent_round: int | None = None
@@ -102,7 +103,8 @@ class Model:
         """Claim it; whether its children are to be cancelled, once the pick is over."""
         row.joined = row.joined or row.status == "awaiting_children"
         gave_up = row.joined and row.cancel_rest
-        row.status, row.claims, row.deadline, row.seen = "executing", row.claims + 1, None, frozenset()
+        row.timed_out = row.timed_out or row.status in ("awaiting_signal", "awaiting_children")
+        row.status, row.claims, row.seen = "executing", row.claims + 1, None
         row.pending, row.expired = 0, False
         return gave_up
 
@@ -125,8 +127,9 @@ class Model:
             row.attempt += 1
         elif kind not in ENDS and (kind != "await" or step is not None):
             row.attempt = 0
-        if kind != "retry":
-            row.awaits = None
+        if kind not in ("retry", "fail", "cancel"):
+            row.awaits, row.deadline, row.timed_out = None, None, False
+        row.seen = None
         if kind != "continue":
             row.expired = False
         for letter in [x for x in row.inbox if x.number in set(consumed)]:
@@ -141,8 +144,13 @@ class Model:
     def park(self, row: Row, names: tuple[str, ...], seen: frozenset[int], deadline: float | None) -> None:
         row.awaits, row.seen = names, seen
         row.status, row.deadline = "awaiting_signal", None if deadline is None else self.now(deadline)
-        if any(not x.consumed and x.name in names and x.number not in seen for x in row.inbox):
+        if self.has_unseen(row):
             self.wake(row)
+
+    def has_unseen(self, row: Row) -> bool:
+        """Whether a signal that it waits for has come, and its parking step was not given it."""
+        seen, names = row.seen or frozenset(), row.awaits or ()
+        return any(not x.consumed and x.name in names and x.number not in seen for x in row.inbox)
 
     def fan_out(self, row: Row, made: list[Row], needed: int | None, *, wakes: bool, cancel_rest: bool) -> None:
         row.round += 1
@@ -156,14 +164,16 @@ class Model:
 
     def wake(self, row: Row) -> None:
         row.joined = row.status == "awaiting_children"
-        row.status, row.at, row.deadline, row.pending = "runnable", self.now(), None, 0
+        row.status, row.at, row.pending = "runnable", self.now(), 0
+        if row.joined:
+            row.deadline = None
 
     def end(self, rows: list[Row], status: str) -> None:
         """Rows end together; their parents hear of it."""
         told: dict[tuple[int, int | None], list[Row]] = defaultdict(list)
         for row in rows:
-            row.status, row.finished, row.awaits, row.deadline = status, self.now(), None, None
-            row.inbox, row.key, row.pending, row.expired = [], None, 0, False
+            row.status, row.finished = status, self.now()
+            row.key, row.pending, row.expired = None, 0, False
             if row.parent is not None:
                 told[row.parent, row.parent_round].append(row)
         for (parent, round_), ended in told.items():
@@ -245,8 +255,10 @@ class Model:
     def retry(self, row: Row) -> bool:
         if row.status not in ("failed", "cancelled"):
             return False
-        row.status, row.attempt, row.crashes, row.claims = "runnable", 0, 0, row.claims + 1
-        row.finished, row.at, row.marked, row.deadline, row.pending = None, self.now(), False, None, 0
+        waits = row.awaits is not None and row.seen is not None and not self.has_unseen(row)
+        row.status = "awaiting_signal" if waits else "runnable"
+        row.attempt, row.crashes, row.claims = 0, 0, row.claims + 1
+        row.finished, row.at, row.marked, row.pending = None, self.now(), False, 0
         parent = self.rows.get(row.parent or 0)
         if parent is not None and parent.status == "awaiting_children" and parent.round == row.parent_round:
             parent.pending += 1

@@ -29,7 +29,7 @@ class Shop(Machine):
 
     @step
     async def collect(self, order: Order, ctx: Context) -> Outcome[Order]:
-        if ctx.first(payment) == 13:
+        if ctx.take(payment) == 13:
             raise ValueError("unlucky")
         return Next(self.ship, order, delay=timedelta(days=1))
 

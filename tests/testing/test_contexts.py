@@ -41,7 +41,7 @@ def pack(sku: str) -> list[str]:
 class Shop(Machine, queue="shop", version=3):
     @step
     async def collect(self, order: int, ctx: Context) -> Outcome[int]:
-        paid = ctx.first(payment)
+        paid = ctx.take(payment)
         return Fail("payment never came") if paid is None else Next(self.join, paid.amount)
 
     @step
@@ -60,8 +60,10 @@ async def test_signals_come_as_typed_values() -> None:
     outcome = await Shop().collect(42, ctx)
     assert isinstance(outcome, Next)
     assert (outcome.step.name, outcome.state) == ("join", 100)
-    assert ctx.all_of(payment) == [Paid(100), Paid(7)]
-    assert ctx.all_of(hurry) == [None]
+    assert ctx.take_all(payment) == [Paid(7)], "the step took the first"
+    assert ctx.take_all(hurry) == [], "it was not awaited"
+    assert not ctx.timed_out
+    assert make_context(Shop.collect, timed_out=True).timed_out
     assert [s.name for s in ctx.awaited] == ["payment", "payment"]
     assert [s.id for s in ctx.inbox] == [1, 2, 3], "ids as the database gives them: each its own, in order"
     assert ctx.inbox[0].inserted_at < ctx.inbox[2].inserted_at

@@ -33,7 +33,7 @@ class Charge(Machine):
 
     @step
     async def collect(self, amount: int, ctx: Context) -> Outcome[int]:
-        self.charged.append((ctx.first(go) or 0, ctx.attempt))
+        self.charged.append((ctx.take(go) or 0, ctx.attempt))
         return Done(amount)
 
     async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[int]:

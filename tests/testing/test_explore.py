@@ -45,7 +45,7 @@ class Careless(Machine):
 
     @step
     async def collect(self, amount: int, ctx: Context) -> Outcome[int]:
-        if ctx.first(paid) is None:
+        if ctx.take(paid) is None:
             return Fail("nobody has paid")
         await self.till.charge(amount)
         return Done(amount)
@@ -56,7 +56,7 @@ class Careful(Careless, name="careful"):
 
     @step
     async def collect(self, amount: int, ctx: Context) -> Outcome[int]:
-        if ctx.first(paid) is None:
+        if ctx.take(paid) is None:
             return Fail("nobody has paid")
         await self.till.charge(amount, ctx.idempotency_key)
         return Done(amount)
@@ -115,7 +115,7 @@ class Race(Machine):
 
     @step
     async def decide(self, amount: int, ctx: Context) -> Outcome[str]:
-        self.kept = ctx.all_of(paid)
+        self.kept = ctx.take_all(paid)
         if any(received.name == abandoned.name for received in ctx.awaited):
             return Done("abandoned")
         return Done("shipped" if self.kept else "too late")
@@ -170,7 +170,7 @@ class Breaks(Machine):
 
     @step
     async def collect(self, n: int, ctx: Context) -> Outcome[int]:
-        amount = ctx.first(paid)
+        amount = ctx.take(paid)
         return Done(n // amount)  # type: ignore[operator]
 
 

@@ -24,7 +24,7 @@ class Question(Machine):
 
     @step
     async def hear(self, minutes: int, ctx: Context) -> Outcome[str]:
-        heard = ctx.first(answer)
+        heard = ctx.take(answer)
         return Fail("no answer came") if heard is None else Done(heard)
 
 

@@ -11,12 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from gen_durable.context import Child, Context
-from gen_durable.errors import DecodeError, InvalidOutcome
+from gen_durable.errors import DecodeError, InputError, InvalidOutcome
 from gen_durable.instances import Instance, Status
 from gen_durable.jobs import job
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Done, Outcome
 from gen_durable.signals import Received, Signal
+from gen_durable.testing.contexts import MadeExecution
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -67,27 +68,49 @@ CTX = Context(
 )
 
 
-def test_first_is_the_oldest_awaited_payload() -> None:
-    """Typed; None when it was not awaited or did not come."""
-    ctx = replace(CTX, inbox=INBOX, awaited=(INBOX[0], INBOX[2]))
-    assert ctx.first(paid) == Paid(5)
-    assert ctx.first(go) is None
-    assert CTX.first(paid) is None
+def with_execution(**values: Any) -> tuple[Context, MadeExecution]:
+    execution = MadeExecution(step_errors=0, timed_out=True)
+    return replace(CTX, inbox=INBOX, _claim=execution, **values), execution
 
 
-def test_all_of_is_the_whole_inbox_of_a_name() -> None:
-    """Oldest first, awaited or not."""
-    ctx = replace(CTX, inbox=INBOX)
-    assert ctx.all_of(paid) == [Paid(5), Paid(7)]
-    assert ctx.all_of(go) == [None]
-    assert ctx.all_of(Signal("other")) == []
+def test_take_gives_each_awaited_payload_once_oldest_first() -> None:
+    """Typed; None when none is left, it was not awaited, or it did not come."""
+    ctx, execution = with_execution(awaited=(INBOX[0], INBOX[2]))
+    assert execution.taken is None
+    assert ctx.take(go) is None
+    assert execution.taken == [], "a step that looks takes, also if there was nothing"
+    assert [ctx.take(paid), ctx.take(paid), ctx.take(paid)] == [Paid(5), Paid(7), None]
+    assert execution.taken == [INBOX[0].id, INBOX[2].id]
+
+
+def test_take_all_takes_what_is_left_of_a_name() -> None:
+    """Oldest first; signals that were not awaited stay."""
+    ctx, execution = with_execution(awaited=(INBOX[0], INBOX[2]))
+    assert ctx.take_all(go) == []
+    assert ctx.take(paid) == Paid(5)
+    assert (ctx.take_all(paid), ctx.take_all(paid)) == ([Paid(7)], [])
+    assert execution.taken == [INBOX[0].id, INBOX[2].id]
+
+
+def test_timed_out_needs_a_deadline_and_no_awaited_signal() -> None:
+    assert with_execution()[0].timed_out
+    assert not with_execution(awaited=INBOX[:1])[0].timed_out
+    ctx, execution = with_execution()
+    execution.timed_out = False
+    assert not ctx.timed_out
+
+
+def test_a_context_without_a_claim_says_how_to_make_one() -> None:
+    with pytest.raises(InputError, match="make_context"):
+        CTX.take(paid)
 
 
 def test_a_payload_that_does_not_fit_is_a_decode_error() -> None:
     """The signal is named, the payload is not shown."""
-    ctx = replace(CTX, awaited=(received(1, "paid", '{"amount": "CANARY"}'),))
+    ctx, execution = with_execution(awaited=(received(1, "paid", '{"amount": "CANARY"}'),))
     with pytest.raises(DecodeError, match="signal 'paid': stored JSON does not fit Paid") as caught:
-        ctx.first(paid)
+        ctx.take(paid)
+    assert execution.taken == []
     assert "CANARY" not in str(caught.value)
 
 

@@ -52,7 +52,7 @@ class Checkout(Machine, version=2):
 
     @step
     async def collect(self, order: Order, ctx: Context) -> Outcome[int]:
-        if ctx.first(paid) is None:
+        if ctx.take(paid) is None:
             return Fail("never came")
         return Next(self.pack, order)
 

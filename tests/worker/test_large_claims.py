@@ -54,7 +54,7 @@ class Large(Machine):
 
     @step
     async def receive(self, _: int, ctx: Context) -> Outcome[bool]:
-        return Done(ctx.all_of(part) == EXPECTED)
+        return Done([part.codec.decode(s.payload) for s in ctx.inbox if s.name == part.name] == EXPECTED)
 
     @step
     async def split(self, _: int, ctx: Context) -> Outcome[bool]:

@@ -40,7 +40,7 @@ class Vault(Machine):
 
     @step
     async def reveal(self, secret: Secret, ctx: Context) -> Outcome[Secret]:
-        first = ctx.first(told)
+        first = ctx.take(told)
         return Done(first or secret)
 
     @step

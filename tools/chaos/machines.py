@@ -163,7 +163,7 @@ class Mailbox(Writing):
         with self.effects.of(ctx):
             letters = tuple(ping.codec.decode(r.payload) for r in ctx.awaited if r.name == ping.name)
             taken = Box(box.steps + 1, box.got + letters)
-            return Done(taken) if ctx.first(bye) is not None else Next(self.wait, taken)
+            return Done(taken) if ctx.take(bye) is not None else Next(self.wait, taken)
 
 
 class Parent(Writing):
@@ -227,7 +227,7 @@ class Timer(Writing):
     @step
     async def woken(self, delays: Delays, ctx: Context) -> Outcome[Sum]:
         with self.effects.of(ctx):
-            return Done(Sum(3, 0 if ctx.first(never) is None else 1))
+            return Done(Sum(3, 0 if ctx.take(never) is None else 1))
 
 
 async def draw(nap: float) -> str:

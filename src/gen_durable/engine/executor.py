@@ -89,7 +89,7 @@ class Executor:
         current task, if the caller knows it. With a `transaction` the step's error is raised as `StepRaised`.
         """
         state = previous.state if previous is not None else self._decode_state(claim, entry)
-        ctx = self._make_context(claim, entry.spec, transaction)
+        ctx, claim.taken = self._make_context(claim, entry.spec, transaction), None
         try:
             if entry.plain:
                 returned = await (entry.call(state, ctx) if entry.wants_context else entry.call(state))

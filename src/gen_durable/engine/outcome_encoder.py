@@ -30,7 +30,6 @@ from gen_durable.outcomes import (
     describe,
     is_outcome,
 )
-from gen_durable.signals import Received
 from gen_durable.starts import Start
 from gen_durable.store.types import Claim, Commit, ManyChildren
 from gen_durable.validation import MAX_CHILDREN_BYTES, clean_error
@@ -98,7 +97,6 @@ def encode_outcome(
     extra: dict[str, Any] = {}
     match outcome:
         case Next():
-            encoded.consumed = _signal_ids(ctx.awaited)
             encoded.queue = outcome.queue
             _encode_spawned(encoded, extra, outcome.spawn)
             encoded.state = _encode_next(commit, extra, outcome, claim, spec, may_continue=may_continue)
@@ -110,7 +108,6 @@ def encode_outcome(
         case Await():
             _encode_await(commit, extra, outcome, claim, spec, ctx=ctx)
         case ScheduleChildren():
-            encoded.consumed = _signal_ids(ctx.awaited)
             encoded.remaining_starts = _encode_schedule_children(commit, extra, outcome, claim, spec)
         case Fail():
             commit.kind = "fail"
@@ -120,8 +117,8 @@ def encode_outcome(
             assert_never(outcome)
     if error is not None and commit.error is None:
         commit.error = describe(error)
-    if encoded.consumed:
-        extra["consumed"] = encoded.consumed
+    if ctx.awaited and (consumed := _consumed_signals(outcome, claim, spec, ctx)):
+        encoded.consumed = extra["consumed"] = consumed
     _add_history_and_extra(commit, extra, claim, spec)
     return encoded
 
@@ -179,8 +176,19 @@ def _encode_schedule_children(
     return _encode_children(commit, extra, outcome, spec)
 
 
-def _signal_ids(signals: tuple[Received, ...]) -> tuple[int, ...]:
-    return tuple([s.id for s in signals]) if signals else ()
+def _consumed_signals(outcome: AnyOutcome, claim: Claim, spec: StepSpec, ctx: Context) -> tuple[int, ...]:
+    """The signals that an outcome consumes. If the step called `ctx.take` or `ctx.take_all`: those that it took. If it
+    called neither: all that it was given as awaited, unless it goes on collecting in the same step.
+    """
+    if isinstance(outcome, (Retry, Fail)):
+        return ()  # the step runs again with the same signals: by itself, or when an operator retries it
+    if claim.taken is not None:
+        return tuple(claim.taken)
+    return () if isinstance(outcome, Await) and not _leaves_step(outcome, spec) else tuple([s.id for s in ctx.awaited])
+
+
+def _leaves_step(outcome: Await[Any], spec: StepSpec) -> bool:
+    return outcome.then is not None and outcome.then is not spec
 
 
 def _encode_next(
@@ -217,8 +225,10 @@ def _encode_await(
         commit.step = outcome.then.name
         _encode_limits(extra, outcome.then.limits_for(outcome.state), claim)
     extra["awaits"] = outcome.names
-    # Only signals that this execution was given as awaited: others in the inbox must still wake the instance.
-    extra["seen"] = [s.id for s in ctx.awaited if s.name in outcome.names]
+    # A step that goes on collecting is not woken again by the signals that it was given as awaited. All others must
+    # wake it: signals that it did not take, and those that came in since.
+    is_collecting = claim.taken is None and not _leaves_step(outcome, spec)
+    extra["seen"] = [s.id for s in ctx.awaited if s.name in outcome.names] if is_collecting else ()
 
 
 def _encode_limits(extra: dict[str, Any], limits: tuple[Limit, ...], claim: Claim) -> None:
@@ -329,7 +339,8 @@ def advance_claim(claim: Claim, encoded: EncodedOutcome) -> None:
     claim.seq += 1
     claim.visit = claim.seq
     claim.journal = claim.step_journal = None
-    claim.awaits = None
+    claim.awaits = claim.taken = None
+    claim.timed_out = False
     claim.children = ()
     if encoded.consumed:
         claim.inbox = tuple(s for s in claim.inbox if s.id not in encoded.consumed)

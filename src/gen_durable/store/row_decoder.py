@@ -41,7 +41,7 @@ INSTANCE: Final = (
 """The columns of instances_of.sql, in the order that `decode_instance` expects."""
 CLAIM: Final = (
     "id, fsm, fsm_version, step, state, attempt, claims, seq, queue, priority, partition_key, unique_key, parent_id, "
-    "awaits, limited, inbox, children, visit, step_errors, crashes, journal, report"
+    "awaits, limited, inbox, children, visit, step_errors, crashes, timed_out, journal, report"
 )
 """The columns of pick.sql, in the order that `decode_claim` expects; up to `limited` the fields of `Claim`."""
 
@@ -97,7 +97,7 @@ def decode_pick_result(rows: Sequence[Row]) -> PickResult:
 
 def decode_claim(row: Row) -> Claim:
     """A claim, from the columns of `CLAIM`."""
-    *fields, inbox, children, visit, step_errors, crashes, journal, _report = row
+    *fields, inbox, children, visit, step_errors, crashes, timed_out, journal, _report = row
     claim = Claim(*fields)
     if inbox is not None:
         if inbox == TOO_LARGE:
@@ -113,6 +113,7 @@ def decode_claim(row: Row) -> Claim:
     claim.visit = visit
     claim.step_errors = step_errors
     claim.crashes = crashes
+    claim.timed_out = timed_out
     claim.journal = journal
     if journal is not None and journal.startswith(LARGE_JOURNAL):
         claim.is_large = claim.has_unread_activities = True

@@ -67,6 +67,8 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     visit: int = 0
     step_errors: int = 0  # how often the step has raised in this visit
     crashes: int = 0  # how often in a row its worker died or lost its lease
+    timed_out: bool = False  # its deadline has woken it, not a signal
+    taken: list[int] | None = None  # ids of the signals that this execution took; None if it called no `take`
     journal: str | None = None  # JSON, written by earlier executions of this visit
     step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal_writer.py)
     is_decrypted: bool = False  # by core/row_encryption.py, if there is a codec

@@ -25,12 +25,22 @@ S = TypeVar("S")
 FIRST_SIGNAL_AT: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
+@dataclasses.dataclass(slots=True)
+class MadeExecution:
+    """What a context reads of its claim (`StepExecution`)."""
+
+    step_errors: int
+    timed_out: bool
+    taken: list[int] | None = None
+
+
 def make_context(
     step: Startable[Any, Any],
     *,
     attempt: int = 0,
     awaited: Iterable[Received] = (),
     inbox: Iterable[Received] = (),
+    timed_out: bool = False,
     children: Iterable[Child] = (),
     id: int = 1,  # noqa: A002 - the name that it has in the context
     queue: str | None = None,
@@ -44,17 +54,14 @@ def make_context(
 ) -> Context:
     """The context of one execution of a step.
 
-    `awaited` are the signals that the step has waited for, made with `sent`; without any, the deadline fired. `inbox`
-    are other signals that arrived. `children` are made with `child_done` and `child_failed`. `checkpoint` and
-    `finished` (results by name) are left by an earlier execution of the step: these activities are not called again.
-    `connection` is for a transactional step: an asyncpg connection in a transaction that you roll back.
+    `awaited` are the signals that the step has waited for, made with `sent`; `timed_out` says that the deadline fired
+    without any. `inbox` are other signals that arrived. `children` are made with `child_done` and `child_failed`.
+    `checkpoint` and `finished` (results by name) are left by an earlier execution of the step: these activities are not
+    called again. `connection` is for a transactional step: an asyncpg connection in a transaction that you roll back.
     """
     spec = step_of(step, "make_context")
-    waited_for, others = list(awaited), list(inbox)
-    came = [
-        dataclasses.replace(signal, id=n, inserted_at=FIRST_SIGNAL_AT + timedelta(seconds=n))
-        for n, signal in enumerate([*waited_for, *others], start=1)
-    ]
+    waited_for = list(awaited)
+    came = _number_signals([*waited_for, *inbox])
     return Context(
         id=id,
         machine=spec.machine.name,
@@ -69,11 +76,20 @@ def make_context(
         worker="gen_durable.testing",
         claim=attempt + 1,
         seq=0,
-        inbox=tuple(came),
-        awaited=tuple(came[: len(waited_for)]),
+        inbox=came,
+        awaited=came[: len(waited_for)],
         _children=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
         _transaction=None if connection is None else StepTransaction(connection),
         _journal=MemoryJournal(checkpoint, finished or {}),
+        _claim=MadeExecution(attempt, timed_out),
+    )
+
+
+def _number_signals(signals: Iterable[Received]) -> tuple[Received, ...]:
+    """Signals with the ids and times that a database gives them."""
+    return tuple(
+        dataclasses.replace(signal, id=n, inserted_at=FIRST_SIGNAL_AT + timedelta(seconds=n))
+        for n, signal in enumerate(signals, start=1)
     )
 
 

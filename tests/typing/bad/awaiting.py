@@ -49,24 +49,24 @@ class Shop(Machine):
 
 
 def deadline_forgotten(ctx: Context) -> int:
-    return ctx.first(payment).amount  # E
+    return ctx.take(payment).amount  # E
 
 
 def none_forgotten(ctx: Context) -> Paid:
-    return ctx.first(payment)  # E
+    return ctx.take(payment)  # E
 
 
 def wrong_payload(ctx: Context) -> Order | None:
-    return ctx.first(payment)  # E
+    return ctx.take(payment)  # E
 
 
 def first_by_name(ctx: Context) -> object:
-    return ctx.first("payment")  # E
+    return ctx.take("payment")  # E
 
 
 def one_of_many(ctx: Context) -> list[Order]:
-    return ctx.all_of(payment)  # E
+    return ctx.take_all(payment)  # E
 
 
 def payload_of_a_bare_signal(ctx: Context) -> int:
-    return ctx.first(go).amount  # E
+    return ctx.take(go).amount  # E

@@ -68,7 +68,7 @@ class Checkout(Machine, queue="checkout", version=1):
 
     @step
     async def collect(self, order: Order, ctx: Context) -> Outcome[int]:
-        paid = ctx.first(payment)
+        paid = ctx.take(payment)
         if paid is None:
             return Fail("payment never came")
         return Next(self.pack, PaidOrder(order, paid.amount))

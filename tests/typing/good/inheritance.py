@@ -38,7 +38,7 @@ class Base(Patient):
 
     @step
     async def work(self, task: Task, ctx: Context) -> Outcome[int]:
-        reason: str | None = ctx.first(halt)
+        reason: str | None = ctx.take(halt)
         if reason is not None:
             return Fail(reason)
         return self._after(task) if ctx.attempt else Next(self.start, UrgentTask(task.id))

@@ -60,4 +60,4 @@ class Shop(Machine, name="shop.v2"):
 
 
 def received(ctx: Context) -> tuple[Customer | None, Invoice | None, list[dict[str, int]]]:
-    return ctx.first(approved), ctx.first(invoiced), ctx.all_of(counted)
+    return ctx.take(approved), ctx.take(invoiced), ctx.take_all(counted)

@@ -84,7 +84,7 @@ class Checkout(Machine, queue="checkout"):
     @step
     async def collect_payment(self, order: Order, ctx: Context) -> Outcome[Receipt]:
         await simulate_side_effect(ctx, f"order {order.number}", seconds=0.05)
-        paid = ctx.first(payment)
+        paid = ctx.take(payment)
         if paid is None:
             return Fail("payment never came")
         return Next(self.charge, PaidOrder(order, paid.amount))

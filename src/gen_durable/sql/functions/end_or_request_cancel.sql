@@ -7,7 +7,7 @@
 -- queues in which rows became runnable; cascade_origins, parents that continue without their other children;
 -- workers_with_cancel_requests, the workers that run rows with a request; freed_gates, the gates that the caller must unblock as
 -- its last locks.
--- A waiting row ends at once. Its claims go up, so a late outcome or retry is stale. An executing row gets
+-- A waiting row ends at once and keeps its signals and what it awaits, for a retry. Its claims go up, so a late outcome or retry is stale. An executing row gets
 -- cancel_reason: flush accepts only an end from its worker, and reap ends it if the worker is dead. A row that was next
 -- at a gate, or has a token_at, has others behind it, so all its gates are freed.
 -- Index: primary key. Locks: none beyond those of the caller.
@@ -27,7 +27,6 @@ set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
-  emptied bigint[];
   parents bigint[];  -- the rows that may have children
   marked bigint[];
 begin
@@ -48,9 +47,7 @@ begin
       claims = i.claims + 1,
       last_error = given.reason,
       finished_at = now(),
-      await_deadline = null,
-      awaits = null,
-      seen = null,
+      await_deadline = case when i.awaits is not null then i.await_deadline end,
       token_at = null,
       blocked_on = null,
       children_pending = 0,
@@ -58,17 +55,16 @@ begin
       updated_at = now()
     from unnest(ids, reasons) as given (id, reason)
     where i.id = given.id and i.finished_at is null and i.lease_expires_at is null
-    returning i.id, i.has_signals, i.round, i.partition_key, i.slot_key, i.rate_key
+    returning i.id, i.round, i.partition_key, i.slot_key, i.rate_key
   )
   select
     array_agg(ended_row.id),
-    array_agg(ended_row.id) filter (where ended_row.has_signals),
     array_agg(ended_row.id) filter (where ended_row.round > 0),
     array_agg(distinct @schema.gate_name('partition', ended_row.partition_key))
         filter (where ended_row.partition_key is not null)
       || array_agg(distinct @schema.gate_name('slot', ended_row.slot_key)) filter (where ended_row.slot_key is not null)
       || array_agg(distinct @schema.gate_name('rate', ended_row.rate_key)) filter (where ended_row.rate_key is not null)
-  into ended, emptied, parents, freed_gates
+  into ended, parents, freed_gates
   from ended_row;
 
   parents := parents || marked;
@@ -78,9 +74,6 @@ begin
     from unnest(ids, reasons, cascades, origins) as given (id, reason, cascades, origin)
     join @schema.instances i on i.id = given.id
     where given.cascades and given.id = any (parents);
-  end if;
-  if emptied is not null then
-    delete from @schema.signals s where s.target_id = any (emptied);
   end if;
   if ended is not null then
     select released.woken_queues, released.cascade_origins into woken_queues, cascade_origins

@@ -55,7 +55,6 @@ declare
   consuming_ids bigint[];
   deleted_signals bigint[];    -- consumed signals without a dedup key are deleted,
   emptied_signals bigint[];    -- those with one stay, without their payload
-  ended_with_signals bigint[];
   ended_children bigint[];
   queues text[];
   spawn_queues text[];
@@ -91,7 +90,9 @@ begin
       given.kind in ('done', 'fail', 'cancel') as is_end,
       given.kind = 'continue' as keeps_claim,
       given.kind in ('next', 'retry') as is_runnable,
-      given.kind = 'retry' or (given.kind = 'await' and given.step is null) as keeps_visit
+      given.kind = 'retry' or (given.kind = 'await' and given.step is null) as keeps_visit,
+      -- The step runs again with the same signals: by itself, or when an operator retries the instance.
+      given.kind in ('retry', 'fail', 'cancel') as keeps_awaits
     from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
       as given (id, epoch, seq, kind, step, value, delay, error, extra)
   ),
@@ -124,11 +125,13 @@ begin
       end,
       await_deadline = case
         when outcome.kind in ('await', 'children') then statement_timestamp() + make_interval(secs => outcome.delay)
+        when outcome.keeps_awaits then i.await_deadline
       end,
-      awaits = case outcome.kind
-        when 'await' then array(select jsonb_array_elements_text(outcome.extra -> 'awaits'))
-        when 'retry' then i.awaits
+      awaits = case
+        when outcome.kind = 'await' then array(select jsonb_array_elements_text(outcome.extra -> 'awaits'))
+        when outcome.keeps_awaits then i.awaits
       end,
+      timed_out = i.timed_out and outcome.keeps_awaits,
       seen = case
         when outcome.kind = 'await' then array(select jsonb_array_elements_text(outcome.extra -> 'seen')::bigint)
       end,
@@ -168,7 +171,6 @@ begin
     array_agg(updated.place) filter (where updated.kind = 'await' and updated.has_signals),
     array_agg(updated.id) filter (where updated.kind = 'children'),
     array_agg(updated.id) filter (where updated.extra ? 'consumed'),
-    array_agg(updated.id) filter (where updated.is_end and updated.has_signals),
     array_agg(updated.id) filter (where updated.is_end and updated.parent_id is not null),
     array_agg(distinct updated.queue) filter (where updated.is_runnable and coalesce(updated.delay, 0) = 0),
     array_agg(distinct @schema.gate_name('partition', updated.partition_key))
@@ -178,8 +180,7 @@ begin
     array_agg(updated.id) filter (where updated.extra ? 'limits'),
     array_agg(updated.extra -> 'limits') filter (where updated.extra ? 'limits')
   into
-    written, parked_places, fanout_ids, consuming_ids, ended_with_signals, ended_children, queues, freed_gates,
-    limited_ids, limit_specs
+    written, parked_places, fanout_ids, consuming_ids, ended_children, queues, freed_gates, limited_ids, limit_specs
   from updated;
 
   if coalesce(cardinality(written), 0) < cardinality(ids) then
@@ -241,10 +242,6 @@ begin
     queues := coalesce(queues, '{}') || more;
   end if;
   queues := queues || spawn_queues;
-
-  if ended_with_signals is not null then
-    delete from @schema.signals s where s.target_id = any (ended_with_signals);
-  end if;
 
   if ended_children is not null then
     select released.woken_queues, released.cascade_origins into more, cascade_origins

@@ -21,7 +21,8 @@ as $$
     i.id, i.fsm, i.fsm_version, i.step, i.status::text, i.queue, i.priority, i.partition_key, i.unique_key, i.awaits,
     i.attempt, i.crashes, i.claims, i.seq, case when login.sees_payloads then i.last_error end, i.locked_by,
     i.parent_id,
-    i.children_pending, i.eligible_at, i.await_deadline, i.inserted_at, i.updated_at, i.finished_at,
+    i.children_pending, i.eligible_at,
+    case when i.status in ('awaiting_signal', 'awaiting_children') then i.await_deadline end, i.inserted_at, i.updated_at, i.finished_at,
     case when payloads and login.sees_payloads then i.state end,
     case when payloads and login.sees_payloads then i.result end, i.metadata,
     i.blocked_on, i.due_at

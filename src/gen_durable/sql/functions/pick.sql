@@ -42,7 +42,7 @@ create or replace function @schema.pick(
 returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt bigint, claims bigint, seq bigint, queue text,
   priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], limited text,
-  inbox jsonb, children jsonb, visit bigint, step_errors int, crashes int, journal jsonb,
+  inbox jsonb, children jsonb, visit bigint, step_errors int, crashes int, timed_out boolean, journal jsonb,
   report jsonb
 )
 language plpgsql
@@ -304,8 +304,10 @@ begin
         claims = i.claims + 1,
         locked_by = worker,
         lease_expires_at = now() + make_interval(secs => lease),
-        await_deadline = null,
-        joined = i.joined or i.status = 'awaiting_children',  -- by its deadline
+        -- A row that its deadline makes due still waits: a signal, or the last child, would have made it runnable.
+        timed_out = i.timed_out or i.status in ('awaiting_signal', 'awaiting_children'),
+        joined = i.joined or i.status = 'awaiting_children',
+        await_deadline = case when i.awaits is not null then i.await_deadline end,
         children_pending = 0,
         token_at = null,
         seen = null,
@@ -327,7 +329,7 @@ begin
       coalesce(i.slot_key, case when i.rate_key is not null then '' end),
       case when with_payloads and i.has_signals then @schema.inbox_of(i.id) end,
       case when with_payloads and i.joined then @schema.children_of(i.id, i.round) end,
-      i.visit, i.step_errors, i.crashes,
+      i.visit, i.step_errors, i.crashes, i.timed_out,
       case when with_payloads and i.has_journal then @schema.journal_of_claim(i.id, i.visit) end,
       null::jsonb
     from claimed i

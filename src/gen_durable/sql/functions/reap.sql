@@ -109,7 +109,6 @@ begin
       seq = case when i.id = any (ending) then i.seq + 1 else i.seq end,
       locked_by = null,
       lease_expires_at = null,
-      awaits = case when i.id = any (ending) then null else i.awaits end,
       finished_at = case when i.id = any (ending) then now() end,
       last_error = case
         when i.cancel_reason is not null then i.cancel_reason
@@ -130,7 +129,6 @@ begin
   from taken_back;
 
   if ending is not null then
-    delete from @schema.signals s where s.target_id = any (ending);
     select released.woken_queues, released.cascade_origins into woken_queues, cascade_origins
     from @schema.wake_parents(ending) as released;
   end if;

@@ -4,11 +4,13 @@
 -- cancelled is in its scope. notify: wake the workers with the commit (notify_workers.sql).
 -- Returns one row: its id, its status before and, if it runs again, the queue to wake. Returns no row if it does not
 -- exist.
+-- A row that waited for a signal when it was cancelled waits again, until its old deadline, unless a signal has come.
+-- Any other row runs: its step is given the signals that it had (`seen` is null from the claim of a row until it parks).
 -- The error stays until the next progress. A key that was released is not taken again (ADR 2). A parent that still
 -- waits for this round waits for the instance again. Children of its last round are passed to the step, as after a
 -- join. The step is in the same visit: finished activities, the checkpoint and the idempotency key stay valid.
--- Index: primary key, instances_unique. Locks: the parent and the row, in id order, as in flush (tests/interleavings:
--- retry_retry).
+-- Index: primary key, instances_unique, signals_inbox. Locks: the parent and the row, in id order, as in flush
+-- (tests/interleavings: retry_retry). A signal cannot come in between: an ended row receives none.
 create or replace function @schema.retry(instance bigint, key bytea default null, notify boolean default true)
 returns table (id bigint, was text, woken_queue text)
 language plpgsql
@@ -23,11 +25,12 @@ declare
     instance, (select i.id from @schema.instances i where i.unique_guard = key)
   );
   old record;
+  waits boolean;  -- for a signal, as it did before it was cancelled
 begin
   perform from @schema.instances i
   where i.id = any (array[target, (select child.parent_id from @schema.instances child where child.id = target)])
   order by i.id for no key update;
-  select i.id, i.status::text as status, i.parent_id, i.parent_round, i.queue into old
+  select i.id, i.status::text as status, i.parent_id, i.parent_round, i.queue, i.awaits, i.seen into old
   from @schema.instances i where i.id = target;
   if not found then
     return;
@@ -36,8 +39,13 @@ begin
     return query select old.id, old.status, null::text;
     return;
   end if;
+  waits := old.awaits is not null and old.seen is not null and not exists (
+    select from @schema.signals signal
+    where signal.target_id = target and not signal.consumed and signal.name = any (old.awaits)
+      and signal.id <> all (old.seen)
+  );
   update @schema.instances i set
-    status = 'runnable',
+    status = case when waits then 'awaiting_signal' else 'runnable' end::@schema.durable_status,
     attempt = 0,
     step_errors = 0,
     crashes = 0,
@@ -49,9 +57,8 @@ begin
     children_needed = null,
     on_failure = null,
     cancel_rest = null,
-    joined = i.round > 0,
+    joined = not waits and i.round > 0,
     eligible_at = now(),
-    await_deadline = null,
     finished_at = null,
     updated_at = now()
   where i.id = target;

@@ -89,7 +89,6 @@ begin
         has_signals = true,
         status = case when target_row.wakes then 'runnable' else i.status end,
         eligible_at = case when target_row.wakes then now() else i.eligible_at end,
-        await_deadline = case when target_row.wakes then null else i.await_deadline end,
         unique_scope = case
           when target_row.wakes then @schema.unique_scope_after(i.unique_scope, 'runnable') else i.unique_scope
         end,

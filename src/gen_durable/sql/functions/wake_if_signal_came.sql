@@ -24,7 +24,6 @@ begin
     update @schema.instances i set
       status = 'runnable',
       eligible_at = now(),
-      await_deadline = null,
       unique_scope = @schema.unique_scope_after(i.unique_scope, 'runnable')
     where i.ctid = any (parked) and exists (
       select from @schema.signals signal

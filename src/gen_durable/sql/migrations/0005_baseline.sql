@@ -62,6 +62,7 @@ create table @schema.instances (
   has_signals       boolean not null default false,
   has_journal       boolean not null default false,
   joined            boolean not null default false,
+  timed_out         boolean not null default false,
   claimed_ahead     boolean not null default false,
   fsm               text not null check (fsm <> ''),
   step              text not null check (step <> ''),
@@ -102,7 +103,8 @@ with (
 comment on table @schema.instances is 'One row per instance of a machine or job.';
 comment on column @schema.instances.parent_id is 'The instance that started this one.';
 comment on column @schema.instances.eligible_at is 'From when on a runnable row may be picked.';
-comment on column @schema.instances.await_deadline is 'When a waiting row is woken without a signal or its children.';
+comment on column @schema.instances.await_deadline is
+  'When a waiting row is woken without a signal or its children. Kept as long as awaits.';
 comment on column @schema.instances.finished_at is 'When the instance ended. Retention counts from here.';
 comment on column @schema.instances.due_at is
   'From when on the row may be picked, whatever its status; null if it may not be picked.';
@@ -133,6 +135,8 @@ comment on column @schema.instances.has_signals is
 comment on column @schema.instances.has_journal is
   'Whether a checkpoint, an activity or progress was ever written; without one, pick skips the journal.';
 comment on column @schema.instances.joined is 'Whether its children have woken it: the claim then carries their results.';
+comment on column @schema.instances.timed_out is
+  'Whether the deadline has woken it; kept until the woken step progresses.';
 comment on column @schema.instances.slot_key is 'The concurrency limit of the step: NAME or NAME/PARTITION.';
 comment on column @schema.instances.rate_key is 'The rate limit of the step: NAME or NAME/PARTITION.';
 comment on column @schema.instances.weight is 'The number of tokens of the rate limit that one execution takes; null for 1.';
@@ -146,7 +150,7 @@ comment on column @schema.instances.on_failure is
   'What the first failed child does: wake the parent, or also cancel the other children; null: the parent waits for all.';
 comment on column @schema.instances.cancel_rest is 'Whether children that the parent stops waiting for are cancelled.';
 comment on column @schema.instances.awaits is
-  'The names of the signals it waits for, kept until the woken step progresses.';
+  'The names of the signals it waits for, kept until the woken step progresses, and by failed and cancelled rows.';
 comment on column @schema.instances.seen is 'The ids of the signals that the waiting step had already received.';
 comment on column @schema.instances.inserted_by is
   'The login that inserted the row, if that login may read only its own rows (roles.sql).';
@@ -257,7 +261,7 @@ comment on table @schema.signals is 'The inboxes of all instances: one row per d
 comment on column @schema.signals.target_id is 'The instance that receives the signal.';
 comment on column @schema.signals.size is 'Bytes of the payload as text. An inbox takes a bounded number of them.';
 comment on column @schema.signals.consumed is
-  'A consumed signal with a dedup key stays, without its payload, until its instance ends, to detect a second delivery.';
+  'A consumed signal with a dedup key stays, without its payload, as long as its instance, to detect a second delivery.';
 
 -- signal: one delivery per dedup key. Most signals have none and do not pay for the index.
 create unique index signals_dedup on @schema.signals (target_id, dedup_key) where dedup_key is not null;
