@@ -256,11 +256,11 @@ class Histories(RuleBasedStateMachine):
         assert bool(given) == (row.claims == claim.epoch)
         if given:
             row.claims += 1
-            if (
-                delay is not None
-            ):  # the rest has a random part, and grows with every release: the database says how long
+            if delay is not None:
+                # The rest grows with every release, and a part of it is random.
                 (found,) = self.store.sql(
-                    "select extract(epoch from eligible_at - now())::float8 as rest from @schema.instances where id = $1",
+                    "select extract(epoch from i.eligible_at - now())::float8 as rest from @schema.instances i "
+                    "where i.id = $1",
                     claim.id,
                 )
                 assert delay - 1 < found["rest"] <= 1.1 * max(delay, 600)
