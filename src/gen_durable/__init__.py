@@ -11,10 +11,11 @@ from gen_durable.context import Child, Context
 from gen_durable.durations import Duration
 from gen_durable.handles import Handle
 from gen_durable.instances import Cancelled, Failed, Finished, Instance, Pending, Status
-from gen_durable.jobs import Abort, Job, job
+from gen_durable.jobs import Job, job
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, Retry, ScheduleChildren
+from gen_durable.retry_policy import Abort, RetryPolicy
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
 from gen_durable.sync import SyncDurable
@@ -46,6 +47,7 @@ __all__ = [
     "Rate",
     "Retention",
     "Retry",
+    "RetryPolicy",
     "ScheduleChildren",
     "Signal",
     "Start",

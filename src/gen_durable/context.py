@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
 from gen_durable.codec import codec_for, decode_payload
-from gen_durable.durations import Duration
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.instances import Status
 from gen_durable.limits import Limit
+from gen_durable.retry_policy import RetryPolicy
 from gen_durable.signals import Received, Signal
 from gen_durable.step_services import (
     JournalService,
@@ -251,41 +251,28 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
 
     @overload
     async def run(
+        self, name: str, fn: Callable[..., Coroutine[Any, Any, R]], /, *args: Any, retry: RetryPolicy, **kwargs: Any
+    ) -> R: ...
+    @overload
+    async def run(self, name: str, fn: Callable[..., R], /, *args: Any, retry: RetryPolicy, **kwargs: Any) -> R: ...
+    @overload
+    async def run(
         self, name: str, fn: Callable[Args, Coroutine[Any, Any, R]], /, *args: Args.args, **kwargs: Args.kwargs
     ) -> R: ...
     @overload
     async def run(self, name: str, fn: Callable[Args, R], /, *args: Args.args, **kwargs: Args.kwargs) -> R: ...
-    async def run(self, name: str, fn: Callable[Args, Any], /, *args: Args.args, **kwargs: Args.kwargs) -> Any:
+    async def run(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run an activity: call `fn` and store its result; a later execution of this visit returns the stored result.
 
         A `def` function runs in a thread. The result is read back by the function's return annotation. A name stands
-        for one call: in a loop write `f"charge:{n}"`. An error is logged and raised; see `with_retries`. Every call is
-        in `app.activities(id)`, with its parameters by name. In a transactional step, run activities before the first
-        use of `ctx.connection`: they are not undone by a rollback.
+        for one call: in a loop write `f"charge:{n}"`. An error is logged and raised. With `retry=RetryPolicy(...)` the
+        function is called again first, while the step waits; any other `retry=` is an argument of the function, and
+        type checkers do not check the arguments of a call with a policy. Every call is in `app.activities(id)`, with
+        its parameters by name. In a transactional step, run activities before the first use of `ctx.connection`: they
+        are not undone by a rollback.
         """
-        return await self._run_activity(name, fn, args, kwargs, retries=0, backoff=None)
-
-    async def _run_activity(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        retries: int,
-        backoff: Callable[[int], Duration] | None,
-    ) -> Any:
-        return await self._write_to_journal(
-            "ctx.run", self._step_journal.run(name, fn, args, kwargs, retries=retries, backoff=backoff)
-        )
-
-    def with_retries(self, retries: int, backoff: Callable[[int], Duration] | None = None) -> RetryingActivities:
-        """Run an activity with retries: `await ctx.with_retries(3).run("charge", charge, order)`.
-
-        After an error `fn` is called again up to `retries` times, after `backoff(n)`, n counted from 0 (default: 0.1 s,
-        doubling up to 30 s).
-        """
-        return RetryingActivities(self, retries, backoff)
+        retry = _take_policy(kwargs)
+        return await self._write_to_journal("ctx.run", self._step_journal.run(name, fn, args, kwargs, retry=retry))
 
     def progress(
         self, fraction: float | None = None, message: str | None = None, *, detail: object = None, branch: str = ""
@@ -332,8 +319,6 @@ class SyncContext:
 
     _journal: JournalService
     _step_journal: StepJournalService
-    _retries: int = 0
-    _backoff: Callable[[int], Duration] | None = None
 
     def checkpoint(self, value: object) -> None:
         """See `Context.checkpoint`."""
@@ -345,38 +330,25 @@ class SyncContext:
 
     @overload
     def run(
+        self, name: str, fn: Callable[..., Coroutine[Any, Any, R]], /, *args: Any, retry: RetryPolicy, **kwargs: Any
+    ) -> R: ...
+    @overload
+    def run(self, name: str, fn: Callable[..., R], /, *args: Any, retry: RetryPolicy, **kwargs: Any) -> R: ...
+    @overload
+    def run(
         self, name: str, fn: Callable[Args, Coroutine[Any, Any, R]], /, *args: Args.args, **kwargs: Args.kwargs
     ) -> R: ...
     @overload
     def run(self, name: str, fn: Callable[Args, R], /, *args: Args.args, **kwargs: Args.kwargs) -> R: ...
-    def run(self, name: str, fn: Callable[Args, Any], /, *args: Args.args, **kwargs: Args.kwargs) -> Any:
+    def run(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """See `Context.run`. A `def` function is called in the thread of the step."""
-        actions = self._step_journal.run(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
-        return self._journal.run_actions_blocking(actions)
-
-    def with_retries(self, retries: int, backoff: Callable[[int], Duration] | None = None) -> SyncContext:
-        """See `Context.with_retries`."""
-        return replace(self, _retries=retries, _backoff=backoff)
+        retry = _take_policy(kwargs)
+        return self._journal.run_actions_blocking(self._step_journal.run(name, fn, args, kwargs, retry=retry))
 
 
-@dataclass(frozen=True, slots=True)
-class RetryingActivities:
-    """`ctx.with_retries(...)`: `run` as in `Context`, with retries. Apart, so that options and arguments never mix."""
-
-    _ctx: Context
-    _retries: int
-    _backoff: Callable[[int], Duration] | None
-
-    @overload
-    async def run(
-        self, name: str, fn: Callable[Args, Coroutine[Any, Any, R]], /, *args: Args.args, **kwargs: Args.kwargs
-    ) -> R: ...
-    @overload
-    async def run(self, name: str, fn: Callable[Args, R], /, *args: Args.args, **kwargs: Args.kwargs) -> R: ...
-    async def run(self, name: str, fn: Callable[Args, Any], /, *args: Args.args, **kwargs: Args.kwargs) -> Any:
-        """See `Context.run`."""
-        run = self._ctx._run_activity  # pyright: ignore[reportPrivateUsage]  # the options of ctx.run, apart
-        return await run(name, fn, args, kwargs, retries=self._retries, backoff=self._backoff)
+def _take_policy(kwargs: dict[str, Any]) -> RetryPolicy | None:
+    """Remove the policy from the arguments of `run`. Any other value under its name belongs to the function."""
+    return kwargs.pop("retry") if isinstance(kwargs.get("retry"), RetryPolicy) else None
 
 
 def _raw_result_if_of_machine(child: Child, spec: StepSpec) -> bytes | None:

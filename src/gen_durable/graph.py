@@ -9,14 +9,15 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
+from gen_durable.function_source import FunctionScope, find_argument, parse_function, short_source, walk_without_nested
 from gen_durable.machines import Machine, MachineSpec, StepSpec
-from gen_durable.outcomes import OUTCOMES, Await, Done, Fail, Next, Retry, ScheduleChildren
+from gen_durable.outcomes import Await, Done, Fail, Next, Retry, ScheduleChildren
+from gen_durable.retry_policy import RetryPolicy
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
 
@@ -94,7 +95,7 @@ class Graph:
             elif edge.target not in (None, EVERY, *self.nodes):
                 found.append(f"{source} leads to {edge.target!r}, which is not a step of {self.name}")
         for node in self.nodes:
-            out = [edge for edge in self.edges if edge.source == node]
+            out = [edge for edge in self.edges if edge.source == node and edge.kind != "error"]
             if not out:
                 found.append(f"step {node!r} has no outcome that can be found")
             elif all(edge.target == node for edge in out):
@@ -131,10 +132,30 @@ def graph(machine: type[Machine] | Machine | MachineSpec) -> Graph:
             edges += [Edge(step.name, None, "done"), Edge(step.name, step.name, "error", "retry")]
         else:
             edges += _Reader(spec, cls, step.name, step.name).read_edges(step.fn)
-    if cls is not None:
+        if not _is_job(step) and step.retry is not None:
+            edges += _policy_edges(step, step.retry)
+    if cls is not None and cls.on_error is Machine.on_error:
+        edges += _default_error_edges(spec)
+    elif cls is not None:
         read = _Reader(spec, cls, EVERY, EVERY).read_edges(cast(Any, cls.on_error))
         edges += [edge if edge.kind == "unknown" else _to_error_edge(edge) for edge in read]
     return Graph(spec.name, spec.version, tuple(spec.steps), tuple(dict.fromkeys(edges)))
+
+
+def _policy_edges(step: StepSpec, policy: RetryPolicy) -> Iterator[Edge]:
+    """The edges of a policy that the step or its machine names."""
+    if policy.attempts != 1:
+        yield Edge(step.name, step.name, "error", "retry")
+    if step.then is not None:
+        count = f"after {policy.attempts} attempt{'' if policy.attempts == 1 else 's'}"
+        yield Edge(step.name, step.then.name, "error", count)
+
+
+def _default_error_edges(spec: MachineSpec) -> Iterator[Edge]:
+    """The edges of errors in a machine without an `on_error`."""
+    if any(step.retry is None for step in spec.steps.values()):
+        yield Edge(EVERY, EVERY, "error", "retry")
+    yield Edge(EVERY, None, "error", "fail")
 
 
 class _Reader:
@@ -154,18 +175,18 @@ class _Reader:
         if function.__code__ in self._seen:
             return
         self._seen.add(function.__code__)
-        code = _parse_function(function)
+        code = parse_function(function)
         if code is None:
             yield self._unknown_edge("its source cannot be read")
             return
-        scope = _Scope(function, code)
-        for node in _walk_without_nested(code.body):
+        scope = FunctionScope(function, code)
+        for node in walk_without_nested(code.body):
             if isinstance(node, ast.Call):
                 yield from self._read_call(node, scope)
             elif isinstance(node, ast.Return) and node.value is not None:
                 yield from self._find_unknown_returns(node.value, scope)
 
-    def _read_call(self, call: ast.Call, scope: _Scope) -> Iterator[Edge]:
+    def _read_call(self, call: ast.Call, scope: FunctionScope) -> Iterator[Edge]:
         """The edges of a call that creates an outcome, or that calls a method of the machine."""
         made = scope.outcome_type_of(call.func)
         if made is not None:
@@ -175,7 +196,7 @@ class _Reader:
         if method is not None:
             yield from self.read_edges(method)
 
-    def _read_outcome_call(self, made: type, call: ast.Call, scope: _Scope) -> Iterator[Edge]:
+    def _read_outcome_call(self, made: type, call: ast.Call, scope: FunctionScope) -> Iterator[Edge]:
         if made is Done:
             yield Edge(self._source, None, "done")
         elif made is Fail:
@@ -183,27 +204,27 @@ class _Reader:
         elif made is Retry:
             yield Edge(self._source, self._itself, "retry")
         elif made is Next:
-            for target in self._target_steps(_find_argument(call, 0, "step"), scope):
+            for target in self._target_steps(find_argument(call, 0, "step"), scope):
                 yield Edge(self._source, target, "next")
         elif made is Await:
-            then = _find_argument(call, None, "then")
+            then = find_argument(call, None, "then")
             label = _await_label(call, scope)
             for target in self._target_steps(then, scope) if then is not None else [self._itself]:
                 yield Edge(self._source, target, "await", label)
         elif made is ScheduleChildren:
-            label = _children_label(_find_argument(call, 0, "children"), scope)
-            for target in self._target_steps(_find_argument(call, None, "then"), scope):
+            label = _children_label(find_argument(call, 0, "children"), scope)
+            for target in self._target_steps(find_argument(call, None, "then"), scope):
                 yield Edge(self._source, target, "children", label)
 
-    def _find_unknown_returns(self, value: ast.expr, scope: _Scope) -> Iterator[Edge]:
+    def _find_unknown_returns(self, value: ast.expr, scope: FunctionScope) -> Iterator[Edge]:
         """An unknown edge for each returned value that is neither an outcome nor the result of a known method."""
         for part in scope.possible_values(value):
             bare = part.value if isinstance(part, ast.Await) else part
             if isinstance(bare, ast.Call) and (scope.outcome_type_of(bare.func) or self._find_method(bare.func, scope)):
                 continue
-            yield self._unknown_edge(f"the outcome of {_short_source(bare)} cannot be found")
+            yield self._unknown_edge(f"the outcome of {short_source(bare)} cannot be found")
 
-    def _target_steps(self, expression: ast.expr | None, scope: _Scope) -> list[str]:
+    def _target_steps(self, expression: ast.expr | None, scope: FunctionScope) -> list[str]:
         """The steps that an expression can refer to: `self.x`, a conditional of these, or a variable."""
         if expression is None:
             return [UNKNOWN]
@@ -220,7 +241,7 @@ class _Reader:
             return mine.name if isinstance(mine, StepSpec) else attribute
         return next((s.name for s in self._spec.steps.values() if s.fn.__name__ == attribute), attribute)
 
-    def _find_method(self, called: ast.expr, scope: _Scope) -> types.FunctionType | None:
+    def _find_method(self, called: ast.expr, scope: FunctionScope) -> types.FunctionType | None:
         """The method behind `self.x` or `super().x`."""
         if not isinstance(called, ast.Attribute) or self._cls is None:
             return None
@@ -234,67 +255,6 @@ class _Reader:
 
     def _unknown_edge(self, why: str) -> Edge:
         return Edge(self._source, UNKNOWN, "unknown", why)
-
-
-class _Scope:
-    """One function: its parsed code, and the values of names in it."""
-
-    def __init__(self, function: types.FunctionType, code: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.function = function
-        self.body = code.body
-        arguments = [*code.args.posonlyargs, *code.args.args]
-        self._self = arguments[0].arg if arguments else ""
-        self._assigned: dict[str, list[ast.expr]] = {}
-        for node in _walk_without_nested(code.body):
-            if isinstance(node, ast.Assign):
-                pairs = [(target, node.value) for target in node.targets]
-            elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-                pairs = [(node.target, node.value)]
-            else:
-                continue
-            for target, value in pairs:
-                if isinstance(target, ast.Name):
-                    self._assigned.setdefault(target.id, []).append(value)
-
-    def is_on_self(self, node: ast.expr) -> bool:
-        """Whether an expression is `self.something`."""
-        return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self._self
-
-    def possible_values(self, node: ast.expr, *, through: frozenset[str] = frozenset()) -> Iterator[Any]:
-        """The expressions that a value can come from: both arms of a conditional, every assignment of a variable."""
-        if isinstance(node, ast.IfExp):
-            yield from self.possible_values(node.body, through=through)
-            yield from self.possible_values(node.orelse, through=through)
-        elif isinstance(node, ast.NamedExpr):
-            yield from self.possible_values(node.value, through=through)
-        elif isinstance(node, ast.Name) and node.id in self._assigned and node.id not in through:
-            for value in self._assigned[node.id]:
-                yield from self.possible_values(value, through=through | {node.id})
-        else:
-            yield node
-
-    def resolve_name(self, node: ast.expr) -> object:
-        """The value of a name or dotted name at module level or in the enclosing function; None if unknown."""
-        if isinstance(node, ast.Name):
-            free = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=False))
-            try:
-                return free[node.id].cell_contents if node.id in free else self.function.__globals__.get(node.id)
-            except ValueError:  # the cell is empty: the class is defined before the name
-                return None
-        if isinstance(node, ast.Attribute):
-            owner = self.resolve_name(node.value)
-            # getattr_static: reading code must not run properties
-            return None if owner is None else inspect.getattr_static(owner, node.attr, None)
-        return None
-
-    def outcome_type_of(self, called: ast.expr) -> type | None:
-        """The type of outcome that a call creates, under whatever name it was imported."""
-        if isinstance(called, ast.Subscript):
-            called = called.value
-        meant = self.resolve_name(called)
-        if meant is None and isinstance(called, ast.Name):
-            return next((o for o in OUTCOMES if o.__name__ == called.id), None)
-        return next((o for o in OUTCOMES if o is meant), None)
 
 
 _TITLES: Final = {EVERY: "on error, in every step", UNKNOWN: "unknown"}
@@ -327,31 +287,8 @@ def _find_super_method(cls: type, attribute: str, function: types.FunctionType) 
     return later[0] if later else None
 
 
-def _parse_function(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return None
-    first = tree.body[0] if tree.body else None
-    return first if isinstance(first, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
-
-
-def _walk_without_nested(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All nodes in source order, except those inside nested functions and classes."""
-    for node in nodes:
-        yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            yield from _walk_without_nested(ast.iter_child_nodes(node))
-
-
-def _find_argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:
-    if position is not None and position < len(call.args):
-        return call.args[position]
-    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
-
-
-def _await_label(call: ast.Call, scope: _Scope) -> str:
-    signals = _find_argument(call, 0, "signals")
+def _await_label(call: ast.Call, scope: FunctionScope) -> str:
+    signals = find_argument(call, 0, "signals")
     several = signals.elts if isinstance(signals, (ast.Set, ast.List, ast.Tuple)) else [signals]
     names: list[str] = []
     for one in several:
@@ -360,38 +297,33 @@ def _await_label(call: ast.Call, scope: _Scope) -> str:
             names.append(meant.name)
         elif isinstance(one, (ast.Name, ast.Attribute)):
             names.append(ast.unparse(one))
-    timeout = _find_argument(call, None, "timeout")
+    timeout = find_argument(call, None, "timeout")
     if timeout is not None and not (isinstance(timeout, ast.Constant) and timeout.value is None):
         names.append("timeout")
     return " or ".join(names)
 
 
-def _children_label(children: ast.expr | None, scope: _Scope) -> str:
+def _children_label(children: ast.expr | None, scope: FunctionScope) -> str:
     """The started steps, found in the argument, in the values of its variable, or in the whole function."""
     near = list(scope.possible_values(children)) if children is not None else []
     for nodes in (near, scope.body):
-        calls = [n for n in _walk_without_nested(nodes) if isinstance(n, ast.Call) and _is_start_call(n, scope)]
-        names = [_started_step_name(_find_argument(call, 0, "step"), scope) for call in calls]
+        calls = [n for n in walk_without_nested(nodes) if isinstance(n, ast.Call) and _is_start_call(n, scope)]
+        names = [_started_step_name(find_argument(call, 0, "step"), scope) for call in calls]
         if names:
             return ", ".join(dict.fromkeys(names))
     return ""
 
 
-def _is_start_call(call: ast.Call, scope: _Scope) -> bool:
+def _is_start_call(call: ast.Call, scope: FunctionScope) -> bool:
     meant = scope.resolve_name(call.func)
     return meant is Start or (meant is None and isinstance(call.func, ast.Name) and call.func.id == "Start")
 
 
-def _started_step_name(step: ast.expr | None, scope: _Scope) -> str:
+def _started_step_name(step: ast.expr | None, scope: FunctionScope) -> str:
     spec = getattr(scope.resolve_name(step), "__gen_durable_step__", None) if step is not None else None
     if isinstance(spec, StepSpec):
         return spec.machine.name if _is_job(spec) else spec.label
-    return _short_source(step) if step is not None else UNKNOWN
-
-
-def _short_source(node: ast.AST) -> str:
-    text = " ".join(ast.unparse(node).split())
-    return text if len(text) <= 40 else text[:37] + "..."
+    return short_source(step) if step is not None else UNKNOWN
 
 
 def _escape_for_mermaid(text: str) -> str:

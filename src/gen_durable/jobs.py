@@ -1,24 +1,24 @@
 """Jobs: machines with one step, written as a function.
 
 `@job` turns a function of none or one typed argument, and `ctx` if it takes it, into a `Job`, which clients insert and
-workers run. A job that returns is done; a job that raises is retried after `backoff(n)` until `max_attempts`.
+workers run. A job that returns is done; a job that raises is retried by its `RetryPolicy`, then it fails.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, get_args, overload
+from typing import Any, Final, Generic, Protocol, TypeVar, get_args, overload
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
-from gen_durable.backoff import backoff
 from gen_durable.context import Context
 from gen_durable.durations import Duration
 from gen_durable.errors import DefinitionError
 from gen_durable.journal import HISTORY_KEEP, History, check_history, check_history_keep
 from gen_durable.limits import StepLimit
 from gen_durable.machines import MachineSpec, StepSpec, check_limit, check_transactional, check_version, resolve_hints
+from gen_durable.retry_policy import DEFAULT_POLICY, RetryPolicy, check_policy
 from gen_durable.validation import check_delay, check_name
 
 A = TypeVar("A")
@@ -28,17 +28,10 @@ R_co = TypeVar("R_co", covariant=True)
 C_co = TypeVarWithDefault("C_co", covariant=True, default=Any)
 """The type that a call of the function returns: R, or a coroutine of R. It defaults, so `Job[A, R]` is enough."""
 
-Backoff: TypeAlias = Callable[[int], Duration]
-"""The delay before the next attempt, from the number of attempts so far, counted from 0."""
-DEFAULT_MAX_ATTEMPTS = 20
-
-
-class Abort(Exception):
-    """Raise it in a job to fail the job at once, without further attempts."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+_FORMER_OPTIONS: Final = {
+    "max_attempts": "retry=RetryPolicy(attempts=...)",
+    "backoff": "retry=RetryPolicy(backoff=...)",
+}
 
 
 class Job(Generic[A_contra, R_co, C_co]):
@@ -47,19 +40,15 @@ class Job(Generic[A_contra, R_co, C_co]):
     __slots__ = (
         "__gen_durable_step__",
         "__wrapped__",
-        "backoff",
         "fn",
-        "max_attempts",
         "takes_argument",
         "wants_context",
     )
 
-    def __init__(self, fn: Callable[..., Any], spec: StepSpec, max_attempts: int, backoff: Backoff) -> None:
+    def __init__(self, fn: Callable[..., Any], spec: StepSpec) -> None:
         self.fn = fn
         self.__wrapped__ = fn
         self.__gen_durable_step__ = spec
-        self.max_attempts = max_attempts
-        self.backoff = backoff
         self.takes_argument, self.wants_context = _read_signature(fn, spec.machine.name)
 
     @property
@@ -134,8 +123,7 @@ def job(
     name: str | None = None,
     version: int = 1,
     queue: str = "default",
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    backoff: Backoff = backoff,
+    retry: RetryPolicy = DEFAULT_POLICY,
     timeout: Duration | None = None,
     limit: StepLimit | None = None,
     transactional: bool = False,
@@ -149,18 +137,18 @@ def job(
     name: str | None = None,
     version: int = 1,
     queue: str = "default",
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    backoff: Backoff = backoff,
+    retry: RetryPolicy = DEFAULT_POLICY,
     timeout: Duration | None = None,
     limit: StepLimit | None = None,
     transactional: bool = False,
     history: History = "transitions",
     history_keep: int | None = HISTORY_KEEP,
+    **former: Any,
 ) -> Any:
     """Make a durable job of a function of none or one argument, and `ctx` if it takes it.
 
-    `backoff(n)` is the delay before the next attempt, after n earlier errors; the job fails with its error number
-    `max_attempts`. A crash of its worker costs no attempt.
+    `retry` says how exceptions are retried (default: 20 attempts in about 2 h 40 min); then the job fails. A crash of
+    its worker costs no attempt. The result is checked against the return annotation, if there is one.
     `timeout` bounds one attempt. `limit`, `transactional`: as for `step`. `version`, `history`, `history_keep`: as for
     `Machine`.
     """
@@ -170,8 +158,7 @@ def job(
             raise DefinitionError(f"@job decorates a function, got {type(function).__name__}: put @job outermost")
         label = check_name(function.__name__ if name is None else name, "a job's name", DefinitionError)
         check_name(queue, f"the queue of job {label!r}", DefinitionError)
-        if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
-            raise DefinitionError(f"max_attempts of job {label!r} must be 1 or more, got {max_attempts!r}")
+        _check_job_policy(retry, f"the retry of job {label!r}")
         check_version(version, f"job {label!r}")
         check_history(history, f"job {label!r}")
         check_history_keep(history_keep, f"job {label!r}")
@@ -182,10 +169,22 @@ def job(
         steps: dict[str, StepSpec] = {}
         machine = MachineSpec(label, version, queue, steps, _read_job_hints, history, history_keep)
         is_async = inspect.iscoroutinefunction(function)
-        steps["run"] = StepSpec(machine, "run", (), seconds, function, is_async, limit, transactional)
-        return Job(function, steps["run"], max_attempts, backoff)
+        steps["run"] = StepSpec(machine, "run", (), seconds, function, is_async, limit, transactional, retry)
+        return Job(function, steps["run"])
 
+    for option in former:
+        if option in _FORMER_OPTIONS:
+            raise DefinitionError(f"@job has no option {option!r}: write {_FORMER_OPTIONS[option]}")
+        raise TypeError(f"job() got an unexpected keyword argument {option!r}")
     return make_job if fn is None else make_job(fn)
+
+
+def _check_job_policy(retry: RetryPolicy, what: str) -> None:
+    if retry is None:  # pyright: ignore[reportUnnecessaryComparison]  # what users pass is not checked
+        raise DefinitionError(f"{what} must be a RetryPolicy, got None: write RetryPolicy(attempts=1) for no retries")
+    check_policy(retry, what)
+    if retry.then is not None:
+        raise DefinitionError(f"{what} has then=, but a job has only one step: write a Machine, or leave it out")
 
 
 def _read_signature(function: Callable[..., Any], label: str) -> tuple[bool, bool]:

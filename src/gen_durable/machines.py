@@ -12,7 +12,7 @@ import types
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints, overload
+from typing import Any, ClassVar, Final, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
 from gen_durable.codec import Codec, codec_for
 from gen_durable.context import Context
@@ -21,8 +21,11 @@ from gen_durable.errors import DefinitionError
 from gen_durable.journal import HISTORY_KEEP, History, check_history, check_history_keep
 from gen_durable.limits import Limit, StepLimit, limits_of
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, ScheduleChildren
-from gen_durable.validation import check_delay, check_name
+from gen_durable.retry_policy import RetryPolicy, check_policy
+from gen_durable.retry_targets import check_then, then_name
+from gen_durable.validation import check_delay, check_name, check_positive_duration
 
+ON_ERROR_TIMEOUT: Final = 60.0  # seconds
 F = TypeVar("F", bound=Callable[[Any, Any, Context], Awaitable[Outcome[Any]] | Outcome[Any]])
 """The function of a step; `@step` preserves its type."""
 
@@ -36,6 +39,7 @@ class _Mark:
     timeout: float | None
     limit: StepLimit | None
     transactional: bool
+    retry: RetryPolicy | None
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class StepSpec:
     is_async: bool
     limit: StepLimit | None = None
     transactional: bool = False
+    own_retry: RetryPolicy | None = None
+    """The policy in `@step(retry=)` or `@job(retry=)`."""
 
     def limits_for(self, state: object) -> tuple[Limit, ...]:
         """The limits that the step runs under with this state."""
@@ -62,6 +68,25 @@ class StepSpec:
     def label(self) -> str:
         """The name of the step in messages."""
         return f"{self.machine.name}.{self.name}"
+
+    @cached_property
+    def retry(self) -> RetryPolicy | None:
+        """The policy that the step, or else its machine, names."""
+        return self.machine.retry if self.own_retry is None else self.own_retry
+
+    @cached_property
+    def then(self) -> StepSpec | None:
+        """The step that runs when the policy is used up. Under a policy of the machine, that step itself has none."""
+        policy = self.retry
+        if policy is None or policy.then is None:
+            return None
+        found = self.machine.find(then_name(policy.then))
+        return None if found is self else found
+
+    @property
+    def state_type(self) -> object:
+        """The annotation of the state argument."""
+        return self._type_hints[0]
 
     @cached_property
     def state_codec(self) -> Codec[Any]:
@@ -94,6 +119,8 @@ class MachineSpec:
     read_hints: Callable[[Callable[..., Any], str], tuple[object, object]]
     history: History = "transitions"
     history_keep: int | None = HISTORY_KEEP
+    retry: RetryPolicy | None = None
+    on_error_timeout: float = ON_ERROR_TIMEOUT
 
     def find(self, step: str) -> StepSpec | None:
         """Find a step by its name or one of its aliases."""
@@ -113,6 +140,7 @@ def step(
     timeout: Duration | None = None,
     limit: StepLimit | None = None,
     transactional: bool = False,
+    retry: RetryPolicy | None = None,
 ) -> Callable[[F], F]: ...
 def step(
     fn: F | None = None,
@@ -123,13 +151,15 @@ def step(
     timeout: Duration | None = None,
     limit: StepLimit | None = None,
     transactional: bool = False,
+    retry: RetryPolicy | None = None,
 ) -> F | Callable[[F], F]:
     """Mark a method as a step of its machine.
 
     `name` is the name stored in rows (default: the method's name); `aliases` are former names that stored rows may
-    still have; `timeout` bounds one execution and raises `StepTimeout` into `on_error`; `limit` names the limits of
+    still have; `timeout` bounds one execution, which then counts as raising `StepTimeout`; `limit` names the limits of
     the step: `"stripe"`, `("stripe", "eu")`, a list of two, or a function of the state that returns one of these;
-    `transactional` provides `ctx.connection`, whose writes commit together with the outcome or not at all.
+    `transactional` provides `ctx.connection`, whose writes commit together with the outcome or not at all; `retry`
+    says how exceptions are retried, in place of the policy of the machine.
     """
 
     def mark(function: F) -> F:
@@ -143,7 +173,8 @@ def step(
         check_limit(limit, f"the limit of step {durable!r}")
         if transactional:
             check_transactional(plain, f"step {durable!r}")
-        cast(Any, function).__gen_durable_step__ = _Mark(durable, old, seconds, limit, transactional)
+        policy = check_policy(retry, f"the retry of step {durable!r}")
+        cast(Any, function).__gen_durable_step__ = _Mark(durable, old, seconds, limit, transactional, policy)
         return function
 
     return mark if fn is None else mark(fn)
@@ -156,6 +187,10 @@ class Machine:
     Class arguments: `name` (default: the class's name), `version` (default 1), `queue` (default "default"), `history`:
     "off", "transitions" (default: a small row for each outcome) or "states" (with the state), and `history_keep`: how
     many of its newest outcomes, and the activities of these, an instance keeps at least (default 1,000; None: all).
+
+    `retry` is the policy of the steps that name none. A machine with neither a policy nor an `on_error` has the default
+    policy: 20 attempts in about 2 h 40 min. `on_error_timeout` bounds one call of `on_error` (default: a minute).
+    Subclasses inherit both.
     """
 
     __gen_durable__: ClassVar[MachineSpec]
@@ -168,6 +203,8 @@ class Machine:
         queue: str = "default",
         history: History = "transitions",
         history_keep: int | None = HISTORY_KEEP,
+        retry: RetryPolicy | None = None,
+        on_error_timeout: Duration | None = None,
     ) -> None:
         super().__init_subclass__()
         earlier = cls.__dict__.get("__gen_durable__")
@@ -180,31 +217,46 @@ class Machine:
         check_history(history, f"machine {label!r}")
         check_history_keep(history_keep, f"machine {label!r}")
         steps: dict[str, StepSpec] = {}
-        spec = MachineSpec(label, version, queue, steps, _read_step_hints, history, history_keep)
+        policy, timeout = _inherit_error_options(cls, label, retry, on_error_timeout)
+        spec = MachineSpec(label, version, queue, steps, _read_step_hints, history, history_keep, policy, timeout)
         for attribute, function, mark in _find_marked_steps(cls, earlier):
             own = function if attribute in cls.__dict__ else _copy_inherited_step(cls, attribute, function)
             _check_signature(own, f"{label}.{mark.name}")
-            is_async = inspect.iscoroutinefunction(own)
-            one = StepSpec(spec, mark.name, mark.aliases, mark.timeout, own, is_async, mark.limit, mark.transactional)
+            one = StepSpec(
+                spec,
+                mark.name,
+                mark.aliases,
+                mark.timeout,
+                own,
+                inspect.iscoroutinefunction(own),
+                mark.limit,
+                mark.transactional,
+                mark.retry,
+            )
             for taken in (mark.name, *mark.aliases):
                 if spec.find(taken) is not None:
                     raise DefinitionError(f"machine {label!r} has two steps with the name or alias {taken!r}")
             steps[mark.name] = one
             cast(Any, own).__gen_durable_step__ = one
+        for one in steps.values():
+            check_then(cls, one)
         cls.__gen_durable__ = spec
 
-    async def on_error(self, state: Any, ctx: Context, error: Exception) -> Outcome[Any]:
-        """Called after a step raised, timed out, or returned an invalid outcome. By default the instance fails.
+    def on_error(self, state: Any, ctx: Context, error: Exception) -> Awaitable[Outcome[Any]] | Outcome[Any]:
+        """Called after a step raised, timed out, or returned an invalid outcome, once its retries are used up.
 
-        Return any outcome, such as `Retry(state, delay=backoff(ctx.step_errors))` or `Fail(error)`.
+        Return any outcome, such as `Retry(state, delay=backoff(ctx.step_errors))` or `Fail(error)`. With an `on_error`
+        of its own a machine retries only what a `retry=` names. It may be `async def`, or `def`, which runs in a
+        thread. If it raises, or takes longer than `on_error_timeout`, the instance fails.
         """
         return Fail(error)
 
-    async def on_cancel(self, state: Any, ctx: Context, reason: str) -> None:
+    def on_cancel(self, state: Any, ctx: Context, reason: str) -> Awaitable[None] | None:
         """Called when the instance is cancelled while one of its steps runs, after that step was stopped.
 
-        Use it to clean up, within the worker's `cancel_timeout`; an exception is only logged. It is not called for an
-        instance that is not executing: such an instance is cancelled without a worker.
+        Use it to clean up, within the worker's `cancel_timeout`; an exception is only logged. It may be `async def`, or
+        `def`, which runs in a thread. It is not called for an instance that is not executing: such an instance is
+        cancelled without a worker.
         """
 
 
@@ -224,13 +276,28 @@ def _find_marked_steps(cls: type, earlier: MachineSpec | None) -> Iterable[tuple
                 raise DefinitionError(
                     f"{cls.__name__}.{attribute} is the step {mark.label} of another machine: inherit from its class"
                 )
-            mark = _Mark(mark.name, mark.aliases, mark.timeout, mark.limit, mark.transactional)
+            mark = _Mark(mark.name, mark.aliases, mark.timeout, mark.limit, mark.transactional, mark.own_retry)
         if isinstance(mark, _Mark):
             yield attribute, function, mark
         elif _is_step_in_base(cls, attribute):
             raise DefinitionError(
                 f"{cls.__name__}.{attribute} overrides a step but is none: mark it with @step as well, or rename it"
             )
+
+
+def _inherit_error_options(
+    cls: type[Machine], label: str, retry: RetryPolicy | None, on_error_timeout: Duration | None
+) -> tuple[RetryPolicy | None, float]:
+    """The policy and the timeout of `on_error`: as given, else as the nearest base class has them."""
+    specs = (base.__dict__.get("__gen_durable__") for base in cls.__mro__)
+    nearest: MachineSpec | None = next((spec for spec in specs if spec is not None), None)
+    policy = check_policy(retry, f"the retry of machine {label!r}")
+    if policy is None and nearest is not None:
+        policy = nearest.retry
+    if on_error_timeout is not None:
+        what = f"the on_error_timeout of machine {label!r}"
+        return policy, check_positive_duration(on_error_timeout, what, DefinitionError)
+    return policy, ON_ERROR_TIMEOUT if nearest is None else nearest.on_error_timeout
 
 
 def _is_step_in_base(cls: type, attribute: str) -> bool:

@@ -14,6 +14,8 @@ from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine, MachineSpec, StepSpec
+from gen_durable.retry_policy import DEFAULT_POLICY, RetryPolicy
+from gen_durable.retry_targets import check_then_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,26 @@ class Entry:
     wants_context: bool
     plain: bool
     """True if the call is awaited directly: no thread, no timeout, no transaction."""
+    retry: RetryPolicy | None
+    """The policy for its exceptions; None if `on_error` answers all of them."""
+    has_on_error: bool
+    """Whether its machine has an `on_error` of its own."""
 
     @classmethod
     def from_spec(cls, spec: StepSpec, owner: Machine | Job[Any, Any]) -> Entry:
         """Compute once what every execution of the step needs."""
         plain = spec.is_async and spec.timeout is None and not spec.transactional
-        if isinstance(owner, Job):
-            return cls(spec, _make_job_call(owner), owner, is_job=True, wants_context=owner.wants_context, plain=plain)
-        return cls(spec, spec.fn.__get__(owner), owner, is_job=False, wants_context=True, plain=plain)
+        has_on_error = isinstance(owner, Machine) and getattr(owner.on_error, "__func__", None) is not Machine.on_error
+        return cls(
+            spec,
+            _make_job_call(owner) if isinstance(owner, Job) else spec.fn.__get__(owner),
+            owner,
+            is_job=isinstance(owner, Job),
+            wants_context=owner.wants_context if isinstance(owner, Job) else True,
+            plain=plain,
+            retry=spec.retry or (None if has_on_error else DEFAULT_POLICY),
+            has_on_error=has_on_error,
+        )
 
 
 def _make_job_call(job: Job[Any, Any]) -> Callable[..., Any]:
@@ -85,6 +99,7 @@ class Registry:
         for step in spec.steps.values():
             _ = step.state_codec  # resolves annotations now, so that a mistake stops the start and not a row
             _ = step.result_codec
+            check_then_type(step)
             entry = Entry.from_spec(step, owner)
             for name in (step.name, *step.aliases):
                 self._entries[spec.name, spec.version, name] = entry

@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import Any, Protocol, cast
 
-from gen_durable.durations import Duration
 from gen_durable.errors import InputError
 from gen_durable.limits import Limit
+from gen_durable.retry_policy import RetryPolicy
 
 
 class LimitContext(AbstractAsyncContextManager[None], AbstractContextManager[None], Protocol):
@@ -144,8 +144,7 @@ class StepJournalService(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
-        retries: int,
-        backoff: Callable[[int], Duration] | None,
+        retry: RetryPolicy | None,
     ) -> Generator[Any, Any, Any]:
         """Run an activity."""
         ...

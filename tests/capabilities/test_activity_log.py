@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.capabilities import Opening
 
-from gen_durable import Context, Done, Machine, Next, Outcome, step
+from gen_durable import Context, Done, Machine, Next, Outcome, RetryPolicy, step
 
 
 class Till:
@@ -26,7 +26,8 @@ class Shop(Machine):
 
     @step
     async def pay(self, amount: int, ctx: Context) -> Outcome[str]:
-        await ctx.with_retries(1, lambda _: 0).run("charge", self.till.charge, amount, currency="EUR")
+        policy = RetryPolicy(attempts=2, backoff=lambda _: 0)
+        await ctx.run("charge", self.till.charge, amount, currency="EUR", retry=policy)
         return Next(self.thank, amount)
 
     @step

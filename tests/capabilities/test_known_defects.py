@@ -8,7 +8,22 @@ from typing import Any
 
 from tests.support.capabilities import SOON, Opening, double
 
-from gen_durable import Await, Context, Done, Finished, Machine, Next, Outcome, Retry, Signal, Start, Worker, job, step
+from gen_durable import (
+    Await,
+    Context,
+    Done,
+    Finished,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    RetryPolicy,
+    Signal,
+    Start,
+    Worker,
+    job,
+    step,
+)
 from gen_durable.core.services import services_of
 from gen_durable.store.types import Commit
 
@@ -24,7 +39,7 @@ class Shop(Machine):
 CALLS: list[int] = []
 
 
-@job(backoff=lambda _: timedelta(milliseconds=10))
+@job(retry=RetryPolicy(backoff=lambda _: timedelta(milliseconds=10)))
 async def call_back(n: int, ctx: Context) -> str:
     """The receiver is down, twice."""
     CALLS.append(ctx.attempt)

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from tests.support.capabilities import BRIEF, SOON, Opening, double
 
-from gen_durable import Durable, Failed, Finished, Worker, job
+from gen_durable import Durable, Failed, Finished, RetryPolicy, Worker, job
 from gen_durable.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ async def test_logs_go_through_logging_with_ids_and_without_payloads(
 ) -> None:
     """The host decides what becomes of them; a state or the text of an error is in none."""
 
-    @job(max_attempts=1)
+    @job(retry=RetryPolicy(attempts=1))
     async def spill(secret: str) -> None:
         raise ValueError(f"lost {secret}")
 

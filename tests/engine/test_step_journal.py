@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gen_durable import Abort
+from gen_durable import Abort, RetryPolicy
 from gen_durable.encryption import PayloadContext, PayloadEncryption
 from gen_durable.engine import step_journal
 from gen_durable.engine.step_journal import Actions, CallActivity, SleepBeforeRetry, StepJournal
@@ -74,26 +74,27 @@ class Performed:
 
 def run(one: StepJournal, name: str, fn: Any, *args: Any, **options: Any) -> tuple[Any, Performed]:
     done = Performed()
-    given = {"retries": 0, "backoff": None, "kwargs": {}, **options}
+    given = {"retry": None, "kwargs": {}, **options}
     return done.perform(one.run(name, fn, args, **given)), done
 
 
-def fail(done: Performed, one: StepJournal, error: Exception, retries: int, backoff: Any = None) -> list[str | None]:
+def fail(done: Performed, one: StepJournal, error: Exception, retry: RetryPolicy | None) -> list[str | None]:
     """Run an activity that always raises. Returns the errors that were recorded."""
 
     def raises() -> None:
         raise error
 
     with pytest.raises(type(error)) as raised:
-        done.perform(one.run("fails", raises, (), {}, retries=retries, backoff=backoff))
+        done.perform(one.run("fails", raises, (), {}, retry=retry))
     assert raised.value is error
     return [record.error for record in done.records]
 
 
 def test_attempts_are_numbered_and_bounded() -> None:
-    """One call and as many retries as asked for; each has the next number, and its number among the tries."""
+    """As many calls as the policy allows; each has the next number, and its number among the tries."""
     one, done = journal(), Performed()
-    assert fail(done, one, ValueError("no"), retries=2, backoff=lambda n: n + 1) == ["ValueError: no"] * 3
+    policy = RetryPolicy(attempts=3, backoff=lambda n: n + 1)
+    assert fail(done, one, ValueError("no"), policy) == ["ValueError: no"] * 3
     assert [(record.number, record.attempt) for record in done.records] == [(1, 0), (2, 1), (3, 2)]
     assert done.pauses == [1, 2]
     _, after = run(one, "other", lambda: 1)
@@ -102,7 +103,7 @@ def test_attempts_are_numbered_and_bounded() -> None:
 
 def test_without_a_backoff_the_pauses_are_the_default_ones() -> None:
     done = Performed()
-    fail(done, journal(), ValueError("no"), retries=3)
+    fail(done, journal(), ValueError("no"), RetryPolicy(attempts=4))
     assert [0.1 * 2**n <= pause <= 0.11 * 2**n for n, pause in enumerate(done.pauses)] == [True] * 3
 
 
@@ -110,14 +111,28 @@ def test_without_a_backoff_the_pauses_are_the_default_ones() -> None:
 def test_some_errors_are_not_retried(error: Exception) -> None:
     """An abort, and the errors of the library, which would come again."""
     done = Performed()
-    assert len(fail(done, journal(), error, retries=5)) == 1
+    assert len(fail(done, journal(), error, RetryPolicy(attempts=6, on=(Exception, Abort)))) == 1
     assert done.pauses == []
+
+
+def test_only_errors_that_the_policy_names_are_retried() -> None:
+    policy = RetryPolicy(attempts=3, on=ConnectionError, backoff=lambda n: 0)
+    assert len(fail(Performed(), journal(), ConnectionError("no line"), policy)) == 3
+    assert len(fail(Performed(), journal(), ValueError("no"), policy)) == 1
+
+
+def test_a_policy_with_a_next_step_is_refused_before_the_call() -> None:
+    """`then=` is for steps."""
+    done = Performed()
+    with pytest.raises(InputError, match=r"activity 'call': RetryPolicy\(then=\) is for steps"):
+        done.perform(journal().run("call", int, (), {}, retry=RetryPolicy(then="refund")))
+    assert done.records == []
 
 
 def test_an_activity_that_failed_may_be_run_again_by_the_same_execution() -> None:
     """Its name is free again; its attempts are counted on."""
     one, done = journal(), Performed()
-    fail(done, one, ValueError("no"), retries=0)
+    fail(done, one, ValueError("no"), None)
     value, again = run(one, "fails", lambda: 5)
     assert value == 5
     assert [(record.number, record.attempt, record.result) for record in again.records] == [(2, 1, "5")]
@@ -174,12 +189,6 @@ def test_keyword_arguments_reach_the_function() -> None:
     value, done = run(journal(), "call", lambda a, *, b: [a, b], 1, kwargs={"b": 2})
     assert value == [1, 2]
     assert done.records[0].parameters == '{"a":1,"b":2}'
-
-
-@pytest.mark.parametrize("retries", [-1, True, 1.0, "1", None])
-def test_retries_must_be_a_number(retries: Any) -> None:
-    with pytest.raises(InputError, match="activity 'call': retries must be 0 or more, got"):
-        run(journal(), "call", lambda: 1, retries=retries)
 
 
 def test_an_activity_must_be_a_function() -> None:
@@ -239,7 +248,7 @@ def test_activities_are_encrypted_for_their_place() -> None:
     assert run(one, "call", lambda a: a + 1, 1)[1].records[0].error is None
     failed = Performed()
     with pytest.raises(ValueError, match="no"):
-        failed.perform(one.run("other", int, ("no",), {}, retries=0, backoff=None))
+        failed.perform(one.run("other", int, ("no",), {}, retry=None))
     assert failed.records[0].result is None
     assert failed.records[0].error is not None
     assert "no" not in failed.records[0].error

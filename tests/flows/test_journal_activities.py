@@ -21,6 +21,7 @@ from gen_durable import (
     Next,
     Outcome,
     Retry,
+    RetryPolicy,
     Worker,
 )
 from gen_durable.engine import step_journal
@@ -66,7 +67,7 @@ async def test_retries_are_in_the_log(open_app: Opening) -> None:
         return timedelta(milliseconds=20)
 
     async def first(n: int, ctx: Context) -> Outcome[Any]:
-        receipt = await ctx.with_retries(3, pause).run("charge", till.charge, 5)
+        receipt = await ctx.run("charge", till.charge, 5, retry=RetryPolicy(attempts=4, backoff=pause))
         return Done(receipt.amount)
 
     async with open_app() as app:
@@ -91,7 +92,7 @@ async def test_an_activity_that_failed_is_called_again_by_the_next_execution(ope
     async def first(n: int, ctx: Context) -> Outcome[Any]:
         if ctx.attempt == 0:
             with pytest.raises(Abort):
-                await ctx.with_retries(5).run("refuse", refuse)
+                await ctx.run("refuse", refuse, retry=RetryPolicy(attempts=6))
             with pytest.raises(ConnectionError, match="no line"):
                 await ctx.run("charge", till.charge, 5)
             return Retry(n)
@@ -118,8 +119,8 @@ async def test_a_name_stands_for_one_call(open_app: Opening) -> None:
             await ctx.run("no spaces", till.charge, 2)
         with pytest.raises(EncodeError, match="arguments of activity 'odd'"):
             await ctx.run("odd", lambda x: None, object())
-        with pytest.raises(InputError, match="retries"):
-            await ctx.with_retries(-1).run("charge:3", till.charge, 2)
+        with pytest.raises(InputError, match="then="):
+            await ctx.run("charge:3", till.charge, 2, retry=RetryPolicy(then="second"))
         with pytest.raises(EncodeError, match="result of activity 'odd'"):
             await ctx.run("odd", object)
         both = await asyncio.gather(*(ctx.run(f"charge:{k}", till.charge, k) for k in (1, 2)))

@@ -26,6 +26,7 @@ from gen_durable import (
     Next,
     Outcome,
     Retry,
+    RetryPolicy,
     ScheduleChildren,
     Signal,
     Start,
@@ -316,7 +317,7 @@ async def test_connections_that_are_reset_again_and_again_leave_each_row_once(
     """Cut in the step, in the flush, at the commit, at random: each instance's row is there once."""
     async with books(dsn, schema) as look, proxied() as proxy, Durable(dsn, schema=schema) as direct:
 
-        @job(transactional=True, max_attempts=1000, backoff=lambda _: timedelta(milliseconds=20))
+        @job(transactional=True, retry=RetryPolicy(attempts=1000, backoff=lambda _: timedelta(milliseconds=20)))
         async def writes(n: int, ctx: Context) -> int:
             await ctx.connection.execute(f'insert into "{schema}".book (text) values ($1)', str(n))
             await ctx.connection.execute("select pg_sleep(0.02)")
@@ -376,7 +377,7 @@ async def test_the_callers_calls_ride_in_it(dsn: str, schema: str) -> None:
     """`app.insert(connection=ctx.connection)` starts with the outcome, or not at all."""
     async with books(dsn, schema), Durable(dsn, schema=schema) as app:
 
-        @job(transactional=True, max_attempts=2, backoff=lambda _: timedelta(0))
+        @job(transactional=True, retry=RetryPolicy(attempts=2, backoff=lambda _: timedelta(0)))
         async def starter(fail: bool, ctx: Context) -> int:
             inner = await app.insert(leaf, ctx.attempt, connection=ctx.connection)
             if fail:

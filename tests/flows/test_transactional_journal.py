@@ -22,6 +22,7 @@ from gen_durable import (
     Next,
     Outcome,
     Retry,
+    RetryPolicy,
     ScheduleChildren,
     Signal,
     Start,
@@ -52,7 +53,7 @@ async def test_the_journal_comes_first(dsn: str, schema: str, what: str) -> None
     """Later it would stay when the step's writes are rolled back, and wait for a row that the step itself holds."""
     async with Durable(dsn, schema=schema) as app:
 
-        @job(transactional=True, max_attempts=1)
+        @job(transactional=True, retry=RetryPolicy(attempts=1))
         async def writes(n: int, ctx: Context) -> None:
             await app.signal(ctx.id, go, connection=ctx.connection)  # the row is locked by the step's transaction now
             await WRITES[what](ctx)
@@ -69,7 +70,7 @@ async def test_an_activity_has_no_share_in_the_transaction(dsn: str, schema: str
     """It would be kept as finished while its writes are rolled back."""
     async with Durable(dsn, schema=schema) as app:
 
-        @job(transactional=True, max_attempts=1)
+        @job(transactional=True, retry=RetryPolicy(attempts=1))
         async def mixes(n: int, ctx: Context) -> None:
             async def write() -> None:
                 await ctx.connection.execute("select 1")
@@ -89,7 +90,7 @@ async def test_nothing_is_written_beside_a_note(dsn: str, schema: str) -> None:
     """While a note is under way the connection is kept back: its locks would hold the note up, which is waited for."""
     async with Durable(dsn, schema=schema) as app:
 
-        @job(transactional=True, max_attempts=1)
+        @job(transactional=True, retry=RetryPolicy(attempts=1))
         async def hurries(n: int, ctx: Context) -> None:
             noting = asyncio.ensure_future(ctx.checkpoint(1))
             await asyncio.sleep(0)
@@ -106,7 +107,7 @@ async def test_nothing_is_written_beside_a_note(dsn: str, schema: str) -> None:
 async def test_ctx_sync_is_for_def_steps(dsn: str, schema: str) -> None:
     async with Durable(dsn, schema=schema) as app:
 
-        @job(transactional=True, max_attempts=1)
+        @job(transactional=True, retry=RetryPolicy(attempts=1))
         async def threaded(n: int, ctx: Context) -> None:
             await asyncio.to_thread(lambda: ctx.sync.checkpoint(1))
 
@@ -160,7 +161,7 @@ async def test_an_execution_whose_connection_breaks_has_its_activities_still(dsn
             calls.append("charged")
             return "paid"
 
-        @job(transactional=True, max_attempts=1)
+        @job(transactional=True, retry=RetryPolicy(attempts=1))
         async def breaks(n: int, ctx: Context) -> list[str]:
             found = ctx.checkpoint_as(str) or "nothing"
             paid = await ctx.run("charge", charged)
@@ -193,7 +194,7 @@ async def test_an_activity_that_fails_is_not_called_for_a_broken_connection(priv
                 await other.close()
             raise ValueError("declined")
 
-        @job(transactional=True, max_attempts=1)
+        @job(transactional=True, retry=RetryPolicy(attempts=1))
         async def pays(n: int, ctx: Context) -> None:
             await ctx.run("charge", declined)
 
@@ -217,7 +218,7 @@ async def test_what_a_step_has_left_running_writes_no_more(dsn: str, schema: str
             except InputError as error:
                 said.append(str(error))
 
-        @job(transactional=True, max_attempts=1)
+        @job(transactional=True, retry=RetryPolicy(attempts=1))
         async def leaves(n: int, ctx: Context) -> None:
             late.append(asyncio.ensure_future(write_late(ctx.connection)))
             await asyncio.sleep(0)
@@ -334,7 +335,7 @@ async def test_progress_is_no_part_of_the_transaction(dsn: str, schema: str) -> 
     """It stays after a rollback, and waits for nobody: not even for a row that the step itself has locked."""
     async with Durable(dsn, schema=schema) as app:
 
-        @job(transactional=True, max_attempts=1)
+        @job(transactional=True, retry=RetryPolicy(attempts=1))
         async def reports(fail: bool, ctx: Context) -> str:
             if not fail:
                 await app.signal(ctx.id, go, connection=ctx.connection)

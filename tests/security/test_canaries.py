@@ -23,6 +23,7 @@ from gen_durable import (
     Machine,
     Next,
     Outcome,
+    RetryPolicy,
     Signal,
     SyncDurable,
     job,
@@ -57,12 +58,12 @@ async def leaf_of(text: str) -> str:
     return text
 
 
-@job(max_attempts=1)
+@job(retry=RetryPolicy(attempts=1))
 def threaded(secret: Secret) -> str:
     raise RuntimeError(f"in a thread: {secret.text}")
 
 
-@job(max_attempts=1)
+@job(retry=RetryPolicy(attempts=1))
 async def grouped(secret: Secret) -> str:
     try:
         raise ValueError(secret.text)
@@ -239,7 +240,7 @@ async def test_error_texts_are_cut(engine: Opening) -> None:
         assert len((await handle.get()).last_error or "") == 8000
 
 
-@job(max_attempts=1)
+@job(retry=RetryPolicy(attempts=1))
 async def verbose(text: str) -> str:
     raise ValueError(text)
 

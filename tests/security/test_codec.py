@@ -37,6 +37,7 @@ from gen_durable import (
     Machine,
     Next,
     Outcome,
+    RetryPolicy,
     Signal,
     Start,
     SyncDurable,
@@ -463,12 +464,12 @@ class Failing:
         return data[::-1]
 
 
-@job(max_attempts=1)
+@job(retry=RetryPolicy(attempts=1))
 async def bad_result(state: str) -> str:
     return f"bad {CANARY}"
 
 
-@job(max_attempts=1)
+@job(retry=RetryPolicy(attempts=1))
 async def bad_error(state: str) -> str:
     raise ValueError(f"bad {CANARY}")
 

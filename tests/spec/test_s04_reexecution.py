@@ -18,6 +18,7 @@ from gen_durable import (
     Machine,
     Outcome,
     Retry,
+    RetryPolicy,
     Worker,
     job,
     step,
@@ -49,7 +50,7 @@ class Slow(Machine):
 attempts: dict[str, list[int]] = {}
 
 
-@job(max_attempts=4, backoff=lambda attempt: timedelta(milliseconds=attempt))
+@job(retry=RetryPolicy(attempts=4, backoff=lambda attempt: timedelta(milliseconds=attempt)))
 async def flaky(state: State, ctx: Context) -> str:
     attempts.setdefault(state["key"], []).append(ctx.attempt)
     if ctx.attempt < state["fails"]:
@@ -104,10 +105,24 @@ async def test_the_handler_decides_when_to_give_up(engine: Opening) -> None:
         assert [ctx.attempt for _, ctx, _ in play.script.errors] == [0, 1, 2, 3, 4, 5]
 
 
-async def test_without_a_handler_an_exception_fails_the_instance(engine: Opening) -> None:
-    """The handler that a machine has by itself stops with the error."""
-    async with engine() as e, e.worker(Play(a=broken)):
-        assert await failed(await e.start()) == "ValueError: broken"
+class Unhandled(Machine, retry=RetryPolicy(attempts=3, backoff=lambda _: 0)):
+    """A machine without a handler of its own."""
+
+    @step
+    async def a(self, state: State, ctx: Context) -> Outcome[str]:
+        attempts.setdefault(state["key"], []).append(ctx.attempt)
+        raise ValueError("broken")
+
+
+async def test_without_a_handler_a_retry_policy_answers(engine: Opening) -> None:
+    """Refines the seed, where such an instance stops at once: library code returns ordinary replays, then a stop.
+
+    Without a policy of its own a machine has the default one: 20 attempts (tests/unit/test_retry_policy.py).
+    """
+    async with engine() as e, e.worker(Unhandled()):
+        handle = await e.app.insert(Unhandled.a, {"key": "unhandled"})
+        assert await failed(handle) == "ValueError: broken (attempt 3 of 3)"
+        assert attempts["unhandled"] == [0, 1, 2]
 
 
 async def test_a_handler_that_raises_fails_the_instance(engine: Opening) -> None:

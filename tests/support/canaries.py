@@ -17,6 +17,7 @@ from gen_durable import (
     Next,
     Outcome,
     Retry,
+    RetryPolicy,
     ScheduleChildren,
     Signal,
     Start,
@@ -43,7 +44,7 @@ async def echo(secret: Secret) -> Secret:
     return secret
 
 
-@job(max_attempts=2, backoff=lambda _: timedelta(0))
+@job(retry=RetryPolicy(attempts=2, backoff=lambda _: timedelta(0)))
 async def burn(secret: Secret) -> str:
     raise RuntimeError(f"burnt {secret.text}")
 

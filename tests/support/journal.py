@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from gen_durable import Context, Done, Durable, Fail, Machine, Outcome, Signal, Worker, step
+from gen_durable import Context, Done, Durable, Fail, Machine, Outcome, RetryPolicy, Signal, Worker, step
 from gen_durable.core.services import services_of
 from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
 from gen_durable.store.statements import Statement
@@ -49,7 +49,7 @@ class Till:
         return Receipt(amount)
 
 
-class Scripted(Machine):
+class Scripted(Machine, retry=RetryPolicy(attempts=1)):
     """Its steps do what the test says."""
 
     def __init__(self, first: Body, second: Body | None = None) -> None:
@@ -72,7 +72,7 @@ class Scripted(Machine):
         return Fail(error)
 
 
-class Threaded(Machine):
+class Threaded(Machine, retry=RetryPolicy(attempts=1)):
     """The same in a thread."""
 
     def __init__(self, body: Body) -> None:

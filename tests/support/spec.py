@@ -23,6 +23,7 @@ from tests.support.programs.doomed import Doomed
 from gen_durable import (
     Context,
     Durable,
+    Fail,
     Failed,
     Finished,
     Handle,
@@ -96,7 +97,7 @@ class Scripted:
     async def handle(self, machine: Machine, state: State, ctx: Context, error: Exception) -> Outcome[Any]:
         self.errors.append((state, ctx, error))
         if self.handler is None:
-            return await Machine.on_error(machine, state, ctx, error)
+            return Fail(error)
         answer = self.handler(machine, state, ctx, error)
         return await answer if inspect.isawaitable(answer) else answer
 

@@ -15,6 +15,7 @@ from gen_durable import (
     Machine,
     Next,
     Outcome,
+    RetryPolicy,
     Signal,
     Status,
     job,
@@ -124,7 +125,7 @@ class Journalled(Machine):
         done = ctx.last_checkpoint or 0
         await ctx.checkpoint(done + 1)
         ctx.progress(0.5, "half")
-        return Done([await ctx.with_retries(2).run("double", double, n), ctx.last_checkpoint])
+        return Done([await ctx.run("double", double, n, retry=RetryPolicy(attempts=3)), ctx.last_checkpoint])
 
     @step
     def in_thread(self, n: int, ctx: Context) -> Outcome[int]:

@@ -37,7 +37,7 @@ def run_pytest(directory: Path, source: str, *arguments: str, **environment: str
 MACHINE = """
 import asyncio
 import pytest
-from gen_durable import SyncDurable, job
+from gen_durable import RetryPolicy, SyncDurable, job
 from gen_durable.testing import HarnessFactory
 
 @job
@@ -100,7 +100,7 @@ def test_a_failed_claim_shows_the_claim_and_where_the_step_raised(tmp_path: Path
     source = (
         MACHINE
         + """
-@job(max_attempts=1)
+@job(retry=RetryPolicy(attempts=1))
 def broken(n: int) -> int:
     raise KeyError("here it broke")
 

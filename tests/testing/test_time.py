@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable import Await, Context, Done, Fail, Machine, Next, Outcome, Signal, Start, job, step
+from gen_durable import Await, Context, Done, Fail, Machine, Next, Outcome, Retry, RetryPolicy, Signal, Start, job, step
 from gen_durable.core.services import services_of
 from gen_durable.errors import InputError
 from gen_durable.pg.connection import PersistentConnection
@@ -38,11 +38,19 @@ class Patient(Machine):
         return Done(n)
 
 
-@job(backoff=lambda attempt: timedelta(minutes=2**attempt), max_attempts=3)
+@job(retry=RetryPolicy(attempts=3, backoff=lambda attempt: timedelta(minutes=2**attempt)))
 def flaky(fail_times: int, ctx: Context) -> int:
     if ctx.attempt < fail_times:
         raise ValueError(f"attempt {ctx.attempt}")
     return ctx.attempt
+
+
+class Poll(Machine):
+    @step
+    async def ask(self, times: int, ctx: Context) -> Outcome[int]:
+        if ctx.attempt < times:
+            return Retry(times, delay=timedelta(minutes=2**ctx.attempt))
+        return Done(ctx.attempt)
 
 
 async def test_a_delay_passes_when_time_is_advanced_and_not_before(durable_harness: HarnessFactory) -> None:
@@ -56,20 +64,28 @@ async def test_a_delay_passes_when_time_is_advanced_and_not_before(durable_harne
         await harness.assert_done(handle, 2)
 
 
-async def test_retries_come_one_by_one(durable_harness: HarnessFactory) -> None:
+async def test_retries_of_a_policy_do_not_wait(durable_harness: HarnessFactory) -> None:
     async with durable_harness(jobs=[flaky]) as harness:
         lucky = await harness.app.insert(flaky, 2)
         hopeless = await harness.app.insert(flaky, 9)
-        assert (await harness.drain()).retried == 2
+        tally = await harness.drain()
+        assert (tally.retried, tally.done, tally.failed) == (4, 1, 1)
+        await harness.assert_done(lucky, 2)
+        await harness.assert_failed(hopeless, r"ValueError: attempt 2 \(attempt 3 of 3\)")
+
+
+async def test_a_retry_that_a_step_returns_waits(durable_harness: HarnessFactory) -> None:
+    """Its delay is the machine's own: `advance` passes it."""
+    async with durable_harness(machines=[Poll()]) as harness:
+        handle = await harness.app.insert(Poll.ask, 2)
+        assert (await harness.drain()).retried == 1
         await harness.advance(MINUTE)
-        assert (await harness.drain()).retried == 2
+        assert (await harness.drain()).retried == 1
         await harness.advance(MINUTE)
         assert (await harness.drain()).executed == 0, "the second retry waits two minutes"
         await harness.advance(MINUTE)
-        tally = await harness.drain()
-        assert (tally.done, tally.failed) == (1, 1)
-        await harness.assert_done(lucky, 2)
-        await harness.assert_failed(hopeless, r"ValueError: attempt 2 \(attempt 3 of 3\)")
+        await harness.drain()
+        await harness.assert_done(handle, 2)
 
 
 async def test_a_deadline_passes_when_time_is_advanced(durable_harness: HarnessFactory) -> None:

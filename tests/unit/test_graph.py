@@ -16,6 +16,7 @@ from gen_durable import (
     Next,
     Outcome,
     Retry,
+    RetryPolicy,
     ScheduleChildren,
     Signal,
     Start,
@@ -224,8 +225,62 @@ def test_inherited_steps_are_read_where_they_are_written() -> None:
 
 
 def test_errors_stop_by_default() -> None:
-    """A machine without on_error says what happens then."""
-    assert edges_of(Base, EVERY) == [(None, "error", "fail")]
+    """A machine without on_error has the default policy, and fails after it."""
+    assert edges_of(Base, EVERY) == [(EVERY, "error", "retry"), (None, "error", "fail")]
+
+
+class Guarded(Machine, retry=RetryPolicy(attempts=5, then="give_up")):
+    """Every step has a policy; one has its own."""
+
+    @step
+    async def refund(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Done(0)
+
+    @step
+    async def charge(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Next(self.ship, order)
+
+    @step(retry=RetryPolicy(attempts=1, then=refund))
+    async def ship(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Done(1)
+
+    @step
+    async def give_up(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Fail("given up")
+
+
+def test_policies_are_edges() -> None:
+    """Retries, and the step that runs when they are used up; the machine's `then` is not its own."""
+    assert edges_of(Guarded, "charge") == [
+        ("ship", "next", ""), ("charge", "error", "retry"), ("give_up", "error", "after 5 attempts"),
+    ]  # fmt: skip
+    assert edges_of(Guarded, "ship") == [(None, "done", ""), ("refund", "error", "after 1 attempt")]
+    assert edges_of(Guarded, "give_up") == [(None, "fail", ""), ("give_up", "error", "retry")]
+    assert edges_of(Guarded, EVERY) == [(None, "error", "fail")]
+    assert "error after 5 attempts -> give_up" in graph(Guarded).text()
+    assert [line for line in graph(Guarded).problems() if "give_up" in line or "ship" in line] == [
+        "step 'ship' is not reached from 'refund': fine if instances are inserted there"
+    ]
+
+
+class OnlyErrors(Machine):
+    """A policy is no outcome of a step."""
+
+    @step(retry=RetryPolicy(then="end"))
+    async def start(self, order: Order, ctx: Context) -> Outcome[int]:
+        raise NotImplementedError
+
+    @step(retry=RetryPolicy(attempts=3))
+    async def end(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Retry(order)
+
+
+def test_error_edges_do_not_hide_problems() -> None:
+    """A step that returns nothing, and one that never ends, are reported beside their policies."""
+    assert graph(OnlyErrors).problems() == [
+        "step 'start' has no outcome that can be found",
+        "step 'end' never ends: it can only run again",
+    ]
 
 
 def elsewhere(order: Order) -> Outcome[int]:
@@ -329,7 +384,7 @@ def test_a_spec_whose_class_cannot_be_found() -> None:
 
     found = graph(Local.__gen_durable__)
     assert found.edges == (Edge("first", "end", "next"), Edge("end", "first", "next"))
-    assert found.edges == graph(Local).edges[:-1]
+    assert found.edges == graph(Local).edges[:-2]
 
 
 def test_a_job_is_a_graph_of_one_step() -> None:

@@ -11,7 +11,8 @@ import pytest
 from gen_durable.backoff import backoff
 from gen_durable.context import Context
 from gen_durable.errors import DefinitionError, EncodeError
-from gen_durable.jobs import DEFAULT_MAX_ATTEMPTS, Abort, Job, job
+from gen_durable.jobs import Job, job
+from gen_durable.retry_policy import Abort, RetryPolicy
 from gen_durable.starts import step_of
 
 
@@ -25,7 +26,7 @@ async def send(mail: Mail) -> int:
     return len(mail.to)
 
 
-@job(name="shout.v2", queue="loud", version=4, max_attempts=3, timeout=timedelta(seconds=5))
+@job(name="shout.v2", queue="loud", version=4, timeout=timedelta(seconds=5), retry=RetryPolicy(attempts=3))
 def shout(text: str, ctx: Context | None) -> str:
     return text.upper()
 
@@ -42,7 +43,7 @@ def test_a_job_is_a_machine_with_one_step() -> None:
     spec = step_of(send, "test")
     assert (spec.label, spec.machine.version, spec.machine.queue, spec.is_async) == ("send.run", 1, "default", True)
     assert list(spec.machine.steps) == ["run"]
-    assert (send.name, send.max_attempts, send.backoff) == ("send", DEFAULT_MAX_ATTEMPTS, backoff)
+    assert (send.name, spec.retry) == ("send", RetryPolicy(attempts=20, backoff=backoff))
     assert not send.wants_context
     assert repr(send) == "Job('send')"
 
@@ -51,7 +52,8 @@ def test_options() -> None:
     """Name, version, queue, attempts and timeout are as given."""
     spec = step_of(shout, "test")
     assert (spec.machine.name, spec.machine.version, spec.machine.queue) == ("shout.v2", 4, "loud")
-    assert (spec.timeout, spec.is_async, shout.max_attempts, shout.wants_context) == (5.0, False, 3, True)
+    assert (spec.timeout, spec.is_async, shout.wants_context) == (5.0, False, True)
+    assert spec.retry == RetryPolicy(attempts=3)
 
 
 def test_argument_and_result_types_come_from_the_annotations() -> None:
@@ -144,9 +146,11 @@ def test_a_second_argument_with_a_default_is_not_taken_for_ctx() -> None:
         ({"version": 0}, "the version of job 'one' must be"),
         ({"version": True}, "the version of job 'one' must be"),
         ({"version": 2**31}, "the version of job 'one' must be"),
-        ({"max_attempts": 0}, "max_attempts of job 'one' must be 1 or more"),
-        ({"max_attempts": True}, "max_attempts of job 'one' must be 1 or more"),
-        ({"max_attempts": 1.5}, "max_attempts of job 'one' must be 1 or more"),
+        ({"retry": 3}, "the retry of job 'one' must be a RetryPolicy, got int"),
+        ({"retry": None}, r"must be a RetryPolicy, got None: write RetryPolicy\(attempts=1\)"),
+        ({"retry": RetryPolicy(then="two")}, "the retry of job 'one' has then=, but a job has only one step"),
+        ({"max_attempts": 3}, r"@job has no option 'max_attempts': write retry=RetryPolicy\(attempts=\.\.\.\)"),
+        ({"backoff": backoff}, r"@job has no option 'backoff': write retry=RetryPolicy\(backoff=\.\.\.\)"),
         ({"timeout": "5"}, "the timeout of job 'one' must be a timedelta"),
         ({"timeout": timedelta(seconds=-1)}, "the timeout of job 'one' must not be negative"),
     ],
@@ -160,6 +164,11 @@ def test_options_are_checked(options: dict[str, Any], words: str) -> None:
         job(**options)(one)
 
 
+def test_an_unknown_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        cast(Any, job)(colour="red")
+
+
 def test_job_goes_on_functions_only() -> None:
     """A class or an object with __call__ is refused."""
     for wrong in (Mail, "send", send):
@@ -171,7 +180,7 @@ def test_backoff_doubles_up_to_its_cap() -> None:
     """Without jitter the pauses are 1, 2, 4 ... seconds, and never above the cap."""
     pauses = [backoff(attempt, jitter=0).total_seconds() for attempt in range(14)]
     assert pauses[:5] == [1, 2, 4, 8, 16]
-    assert pauses[-2:] == [3600, 3600]
+    assert pauses[-2:] == [900, 900]
     assert backoff(0, base=timedelta(seconds=5), jitter=0) == timedelta(seconds=5)
     assert backoff(9, cap=timedelta(seconds=7), jitter=0) == timedelta(seconds=7)
 
@@ -182,7 +191,7 @@ def test_backoff_stays_within_its_bounds(attempt: int) -> None:
     least = backoff(attempt, jitter=0)
     for _ in range(100):
         assert least <= backoff(attempt) <= least * 1.1
-    assert least <= timedelta(hours=1)
+    assert least <= timedelta(minutes=15)
 
 
 def test_cancel_carries_its_reason() -> None:

@@ -143,9 +143,9 @@ def test_an_annotation_that_cannot_be_resolved_is_a_definition_error() -> None:
         _ = Local.__gen_durable__.steps["start"].state_codec
 
 
-async def test_on_error_stops_by_default() -> None:
-    """Whoever does not say otherwise has the instance fail, with the error as its reason."""
-    outcome = await Shop().on_error(Order(1), cast(Any, None), ValueError("no stock"))
+def test_on_error_stops_by_default() -> None:
+    """A call of it, by `super()`, fails the instance with the error as its reason."""
+    outcome = Shop().on_error(Order(1), cast(Any, None), ValueError("no stock"))
     assert isinstance(outcome, Fail)
     assert outcome.reason == "ValueError: no stock"
 

@@ -12,7 +12,20 @@ import pytest
 from tests.support.engine import BRIEF, Engine, Opening, soon
 from tests.worker.test_options_lease import dead_claim, double
 
-from gen_durable import Context, Done, Failed, Finished, Instance, Machine, Outcome, ScheduleChildren, Start, job, step
+from gen_durable import (
+    Context,
+    Done,
+    Failed,
+    Finished,
+    Instance,
+    Machine,
+    Outcome,
+    RetryPolicy,
+    ScheduleChildren,
+    Start,
+    job,
+    step,
+)
 
 
 class Told:
@@ -116,7 +129,7 @@ async def _none_executing(e: Engine) -> bool:
 async def test_a_step_that_fails_is_no_dead_letter(engine: Opening) -> None:
     """A job out of attempts has ended by an outcome of its own."""
 
-    @job(max_attempts=1)
+    @job(retry=RetryPolicy(attempts=1))
     async def fails(n: int) -> int:
         raise ValueError("no")
 

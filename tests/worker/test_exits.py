@@ -10,7 +10,20 @@ from typing import Any
 import pytest
 from tests.support.engine import BRIEF, Engine, Opening, seconds
 
-from gen_durable import Cancelled, Context, Done, Failed, Finished, Handle, Instance, Machine, Outcome, job, step
+from gen_durable import (
+    Cancelled,
+    Context,
+    Done,
+    Failed,
+    Finished,
+    Handle,
+    Instance,
+    Machine,
+    Outcome,
+    RetryPolicy,
+    job,
+    step,
+)
 from gen_durable.engine.executor import Executor
 from gen_durable.telemetry import Event, InstanceDeadLettered, StepCommitted
 
@@ -37,7 +50,7 @@ async def exit_at_once() -> str:
     sys.exit(7)
 
 
-class Exits(Machine):
+class Exits(Machine, retry=RetryPolicy(attempts=1)):
     @step
     async def fine(self, word: str, ctx: Context) -> Outcome[str]:
         return Done(word)
@@ -63,7 +76,7 @@ class Exits(Machine):
         raise ExitsInStr
 
 
-@job(max_attempts=1)
+@job(retry=RetryPolicy(attempts=1))
 async def fails(_: str) -> None:
     raise ExitsInStr
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.engine import BRIEF, Engine, Opening, soon
 
-from gen_durable import Context, Done, Failed, Finished, Handle, Machine, Outcome, step
+from gen_durable import Context, Done, Failed, Finished, Handle, Machine, Outcome, RetryPolicy, step
 from gen_durable.engine import thread_pool
 
 ONE_THREAD: dict[str, Any] = {**BRIEF, "queues": {"default": 1}, "threads": 1}
@@ -33,7 +33,7 @@ def hang() -> str:
     return "late"
 
 
-class Slow(Machine):
+class Slow(Machine, retry=RetryPolicy(attempts=1)):
     """Steps in threads; some do not come back."""
 
     @step(timeout=0.1)

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 from tests.support.engine import BRIEF, Engine, Opening, seconds
 
-from gen_durable import Await, Context, Done, Durable, Machine, Outcome, Signal, Start, job, step
+from gen_durable import Await, Context, Done, Durable, Machine, Outcome, RetryPolicy, Signal, Start, job, step
 from gen_durable.core.services import services_of
 from gen_durable.errors import GenDurableError
 from gen_durable.telemetry import Event, StateUndecodable
@@ -33,7 +33,7 @@ class Strict(pydantic.BaseModel):
 told = Signal("told", Secret)
 
 
-class Vault(Machine):
+class Vault(Machine, retry=RetryPolicy(attempts=1)):
     @step
     async def store(self, secret: Secret, ctx: Context) -> Outcome[Secret]:
         return Await(told, then=self.reveal, state=secret)
@@ -60,7 +60,7 @@ class Vault(Machine):
         return Done("ok")
 
 
-@job(max_attempts=1)
+@job(retry=RetryPolicy(attempts=1))
 def burn(secret: Secret) -> str:
     raise RuntimeError(secret.text)
 

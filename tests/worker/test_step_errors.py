@@ -255,7 +255,7 @@ class SyncHandler(Machine):
             raise GenDurableError(f"attempt {ctx.attempt}")
         return Done(f"attempt {ctx.attempt}")
 
-    def on_error(self, state: None, ctx: Context, error: Exception) -> Outcome[str]:  # type: ignore[override]
+    def on_error(self, state: None, ctx: Context, error: Exception) -> Outcome[str]:
         return Retry(state)
 
 

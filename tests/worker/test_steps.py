@@ -21,6 +21,7 @@ from gen_durable import (
     Next,
     Outcome,
     Retry,
+    RetryPolicy,
     ScheduleChildren,
     Start,
     step,
@@ -143,15 +144,15 @@ async def test_a_timeout_of_the_step_itself(engine: Opening) -> None:
         assert await e.end(handle) == Finished(handle.id, "TimeoutError in own")
 
 
-async def test_the_default_on_error(engine: Opening) -> None:
-    """Without an `on_error` a timeout fails the instance, and the reason names the step and its limit."""
+async def test_a_timeout_without_an_on_error(engine: Opening) -> None:
+    """It is an exception for the retry policy; the reason of the failure names the step and its limit."""
     async with engine() as e, e.worker(Bounded()):
         handle = await e.app.insert(Bounded.work, None)
-        expected = f"{StepTimeout.__name__}: step Bounded.work ran longer than its timeout of 0.1 s"
+        expected = f"{StepTimeout.__name__}: step Bounded.work ran longer than its timeout of 0.1 s (attempt 1 of 1)"
         assert await e.end(handle) == Failed(handle.id, expected)
 
 
-class Bounded(Machine):
+class Bounded(Machine, retry=RetryPolicy(attempts=1)):
     @step(timeout=seconds(0.1))
     async def work(self, _: None, ctx: Context) -> Outcome[None]:
         await asyncio.sleep(30)

@@ -6,7 +6,7 @@ import time
 
 from tests.support.engine import NEVER, Opening, seconds
 
-from gen_durable import Await, Context, Done, Finished, Machine, Next, Outcome, Retry, Signal, job, step
+from gen_durable import Await, Context, Done, Finished, Machine, Next, Outcome, Retry, RetryPolicy, Signal, job, step
 
 never = Signal("never")
 SLACK = 0.4
@@ -31,7 +31,7 @@ class Timers(Machine):
         return Done(time.time() - began)
 
 
-@job(backoff=lambda attempt: seconds(0.3))
+@job(retry=RetryPolicy(backoff=lambda attempt: seconds(0.3)))
 async def flaky(began: float, ctx: Context) -> float:
     if ctx.attempt == 0:
         raise ValueError("not yet")

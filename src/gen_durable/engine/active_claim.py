@@ -34,9 +34,9 @@ class ActiveClaim(msgspec.Struct, eq=False, gc=False):
     unanswered: EncodedOutcome | None = None  # an outcome whose task was cancelled before the answer
 
     @property
-    def is_def_step(self) -> bool:
-        """Its step is a `def`, which a cancel cannot interrupt."""
-        return not self.entry.spec.is_async
+    def is_in_thread(self) -> bool:
+        """Its step, or the hook that runs for it, is a `def`, which a cancel cannot interrupt."""
+        return not self.entry.spec.is_async or self.claim.is_in_thread
 
     def is_cancel_requested(self) -> bool:
         """A method, because the heartbeat or a notification changes the answer during any await."""
@@ -54,7 +54,7 @@ class ActiveClaim(msgspec.Struct, eq=False, gc=False):
         step returns or before the next one begins.
         """
         self.cancel_reason = reason
-        if self.is_in_step and not self.is_def_step:
+        if self.is_in_step and not self.is_in_thread:
             self.interrupt()
 
     def interrupt(self) -> None:

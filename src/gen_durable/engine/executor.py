@@ -1,7 +1,7 @@
 """Executes one step of a claim and encodes its outcome.
 
-Everything a step can do wrong becomes that step's own error and is answered by `on_error` or the retry policy of a job:
-an exception, a timeout, a return value that is no outcome, a state that cannot be stored. None of it reaches a batch
+Everything a step can do wrong becomes that step's own error and is answered by its retry policy or by `on_error`: an
+exception, a timeout, a return value that is no outcome, a state that cannot be stored. None of it reaches a batch
 with the outcomes of others. The executor calls user code and reads nothing from the database itself.
 """
 
@@ -19,14 +19,17 @@ from typing import Any, Final, cast
 
 from gen_durable.context import Context
 from gen_durable.core.row_encryption import RowEncryption
+from gen_durable.durations import Duration
+from gen_durable.engine.hook_caller import HookCaller, await_within
 from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel_outcome, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, StepTimeout
-from gen_durable.jobs import Abort, Job
+from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled
+from gen_durable.jobs import Job
 from gen_durable.machines import Machine, StepSpec
-from gen_durable.outcomes import UNCHANGED, Done, Fail, Outcome, Retry, ScheduleChildren, describe
+from gen_durable.outcomes import UNCHANGED, Done, Fail, Next, Outcome, Retry, ScheduleChildren, describe
 from gen_durable.registry import Entry
+from gen_durable.retry_policy import Abort, RetryPolicy
 from gen_durable.signals import Received
 from gen_durable.step_services import JournalService, LimitService, StepTransaction
 from gen_durable.store.types import Claim
@@ -54,7 +57,7 @@ class Executor:
     With `may_continue`, a plain `Next` keeps its claim, so that the next step runs ahead in the same task.
     """
 
-    __slots__ = ("_children", "_encryption", "_journal", "_limits", "_threads", "_worker")
+    __slots__ = ("_children", "_encryption", "_hooks", "_journal", "_limits", "_threads", "_worker")
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class Executor:
     ) -> None:
         self._worker = worker
         self._threads = threads
+        self._hooks = HookCaller(threads)
         self._children = children
         self._limits = limits
         self._journal = journal
@@ -156,55 +160,101 @@ class Executor:
     async def answer_error(
         self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
-        """Answer an error of a step: by `on_error` of its machine, or by the retry policy of its job."""
+        """Answer an error of a step: by its retry policy, by `on_error`, or by failing the instance."""
         # The kind of the error, not its text, which may quote a payload. The text is in the row's last_error.
         log.info(
             "instance %d: %s raised %s, attempt %d", claim.id, entry.spec.label, type(error).__name__, claim.attempt
         )
+        handler = "its retry policy"
         try:
-            if isinstance(entry.owner, Job):
-                answer: object = _answer_job_error(entry.owner, claim.step_errors, error)
+            answer = self._answer_by_policy(claim, entry, error)
+            if answer is None:
+                handler = "on_error"
+                encoded = await self._call_on_error(claim, entry, ctx, error, may_continue=may_continue)
             else:
-                # Decoded again: the failed execution may have changed its own copy of the state.
-                state = entry.spec.state_codec.decode(claim.state)
-                answer = cast(Any, entry.owner).on_error(state, ctx, error)
-                if inspect.isawaitable(answer):
-                    answer = await answer
-            encoded = encode_outcome(claim, entry.spec, ctx, answer, may_continue=may_continue, error=error)
+                encoded = encode_outcome(claim, entry.spec, ctx, answer, may_continue=may_continue, error=error)
             if encoded.remaining_starts is not None:
                 await self._encode_remaining_starts(encoded, entry.spec)
             return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
         except asyncio.CancelledError:
             if claim.is_interrupted:
                 raise
-            second: BaseException = StepCancelled("on_error was cancelled from inside")
+            second: BaseException = StepCancelled(f"{handler} was cancelled from inside")
         except (LeaseLost, NoFreeThread):
             raise
         except BaseException as raised:
             second = raised
-        reason = f"{describe(error)} (and then on_error raised {describe(second)})"
+        reason = f"{describe(error)} (and then {handler} raised {describe(second)})"
         return await self._encode_fail(claim, entry, ctx, reason)
+
+    def _answer_by_policy(self, claim: Claim, entry: Entry, error: Exception) -> Outcome[Any] | None:
+        """The answer of the step's retry policy; None if `on_error` must be called.
+
+        The policy counts the exceptions of this visit: `attempt` also counts crashes and returned `Retry`s.
+        """
+        policy, errors = entry.retry, claim.step_errors + 1
+        if policy is not None and policy.covers(error):
+            if not policy.is_used_up(errors):
+                return Retry(UNCHANGED, delay=self._pause_before_retry(policy, claim.step_errors))
+            if entry.spec.then is not None:
+                then = entry.spec.then.fn.__get__(entry.owner)
+                # Decoded again: the failed execution may have changed its own copy of the state.
+                return Next(then, entry.spec.state_codec.decode(claim.state))
+            if not entry.has_on_error:
+                return Fail(clean_error(f"{describe(error)} (attempt {errors} of {policy.attempts})"))
+        if entry.has_on_error:
+            return None
+        return Fail(clean_error(f"aborted: {error.reason}") if isinstance(error, Abort) else error)
+
+    def _pause_before_retry(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
+        return policy.backoff(earlier_errors)
+
+    async def _call_on_error(
+        self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
+    ) -> EncodedOutcome:
+        """Call `on_error` and encode its answer, in the thread if it is a `def`: see `_call_in_thread`."""
+        spec, owner = entry.spec, cast(Any, entry.owner)
+        is_async = inspect.iscoroutinefunction(owner.on_error)
+        # Decoded again: the failed execution may have changed its own copy of the state.
+        state = spec.state_codec.decode(claim.state)
+
+        def encode(answer: object) -> EncodedOutcome:
+            return encode_outcome(claim, spec, ctx, answer, may_continue=may_continue, error=error)
+
+        def call() -> object:
+            answer: object = owner.on_error(state, ctx, error)
+            if is_async or inspect.isawaitable(answer):
+                return answer
+            _exhaust_children_generator(answer)
+            return encode(answer)
+
+        seconds = spec.machine.on_error_timeout
+        too_long = f"it took longer than its timeout of {seconds:g} s"
+        answer = await self._hooks.call(claim, call, is_async=is_async, seconds=seconds, too_long=too_long)
+        return answer if type(answer) is EncodedOutcome else encode(answer)
 
     async def call_on_cancel(self, claim: Claim, entry: Entry, reason: str, timeout: float) -> str:
         """Run the machine's `on_cancel`. Returns the reason, extended by the error of `on_cancel` if it raised."""
         if isinstance(entry.owner, Job) or type(entry.owner).on_cancel is Machine.on_cancel:
             return reason
-        limit = asyncio.timeout(timeout)
+        owner = entry.owner
         try:
-            async with limit:
-                if self._encryption is not None:
-                    self._encryption.decrypt(claim)
-                state = entry.spec.state_codec.decode(claim.state)
-                cleanup: object = entry.owner.on_cancel(state, self._make_context(claim, entry.spec), reason)
-                if inspect.isawaitable(cleanup):
-                    await cleanup
+            if self._encryption is not None:
+                self._encryption.decrypt(claim)
+            state = entry.spec.state_codec.decode(claim.state)
+            ctx = self._make_context(claim, entry.spec)
+            await self._hooks.call(
+                claim,
+                functools.partial(cast(Any, owner).on_cancel, state, ctx, reason),
+                is_async=inspect.iscoroutinefunction(owner.on_cancel),
+                seconds=timeout,
+                too_long=f"it took longer than {timeout:g} s",
+            )
             return reason
-        except TimeoutError as error:
-            raised: BaseException = error if not limit.expired() else StepTimeout(f"it took longer than {timeout:g} s")
         except asyncio.CancelledError as error:
             if claim.is_interrupted:
                 raise  # the worker stops
-            raised = error
+            raised: BaseException = error
         except BaseException as error:
             raised = error
         # The kind of the error, as in answer_error.
@@ -285,14 +335,8 @@ def _exhaust_children_generator(returned: object) -> None:
 async def _await_within_timeout(running: Awaitable[Any], spec: StepSpec) -> Any:
     if spec.timeout is None:
         return await running
-    limit = asyncio.timeout(spec.timeout)
-    try:
-        async with limit:
-            return await running
-    except TimeoutError:
-        if limit.expired():
-            raise StepTimeout(f"step {spec.label} ran longer than its timeout of {spec.timeout:g} s") from None
-        raise
+    too_long = f"step {spec.label} ran longer than its timeout of {spec.timeout:g} s"
+    return await await_within(running, spec.timeout, too_long)
 
 
 async def _forget_cancellation(claim: Claim) -> None:
@@ -312,13 +356,3 @@ def _awaited_signals(claim: Claim) -> tuple[Received, ...]:
     if claim.awaits is None:
         return ()
     return tuple(s for s in claim.inbox if s.name in claim.awaits)
-
-
-def _answer_job_error(job: Job[Any, Any], earlier_errors: int, error: Exception) -> Outcome[Any]:
-    """The answer of a job to its error. Only its own errors count: `attempt` also counts crashes."""
-    if isinstance(error, Abort):
-        return Fail(clean_error(f"aborted: {error.reason}"))
-    errors = earlier_errors + 1
-    if errors >= job.max_attempts:
-        return Fail(clean_error(f"{describe(error)} (attempt {errors} of {job.max_attempts})"))
-    return Retry(UNCHANGED, delay=job.backoff(earlier_errors))

@@ -274,7 +274,7 @@ class Runtime:
 
     async def _interrupt_and_release(self, overdue: list[ActiveClaim]) -> None:
         """Interrupt steps and release their rows. A step in a thread cannot be stopped: its row waits for its lease."""
-        stoppable = [active for active in overdue if not active.is_def_step]
+        stoppable = [active for active in overdue if not active.is_in_thread]
         for active in stoppable:
             self.claims.interrupt_or_unbuffer(active)
         tasks = [active.task for active in stoppable if active.task is not None]

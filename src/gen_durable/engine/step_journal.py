@@ -21,12 +21,11 @@ import msgspec
 
 from gen_durable.backoff import backoff as default_backoff
 from gen_durable.codec import Codec, codec_for, encode
-from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption, activity_field
 from gen_durable.errors import GenDurableError, InputError, LeaseLost, NoFreeThread, TooLarge
-from gen_durable.jobs import Abort
 from gen_durable.jsonb_form import jsonb_form
 from gen_durable.outcomes import describe
+from gen_durable.retry_policy import RetryPolicy
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, check_checkpoint_format
 from gen_durable.store.statements import Statement
 from gen_durable.validation import MAX_CLAIM_PART, check_delay, check_name, clean_error
@@ -165,15 +164,14 @@ class StepJournal:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
-        retries: int,
-        backoff: Callable[[int], Duration] | None,
+        retry: RetryPolicy | None,
     ) -> Actions:
         """Run an activity, or return the result it has stored in this visit."""
         check_name(name, "the name of an activity")
         if not callable(fn):
             raise InputError(f"activity {name!r}: ctx.run takes a function and its arguments, got {type(fn).__name__}")
-        if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
-            raise InputError(f"activity {name!r}: retries must be 0 or more, got {retries!r}")
+        if retry is not None and retry.then is not None:
+            raise InputError(f"activity {name!r}: RetryPolicy(then=) is for steps; catch the error of the activity")
         if name in self._used:
             raise InputError(
                 f"activity {name!r} was run already in this visit of the step: "
@@ -187,11 +185,7 @@ class StepJournal:
         if finished is not None:
             return codec.decode(finished)
         try:
-            return (
-                yield from self._call_with_retries(
-                    name, invoke, parameters, codec, retries=retries, backoff=backoff or _default_backoff
-                )
-            )
+            return (yield from self._call_with_retries(name, invoke, parameters, codec, retry))
         except BaseException:
             self._used.discard(name)
             raise
@@ -202,11 +196,10 @@ class StepJournal:
         invoke: CallActivity,
         parameters: str,
         codec: Codec[Any],
-        *,
-        retries: int,
-        backoff: Callable[[int], Duration],
+        retry: RetryPolicy | None,
     ) -> Actions:
-        for left in range(retries, -1, -1):
+        errors = 0
+        while True:
             number, attempt = self._next, self._tried.get(name, 0)
             self._next, self._tried[name] = number + 1, attempt + 1
             began = time.perf_counter()
@@ -230,10 +223,13 @@ class StepJournal:
                 self._finished[name] = raw = (result or "null").encode()
                 self._size += len(raw)
                 return value
-            if left == 0 or isinstance(failure, (GenDurableError, Abort)):
+            errors += 1
+            if retry is None or retry.is_used_up(errors) or not retry.covers(failure):
                 raise failure
-            yield SleepBeforeRetry(check_delay(backoff(retries - left), f"the backoff of activity {name!r}"))
-        raise AssertionError("unreachable")
+            if isinstance(failure, GenDurableError):  # another call would not cure it
+                raise failure
+            pause = _default_backoff if retry.backoff is default_backoff else retry.backoff
+            yield SleepBeforeRetry(check_delay(pause(errors - 1), f"the backoff of activity {name!r}"))
 
     def _check_total_size(self, name: str, size: int) -> None:
         if self._size + size > MAX_CLAIM_PART:
@@ -284,6 +280,7 @@ def _arguments_by_name(
 
 
 def _default_backoff(attempt: int) -> timedelta:
+    """Shorter pauses than those of steps: the step waits meanwhile, and occupies its slot."""
     return default_backoff(attempt, base=FIRST_PAUSE, cap=LONGEST_PAUSE)
 
 

@@ -64,6 +64,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     inbox: tuple[Received, ...] = ()
     children: tuple[Child, ...] | None = ()  # None if there are too many: they are read page by page
     is_interrupted: bool = False
+    is_in_thread: bool = False  # a `def` hook runs for it, which a cancel cannot interrupt
     visit: int = 0
     step_errors: int = 0  # how often the step has raised in this visit
     crashes: int = 0  # how often in a row its worker died or lost its lease

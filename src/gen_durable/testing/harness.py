@@ -67,8 +67,9 @@ class Harness(Assertions):
         """Run steps until none is due, including steps that become due meanwhile. Returns what ran and what waits.
 
         One row of each queue runs per round, in the order of the queues' names; within a queue rows run by priority,
-        due time and id. Rows that are due later or wait for a signal stay: see `advance` and `fire_timeouts`. Raises
-        `Runaway` if more than `limit` steps are due.
+        due time and id. Retries of a `RetryPolicy` are due at once: the harness skips their pauses. Other rows that are
+        due later, or wait for a signal, stay: see `advance` and `fire_timeouts`. Raises `Runaway` if more than `limit`
+        steps are due.
         """
         stepper = self._require_stepper
         if limit < 1:
@@ -209,8 +210,9 @@ class Harness(Assertions):
     def _make_runaway_error(self, tally: DrainResult, claim: Claim) -> Runaway:
         return Runaway(
             f"drain ran {tally.executed} steps and there is more to run: next is instance {claim.id} at "
-            f"{claim.machine}.{claim.step}, attempt {claim.attempt}. A step that leads back to itself without a delay "
-            f"never ends; if this many are intended, pass a higher limit=.\n{tally}",
+            f"{claim.machine}.{claim.step}, attempt {claim.attempt}. A step that leads back to itself without a delay, "
+            "or that always raises under RetryPolicy(attempts=None), never ends; if this many are intended, pass a "
+            f"higher limit=.\n{tally}",
             tally,
         )
 

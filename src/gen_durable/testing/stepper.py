@@ -22,6 +22,7 @@ from gen_durable.context import Context
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services, services_of
+from gen_durable.durations import Duration
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_reader import ClaimReader
 from gen_durable.engine.claim_runner import ClaimRunner
@@ -34,12 +35,14 @@ from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
+from gen_durable.engine.step_journal import Action, SleepBeforeRetry
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
+from gen_durable.retry_policy import RetryPolicy
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.types import Claim, FollowUps
 from gen_durable.telemetry import Event, Events, StateUndecodable, StepCommitted
@@ -95,7 +98,7 @@ class Stepper:
         self._threads = ThreadPool(1)
         self._tasks = TaskSet()
         self._notifier = NonWakingNotifier(services)
-        self._journal = JournalWriter(
+        self._journal = UnpausedJournalWriter(
             services.pool,
             services.schema.name,
             services.journal_statements,
@@ -103,7 +106,7 @@ class Stepper:
             services.installation,
             encryption=services.encryption,
         )
-        self._executor = ErrorRecordingExecutor(
+        self._executor = HarnessExecutor(
             WORKER,
             self._threads,
             ChildrenReader(services.pool, services.statements, services.encryption),
@@ -319,8 +322,8 @@ class NonWakingNotifier(Notifier):
             self.has_children_to_cancel = True
 
 
-class ErrorRecordingExecutor(Executor):
-    """An executor that also records what steps raised."""
+class HarnessExecutor(Executor):
+    """An executor that records what steps raised, and retries by a policy without its pauses."""
 
     errors: dict[int, Exception]
 
@@ -347,3 +350,17 @@ class ErrorRecordingExecutor(Executor):
     ) -> EncodedOutcome:
         self.errors[claim.id] = error
         return await super().answer_error(claim, entry, ctx, error, may_continue=may_continue)
+
+    def _pause_before_retry(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
+        super()._pause_before_retry(policy, earlier_errors)  # a mistake in it must show
+        return 0
+
+
+class UnpausedJournalWriter(JournalWriter):
+    """Calls an activity again without the pause of its retry policy."""
+
+    async def _run_action(self, action: Action) -> Any:
+        return None if isinstance(action, SleepBeforeRetry) else await super()._run_action(action)
+
+    def _run_action_blocking(self, action: Action) -> Any:
+        return None if isinstance(action, SleepBeforeRetry) else super()._run_action_blocking(action)

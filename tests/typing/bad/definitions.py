@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from good.checkout import Order
 
-from gen_durable import Context, Done, Job, Machine, Outcome, job, step
+from gen_durable import Context, Done, Job, Machine, Outcome, RetryPolicy, job, step
 
 
 class Shop(Machine):
@@ -28,6 +28,18 @@ class Shop(Machine):
 
     @step(timeout="5s")  # E
     async def timeout_as_number(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Done(order.id)
+
+    @step(retry=3)  # E
+    async def retry_as_number(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Done(order.id)
+
+    @step(retry=RetryPolicy(on="ConnectionError"))  # E
+    async def exception_as_text(self, order: Order, ctx: Context) -> Outcome[int]:
+        return Done(order.id)
+
+    @step(retry=RetryPolicy(on=[ConnectionError]))  # E
+    async def exceptions_as_list(self, order: Order, ctx: Context) -> Outcome[int]:
         return Done(order.id)
 
     @step(retries=3)  # E
@@ -52,6 +64,24 @@ class Late(Machine, version="2"):  # E
     pass
 
 
+class Often(Machine, retry=3):  # E
+    pass
+
+
+class Hasty(Machine, on_error_timeout="1 s"):  # E
+    pass
+
+
+class Plain(Machine):
+    def on_error(self, state: Order, ctx: Context, error: Exception) -> str:  # E
+        return "handled"
+
+
+@job(max_attempts=3)  # E
+async def former(a: int) -> int:
+    return a
+
+
 @job  # E
 async def two_more(a: int, ctx: Context, b: int) -> int:
     return a + b
@@ -72,12 +102,12 @@ async def two_more_with_options(a: int, ctx: Context, b: int) -> int:
     return a + b
 
 
-@job(max_attempts="many")  # E
+@job(retry=RetryPolicy(attempts="many"))  # E
 async def many(a: int) -> int:
     return a
 
 
-@job(backoff=timedelta(seconds=1))  # E
+@job(retry=RetryPolicy(backoff=timedelta(seconds=1)))  # E
 async def fixed(a: int) -> int:
     return a
 

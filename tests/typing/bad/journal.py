@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from good.journal import Receipt, charge, refund
 
-from gen_durable import Context, Done, Machine, Outcome, job, step
+from gen_durable import Context, Done, Machine, Outcome, RetryPolicy, job, step
 
 
 class Pay(Machine):
@@ -39,11 +39,12 @@ class Pay(Machine):
 
     @step
     async def retries_as_text(self, order: int, ctx: Context) -> Outcome[str]:
-        await ctx.with_retries("3").run("charge", charge, order, 5)  # E
+        await ctx.run("charge", charge, order, 5, retry=3)  # E
+        await ctx.run("charge", charge, order, 5, retry=RetryPolicy(attempts="3"))  # E
         await ctx.run("charge", charge, order, amount="5")  # E
         await ctx.run("charge", charge, order, amunt=5)  # E
         await ctx.run("charge", charge, order, 5, retries=3)  # E
-        text: str = await ctx.with_retries(3).run("charge", charge, order, 5)  # E
+        text: str = await ctx.run("charge", charge, order, 5, retry=RetryPolicy(attempts=3))  # E
         print(text)
         return Done("")
 
@@ -56,6 +57,11 @@ class Pay(Machine):
     @step
     def wrong_argument_in_a_thread(self, order: int, ctx: Context) -> Outcome[str]:
         return Done(ctx.sync.run("refund", refund, order))  # E
+
+    @step
+    def wrong_answer_in_a_thread(self, order: int, ctx: Context) -> Outcome[str]:
+        count: int = ctx.sync.run("refund", refund, order, retry=RetryPolicy())  # E
+        return Done(str(count))
 
 
 class Kept(Machine, history="everything"):  # E

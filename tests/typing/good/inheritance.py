@@ -6,7 +6,21 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
 
-from gen_durable import Await, Context, Done, Fail, Machine, Next, Outcome, Retry, Signal, backoff, step
+from gen_durable import (
+    Abort,
+    Await,
+    Context,
+    Done,
+    Fail,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    RetryPolicy,
+    Signal,
+    backoff,
+    step,
+)
 
 go = Signal("go")
 halt = Signal("halt", str)
@@ -82,3 +96,28 @@ class Silent(Machine):
     @step
     async def start(self, task: Task, ctx: Context) -> Outcome[None]:
         return Done() if task.id else Done(None)
+
+
+class Guarded(Machine, retry=RetryPolicy(attempts=5, on=(ConnectionError, TimeoutError)), on_error_timeout=30):
+    """Policies for all steps and for one, and hooks without async."""
+
+    @step
+    async def refund(self, task: Task, ctx: Context) -> Outcome[int]:
+        return Done(0)
+
+    @step(retry=RetryPolicy(attempts=3, backoff=lambda n: timedelta(seconds=n), then=refund))
+    async def charge(self, task: Task, ctx: Context) -> Outcome[int]:
+        raise Abort("never")
+
+    @step(retry=RetryPolicy(attempts=None, on=ConnectionError))
+    def ship(self, task: Task, ctx: Context) -> Outcome[int]:
+        return Done(1)
+
+    @step(retry=RetryPolicy(backoff=backoff, then="refund"))
+    def pack(self, task: Task, ctx: Context) -> Outcome[int]:
+        return Next(self.ship, task)
+
+    def on_error(self, state: object, ctx: Context, error: Exception) -> Outcome[int]:
+        return Fail(error)
+
+    def on_cancel(self, state: object, ctx: Context, reason: str) -> None: ...

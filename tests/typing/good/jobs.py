@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from gen_durable import Abort, Context, Durable, Handle, Job, Start, SyncDurable, SyncHandle, backoff, job
+from gen_durable import Abort, Context, Durable, Handle, Job, RetryPolicy, Start, SyncDurable, SyncHandle, backoff, job
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ def shout_louder(text: str, ctx: Context) -> str:
     return text.upper() * (ctx.attempt + 1)
 
 
-@job(queue="mail", max_attempts=3, backoff=backoff, timeout=timedelta(seconds=5))
+@job(queue="mail", timeout=timedelta(seconds=5), retry=RetryPolicy(attempts=3, backoff=backoff))
 async def send_slowly(mail: Mail) -> None:
     await send(mail)
 
 
-@job(name="tidy-up", version=2, backoff=lambda attempt: timedelta(minutes=attempt))
+@job(name="tidy-up", version=2, retry=RetryPolicy(backoff=lambda attempt: timedelta(minutes=attempt)))
 def tidy(days: int, ctx: Context) -> list[str]:
     return [ctx.machine] * days
 
@@ -61,11 +61,11 @@ async def tick_with_context(ctx: Context) -> str:
     return ctx.machine
 
 
-@job(queue="clock", backoff=lambda attempt: 0.5 * attempt, timeout=5)
+@job(queue="clock", timeout=5, retry=RetryPolicy(backoff=lambda attempt: 0.5 * attempt))
 def tick_in_a_thread() -> None: ...
 
 
-@job(max_attempts=1)
+@job(retry=RetryPolicy(attempts=1))
 def tick_with_options(ctx: Context) -> int:
     return ctx.attempt
 

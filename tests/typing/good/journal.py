@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from gen_durable import Context, Done, Durable, Machine, Outcome, SyncDurable, job, step
+from gen_durable import Context, Done, Durable, Machine, Outcome, RetryPolicy, SyncDurable, job, step
 from gen_durable.journal import Activity, Progress, Transition
 
 
@@ -26,13 +26,20 @@ def refund(receipt: Receipt) -> str:
 async def ping() -> None: ...
 
 
+def with_own_retry(order: int, retry: int) -> int:
+    return order + retry
+
+
 class Pay(Machine, history="states"):
     @step
     async def pay(self, order: int, ctx: Context) -> Outcome[str]:
-        receipt = await ctx.with_retries(3).run("charge", charge, order, amount=5)
+        receipt = await ctx.run("charge", charge, order, amount=5, retry=RetryPolicy(attempts=3))
         amount: int = receipt.amount
-        text: str = await ctx.with_retries(2, lambda n: timedelta(seconds=n)).run("refund", refund, receipt)
-        text += await ctx.with_retries(2, backoff=lambda n: 0.5 * n).run("again", refund, receipt=receipt)
+        brief = RetryPolicy(attempts=2, backoff=lambda n: timedelta(seconds=n), on=(ConnectionError, TimeoutError))
+        text: str = await ctx.run("refund", refund, receipt, retry=brief)
+        text += await ctx.run("again", refund, receipt=receipt, retry=RetryPolicy(backoff=lambda n: 0.5 * n))
+        count: int = await ctx.run("own", with_own_retry, order, retry=3)
+        text += str(count)
         await ctx.run("ping", ping)
         later: Receipt = await ctx.run("later", partial(charge, amount=7), order)
         last = ctx.checkpoint_as(Receipt)
@@ -48,7 +55,7 @@ class Pay(Machine, history="states"):
 def thread(order: int, ctx: Context) -> int:
     receipt = ctx.sync.run("charge", charge, order, 5)
     ctx.sync.checkpoint(receipt)
-    again: str = ctx.sync.with_retries(1).run("again", refund, receipt=receipt)
+    again: str = ctx.sync.run("again", refund, receipt=receipt, retry=RetryPolicy(attempts=2))
     return len(ctx.sync.run("refund", refund, receipt) + again)
 
 

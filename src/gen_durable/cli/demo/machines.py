@@ -20,6 +20,7 @@ from gen_durable import (
     Machine,
     Next,
     Outcome,
+    RetryPolicy,
     ScheduleChildren,
     Signal,
     Start,
@@ -111,7 +112,7 @@ class Checkout(Machine, queue="checkout"):
         return Done(Receipt(paid.order.number, paid.amount, parcel=tuple(ctx.results(Pack.pack))))
 
 
-@job(max_attempts=5, backoff=lambda attempt: timedelta(seconds=0.5))
+@job(retry=RetryPolicy(attempts=5, backoff=lambda errors: 0.5))
 async def stocktake(shelf: str, ctx: Context) -> str:
     """A job that raises is retried; this one succeeds at its third attempt."""
     await simulate_side_effect(ctx, f"the {shelf}", seconds=0.1)
