@@ -41,7 +41,7 @@ class _PydanticModel(Protocol):
 class Codec(Generic[T]):
     """Encodes and decodes values of one type."""
 
-    __slots__ = ("_decode", "_may_change", "_plain_class", "_takes_text", "_type", "_what")
+    __slots__ = ("_decode", "_may_change", "_plain_class", "_takes_null", "_takes_text", "_type", "_what")
 
     def __init__(self, type_: object, what: str) -> None:
         self._type = type_
@@ -64,6 +64,7 @@ class Codec(Generic[T]):
         self._may_change = may_change_as_jsonb(info)
         self._takes_text = False
         self._takes_text = self._can_decode(f'"{ENCRYPTED_PREFIX}AAAA"')
+        self._takes_null = self._can_decode("null")
 
     def _can_decode(self, raw: str) -> bool:
         try:
@@ -98,6 +99,14 @@ class Codec(Generic[T]):
             return raw.decode(), self.decode(raw)
         except DecodeError as error:
             raise EncodeError(f"{error}: the stored value could not be decoded") from None
+
+    def encode_checked(self, value: T) -> str:
+        """A value as JSON text. Raises `EncodeError` if it is not of this type, by decoding it again where needed."""
+        if value is None and self._takes_null:
+            return "null"
+        if self._type is Any:
+            return self.encode(value).decode()
+        return self.encode_and_decode(value)[0]
 
     def decode(self, raw: bytes | str) -> T:
         try:

@@ -96,12 +96,7 @@ class StepSpec:
     @cached_property
     def result_codec(self) -> Codec[Any]:
         """The codec of the machine's result, from the step's return annotation."""
-        return codec_for(self._type_hints[1], self.result_label)
-
-    @cached_property
-    def result_label(self) -> str:
-        """The name of the machine's result in messages."""
-        return f"the result of {self.label}"
+        return codec_for(self._type_hints[1], f"the result of {self.label}")
 
     @cached_property
     def _type_hints(self) -> tuple[object, object]:
@@ -365,13 +360,10 @@ def _read_step_hints(function: Callable[..., Any], label: str) -> tuple[object, 
 
 
 def _result_type(annotation: object) -> object:
-    """R of `Outcome[R]`; for a union of outcomes, the first R that is not Any."""
+    """R of `Outcome[R]`; for a union of outcomes, the R that they share, else Any."""
     origin = get_origin(annotation)
     if origin in (Outcome, Done, Next, Await, ScheduleChildren):
         return get_args(annotation)[0]
-    if origin is not None:
-        for part in get_args(annotation):
-            found = _result_type(part)
-            if found is not Any:
-                return found
-    return Any
+    found = [_result_type(part) for part in get_args(annotation)] if origin is not None else []
+    named = [one for one in found if one is not Any]
+    return named[0] if named and all(one == named[0] for one in named) else Any

@@ -11,7 +11,6 @@ from typing import Any, Final, assert_never, cast
 import msgspec
 from typing_extensions import Buffer
 
-from gen_durable.codec import encode
 from gen_durable.context import Context
 from gen_durable.errors import EncodeError, InvalidOutcome, TooLarge
 from gen_durable.limits import Limit
@@ -151,7 +150,7 @@ def _encode_retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
 
 def _encode_done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
     commit.kind = "done"
-    commit.value = encode(outcome.result, spec.result_label).decode()
+    commit.value = spec.result_codec.encode_checked(outcome.result)
     commit.parent = claim.parent_id
 
 
