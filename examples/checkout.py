@@ -2,8 +2,8 @@ import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 from gen_durable import (
-    Await, Context, Done, Durable, Finished, Machine, Next, Outcome, Retry, ScheduleChildren, Signal, Start, Fail,
-    Worker, backoff, step,
+    Await, Context, Done, Durable, Fail, Finished, Machine, Next, Outcome, RetryPolicy, ScheduleChildren, Signal, Start,
+    Worker, step,
 )
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Pack(Machine):
     async def pack(self, sku: str, ctx: Context) -> Outcome[str]:
         return Done(f"box with {sku}")
 
-class Checkout(Machine, queue="checkout"):
+class Checkout(Machine, queue="checkout", retry=RetryPolicy(attempts=6)):
     @step
     async def start(self, order: Order, ctx: Context) -> Outcome[int]:
         # Waits in the database, not in a process: for an hour here, for months if you like.
@@ -48,9 +48,6 @@ class Checkout(Machine, queue="checkout"):
     async def ship(self, paid: PaidOrder, ctx: Context) -> Outcome[int]:
         print("shipping", ctx.results(Pack.pack))
         return Done(paid.amount)
-
-    async def on_error(self, state: object, ctx: Context, error: Exception) -> Outcome[int]:
-        return Retry(state, delay=backoff(ctx.step_errors)) if ctx.step_errors < 5 else Fail(error)
 
 async def main() -> None:
     async with Durable() as app, Worker(app, machines=[Checkout(), Pack()], queues={"default": 10, "checkout": 5}):
