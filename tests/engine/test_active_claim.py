@@ -13,7 +13,8 @@ from gen_durable.engine.active_claim import ActiveClaim
 
 def claim_of_step(*, is_async: bool = True) -> ActiveClaim:
     entry = SimpleNamespace(spec=SimpleNamespace(is_async=is_async))
-    return ActiveClaim(cast(Any, SimpleNamespace(id=1, is_interrupted=False)), cast(Any, entry), leased_at=0.0)
+    claim = SimpleNamespace(id=1, is_interrupted=False, is_in_thread=False)
+    return ActiveClaim(cast(Any, claim), cast(Any, entry), leased_at=0.0)
 
 
 async def wait_long() -> None:

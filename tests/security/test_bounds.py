@@ -19,6 +19,7 @@ from gen_durable import (
     Finished,
     Machine,
     Outcome,
+    RetryPolicy,
     ScheduleChildren,
     Signal,
     Start,
@@ -89,7 +90,7 @@ async def test_refused_before_the_database(what: str) -> None:
         await call(app)
 
 
-class Greedy(Machine):
+class Greedy(Machine, retry=RetryPolicy(attempts=1)):
     """Returns more than it may."""
 
     @step

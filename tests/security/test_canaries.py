@@ -185,7 +185,7 @@ async def logged(caplog: pytest.LogCaptureFixture, words: str) -> bool:
     return words in caplog.text
 
 
-class Mover(Machine):
+class Mover(Machine, retry=RetryPolicy(attempts=1)):
     @step
     async def start(self, secret: Secret, ctx: Context) -> Outcome[str]:
         return Next(self.go_on, Secret(CANARY))

@@ -131,7 +131,7 @@ class Patient(Machine):
         raise RuntimeError(f"stuck with {state.text}")
 
 
-class Waiter(Machine):
+class Waiter(Machine, retry=RetryPolicy(attempts=1)):
     """Answers with the first signal."""
 
     @step
