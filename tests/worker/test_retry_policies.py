@@ -298,7 +298,7 @@ class Waiting(Machine, retry=RetryPolicy(attempts=2, backoff=at_once, then="end"
 
     @step
     async def hear(self, n: int, ctx: Context) -> Outcome[int]:
-        called.append(str(ctx.first(go)))
+        called.append(str(ctx.take(go)))
         raise ConnectionError("no line")
 
     @step
