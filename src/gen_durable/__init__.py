@@ -6,7 +6,7 @@ The names that users type every day. Errors are in `gen_durable.errors`; the typ
 
 from gen_durable.backoff import backoff
 from gen_durable.client import Durable
-from gen_durable.config import Queue, Retention
+from gen_durable.config import Queue
 from gen_durable.context import Child, Context
 from gen_durable.durations import Duration
 from gen_durable.handles import Handle
@@ -15,6 +15,7 @@ from gen_durable.jobs import Job, job
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.machines import Machine, step
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, Retry, ScheduleChildren
+from gen_durable.retention import Retention
 from gen_durable.retry_policy import Abort, RetryPolicy
 from gen_durable.signals import Signal
 from gen_durable.starts import Start

@@ -18,7 +18,6 @@ from gen_durable.core.services import Services
 from gen_durable.database import Database
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadCodec, PayloadEncryption
-from gen_durable.errors import InputError
 from gen_durable.handles import Handle, handles_of, parse_target
 from gen_durable.instances import Cancellation, Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
@@ -31,7 +30,7 @@ from gen_durable.operations.instance_admin import AdminOperations
 from gen_durable.operations.signal import is_delivered, outgoing_signal, send_signal
 from gen_durable.pg.pool import DriverPool
 from gen_durable.signals import Signal
-from gen_durable.starts import LIVE, Scope, Start, Startable, StartOptions, step_of
+from gen_durable.starts import Scope, Start, Startable, StartOptions, Unique, step_of
 from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
 from gen_durable.telemetry import Events
 
@@ -120,7 +119,9 @@ class Durable(AdminOperations):
         *,
         on_conflict: Literal["raise", "existing"] = "raise",
         unique_key: str | bytes | None = None,
-        unique_scope: Iterable[Scope] = LIVE,
+        unique: Unique | None = None,
+        unique_scope: Iterable[Scope] | None = None,
+        keep: Duration | None = None,
         queue: str | None = None,
         priority: int = 0,
         partition_key: str | None = None,
@@ -176,6 +177,7 @@ class Durable(AdminOperations):
         """Start an instance at a step, or a job. The other options are those of `Start`.
 
         If the `unique_key` is taken, "raise" raises `Duplicate`, "existing" returns the holder, "skip" returns None.
+        With `unique="forever"` a key stays taken after the instance has ended, as long as its row is kept.
         With `connection`, one of yours (asyncpg, psycopg, SQLAlchemy), the insert is a part of your transaction: the
         instance starts when you commit, and never if you roll back. Workers are notified right after the commit, by
         this client if it is open; "in_transaction" has your commit notify them, which Postgres does one by one, and
@@ -297,7 +299,7 @@ class Durable(AdminOperations):
         return to_cancellation(found, target)
 
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
-        """Read an instance by id, or by the unique key that it holds. Raises `NotFound`."""
+        """Read an instance by id or by unique key: its live holder, else the last one inserted. Raises `NotFound`."""
         return await read_instance.get(self._services, target)
 
     async def history(self, target: int | str | bytes | Handle[Any], *, last: int | None = None) -> list[Transition]:
@@ -316,12 +318,15 @@ class Durable(AdminOperations):
         """The latest `ctx.progress` of each step of an instance; the most recent comes last."""
         return await read_instance.progress(self._services, target)
 
-    def handle(self, instance: int, step: Startable[Any, R]) -> Handle[R]:
-        """A handle on an instance known by its id; `step`, where it was started, gives the type of its result."""
-        if parse_target(instance)[0] is None:
-            raise InputError("handle takes an instance's id; get it by its unique key with `get`")
+    def handle(self, target: int | str | bytes, step: Startable[Any, R]) -> Handle[R]:
+        """A handle on an instance by id or unique key; `step`, where it was started, gives the type of its result.
+
+        A handle by key looks its instance up with each call: the live holder, else the last one inserted; `signal` and
+        `cancel` only the live holder.
+        """
+        instance, key = parse_target(target)
         spec = step_of(step, "handle")
-        return Handle(self, instance, spec.result_codec, spec.machine.name)
+        return Handle(self, key or cast("int", instance), spec.result_codec, spec.machine.name)
 
     async def set_limit(self, name: str, policy: Policy) -> bool:
         """Create or change a limit, for all workers, from now on. Returns whether that changed anything.

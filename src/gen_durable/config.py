@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias, TypedDict, cast
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError
 from gen_durable.instances import Instance
+from gen_durable.retention import Retention, retention_of
 from gen_durable.validation import check_delay, check_name, check_positive_duration
 
-DAY: Final = timedelta(days=1)
 MIN_MAX_CRASHES: Final = 3
 OnDeadLetter: TypeAlias = Callable[[Instance], Awaitable[None] | None]
 """The hook that a worker calls with an instance which its reaper has failed after `max_crashes`."""
@@ -34,25 +34,6 @@ class Queue:
         _check_int("Queue(concurrency)", self.concurrency, 1)
         if self.fair_by is not None:
             check_name(self.fair_by, "Queue(fair_by=)", ConfigError)
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How long ended instances are kept, by how they ended. None keeps them for good."""
-
-    done: Duration | None = DAY
-    failed: Duration | None = DAY
-    cancelled: Duration | None = DAY
-
-    def __post_init__(self) -> None:
-        for status in ("done", "failed", "cancelled"):
-            if getattr(self, status) is not None:
-                _store_duration(self, status, check_delay, f"the retention of {status} instances")
-
-    @property
-    def seconds(self) -> tuple[float | None, float | None, float | None]:
-        """The three ages in seconds: done, failed, cancelled."""
-        return _age_in_seconds(self.done), _age_in_seconds(self.failed), _age_in_seconds(self.cancelled)
 
 
 class WorkerSettings(TypedDict, total=False):
@@ -91,7 +72,7 @@ class WorkerOptions:
     max_poll_interval: timedelta = timedelta(seconds=5)
     reap_interval: timedelta | None = timedelta(seconds=5)
     gc_interval: timedelta | None = timedelta(seconds=60)
-    gc_retention: timedelta | Retention | None = DAY
+    gc_retention: timedelta | Retention | None = field(default_factory=Retention)
     gc_batch: int = 10_000
     prefetch: int | None = None
     min_demand: int = 1
@@ -182,9 +163,7 @@ class WorkerOptions:
     @property
     def retention(self) -> Retention:
         """`gc_retention` by status."""
-        if isinstance(self.gc_retention, Retention):
-            return self.gc_retention
-        return Retention(self.gc_retention, self.gc_retention, self.gc_retention)
+        return retention_of(self.gc_retention, "gc_retention")
 
 
 def _check_queues(queues: Mapping[str, int | Queue]) -> None:
@@ -196,14 +175,10 @@ def _check_queues(queues: Mapping[str, int | Queue]) -> None:
             _check_int(f"the concurrency of queue {name!r}", slots, 1)
 
 
-def _store_duration(options: object, name: str, check: Callable[..., float], what: str | None = None) -> None:
+def _store_duration(options: object, name: str, check: Callable[..., float]) -> None:
     """Replace a checked duration of a frozen dataclass by its `timedelta`."""
-    seconds = check(getattr(options, name), what or name, ConfigError)
+    seconds = check(getattr(options, name), name, ConfigError)
     object.__setattr__(options, name, timedelta(seconds=seconds))
-
-
-def _age_in_seconds(age: Duration | None) -> float | None:
-    return None if age is None else check_delay(age, "a retention", ConfigError)
 
 
 def _check_int(name: str, value: object, least: int) -> None:

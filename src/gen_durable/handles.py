@@ -30,14 +30,27 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Handle(Generic[R]):
-    """A reference to one instance and the type of its result. `machine` is None where it is unknown."""
+    """A reference to one instance and the type of its result. `machine` is None where it is unknown.
+
+    `target` is the id, or the unique key of a handle that looks its instance up with each call (`Durable.handle`).
+    """
 
     app: Durable
-    id: int
+    target: int | bytes
     codec: Codec[R]
     machine: str | None = None
     # When this process inserted it, on the monotonic clock: `wait` polls a new instance later.
     _inserted_at: float = field(default=-math.inf, compare=False, repr=False)
+
+    @property
+    def id(self) -> int:
+        """The instance's id. A handle by key has none: read it with `(await handle.get()).id`."""
+        if isinstance(self.target, bytes):
+            raise InputError(
+                f"the handle of key {self.target!r} has no id: it looks its instance up with each call. "
+                "Use (await handle.get()).id"
+            )
+        return self.target
 
     async def result(self, timeout: Duration | None = None) -> R:
         """Wait until the instance has ended and return its result.
@@ -48,11 +61,11 @@ class Handle(Generic[R]):
 
     async def wait(self, timeout: Duration | None = None) -> Ending[R]:
         """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
-        return await wait(services_of(self.app), self.id, self.codec, timeout, self._inserted_at)
+        return await wait(services_of(self.app), self.target, self.codec, timeout, self._inserted_at)
 
     async def get(self) -> Instance:
         """Read the instance."""
-        return await self.app.get(self.id)
+        return await self.app.get(self.target)
 
     async def cancel(
         self,
@@ -63,15 +76,15 @@ class Handle(Generic[R]):
         notify: Notify = "after_commit",
     ) -> Cancellation:
         """Cancel this instance, and with `cascade` all its descendants; see `Durable.cancel`."""
-        return await self.app.cancel(self.id, reason=reason, cascade=cascade, connection=connection, notify=notify)
+        return await self.app.cancel(self.target, reason=reason, cascade=cascade, connection=connection, notify=notify)
 
     async def delete(self) -> None:
         """Delete this instance after it has ended; see `Durable.delete`."""
-        await self.app.delete(self.id)
+        await self.app.delete(self.target)
 
     async def retry(self) -> None:
         """Run this failed or cancelled instance again from its last step; see `Durable.retry`."""
-        await self.app.retry(self.id)
+        await self.app.retry(self.target)
 
     @overload
     async def signal(
@@ -103,7 +116,7 @@ class Handle(Generic[R]):
     ) -> bool:
         """Send a signal to this instance; see `Durable.signal`."""
         return await self.app.signal(
-            self.id,
+            self.target,
             cast("Signal[object]", signal),
             payload,
             dedup_key=dedup_key,
@@ -112,7 +125,7 @@ class Handle(Generic[R]):
         )
 
     def __repr__(self) -> str:
-        return f"Handle({self.id})"
+        return f"Handle({self.target!r})"
 
 
 def result_of(ending: Ending[R], machine: str | None, timeout: Duration | None) -> R:
@@ -147,7 +160,7 @@ def handles_of(
 def parse_target(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:
     """The id or the unique key of a target."""
     if isinstance(target, Handle):
-        return target.id, None
+        target = target.target
     if isinstance(target, bool) or not isinstance(target, (int, str, bytes)):
         raise InputError(f"an instance is named by its id (int) or its unique key (str), got {type(target).__name__}")
     if isinstance(target, int):
@@ -159,6 +172,6 @@ def parse_target(target: int | str | bytes | Handle[Any]) -> tuple[int | None, b
 
 def describe_target(target: int | str | bytes | Handle[Any]) -> str:
     """The name of a target in messages."""
-    if isinstance(target, (str, bytes)):
-        return f"the holder of key {target!r}"
-    return f"instance {target.id if isinstance(target, Handle) else target}"
+    if isinstance(target, Handle):
+        target = target.target
+    return f"instance {target}" if isinstance(target, int) else f"the holder of key {target!r}"

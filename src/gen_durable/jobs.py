@@ -17,7 +17,16 @@ from gen_durable.durations import Duration
 from gen_durable.errors import DefinitionError
 from gen_durable.journal import HISTORY_KEEP, History, check_history, check_history_keep
 from gen_durable.limits import StepLimit
-from gen_durable.machines import MachineSpec, StepSpec, check_limit, check_transactional, check_version, resolve_hints
+from gen_durable.machines import (
+    MachineSpec,
+    StepSpec,
+    check_limit,
+    check_retention,
+    check_transactional,
+    check_version,
+    resolve_hints,
+)
+from gen_durable.retention import MachineRetention
 from gen_durable.retry_policy import DEFAULT_POLICY, RetryPolicy, check_policy
 from gen_durable.validation import check_delay, check_name
 
@@ -129,6 +138,7 @@ def job(
     transactional: bool = False,
     history: History = "transitions",
     history_keep: int | None = HISTORY_KEEP,
+    retention: MachineRetention = "worker",
 ) -> _Decorator: ...
 def job(
     fn: Callable[..., Any] | None = None,
@@ -143,14 +153,15 @@ def job(
     transactional: bool = False,
     history: History = "transitions",
     history_keep: int | None = HISTORY_KEEP,
+    retention: MachineRetention = "worker",
     **former: Any,
 ) -> Any:
     """Make a durable job of a function of none or one argument, and `ctx` if it takes it.
 
     `retry` says how exceptions are retried (default: 20 attempts in about 2 h 40 min); then the job fails. A crash of
     its worker costs no attempt. The result is checked against the return annotation, if there is one.
-    `timeout` bounds one attempt. `limit`, `transactional`: as for `step`. `version`, `history`, `history_keep`: as for
-    `Machine`.
+    `timeout` bounds one attempt. `limit`, `transactional`: as for `step`. `version`, `history`, `history_keep`,
+    `retention`: as for `Machine`.
     """
 
     def make_job(function: Callable[..., Any]) -> Job[Any, Any]:
@@ -167,7 +178,8 @@ def job(
         if transactional:
             check_transactional(function, f"job {label!r}")
         steps: dict[str, StepSpec] = {}
-        machine = MachineSpec(label, version, queue, steps, _read_job_hints, history, history_keep)
+        kept = check_retention(retention, f"job {label!r}")
+        machine = MachineSpec(label, version, queue, steps, _read_job_hints, history, history_keep, kept)
         is_async = inspect.iscoroutinefunction(function)
         steps["run"] = StepSpec(machine, "run", (), seconds, function, is_async, limit, transactional, retry)
         return Job(function, steps["run"])

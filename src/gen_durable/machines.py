@@ -21,6 +21,7 @@ from gen_durable.errors import DefinitionError
 from gen_durable.journal import HISTORY_KEEP, History, check_history, check_history_keep
 from gen_durable.limits import Limit, StepLimit, limits_of
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, ScheduleChildren
+from gen_durable.retention import MachineRetention, Retention, retention_of
 from gen_durable.retry_policy import RetryPolicy, check_policy
 from gen_durable.retry_targets import check_then, then_name
 from gen_durable.validation import check_delay, check_name, check_positive_duration
@@ -114,6 +115,8 @@ class MachineSpec:
     read_hints: Callable[[Callable[..., Any], str], tuple[object, object]]
     history: History = "transitions"
     history_keep: int | None = HISTORY_KEEP
+    retention: Retention | None = None
+    """None if the machine declares none: that of the worker applies."""
     retry: RetryPolicy | None = None
     on_error_timeout: float = ON_ERROR_TIMEOUT
 
@@ -181,7 +184,9 @@ class Machine:
     `self` holds services (an HTTP client, settings), never state: steps receive and return their state.
     Class arguments: `name` (default: the class's name), `version` (default 1), `queue` (default "default"), `history`:
     "off", "transitions" (default: a small row for each outcome) or "states" (with the state), and `history_keep`: how
-    many of its newest outcomes, and the activities of these, an instance keeps at least (default 1,000; None: all).
+    many of its newest outcomes, and the activities of these, an instance keeps at least (default 1,000; None: all), and
+    `retention`: how long ended instances are kept, a duration, a `Retention` or None for good (default: as the worker's
+    `gc_retention` says). Workers declare it in the database when they start.
 
     `retry` is the policy of the steps that name none. A machine with neither a policy nor an `on_error` has the default
     policy: 20 attempts in about 2 h 40 min. `on_error_timeout` bounds one call of `on_error` (default: a minute).
@@ -200,12 +205,14 @@ class Machine:
         history_keep: int | None = HISTORY_KEEP,
         retry: RetryPolicy | None = None,
         on_error_timeout: Duration | None = None,
+        retention: MachineRetention = "worker",
     ) -> None:
         super().__init_subclass__()
         earlier = cls.__dict__.get("__gen_durable__")
         if earlier is not None:  # @dataclass(slots=True) creates the class again, without the class arguments
             name, version, queue = earlier.name, earlier.version, earlier.queue
             history, history_keep = earlier.history, earlier.history_keep
+            retention = "worker" if earlier.retention is None else earlier.retention
         label = check_name(cls.__name__ if name is None else name, "a machine's name", DefinitionError)
         check_name(queue, f"the queue of machine {label!r}", DefinitionError)
         check_version(version, f"machine {label!r}")
@@ -213,7 +220,18 @@ class Machine:
         check_history_keep(history_keep, f"machine {label!r}")
         steps: dict[str, StepSpec] = {}
         policy, timeout = _inherit_error_options(cls, label, retry, on_error_timeout)
-        spec = MachineSpec(label, version, queue, steps, _read_step_hints, history, history_keep, policy, timeout)
+        spec = MachineSpec(
+            label,
+            version,
+            queue,
+            steps,
+            _read_step_hints,
+            history,
+            history_keep,
+            check_retention(retention, f"machine {label!r}"),
+            policy,
+            timeout,
+        )
         for attribute, function, mark in _find_marked_steps(cls, earlier):
             own = function if attribute in cls.__dict__ else _copy_inherited_step(cls, attribute, function)
             _check_signature(own, f"{label}.{mark.name}")
@@ -333,6 +351,11 @@ def check_transactional(function: Callable[..., Any], what: str) -> None:
             f"{what} is transactional, so it must be `async def`: its transaction is an asyncpg connection of the "
             "worker's loop, which a thread cannot use"
         )
+
+
+def check_retention(retention: MachineRetention, what: str) -> Retention | None:
+    """The declared retention of a machine or job; None for "worker"."""
+    return None if retention == "worker" else retention_of(retention, f"the retention of {what}", DefinitionError)
 
 
 def check_version(version: int, what: str) -> int:

@@ -14,6 +14,7 @@ from gen_durable.context import Context
 from gen_durable.errors import DefinitionError
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine, MachineSpec, StepSpec
+from gen_durable.retention import Retention
 from gen_durable.retry_policy import DEFAULT_POLICY, RetryPolicy
 from gen_durable.retry_targets import check_then_type
 
@@ -116,6 +117,11 @@ class Registry:
     def machines_without_history(self) -> list[str]:
         """The machines and jobs with `history="off"`."""
         return [spec.name for spec in self.specs if spec.history == "off"]
+
+    @property
+    def retentions(self) -> dict[str, Retention | None]:
+        """The retention that each machine and job declares, in its newest version; None if it declares none."""
+        return {spec.name: spec.retention for spec in sorted(self.specs, key=lambda spec: spec.version)}
 
     @property
     def known_steps(self) -> list[str]:

@@ -6,6 +6,7 @@ Both check their arguments without I/O. Clients insert `Start` values; outcomes 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast, final, overload
@@ -45,6 +46,8 @@ Scope: TypeAlias = Literal[
     "runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled"
 ]
 LIVE: Final[tuple[Scope, ...]] = ("runnable", "executing", "awaiting_signal", "awaiting_children")
+FOREVER: Final[tuple[Scope, ...]] = (*LIVE, "done", "failed", "cancelled")
+Unique: TypeAlias = Literal["live", "forever"]
 
 
 class StartOptions(TypedDict, total=False):
@@ -56,7 +59,9 @@ class StartOptions(TypedDict, total=False):
     delay: Duration | None
     schedule_at: datetime | None
     unique_key: str | bytes | None
-    unique_scope: Iterable[Scope]
+    unique: Unique | None
+    unique_scope: Iterable[Scope] | None
+    keep: Duration | None
     limit: LimitNames | None
     group: tuple[str, str] | None
     metadata: Mapping[str, Any] | None
@@ -66,7 +71,10 @@ class StartOptions(TypedDict, total=False):
 class Start(Generic[R_co]):
     """An instance to start: for `insert_many`, `ScheduleChildren` and `spawn`.
 
-    `state` may be left out for a job without an argument. `limit` replaces the `@step(limit=)` of the first step; `[]`
+    `state` may be left out for a job without an argument. `unique` says how long the instance holds its `unique_key`:
+    "live" (default) until it ends, "forever" also afterwards; then retention spares its row. `unique_scope`, a list of
+    statuses, says it in detail. `keep` is how long the row is kept after its end, in place of the retention. `limit`
+    replaces the `@step(limit=)` of the first step; `[]`
     means none. `group` is the instance's group in a fair queue: `("tenant", "acme")`. `metadata` is stored for
     filters, `{"order": 42}`; the engine does not read it.
     """
@@ -74,6 +82,7 @@ class Start(Generic[R_co]):
     __slots__ = (
         "delay",
         "group",
+        "keep",
         "limits",
         "metadata",
         "partition_key",
@@ -98,7 +107,9 @@ class Start(Generic[R_co]):
         delay: Duration | None = None,
         schedule_at: datetime | None = None,
         unique_key: str | bytes | None = None,
-        unique_scope: Iterable[Scope] = LIVE,
+        unique: Unique | None = None,
+        unique_scope: Iterable[Scope] | None = None,
+        keep: Duration | None = None,
         limit: LimitNames | None = None,
         group: tuple[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -116,7 +127,9 @@ class Start(Generic[R_co]):
         delay: Duration | None = None,
         schedule_at: datetime | None = None,
         unique_key: str | bytes | None = None,
-        unique_scope: Iterable[Scope] = LIVE,
+        unique: Unique | None = None,
+        unique_scope: Iterable[Scope] | None = None,
+        keep: Duration | None = None,
         limit: LimitNames | None = None,
         group: tuple[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -131,7 +144,8 @@ class Start(Generic[R_co]):
         self.delay = check_delay(delay, "delay") if delay is not None else 0.0
         self.schedule_at = check_schedule(schedule_at, "schedule_at") if schedule_at is not None else None
         self.unique_key = check_key(unique_key, "unique_key") if unique_key is not None else None
-        self.unique_scope = _check_scope(unique_scope) if self.unique_key is not None else ()
+        self.unique_scope = _scope_of(self.unique_key, unique, unique_scope)
+        self.keep = check_delay(keep, "keep") if keep is not None else math.inf if unique == "forever" else None
         self.limits: tuple[Limit, ...] = limits_of(limit, "limit") if limit is not None else self.step.limits_for(state)
         self.group = check_group(group) if group is not None else None
         self.metadata = encode_metadata(metadata) if metadata else None
@@ -158,14 +172,28 @@ def step_of(step: object, where: str, error: type[GenDurableError] = InvalidOutc
     raise error(f"{where} takes a step such as self.ship, Checkout.start or a @job, got {type(step).__name__}")
 
 
+def _scope_of(key: bytes | None, unique: Unique | None, scope: Iterable[Scope] | None) -> tuple[Scope, ...]:
+    """The statuses in which an instance holds its key. Raises `InputError`."""
+    if unique not in (None, "live", "forever"):
+        raise InputError(f"unique must be 'live' or 'forever', got {unique!r}")
+    if unique is not None and scope is not None:
+        raise InputError("give either unique or unique_scope, not both")
+    if key is None:
+        if unique == "forever":
+            raise InputError("unique='forever' needs a unique_key")
+        return ()
+    if scope is not None:
+        return _check_scope(scope)
+    return FOREVER if unique == "forever" else LIVE
+
+
 def _check_scope(scope: Iterable[Scope]) -> tuple[Scope, ...]:
     if not isinstance(scope, Iterable):
         raise InputError(f"unique_scope takes a list of statuses, got {type(scope).__name__}")
     several = tuple(dict.fromkeys(scope))
-    known = (*LIVE, "done", "failed", "cancelled")
     for status in several:
-        if status not in known:
-            raise InputError(f"unique_scope names {status!r}, which is no status: use some of {', '.join(known)}")
+        if status not in FOREVER:
+            raise InputError(f"unique_scope names {status!r}, which is no status: use some of {', '.join(FOREVER)}")
     if "runnable" not in several:
         raise InputError(
             "unique_scope must include 'runnable', the status in which every instance starts: "

@@ -319,9 +319,9 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         """The progress reports of an instance; see `Durable.progress`."""
         return self._run_and_wait(self._app.progress(_unwrap_handle(target)))
 
-    def handle(self, instance: int, step: Startable[Any, R]) -> SyncHandle[R]:
-        """A handle on an instance known by its id; see `Durable.handle`."""
-        return SyncHandle(self, self._app.handle(instance, step))
+    def handle(self, target: int | str | bytes, step: Startable[Any, R]) -> SyncHandle[R]:
+        """A handle on an instance by id or unique key; see `Durable.handle`."""
+        return SyncHandle(self, self._app.handle(target, step))
 
     def set_limit(self, name: str, policy: Policy) -> bool:
         """Create or change a limit; see `Durable.set_limit`."""
@@ -378,7 +378,7 @@ async def _cancel_other_tasks() -> None:
 
 
 def _unwrap_handle(target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
-    return target.id if isinstance(target, SyncHandle) else target
+    return target.handle.target if isinstance(target, SyncHandle) else target
 
 
 def _caller_connection(connection: object, using: str | None) -> object:

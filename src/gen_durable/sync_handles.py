@@ -27,7 +27,7 @@ class SyncHandle(Generic[R]):
 
     @property
     def id(self) -> int:
-        """The instance's id."""
+        """The instance's id; a handle by key has none."""
         return self.handle.id
 
     @property
@@ -45,7 +45,7 @@ class SyncHandle(Generic[R]):
 
     def get(self) -> Instance:
         """Read the instance."""
-        return self.app.get(self.id)
+        return self.app.get(self.handle.target)
 
     def cancel(
         self,
@@ -58,16 +58,16 @@ class SyncHandle(Generic[R]):
     ) -> Cancellation:
         """Cancel this instance, and with `cascade` all its descendants; see `SyncDurable.cancel`."""
         return self.app.cancel(
-            self.id, reason=reason, cascade=cascade, connection=connection, notify=notify, using=using
+            self.handle.target, reason=reason, cascade=cascade, connection=connection, notify=notify, using=using
         )
 
     def delete(self) -> None:
         """Delete this instance after it has ended."""
-        self.app.delete(self.id)
+        self.app.delete(self.handle.target)
 
     def retry(self) -> None:
         """Run this failed or cancelled instance again from its last step."""
-        self.app.retry(self.id)
+        self.app.retry(self.handle.target)
 
     @overload
     def signal(
@@ -102,7 +102,7 @@ class SyncHandle(Generic[R]):
     ) -> bool:
         """Send a signal to this instance; see `SyncDurable.signal`."""
         return self.app.signal(
-            self.id,
+            self.handle.target,
             cast("Signal[object]", signal),
             payload,
             dedup_key=dedup_key,
@@ -112,4 +112,4 @@ class SyncHandle(Generic[R]):
         )
 
     def __repr__(self) -> str:
-        return f"SyncHandle({self.id})"
+        return f"SyncHandle({self.handle.target!r})"

@@ -29,6 +29,7 @@ from gen_durable.jobs import Job
 from gen_durable.limits import Policy, check_policies
 from gen_durable.machines import Machine
 from gen_durable.operations.limits import declare_limit
+from gen_durable.operations.retention import declare_retentions
 from gen_durable.registry import Registry
 
 log = logging.getLogger("gen_durable.worker")
@@ -133,7 +134,7 @@ class Worker:
         await self.stop()
 
     async def start(self) -> None:
-        """Declare the limits and start working. Opens the `Durable` if it is not open."""
+        """Declare limits and retentions, and start working. Opens the `Durable` if it is not open."""
         if self._starting:
             raise ConfigError("this worker was started already: create a new one")
         self._starting = True
@@ -142,6 +143,7 @@ class Worker:
             target = self._services.connection_target  # raises ConfigError if the Durable has only a pool
             for name, policy in self._limits.items():
                 await declare_limit(self._services, name, policy)
+            await declare_retentions(self._services, self._registry.retentions)
         except BaseException:
             self._starting = False
             raise

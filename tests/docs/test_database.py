@@ -37,7 +37,7 @@ def test_all_columns_of_instances_are_listed() -> None:
     body = re.search(r"create table @schema\.instances \(\n(.*?)\n\)", migrations(), re.DOTALL)
     assert body is not None
     columns = set(
-        re.findall(r"^  (\w+) +(?:bigint|int|timestamptz|text|smallint|boolean|jsonb|bytea|@)", body[1], re.M)
+        re.findall(r"^  (\w+) +(?:bigint|int|timestamptz|text|smallint|boolean|jsonb|bytea|float8|@)", body[1], re.M)
     )
     columns |= set(re.findall(r"alter table @schema\.instances add column (?:if not exists )?(\w+)", migrations()))
     assert first_cells("Columns of instances") == columns

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from tests.support.engine import Engine, opened
 
-from gen_durable.config import Retention, WorkerOptions
+from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine import gc as gc_module
-from gen_durable.engine.gc import Gc
+from gen_durable.engine.gc import Gc, Walk, walks_of
 from gen_durable.pg.connection import PersistentConnection
+from gen_durable.retention import Retention
 from gen_durable.telemetry import InstancesCollected
 
 INTERVAL = 10.0
@@ -37,7 +38,8 @@ async def collecting(dsn: str, schema: str, **options: Any) -> AsyncIterator[tup
         link = PersistentConnection(services.connection_target)
         given: dict[str, Any] = {"gc_interval": timedelta(seconds=INTERVAL), "gc_retention": timedelta(0)}
         try:
-            yield e, Gc(link, services.statements, WorkerOptions(**(given | options)), events=e.app.events)
+            statements = services.statements, services.retention_statements
+            yield e, Gc(link, *statements, WorkerOptions(**(given | options)), events=e.app.events)
         finally:
             await link.close()
 
@@ -115,11 +117,8 @@ async def test_rate_buckets_that_have_refilled_are_deleted_in_each_round(dsn: st
 
 
 def test_there_is_one_walk_for_each_retention() -> None:
-    """Statuses with the same one share it, those that are kept for ever have none."""
-    walks = gc_module._walks_of(Retention(done=timedelta(seconds=5), failed=None, cancelled=timedelta(seconds=3)))
-    assert [(w.done, w.failed, w.cancelled, w.after) for w in walks] == [
-        (None, None, 3.0, None),
-        (5.0, None, None, None),
-    ]
-    same = gc_module._walks_of(Retention(done=timedelta(0), failed=timedelta(seconds=2), cancelled=timedelta(0)))
-    assert [(w.done, w.failed, w.cancelled) for w in same] == [(0.0, None, 0.0), (None, 2.0, None)]
+    """Equal ones share it, those that are kept for ever have none; rows with a keep of their own have one."""
+    own = Retention(done=timedelta(seconds=5), failed=None, cancelled=timedelta(seconds=3))
+    assert walks_of([own]) == [Walk(3.0), Walk(5.0), Walk(None)]
+    other = Retention(done=timedelta(0), failed=timedelta(seconds=5), cancelled=timedelta(0))
+    assert walks_of([own, other]) == [Walk(0.0), Walk(3.0), Walk(5.0), Walk(None)]

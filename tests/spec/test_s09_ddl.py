@@ -179,7 +179,9 @@ INDEXES = {
     "instances_unique": r"^CREATE UNIQUE INDEX .*\(unique_guard\) WHERE \(unique_guard IS NOT NULL\)",
     "instances_parent": r"\(parent_id.*\) WHERE \(parent_id IS NOT NULL\)",
     "instances_partition": r"^CREATE UNIQUE INDEX .*\(partition_key\) WHERE .*executing.*partition_key IS NOT NULL",
-    "instances_finished": r"\(finished_at\) WHERE \(finished_at IS NOT NULL\)",
+    # Rows with a keep of their own are in indexes of their own, so that retention does not walk over them.
+    "instances_finished": r"\(finished_at\) WHERE \(\(finished_at IS NOT NULL\) AND \(keep_seconds IS NULL\)\)",
+    "instances_key": r"\(unique_key, id\) WHERE \(unique_key IS NOT NULL\)",
 }
 
 

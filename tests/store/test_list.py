@@ -64,7 +64,7 @@ FILTERS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "queue": ({"queue": "q"}, [8]),
     "partition key": ({"partition_key": "p"}, [6, 2]),
     "parent": ({"parent": 4}, [6, 5]),
-    "unique key": ({"unique_key": "k"}, [3]),  # not 7, which has let go of it
+    "unique key": ({"unique_key": "k"}, [7, 3]),  # also 7, which has released it
     "inserted before": ({"inserted_before": NOW - HOUR}, [1]),
     "inserted after": ({"inserted_after": NOW - HOUR, "status": ["failed", "cancelled"]}, [9]),
     "updated before": ({"updated_before": NOW - HOUR}, [1]),

@@ -15,11 +15,13 @@ from tests.store.test_plans import counted
 from tests.support.rows import ended, parent
 from tests.support.store import Store
 
-from gen_durable.config import Retention, WorkerOptions
+from gen_durable.config import WorkerOptions
 from gen_durable.engine import gc as gc_module
 from gen_durable.engine.gc import Gc
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.retention import Retention
+from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.telemetry import Events
 
@@ -77,7 +79,7 @@ def count(store: Store) -> int:
 
 def collector(store: Store) -> Gc:
     options = WorkerOptions(gc_retention=RETENTION, gc_interval=timedelta(seconds=60), gc_batch=1000)
-    return Gc(store._link, store.calls, options, events=Events())
+    return Gc(store._link, store.calls, RetentionStatementBuilder(store.schema), options, events=Events())
 
 
 def test_a_round_does_not_visit_rows_that_it_keeps(kept: Store) -> None:

@@ -8,8 +8,9 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from gen_durable.config import Retention, WorkerOptions, WorkerSettings
+from gen_durable.config import WorkerOptions, WorkerSettings
 from gen_durable.errors import ConfigError
+from gen_durable.retention import Retention
 
 
 def seconds(number: float) -> timedelta:
@@ -128,7 +129,8 @@ def test_retention_is_checked_by_status(status: str, value: Any) -> None:
 def test_one_retention_serves_all_statuses() -> None:
     """A span, None, or one for each."""
     day = timedelta(days=1)
-    assert WorkerOptions().retention == Retention(day, day, day)
+    assert WorkerOptions().retention == Retention(day, 30 * day, 30 * day)
+    assert WorkerOptions(gc_retention=day).retention == Retention(day, day, day)
     assert WorkerOptions(gc_retention=None).retention == Retention(None, None, None)
     each = Retention(done=seconds(1), failed=None)
     assert WorkerOptions(gc_retention=each).retention is each
@@ -151,7 +153,7 @@ def test_seconds_and_timedeltas_are_the_same_options() -> None:
     options = WorkerOptions.from_settings(None, settings)
     assert (options.lease_ttl, options.heartbeat_interval) == (seconds(30), seconds(0.5))
     assert (options.retention.seconds, options.reap_interval) == ((60.0, 60.0, 60.0), None)
-    assert Retention(done=60, failed=None).seconds == (60.0, None, 86_400.0)
+    assert Retention(done=60, failed=None).seconds == (60.0, None, 30 * 86_400.0)
 
 
 def test_max_crashes_leaves_room_to_run_apart() -> None:

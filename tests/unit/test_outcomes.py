@@ -285,7 +285,7 @@ def test_the_scope_of_a_unique_key() -> None:
         (["done"], "unique_scope must include 'runnable'"),
         ([], "unique_scope must include 'runnable'"),
         ("runnable", "unique_scope names 'r'"),
-        (None, "unique_scope takes a list of statuses, got NoneType"),
+        (7, "unique_scope takes a list of statuses, got int"),
     ],
 )
 def test_bad_scopes_are_refused(scope: Any, words: str) -> None:

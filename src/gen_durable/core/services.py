@@ -19,6 +19,7 @@ from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
 from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
+from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import Events
@@ -43,6 +44,7 @@ class Services:
         "events",
         "is_open",
         "journal_statements",
+        "retention_statements",
         "schema",
         "statement_runner",
         "statements",
@@ -54,6 +56,7 @@ class Services:
         self.statements = StatementBuilder(self.schema)
         self.journal_statements = JournalStatementBuilder(self.schema)
         self.admin_statements = AdminStatementBuilder(self.schema)
+        self.retention_statements = RetentionStatementBuilder(self.schema)
         self.events = Events()
         self.encryption = encryption
         self.statement_runner = StatementRunner(self._get_client_pool, self.schema.name)

@@ -3,20 +3,27 @@
 Every worker runs it, without a leader: any number of them may delete at once. A walk remembers how far it has come, so
 that rows which are kept are not visited each time. Every `REVISIT_ROUNDS` rounds it starts from the oldest row: to
 delete rows that were locked, that the database refused, or whose parent has ended since.
+
+There is one walk for each retention, of the worker's option and of the machines that declare one, of any worker (ADR
+24), and one over the rows that were inserted with a keep of their own.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from gen_durable.config import Retention, WorkerOptions
+from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.store.statements import StatementBuilder
+from gen_durable.retention import Retention
+from gen_durable.store.retention import RetentionStatementBuilder
+from gen_durable.store.statements import Statement, StatementBuilder
+from gen_durable.store.types import GcResult
 from gen_durable.telemetry import Events, InstancesCollected
 
 REVISIT_ROUNDS: Final = 60
@@ -24,11 +31,9 @@ REVISIT_ROUNDS: Final = 60
 
 @dataclass(slots=True)
 class Walk:
-    """A walk over the rows that ended in one of the ways that have this retention, in the order of their ends."""
+    """A walk over ended rows, oldest first: those under one retention, or those with a keep of their own (None)."""
 
-    done: float | None
-    failed: float | None
-    cancelled: float | None
+    retention_seconds: float | None
     after: datetime | None = None
 
 
@@ -36,20 +41,33 @@ class Gc(BackgroundTask):
     """The garbage collector of one worker."""
 
     def __init__(
-        self, connection: PersistentConnection, statements: StatementBuilder, options: WorkerOptions, *, events: Events
+        self,
+        connection: PersistentConnection,
+        statements: StatementBuilder,
+        retention_statements: RetentionStatementBuilder,
+        options: WorkerOptions,
+        *,
+        events: Events,
     ) -> None:
         super().__init__("gc")
         self._connection = connection
         self._statements = statements
+        self._retention_statements = retention_statements
         self._events = events
         self._interval_seconds = (options.gc_interval or timedelta(0)).total_seconds()
-        self._walks = _walks_of(options.retention)
+        self._retention = options.retention
+        self._declared: dict[str, Retention] = {}
+        self._walks = walks_of([self._retention])
         self._batch_size = options.gc_batch
         self._runner = SkippingBatchRunner("gc")
         self._rounds = 0
 
     async def run_once(self) -> float:
         """Delete a batch of each walk; continue at once until all walks have come to the end."""
+        declared = await self._connection.run(self._retention_statements.declared_retentions())
+        if declared != self._declared:  # a shorter retention applies to rows that a walk has passed
+            self._declared = declared
+            self._walks = walks_of([self._retention, *declared.values()])
         has_more = [await self._delete_batch(walk) for walk in self._walks]
         if any(has_more):
             return 0.0
@@ -67,8 +85,7 @@ class Gc(BackgroundTask):
         async def delete(batch: int, skip: int) -> int:
             nonlocal after, has_more
             # The position stays until the batch is complete: `skip` counts from it.
-            statement = self._statements.gc(walk.done, walk.failed, walk.cancelled, batch, skip=skip, after=walk.after)
-            result = await self._connection.run(statement)
+            result = await self._connection.run(self._statement(walk, batch, skip))
             after, has_more = result.visited_until, result.more
             if result.deleted and self._events.active:
                 self._events.emit(InstancesCollected(result.deleted))
@@ -78,15 +95,15 @@ class Gc(BackgroundTask):
         walk.after = after
         return has_more
 
-
-def _walks_of(retention: Retention) -> list[Walk]:
-    """One walk for each of the retentions that differ."""
-    done, failed, cancelled = retention.seconds
-    return [
-        Walk(
-            done if done == seconds else None,
-            failed if failed == seconds else None,
-            cancelled if cancelled == seconds else None,
+    def _statement(self, walk: Walk, batch: int, skip: int) -> Statement[GcResult]:
+        if walk.retention_seconds is None:
+            return self._retention_statements.gc_kept(batch, skip=skip, after=walk.after)
+        return self._statements.gc(
+            *self._retention.seconds, batch, skip=skip, after=walk.after, min_age=walk.retention_seconds
         )
-        for seconds in sorted({each for each in (done, failed, cancelled) if each is not None})
-    ]
+
+
+def walks_of(retentions: Iterable[Retention]) -> list[Walk]:
+    """One walk for each of the retentions that differ, the shortest first, and one over rows with their own keep."""
+    ages = {seconds for retention in retentions for seconds in retention.seconds if seconds is not None}
+    return [*(Walk(seconds) for seconds in sorted(ages)), Walk(None)]

@@ -5,6 +5,7 @@ Raises gen_durable errors for outcomes that cannot be stored; the executor treat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Final, assert_never, cast
 
@@ -309,7 +310,7 @@ def _encode_child(start: Start[Any]) -> dict[str, object]:
         state, _ = start.step.state_codec.encode_and_decode(start.state)
     except EncodeError as error:
         raise EncodeError(f"an instance cannot be started: {error}") from error
-    return {
+    child: dict[str, object] = {
         "fsm": start.step.machine.name,
         "version": start.step.machine.version,
         "step": start.step.name,
@@ -325,6 +326,9 @@ def _encode_child(start: Start[Any]) -> dict[str, object]:
         "group_key": start.group,
         "metadata": None if start.metadata is None else msgspec.Raw(start.metadata.encode()),
     }
+    if start.keep is not None:
+        child["keep"] = "Infinity" if math.isinf(start.keep) else start.keep  # JSON has no infinity
+    return child
 
 
 def advance_claim(claim: Claim, encoded: EncodedOutcome) -> None:

@@ -183,7 +183,8 @@ class Runtime:
                 )
             )
         if options.gc_interval is not None:
-            self._upkeep.append(Gc(self._upkeep_connection, services.statements, options, events=services.events))
+            statements = services.statements, services.retention_statements
+            self._upkeep.append(Gc(self._upkeep_connection, *statements, options, events=services.events))
 
     def wake(self, queue: str) -> int:
         """Pick from a queue. Returns how many more rows this worker could take."""

@@ -116,7 +116,7 @@ class TransactionCalls:
         if self._encryption is not None:
             target = outgoing.target
             if target is None and outgoing.key is not None:
-                target = yield self._statements.id_of_key(outgoing.key)
+                target = yield self._statements.live_id_of_key(outgoing.key)
             if target is None:
                 return "no_target"
             outgoing = encrypted_signal(outgoing, target, self._encryption)

@@ -14,7 +14,7 @@ Target = int | str | bytes | Handle[Any]
 
 
 async def get(services: Services, target: Target) -> Instance:
-    """Read an instance by id, or by the unique key that it holds. Raises `NotFound`."""
+    """Read an instance by id, or by unique key. Raises `NotFound`."""
     found = await services.statement_runner.run(
         services.statements.get(*parse_target(target)), "get", may_run_twice=True
     )

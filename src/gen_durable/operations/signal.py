@@ -37,7 +37,7 @@ async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
         target = outgoing.target
         if target is None and outgoing.key is not None:
             target = await services.statement_runner.run(
-                services.statements.id_of_key(outgoing.key), "signal", may_run_twice=True
+                services.statements.live_id_of_key(outgoing.key), "signal", may_run_twice=True
             )
         if target is None:
             break

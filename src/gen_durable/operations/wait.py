@@ -19,10 +19,11 @@ R = TypeVar("R")
 
 
 async def wait(
-    services: Services, instance: int, codec: Codec[R], timeout: Duration | None, inserted_at: float = -math.inf
+    services: Services, target: int | bytes, codec: Codec[R], timeout: Duration | None, inserted_at: float = -math.inf
 ) -> Ending[R]:
-    """Wait until an instance has ended, or for `timeout`. Raises `NotFound`."""
+    """Wait until an instance, by id or unique key, has ended, or for `timeout`. Raises `NotFound`."""
     seconds = check_delay(timeout, "timeout") if timeout is not None else None
+    instance = target if isinstance(target, int) else await _find_by_key(services, target)
     try:
         finished = await services.completions.wait(instance, seconds, inserted_at)
     except ConnectionLost as error:
@@ -38,6 +39,13 @@ async def wait(
             return Cancelled(instance, _decrypt_error(finished, services.encryption))
         case _:
             raise NotFound(f"instance {instance} is unknown; ended instances are deleted after their retention")
+
+
+async def _find_by_key(services: Services, key: bytes) -> int:
+    found = await services.statement_runner.run(services.statements.id_of_key(key), "wait", may_run_twice=True)
+    if found is None:
+        raise NotFound(f"the holder of key {key!r} is unknown")
+    return found
 
 
 def _decrypt_result(finished: EndedInstance, encryption: PayloadEncryption | None) -> str:

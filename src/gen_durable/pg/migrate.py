@@ -137,11 +137,12 @@ def _missing_files(schema: Schema, current: int) -> list[SqlFile]:
     missing = find_missing_migrations(schema, current)
     if not missing:
         return []
-    record = "insert into @schema.migrations (version) values ({});\n"
-    return [
-        *(SqlFile(m.file.path, f"{m.file.text}\n{schema.render(record.format(m.version))}") for m in missing),
-        *functions(schema),
-    ]
+    record = schema.render("insert into @schema.migrations (version) values ({});\n")
+    files: list[SqlFile] = []
+    for migration in missing:
+        *first, last = migration.files
+        files += [*first, SqlFile(last.path, f"{last.text}\n{record.format(migration.version)}")]
+    return [*files, *functions(schema)]
 
 
 async def _run_file(driver_connection: asyncpg.Connection[Any], file: SqlFile) -> None:

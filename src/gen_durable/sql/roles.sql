@@ -14,14 +14,15 @@ declare
   ];
   -- Insert, signal and cancel; read the instances that the login itself has inserted.
   client constant text[] := array[
-    'insert', 'allocate_ids', 'id_of_key', 'signal', 'cancel', 'cascade', 'ends_of', 'get', 'progress_of',
+    'insert', 'allocate_ids', 'id_of_key', 'live_id_of_key', 'signal', 'cancel', 'cascade', 'ends_of', 'get', 'progress_of',
     'notify_workers'
   ];
   viewer constant text[] := array['get', 'instances_of', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
     'progress_of', 'limit_states', 'count_taken_slots'];
   worker constant text[] := client || array[
     'pick', 'flush', 'lock_parent_and_allocate_ids', 'start_instances', 'inbox_page', 'children_page',
-    'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'trim_history',
+    'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'gc_kept',
+    'declare_retentions', 'declared_retentions', 'trim_history',
     'count_due_unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_step_limit', 'release_step_limit',
     'delete_full_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
     'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'count_taken_slots'

@@ -21,7 +21,7 @@ from gen_durable.store.types import CancelResult, FollowUps, InsertResult, Outgo
 TRANSACTION: Final = "pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"
 INSERT: Final = (
     *("text[]", "int4[]", "text[]", "jsonb[]", "text[]", "int2[]", "text[]", "float8[]", "timestamptz[]"),
-    *("bytea[]", "text[]", "text", "jsonb[]", "text[]", "jsonb[]"),
+    *("bytea[]", "text[]", "text", "jsonb[]", "text[]", "jsonb[]", "float8[]"),
 )
 IDS: Final = "int8[]"
 SIGNAL: Final = ("int8[]", "bytea[]", "text[]", "jsonb[]", "text[]", "bool")
@@ -64,8 +64,8 @@ class TextStatements:
             Statement(text, statement.args, lambda rows: [int(n) for n in rows[0][0][1:-1].split(",")]), ("int4",)
         )
 
-    def id_of_key(self, key: bytes) -> Statement[int | None]:
-        return _with_text_parameters(self.statements.id_of_key(key), ("bytea",))
+    def live_id_of_key(self, key: bytes) -> Statement[int | None]:
+        return _with_text_parameters(self.statements.live_id_of_key(key), ("bytea",))
 
     def signal(
         self, outgoing: OutgoingSignal, *, notify: bool

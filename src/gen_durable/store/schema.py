@@ -70,25 +70,29 @@ class Migration:
     """The SQL that brings the schema to a version from the one before."""
 
     version: int
-    file: SqlFile
+    files: tuple[SqlFile, ...]
 
 
 def migrations(schema: Schema) -> list[Migration]:
-    """All migrations of this library, oldest first. The number in a file's name is its version."""
-    return [
-        Migration(int(_name_without_suffix(file).partition("_")[0]), file)
-        for file in _read_folder("migrations", schema)
-    ]
+    """All migrations of this library, oldest first.
+
+    The number in a file's name is its version; files with one number are parts of one migration, in the order of names.
+    """
+    parts: dict[int, list[SqlFile]] = {}
+    for file in _read_folder("migrations", schema):
+        parts.setdefault(int(_name_without_suffix(file).partition("_")[0]), []).append(file)
+    return [Migration(version, tuple(files)) for version, files in sorted(parts.items())]
 
 
 def functions(schema: Schema) -> list[SqlFile]:
     """The files of all functions, which each migration installs again with `create or replace`.
 
-    Helpers without a quoted body come first: the others call them, and the body of a SQL function is parsed when a
-    client runs the printed script.
+    Helpers come first, most of them without a quoted body: the others call them, and the body of a SQL function is
+    parsed when a client runs the printed script.
     """
     files = _read_folder("functions", schema)
-    return sorted(files, key=lambda file: "$$" in file.text and _name_without_suffix(file) != "may_read_column")
+    helpers = ("id_of_key", "may_read_column")
+    return sorted(files, key=lambda file: "$$" in file.text and _name_without_suffix(file) not in helpers)
 
 
 def checks(schema: Schema) -> list[tuple[str, str]]:

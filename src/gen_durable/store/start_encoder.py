@@ -1,4 +1,4 @@
-"""The states and limits of new instances as JSON."""
+"""The states and limits of new instances as JSON, and policies of limits as columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from gen_durable.codec import encode
 from gen_durable.errors import TooLarge
-from gen_durable.limits import Limit
+from gen_durable.limits import Concurrency, Limit, Policy
 from gen_durable.starts import Start
 from gen_durable.validation import MAX_BATCH_BYTES
 
@@ -15,6 +15,13 @@ from gen_durable.validation import MAX_BATCH_BYTES
 def encode_limits(limits: Sequence[Limit]) -> str:
     """Limits as the JSON that `resolve_limit_keys.sql` reads."""
     return encode([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
+
+
+def policy_columns(policy: Policy) -> tuple[str, int | None, float | None, int | None]:
+    """The columns of a policy in `limits`: kind, slots, period, burst."""
+    if isinstance(policy, Concurrency):
+        return "concurrency", policy.slots, None, None
+    return "rate", None, policy.period, policy.burst
 
 
 def encode_states(starts: Sequence[Start[Any]]) -> list[str]:

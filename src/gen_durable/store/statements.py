@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from gen_durable.codec import encode
 from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
-from gen_durable.limits import Concurrency, Limit, LimitState, Policy
+from gen_durable.limits import Limit, LimitState, Policy
 from gen_durable.signals import Received
 from gen_durable.starts import Start
 from gen_durable.store.packed_lists import (
@@ -37,7 +37,7 @@ from gen_durable.store.row_decoder import (
     decode_release_result,
 )
 from gen_durable.store.schema import Schema
-from gen_durable.store.start_encoder import encode_limits, encode_states
+from gen_durable.store.start_encoder import encode_limits, encode_states, policy_columns
 from gen_durable.store.types import (
     CancelResult,
     CascadeResult,
@@ -58,6 +58,8 @@ from gen_durable.store.types import (
 
 T = TypeVar("T")
 PAGE_BYTES: Final = 4_000_000  # the event loop decodes a page at once
+# In what clients call JSON goes as text: a codec that a caller's pool has for jsonb must not touch it.
+JSON: Final = "::pg_catalog.text[]::pg_catalog.jsonb[]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class StatementBuilder:
         "_insert",
         "_insert_as",
         "_limits",
+        "_live_id_of_key",
         "_lock_parent_and_allocate_ids",
         "_notify",
         "_pick",
@@ -110,15 +113,14 @@ class StatementBuilder:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         s = f'"{schema.name}"'
-        # In what clients call JSON goes as text: a codec that a caller's pool has for jsonb must not touch it.
-        json = "::pg_catalog.text[]::pg_catalog.jsonb[]"
         self._insert = (
-            f"select ord, id, inserted from {s}.insert($1,$2,$3,$4{json},$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
-            f"$13{json},$14,$15{json},notify => false)"
+            f"select ord, id, inserted from {s}.insert($1,$2,$3,$4{JSON},$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
+            f"$13{JSON},$14,$15{JSON},$16,notify => false)"
         )
-        self._insert_as = self._insert.replace(",notify", ",$16,notify")
+        self._insert_as = self._insert.replace(",notify", ",$17,notify")
         self._allocate_ids = f"select {s}.allocate_ids($1)"
         self._id_of_key = f"select {s}.id_of_key($1)"
+        self._live_id_of_key = f"select {s}.live_id_of_key($1)"
         self._pick = f"select {CLAIM} from {s}.pick($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"  # noqa: S608
         self._pick_without_payloads = self._pick[:-1] + ",false)"
         self._flush = (
@@ -132,7 +134,7 @@ class StatementBuilder:
         self._inbox_page = f"select {s}.inbox_page($1,$2,$3)"
         self._signal = (
             "select ord, target, verdict, woken_queue from "  # noqa: S608
-            f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{json},$5)"
+            f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{JSON},$5)"
         )
         self._cancel = (
             "select ord, target, was, verdict, woken_queues, cascade_origins, workers_with_cancel_requests from "  # noqa: S608
@@ -147,7 +149,7 @@ class StatementBuilder:
         self._reap = f"select reclaimed, woken_queues, cascade_origins, cascade_due from {s}.reap($1,$2,$3,$4)"  # noqa: S608
         self._unblock_missed = f"select last_gate, woken_queues from {s}.unblock_missed($1,$2,$3)"  # noqa: S608
         self._release_claims = f"select released, woken_queues from {s}.release_claims($1,$2,$3,$4)"  # noqa: S608
-        self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6)"  # noqa: S608
+        self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1,$2)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
         self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.count_due_unknown_steps($1,$2)"  # noqa: S608
@@ -187,6 +189,7 @@ class StatementBuilder:
                 empty_if_all_none([encode_limits(s.limits) if s.limits else None for s in starts]),
                 empty_if_all_none([s.group for s in starts]),
                 empty_if_all_none([s.metadata for s in starts]),
+                empty_if_all_none([s.keep for s in starts]),
             ),
             lambda rows: [InsertResult(row[1], row[2]) for row in rows],
         )
@@ -203,8 +206,12 @@ class StatementBuilder:
         return Statement(self._allocate_ids, (count,), lambda rows: list(rows[0][0]))
 
     def id_of_key(self, key: bytes) -> Statement[int | None]:
-        """The id of the instance that holds a unique key."""
+        """The id of the instance that holds a unique key, else of the last one inserted with it."""
         return Statement(self._id_of_key, (key,), lambda rows: rows[0][0])
+
+    def live_id_of_key(self, key: bytes) -> Statement[int | None]:
+        """The id of the live instance that holds a unique key."""
+        return Statement(self._live_id_of_key, (key,), lambda rows: rows[0][0])
 
     def pick(
         self,
@@ -335,13 +342,8 @@ class StatementBuilder:
 
         `declared`: by `Worker(limits=)`. An unchanged declaration does not undo a change made since with `set_limit`.
         """
-        kind, slots, period, burst = (
-            ("concurrency", policy.slots, None, None)
-            if isinstance(policy, Concurrency)
-            else ("rate", None, policy.period, policy.burst)
-        )
-        declaration = encode([kind, slots, period, burst], "a policy").decode() if declared else None
-        args = (name, kind, slots, period, burst, declaration)
+        columns = policy_columns(policy)
+        args = (name, *columns, encode(list(columns), "a policy").decode() if declared else None)
         return Statement(self._set_limit, args, lambda rows: (rows[0][0], rows[0][1] or []))
 
     def remove_limit(self, name: str) -> Statement[tuple[bool, list[str]]]:
@@ -370,9 +372,10 @@ class StatementBuilder:
         *,
         skip: int = 0,
         after: datetime | None = None,
+        min_age: float | None = None,
     ) -> Statement[GcResult]:
         """`skip`: how many of the oldest to leave out. `after`: the `visited_until` of the call before."""
-        args = (done, failed, cancelled, batch, skip, after)
+        args = (done, failed, cancelled, batch, skip, after, min_age)
         return Statement(self._gc, args, lambda rows: GcResult(*rows[0]))
 
     def ends_of(self, ids: Sequence[int], page_size: int = 16_000_000) -> Statement[list[EndedInstance]]:

@@ -1,8 +1,8 @@
 -- activities_of: the activity log of an instance, in the order of their beginning.
 --
--- Parameters: an id or, where that is null, a unique key; last, return only that many of the latest (null for all). A
--- login that may not read payloads (may_read_column.sql) sees '(not shown)' instead of an error.
--- Index: primary key of activities; instances_unique. Locks: none.
+-- Parameters: an id or, where that is null, a unique key (id_of_key.sql); last, return only that many of the latest
+-- (null for all). A login that may not read payloads (may_read_column.sql) sees '(not shown)' instead of an error.
+-- Index: primary key of activities; instances_unique, instances_key. Locks: none.
 create or replace function @schema.activities_of(instance bigint, key bytea default null, last int default null)
 returns table (
   visit bigint, name text, attempt int, started_at timestamptz, duration float8, error text, parameters jsonb, result jsonb
@@ -20,7 +20,7 @@ as $$
   from (select @schema.may_read_column('state') offset 0) as login (sees_payloads)
   cross join (
     select activity.* from @schema.activities activity
-    where activity.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
+    where activity.instance_id = coalesce(instance, (select @schema.id_of_key(key)))
     order by activity.visit desc, activity.n desc
     limit last
   ) as latest

@@ -1,6 +1,6 @@
 -- cancel: end waiting instances at once, and request the cancel of executing ones.
 --
--- Parameters: targets, keys: instances by id or, where that is null, by unique key. reason: stored as last_error.
+-- Parameters: targets, keys: instances by id or, where that is null, by the unique key of a live holder. reason: stored as last_error.
 -- cascades: cancel the descendants too, in transactions of their own (cascade.sql); they are listed here.
 -- in_transaction: the call is part of the caller's transaction, which may be long and lock more rows later. Gates are
 -- not locked then, but listed with the descendants, and unblocked after the commit (tests/interleavings:
@@ -50,7 +50,7 @@ begin
   order by i.id
   for no key update;
 
-  select array_agg(case when given.key is null or i.unique_guard = given.key then i.id end order by given.ord),
+  select array_agg(case when given.key is null or (i.unique_guard = given.key and i.finished_at is null) then i.id end order by given.ord),
     array_agg(i.status::text order by given.ord)
   into live_ids, statuses
   from unnest(target_ids, keys) with ordinality as given (id, key, ord)
@@ -143,6 +143,6 @@ comment on function @schema.cancel(bigint, text, boolean, boolean) is
   'notifies the workers; with notify => false they find out within seconds, and your commit waits for no other.';
 
 comment on function @schema.cancel(text, text, boolean, boolean) is
-  'Cancels the instance that holds a unique key and, by default, its descendants: select '
-  'gen_durable.cancel(''order-42'', ''ordered twice''). Returns ended, requested, over or no_target. notify as for '
-  'the other.';
+  'Cancels the live instance that holds a unique key and, by default, its descendants: select '
+  'gen_durable.cancel(''order-42'', ''ordered twice''). Returns ended, requested or no_target. notify as for the '
+  'other.';

@@ -1,9 +1,9 @@
 -- delete_instance: delete one ended instance.
 --
--- Parameters: an id or, where that is null, the unique key that the instance holds.
+-- Parameters: an id or, where that is null, a unique key (id_of_key.sql).
 -- Returns one row: its id, its status, whether it was deleted, and waiting: a parent that has not ended, for which the
 -- child is kept, as by gc. Returns no row if the instance does not exist.
--- Index: primary key, instances_unique. Locks: the row (tests/interleavings: retry_remove).
+-- Index: primary key, instances_unique, instances_key. Locks: the row (tests/interleavings: retry_remove).
 create or replace function @schema.delete_instance(instance bigint, key bytea default null)
 returns table (id bigint, was text, deleted boolean, waiting bigint)
 language plpgsql
@@ -14,11 +14,12 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
+  target constant bigint := coalesce(instance, @schema.id_of_key(key));
   old record;
 begin
   select i.id, i.status::text as status, i.finished_at is not null as ended, i.parent_id into old
   from @schema.instances i
-  where i.id = coalesce(instance, (select holder.id from @schema.instances holder where holder.unique_guard = key))
+  where i.id = target
   for update;
   if not found then
     return;

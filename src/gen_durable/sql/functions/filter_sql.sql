@@ -1,13 +1,13 @@
 -- filter_sql: the SQL that finds the instances that match a filter, newest first. list.sql and count.sql execute it.
 --
 -- Parameters: wanted, a JSON object: status (an array), machine, version, step, queue, partition_key, parent,
--- unique_key (hex, of its current holder), metadata (contained in the instance's), and inserted_after, inserted_before,
+-- unique_key (hex, also of instances that released it), metadata (contained in the instance's), and inserted_after, inserted_before,
 -- updated_..., finished_... (inclusive after, exclusive before); few, up to how many rows count as few.
 -- Returns two texts of SQL. `candidates` selects rows by one index, in descending order of ids below $2; `filters` is
 -- the condition on such a row i. In both, $1 is the object. No value becomes part of a text except the names of
 -- statuses, from which the planner estimates row counts (tests/security/test_injection.py).
--- Index: instances_unique, instances_parent, instances_ended_badly, instances_lease, instances_finished, else the
--- primary key backwards. An index in another order is used only if it holds few rows. Locks: none.
+-- Index: instances_key, instances_parent, instances_ended_badly, instances_lease, instances_finished with
+-- instances_kept, else the primary key backwards. An index in another order is used only if it holds few rows. Locks: none.
 create or replace function @schema.filter_sql(wanted jsonb, few int default 5000)
 returns table (candidates text, filters text)
 language plpgsql
@@ -26,7 +26,7 @@ begin
   if wanted ? 'unique_key' then
     candidates := $text$
       select i.* from @schema.instances i
-      where i.unique_guard = decode($1 ->> 'unique_key', 'hex') and i.id < $2 order by i.id desc $text$;
+      where i.unique_key = decode($1 ->> 'unique_key', 'hex') and i.id < $2 order by i.id desc $text$;
   elsif wanted ? 'parent' then
     -- Later rounds have higher ids, so this is also the order of ids.
     candidates := $text$
@@ -52,7 +52,12 @@ begin
     select count(*) into matches from (
       select from @schema.instances i
       where i.finished_at >= coalesce((wanted ->> 'finished_after')::timestamptz, '-infinity')
+        and i.finished_at < coalesce((wanted ->> 'finished_before')::timestamptz, 'infinity') and i.keep_seconds is null
+      union all
+      select from @schema.instances i
+      where i.finished_at >= coalesce((wanted ->> 'finished_after')::timestamptz, '-infinity')
         and i.finished_at < coalesce((wanted ->> 'finished_before')::timestamptz, 'infinity')
+        and i.keep_seconds is not null
       limit few + 1
     ) as few_rows;
     if matches <= few then
@@ -61,6 +66,12 @@ begin
           select ended.* from @schema.instances ended
           where ended.finished_at >= coalesce((select ($1 ->> 'finished_after')::timestamptz), '-infinity')
             and ended.finished_at < coalesce((select ($1 ->> 'finished_before')::timestamptz), 'infinity')
+            and ended.keep_seconds is null
+          union all
+          select kept.* from @schema.instances kept
+          where kept.finished_at >= coalesce((select ($1 ->> 'finished_after')::timestamptz), '-infinity')
+            and kept.finished_at < coalesce((select ($1 ->> 'finished_before')::timestamptz), 'infinity')
+            and kept.keep_seconds is not null
           offset 0
         ) as i
         where i.id < $2 order by i.id desc $text$;
@@ -78,7 +89,7 @@ begin
       ('queue', $text$i.queue = $1 ->> 'queue'$text$),
       ('partition_key', $text$i.partition_key = $1 ->> 'partition_key'$text$),
       ('parent', $text$i.parent_id = ($1 ->> 'parent')::bigint$text$),
-      ('unique_key', $text$i.unique_guard = decode($1 ->> 'unique_key', 'hex')$text$),
+      ('unique_key', $text$i.unique_key = decode($1 ->> 'unique_key', 'hex')$text$),
       ('inserted_after', $text$i.inserted_at >= (select ($1 ->> 'inserted_after')::timestamptz)$text$),
       ('inserted_before', $text$i.inserted_at < (select ($1 ->> 'inserted_before')::timestamptz)$text$),
       ('updated_after', $text$i.updated_at >= (select ($1 ->> 'updated_after')::timestamptz)$text$),

@@ -1,6 +1,7 @@
--- get: one instance, by id or, where that is null, by the unique key it holds. The columns are those of instances_of.
+-- get: one instance, by id or, where that is null, by unique key (id_of_key.sql). The columns are those of
+-- instances_of.
 --
--- Index: primary key, instances_unique. Locks: none.
+-- Index: primary key, instances_unique, instances_key. Locks: none.
 create or replace function @schema.get(instance bigint, key bytea default null)
 returns table (
   id bigint, fsm text, fsm_version int, step text, status text, queue text, priority smallint, partition_key text,
@@ -16,15 +17,9 @@ set jit = off
 set enable_seqscan = off
 as $$
 begin
-  return query select * from @schema.instances_of(
-    case
-      when instance is not null then array[instance]
-      else array(select i.id from @schema.instances i where i.unique_guard = key)
-    end,
-    true
-  );
+  return query select * from @schema.instances_of(array[coalesce(instance, @schema.id_of_key(key))], true);
 end
 $$;
 
 comment on function @schema.get(bigint, bytea) is
-  'Returns one instance by id, or by the unique key it holds: select status, step from gen_durable.get(42).';
+  'Returns one instance by id, or by unique key: select status, step from gen_durable.get(42).';

@@ -1,8 +1,8 @@
 -- history_of: the committed outcomes of an instance, in order.
 --
--- Parameters: an id or, where that is null, a unique key; last, return only that many of the latest (null for all).
--- Errors and states are null for a login that may not read them (may_read_column.sql).
--- Index: primary key of transitions; instances_unique. Locks: none.
+-- Parameters: an id or, where that is null, a unique key (id_of_key.sql); last, return only that many of the latest
+-- (null for all). Errors and states are null for a login that may not read them (may_read_column.sql).
+-- Index: primary key of transitions; instances_unique, instances_key. Locks: none.
 create or replace function @schema.history_of(instance bigint, key bytea default null, last int default null)
 returns table (
   seq bigint, step text, outcome text, next_step text, attempt bigint, started_at timestamptz, duration float8, worker text,
@@ -20,7 +20,7 @@ as $$
       case when (select @schema.may_read_column('state')) then transition.error end as error,
       case when (select @schema.may_read_column('state')) then transition.state end as state
     from @schema.transitions transition
-    where transition.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
+    where transition.instance_id = coalesce(instance, (select @schema.id_of_key(key)))
     order by transition.seq desc
     limit last
   ) as latest

@@ -3,7 +3,7 @@
 -- Parameters: one array per column; an array whose values are all null may be shorter. delays: seconds from now, null
 -- for none. schedule_ats: a time takes precedence over the delay. unique_scopes: each the text of an array of statuses.
 -- priorities: null means 0. limits: as resolve_limit_keys.sql takes them. groups: 'KIND/GROUP'. metadatas: objects or
--- null.
+-- null. keeps: seconds to keep the row after its end, Infinity for good, null for the retention.
 -- allocated_ids: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id is
 -- rejected.
 -- notify: wake the workers with the commit, one message per queue; the clients pass false and send their own.
@@ -28,6 +28,7 @@ create or replace function @schema.insert(
   limits jsonb[] default '{}',
   groups text[] default '{}',
   metadatas jsonb[] default '{}',
+  keeps float8[] default '{}',
   allocated_ids bigint[] default '{}',
   notify boolean default true
 )
@@ -91,7 +92,7 @@ begin
     with added as (
       insert into @schema.instances
         (id, fsm, fsm_version, step, state, queue, priority, partition_key, blocked_on, eligible_at, unique_key,
-         unique_scope, slot_key, rate_key, weight, group_key, metadata, inserted_by)
+         unique_scope, slot_key, rate_key, weight, group_key, metadata, keep_seconds, inserted_by)
       overriding system value
       select given.id, given.fsm, given.version, given.step, given.state, given.queue,
              coalesce(given.priority, 0::smallint), given.partition_key,
@@ -101,12 +102,13 @@ begin
              end),
              given.unique_key, coalesce(given.unique_scope, '{}')::@schema.durable_status[], given.slot_key,
              given.rate_key, given.weight,
-             given.group_key, given.metadata, starter
+             given.group_key, given.metadata, given.keep_seconds, starter
       from unnest(ids, fsms, versions, steps, states, queues, priorities, partition_keys, delays, schedule_ats,
-                  unique_keys, unique_scopes, holders, blocked, slot_keys, rate_keys, weights, groups, metadatas)
+                  unique_keys, unique_scopes, holders, blocked, slot_keys, rate_keys, weights, groups, metadatas,
+                  keeps)
         with ordinality as given (id, fsm, version, step, state, queue, priority, partition_key, delay, schedule_at,
                                   unique_key, unique_scope, holder, blocked_on, slot_key, rate_key, weight, group_key,
-                                  metadata, ord)
+                                  metadata, keep_seconds, ord)
       where given.holder is null
       order by given.unique_key, given.ord
       on conflict (unique_guard) where unique_guard is not null do nothing
@@ -154,13 +156,13 @@ begin
         order by given.ord;
       return;
     end if;
-    -- A holder ended between the two statements, so its key is free: try the rest again.
+    -- A holder ended or was deleted between the two statements, so its key is free: try the rest again.
   end loop;
   raise exception 'the holders of unique keys kept changing' using errcode = '40001';
 end
 $$;
 
-comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], bigint[], boolean) is
+comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], float8[], bigint[], boolean) is
   'Inserts instances, one per array element. Returns the id of each, and whether it is new. on_conflict says what'
   ' happens if a unique key is taken: raise, skip or existing. Your commit wakes the workers; with notify => false they'
   ' find the instances when they poll, and your commit waits for no other.';

@@ -1,8 +1,8 @@
 -- progress_of: the progress reports of an instance, the latest last.
 --
--- Parameters: an id or, where that is null, a unique key. A login that may not read all instances sees reports of those
+-- Parameters: an id or, where that is null, a unique key (id_of_key.sql). A login that may not read all instances sees reports of those
 -- that it has inserted (may_read_column.sql).
--- Index: primary key of progress; instances_unique. Locks: none.
+-- Index: primary key of progress; instances_unique, instances_key. Locks: none.
 create or replace function @schema.progress_of(instance bigint, key bytea default null)
 returns table (step text, branch text, fraction float8, message text, updated_at timestamptz, detail jsonb)
 language sql
@@ -13,7 +13,7 @@ set enable_seqscan = off
 as $$
   select report.step, report.branch, report.fraction, report.message, report.updated_at, report.detail
   from @schema.progress report
-  where report.instance_id = coalesce(instance, (select i.id from @schema.instances i where i.unique_guard = key))
+  where report.instance_id = coalesce(instance, (select @schema.id_of_key(key)))
     and (
       (select @schema.may_read_column('state'))
       or (select i.inserted_by = session_user from @schema.instances i where i.id = report.instance_id)

@@ -1,7 +1,7 @@
 -- retry: let a failed or cancelled instance run again, from the step in which it ended.
 --
--- Parameters: an id or, where that is null, the unique key that the instance holds; it holds one only if failed or
--- cancelled is in its scope. notify: wake the workers with the commit (notify_workers.sql).
+-- Parameters: an id or, where that is null, a unique key (id_of_key.sql). notify: wake the workers with the commit
+-- (notify_workers.sql).
 -- Returns one row: its id, its status before and, if it runs again, the queue to wake. Returns no row if it does not
 -- exist.
 -- A row that waited for a signal when it was cancelled waits again, until its old deadline, unless a signal has come.
@@ -9,8 +9,8 @@
 -- The error stays until the next progress. A key that was released is not taken again (ADR 2). A parent that still
 -- waits for this round waits for the instance again. Children of its last round are passed to the step, as after a
 -- join. The step is in the same visit: finished activities, the checkpoint and the idempotency key stay valid.
--- Index: primary key, instances_unique, signals_inbox. Locks: the parent and the row, in id order, as in flush
--- (tests/interleavings: retry_retry). A signal cannot come in between: an ended row receives none.
+-- Index: primary key, instances_unique, instances_key, signals_inbox. Locks: the parent and the row, in id order, as in
+-- flush (tests/interleavings: retry_retry). A signal cannot come in between: an ended row receives none.
 create or replace function @schema.retry(instance bigint, key bytea default null, notify boolean default true)
 returns table (id bigint, was text, woken_queue text)
 language plpgsql
@@ -21,9 +21,7 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
-  target constant bigint := coalesce(
-    instance, (select i.id from @schema.instances i where i.unique_guard = key)
-  );
+  target constant bigint := coalesce(instance, @schema.id_of_key(key));
   old record;
   waits boolean;  -- for a signal, as it did before it was cancelled
 begin

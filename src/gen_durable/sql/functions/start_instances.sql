@@ -33,11 +33,11 @@ begin
       jsonb_to_recordset(outcome.extra -> case outcome.kind when 'children' then 'children' else 'spawn' end) as (
         fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
         schedule_at timestamptz, unique_key text, unique_scope text, limits jsonb, group_key text, id bigint,
-        metadata jsonb
+        metadata jsonb, keep float8
       )
     ) with ordinality as child (
       fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, limits,
-      group_key, id, metadata, ord
+      group_key, id, metadata, keep, ord
     )
     where outcome.kind = 'children' or outcome.extra ? 'spawn'
   ),
@@ -54,7 +54,7 @@ begin
   made as (
     insert into @schema.instances
       (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope,
-       slot_key, rate_key, weight, group_key, parent_id, parent_round, metadata)
+       slot_key, rate_key, weight, group_key, parent_id, parent_round, metadata, keep_seconds)
     overriding system value
     select start.child_id, start.fsm, start.version, start.step, coalesce(start.state, 'null'), start.queue,
            start.priority, start.partition_key,
@@ -64,7 +64,7 @@ begin
            ),
            decode(start.unique_key, 'hex'), coalesce(start.unique_scope, '{}')::@schema.durable_status[],
            limited.slot_key, limited.rate_key, limited.weight, start.group_key, start.parent_id, start.round,
-           start.metadata
+           start.metadata, start.keep
     from numbered as start
     left join limited on limited.limits = start.limits
     order by decode(start.unique_key, 'hex'), start.child_id

@@ -1,4 +1,4 @@
--- Baseline: every type, table and index of the schema.
+-- Baseline: every type, table and index of the schema; 0005_keys_and_retention.sql is its second part.
 --
 -- Its version is 5 because unreleased versions have used 1 to 4 for other layouts: the numbers keep them apart
 -- (pg/installed_version.py), and a library of the old layout refuses this schema as too new.
@@ -44,6 +44,7 @@ create table @schema.instances (
     end
   ) stored check (due_at < '9999-01-01 00:00+00'),  -- also deadlines and tokens
   token_at          timestamptz,
+  keep_seconds      float8 check (keep_seconds between 0 and 3.2e9 or keep_seconds = 'Infinity'),
   -- Counters that grow for ever: at 500 wake-ups a second an int overflows in 50 days.
   attempt           bigint not null default 0,
   claims            bigint not null default 0,
@@ -208,12 +209,6 @@ create unique index instances_unique on @schema.instances (unique_guard) where u
 
 -- children_of, children_page: the children of a round, in the order of their start.
 create index instances_parent on @schema.instances (parent_id, parent_round, id) where parent_id is not null;
-
--- gc: ended rows by age.
-create index instances_finished on @schema.instances (finished_at) where finished_at is not null;
-
--- filter_sql: failed and cancelled instances, newest first. Rows that succeed never enter it.
-create index instances_ended_badly on @schema.instances (id) where status in ('failed', 'cancelled');
 
 -- The transaction that ends a parent, or opens its barrier early, inserts a row here; cascade cancels the children
 -- afterwards, a batch at a time. A call in the caller's transaction must not lock gates: it leaves them here as well.

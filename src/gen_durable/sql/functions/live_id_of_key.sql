@@ -1,0 +1,16 @@
+-- live_id_of_key: the id of the live instance that holds a unique key, or null. A client that encrypts a signal needs it.
+--
+-- Index: instances_unique. Locks: none.
+create or replace function @schema.live_id_of_key(key bytea)
+returns bigint
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+as $$
+  select i.id from @schema.instances i where i.unique_guard = live_id_of_key.key and i.finished_at is null
+$$;
+
+comment on function @schema.live_id_of_key(bytea) is
+  'Returns the id of the instance that holds a unique key and has not ended, or null.';
