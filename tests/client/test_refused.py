@@ -62,7 +62,12 @@ OPTIONS: list[tuple[str, dict[str, Any], type[GenDurableError], str]] = [
     ("odd queue", {"queue": "a b"}, InputError, "queue must be 1 to 200"),
     ("no status", {"unique_key": "k", "unique_scope": ("runnable", "sleeping")}, InputError, "'sleeping'"),
     ("scope without runnable", {"unique_key": "k", "unique_scope": ("done",)}, InputError, "must include 'runnable'"),
-    ("scope as None", {"unique_key": "k", "unique_scope": None}, InputError, "unique_scope"),
+    ("scope as a number", {"unique_key": "k", "unique_scope": 7}, InputError, "unique_scope"),
+    ("both scopes", {"unique_key": "k", "unique": "live", "unique_scope": ["runnable"]}, InputError, "not both"),
+    ("another scope", {"unique_key": "k", "unique": "always"}, InputError, "'live' or 'forever'"),
+    ("forever without a key", {"unique": "forever"}, InputError, "needs a unique_key"),
+    ("a negative keep", {"keep": -1}, InputError, "keep must not be negative"),
+    ("keep as text", {"keep": "1 day"}, InputError, "keep must be a timedelta"),
     ("on_conflict", {"on_conflict": "replace"}, InputError, "on_conflict must be"),
 ]
 
@@ -168,11 +173,11 @@ async def test_targets(engine: Opening) -> None:
                 await e.app.get(target)
 
 
-async def test_handle_takes_an_id(engine: Opening) -> None:
-    """`handle` is for ids alone: a handle made of a key would only fail when it is used."""
+async def test_handle_takes_an_id_or_a_key(engine: Opening) -> None:
+    """Every other value is refused before the handle is used."""
     target: Any
     async with engine() as e:
-        for target in (None, True, 0, 2**63, "k", b"k"):
+        for target in (None, True, 0, 2**63, "", b"", 1.5):
             with pytest.raises(InputError):
                 e.app.handle(target, Shop.open)
 

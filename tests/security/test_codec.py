@@ -106,7 +106,7 @@ async def test_a_whole_life_leaves_no_payload_in_clear(engine: Opening) -> None:
 
 
 async def test_reading_by_key(engine: Opening) -> None:
-    """The journal of the holder is decrypted as by its id; without a holder it is empty."""
+    """The journal is decrypted as by its id, also that of an ended instance; of an unknown key it is empty."""
     async with engine(codec=aes()) as e, e.worker(Vault(), echo, burn):
         handle = await e.app.insert(Vault.start, Secret(CANARY), unique_key="vault")
         await e.rows.until(handle, status="awaiting_signal")
@@ -117,7 +117,8 @@ async def test_reading_by_key(engine: Opening) -> None:
         assert await e.app.progress("vault") == await e.app.progress(handle.id) != []
         assert await e.app.checkpoint("vault") == await e.app.checkpoint(handle.id)
         await handle.cancel()
-        assert (await e.app.history("vault"), await e.app.checkpoint("vault")) == ([], None)
+        assert await e.app.history("vault") == await e.app.history(handle.id) != []
+        assert (await e.app.history("other"), await e.app.checkpoint("other")) == ([], None)
 
 
 async def test_reading_a_checkpoint(engine: Opening) -> None:
@@ -321,7 +322,7 @@ async def test_signals_by_key_go_to_who_holds_it(engine: Opening) -> None:
     async with engine(codec=aes()) as e, e.worker(Waiter()):
         first = await e.app.insert(Waiter.wait, Secret("1"), unique_key="k")
         await e.rows.until(first, status="awaiting_signal")
-        holder = services_of(e.app).statements.id_of_key
+        holder = services_of(e.app).statements.live_id_of_key
 
         async def changes_hands() -> int:
             await e.app.cancel(first.id)

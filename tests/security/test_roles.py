@@ -39,7 +39,8 @@ from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
 CLIENT = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", "ends_of", "get", "progress_of"} | {
-    "notify_workers"
+    "notify_workers",
+    "live_id_of_key",
 }
 VIEWER = {"get", "instances_of", "list", "count", "history_of", "activities_of", "checkpoint_of", "progress_of"} | {
     "limit_states",
@@ -60,6 +61,9 @@ WORKER = CLIENT | {
         "unblock_missed",
         "release_claims",
         "gc",
+        "gc_kept",
+        "declare_retentions",
+        "declared_retentions",
         "trim_history",
     ),
     *(

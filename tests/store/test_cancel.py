@@ -100,7 +100,8 @@ def test_a_scope_that_outlives_the_end_keeps_its_key(store: Store) -> None:
     store.given(instance(1, unique_key=b"k", unique_scope="{runnable,cancelled}"))
     cancel(store, b"k")
     assert bytes(store.row(1)["unique_guard"]) == b"k"
-    assert cancel(store, b"k") == [CancelResult(1, Status.CANCELLED, "over")]
+    assert cancel(store, b"k") == [CancelResult(None, None, "no_target")]  # a key cancels its live holder only
+    assert cancel(store, 1) == [CancelResult(1, Status.CANCELLED, "over")]
 
 
 def test_one_that_has_ended_is_left_as_it_is(store: Store) -> None:

@@ -25,6 +25,7 @@ from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.starts import Start
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, ProgressReport
+from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
@@ -51,6 +52,10 @@ insert into @schema.instances (fsm, step, status, awaits, seen, claims, seq, awa
 select 'm', 's', 'awaiting_signal', '{go}', '{}', 1, 1, case when n % 2 = 0 then now() + interval '1 day' end,
        convert_to('p' || n, 'UTF8'), '{runnable,executing,awaiting_signal,awaiting_children}'
 from generate_series(1, 19000) as n;
+insert into @schema.instances (fsm, step, status, finished_at, claims, seq, unique_key, keep_seconds)
+select 'm', 's', 'done', now() - make_interval(secs => n), 1, 1, convert_to('e' || n % 100, 'UTF8'),
+       case when n % 2 = 0 then 'Infinity'::float8 else 10000 end
+from generate_series(1, 20000) as n;
 insert into @schema.instances (fsm, step, priority, eligible_at)
 select 'm', 's', -7, now() + interval '1 year' from generate_series(1, 10000);
 insert into @schema.instances (id, fsm, step, status, children_pending, round, claims, seq)
@@ -141,7 +146,7 @@ def listed(store: Store) -> Statement[Any]:
     return store.calls.cascade(BATCH, None)
 
 
-PKEY, PICK, UNIQUE = "instances_pkey", "instances_pick", "instances_unique"
+PKEY, PICK, UNIQUE, KEY = "instances_pkey", "instances_pick", "instances_unique", "instances_key"
 CRASHED = "instances_blocked"  # rows that run apart
 INBOX, DEDUP = "signals_inbox", "signals_dedup"
 SLOTS = "step_slots_instance"
@@ -210,7 +215,12 @@ WORKS = {
     "cancel_requests": Work(lambda s: s.calls.cancel_requests_of([(i, 1) for i in HELD]), frozenset({PKEY}), 2),
     "gc": Work(
         lambda s: s.calls.gc(50_000, 50_000, 50_000, BATCH),
-        frozenset({"instances_finished", PKEY, INBOX, *JOURNAL}),
+        frozenset({"instances_finished", PKEY, INBOX, *JOURNAL, "retentions_pkey"}),
+        16,
+    ),
+    "gc_kept": Work(
+        lambda s: RetentionStatementBuilder(s.schema).gc_kept(BATCH),
+        frozenset({"instances_keep_passed", PKEY, INBOX, *JOURNAL}),
         16,
     ),
     "insert": Work(
@@ -220,6 +230,8 @@ WORKS = {
     ),
     "ends_of": Work(lambda s: s.calls.ends_of(HELD), frozenset({PKEY}), 2),
     "get by key": Work(lambda s: s.calls.get(None, b"p7"), frozenset({PKEY, UNIQUE}), 1),
+    "get by the key of ended ones": Work(lambda s: s.calls.get(None, b"e7"), frozenset({PKEY, UNIQUE, KEY}), 0),
+    "retry by the key of ended ones": Work(lambda s: s.reads.retry(None, b"e7"), frozenset({PKEY, UNIQUE, KEY}), 0),
     "page of children": Work(
         lambda s: s.calls.children_page(900_000, HELD[-1], BATCH), frozenset({PKEY, "instances_parent"}), 2
     ),
@@ -244,6 +256,9 @@ WORKS = {
     "history by key": Work(lambda s: journal(s).history(None, b"p7"), frozenset({HISTORY, UNIQUE}), 0),
     "activities": Work(lambda s: journal(s).activities(7, None), frozenset({ACTIVITIES, UNIQUE}), 0),
     "progress of one": Work(lambda s: journal(s).progress(7, None), frozenset({PROGRESS, UNIQUE}), 0),
+    "progress by the key of ended ones": Work(
+        lambda s: journal(s).progress(None, b"e7"), frozenset({PROGRESS, PKEY, UNIQUE, KEY}), 0
+    ),
     "count_due_unknown_steps": Work(lambda s: s.calls.count_due_unknown_steps(["default"], []), frozenset({PICK}), 11),
 }
 COUNTS = """
