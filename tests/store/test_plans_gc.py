@@ -94,6 +94,35 @@ def test_a_round_does_not_visit_rows_that_it_keeps(kept: Store) -> None:
     assert Round(kept, gc).read <= 1000
 
 
+def test_rows_with_a_keep_of_their_own_are_not_visited(kept: Store) -> None:
+    """Not by the first round either: rows that are kept for good, and rows whose time has not passed."""
+    kept.given("update @schema.instances set keep_seconds = case when id % 2 = 0 then 'Infinity'::float8 else 1e6 end")
+    kept.given("vacuum @schema.instances")
+    gc = collector(kept)
+    first = Round(kept, gc)
+    assert (first.deleted, first.read <= 1000) == (0, True)
+    passed = "extract(epoch from now() - finished_at) - 10"
+    kept.given(f"update @schema.instances set keep_seconds = {passed} where id between 11 and 50")
+    second = Round(kept, gc)
+    assert second.deleted == 40
+    assert second.read <= 1000
+
+
+def test_machines_with_a_longer_retention_are_visited_once(kept: Store) -> None:
+    """Their rows are kept, and the walks of shorter retentions have gone past them."""
+    kept.given("insert into @schema.retentions values ('m', null, null, null)")
+    gc = collector(kept)
+    first = Round(kept, gc)
+    assert (first.deleted, first.read > KEPT) == (0, True)
+    kept.given("".join(ended(n, ago=3601, fsm="other") for n in range(900_001, 900_041)))
+    second = Round(kept, gc)
+    assert second.deleted == 40
+    assert second.read <= 1000
+    kept.given("update @schema.retentions set done = 0, failed = 1e7 where fsm = 'm'")
+    kept.given("update @schema.instances set parent_id = null where status = 'done'")
+    assert Round(kept, gc).deleted == KEPT // 2
+
+
 def test_each_statement_visits_a_bounded_number_of_rows(kept: Store) -> None:
     """Also the first walk comes forward in parts: no statement reads more than a few thousand rows."""
     gc = collector(kept)
