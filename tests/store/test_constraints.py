@@ -22,6 +22,7 @@ ACTIVITY = (
 )
 PROGRESS = "insert into @schema.progress (instance_id, step) values (1, 's');"
 
+ENDS = ("done", "failed", "cancelled")
 UNFIT = {
     "fewer-than-no-children": instance(1, children_pending=-1),
     "no-machine": instance(1, fsm=""),
@@ -47,6 +48,10 @@ UNFIT = {
     "rate-with-slots": LIMIT + "('r', 'rate', 1, 1, 1)",
     "rate-without-burst": LIMIT + "('r', 'rate', null, 1, null)",
     "bucket-of-a-thousand-years": LIMIT + "('r', 'rate', null, 3e10, 1)",
+    "keep-of-a-thousand-years": instance(1, keep_seconds="3e10"),
+    "keep-below-zero": instance(1, keep_seconds=-1),
+    "keep-of-nan": instance(1, keep_seconds="NaN"),
+    **{f"retention-{end}": f"insert into @schema.retentions (fsm, {end}) values ('m', 3e10)" for end in ENDS},
     "nameless-activity": instance(1, has_journal=True) + ACTIVITY.format(name=""),
 }
 TWICE = {
@@ -57,6 +62,7 @@ TWICE = {
     "cascade": (CASCADE + "(1, 1, 1, 'why');") * 2,
     "signal": instance(1) + signal(1, 1) * 2,
     "dedup-key": instance(1) + signal(1, 1, dedup_key="d") + signal(2, 1, dedup_key="d"),
+    "retention": "insert into @schema.retentions (fsm) values ('m');" * 2,
     "limit": (LIMIT + "('l', 'concurrency', 1, null, null);") * 2,
     "bucket": (BUCKET + "('r', now());") * 2,
     "ticket": (SLOT + "(1, 'l', 1, 1);") * 2,

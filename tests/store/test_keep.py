@@ -154,20 +154,6 @@ def test_a_declaration_is_written_only_if_it_changes_something(store: Store) -> 
     assert list(store.run(calls.declared_retentions())) == ["a"]
 
 
-@pytest.mark.parametrize("keep", ["-1", "'NaN'", "1e10", "'-Infinity'"])
-def test_a_keep_that_means_nothing_is_refused(store: Store, keep: str) -> None:
-    """Else the index could fail the statement that ends the instance."""
-    with pytest.raises(Exception, match="keep_seconds"):
-        store.sql(f"insert into @schema.instances (fsm, step, keep_seconds) values ('m', 's', {keep})")
-
-
-@pytest.mark.parametrize("column", ["done", "failed", "cancelled"])
-@pytest.mark.parametrize("value", ["-1", "'NaN'", "1e10"])
-def test_a_retention_that_means_nothing_is_refused(store: Store, column: str, value: str) -> None:
-    with pytest.raises(Exception, match=column):
-        store.sql(f"insert into @schema.retentions (fsm, {column}) values ('m', {value})")
-
-
 def test_the_last_inserted_of_a_key_is_by_id(store: Store) -> None:
     """Ended rows that hold their key come first, as live ones do."""
     store.given(

@@ -21,6 +21,7 @@ from tests.support.store import Store
 from gen_durable.limits import Concurrency
 from gen_durable.starts import Start
 from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
+from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.types import Commit
 
 ROW = "select from @schema.instances where id = {} for update"
@@ -159,6 +160,15 @@ CASES = {
         ended(1) + ended(2),
         ROW.format(1),
         lambda s: (s.run(s.calls.gc(1, 1, 1, 10)).deleted, [row["id"] for row in s.rows()]),
+        (1, [1]),
+    ),
+    "gc_kept": Case(
+        ended(1, keep_seconds=1) + ended(2, keep_seconds=1),
+        ROW.format(1),
+        lambda s: (
+            s.run(RetentionStatementBuilder(s.schema).gc_kept(10)).deleted,
+            [row["id"] for row in s.rows()],
+        ),
         (1, [1]),
     ),
     "cascade of a list": Case(

@@ -28,7 +28,7 @@ begin
   from @schema.instances i
   where @schema.keep_passes_at(i.finished_at, i.keep_seconds) >= visit_from
     and @schema.keep_passes_at(i.finished_at, i.keep_seconds) < past
-    and i.finished_at is not null and i.keep_seconds < 'Infinity'
+    and i.keep_seconds < 'Infinity'
   order by @schema.keep_passes_at(i.finished_at, i.keep_seconds)
   offset batch + 1000 limit 1;
   if visit_until = visit_from then
@@ -36,7 +36,7 @@ begin
     from @schema.instances i
     where @schema.keep_passes_at(i.finished_at, i.keep_seconds) > visit_from
       and @schema.keep_passes_at(i.finished_at, i.keep_seconds) < past
-      and i.finished_at is not null and i.keep_seconds < 'Infinity'
+      and i.keep_seconds < 'Infinity'
     order by @schema.keep_passes_at(i.finished_at, i.keep_seconds)
     limit 1;
   end if;
@@ -46,7 +46,7 @@ begin
     from @schema.instances i
     where @schema.keep_passes_at(i.finished_at, i.keep_seconds) >= visit_from
       and @schema.keep_passes_at(i.finished_at, i.keep_seconds) < coalesce(visit_until, past)
-      and i.finished_at is not null and i.keep_seconds < 'Infinity'
+      and i.keep_seconds < 'Infinity'
       and not exists (
         select from @schema.instances parent where parent.id = i.parent_id and parent.finished_at is null
       )

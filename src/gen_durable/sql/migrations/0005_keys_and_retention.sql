@@ -20,7 +20,7 @@ create index instances_ended_badly on @schema.instances (id) where status in ('f
 
 -- gc reads it; declare_retentions writes it.
 create table @schema.retentions (
-  fsm         text primary key check (fsm <> ''),
+  fsm         text primary key,
   done        float8 check (done between 0 and 3.2e9),  -- a hundred years: timestamps cannot overflow
   failed      float8 check (failed between 0 and 3.2e9),
   cancelled   float8 check (cancelled between 0 and 3.2e9),
