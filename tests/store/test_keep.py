@@ -75,32 +75,35 @@ def test_a_child_is_kept_while_its_parent_lives(store: Store, calls: RetentionSt
     assert store.run(calls.gc_kept(10)).deleted == 1
 
 
+def seed(store: Store, count: int, seconds_apart: int, child_of: str) -> None:
+    """Rows whose time passed a day ago; `child_of` is the parent of row n, in SQL."""
+    store.given(executing(1, round=1))
+    store.sql(
+        "insert into @schema.instances (fsm, step, status, finished_at, keep_seconds, parent_id, parent_round) "
+        "select 'm', 's', 'done', now() - interval '2 days' + make_interval(secs => n * $2), 86400, "
+        f"{child_of}, 1 from generate_series(1, $1) as n",
+        count, seconds_apart,
+    )  # fmt: skip
+
+
 def test_a_call_continues_where_the_one_before_ended(store: Store, calls: RetentionStatementBuilder) -> None:
-    """Each call visits at most its batch and a thousand rows; kept ones do not stop the walk."""
-    store.given(
-        executing(1, round=1)
-        + "insert into @schema.instances (fsm, step, status, finished_at, keep_seconds, parent_id, parent_round)"
-        " select 'm', 's', 'done', now() - interval '1 day' + make_interval(secs => n), 0, 1, 1"
-        " from generate_series(1, 3000) as n;" + ended(2, ago=3600, keep_seconds=0)
-    )
+    """Rows that are kept are visited once, and each call visits some thousand at most."""
+    seed(store, 4000, 1, "case when n % 4 > 0 then 1 end")
     results = [store.run(calls.gc_kept(400))]
     while results[-1].more:
         results.append(store.run(calls.gc_kept(400, after=results[-1].visited_until)))
-    assert [result.deleted for result in results] == [0, 0, 1]
+    assert [result.deleted for result in results] == [350, 350, 300]
 
 
 def test_many_that_passed_at_once_do_not_stop_a_walk(store: Store, calls: RetentionStatementBuilder) -> None:
-    """The rows of one moment are visited by one call, however many they are."""
-    store.given(
-        executing(1, round=1)
-        + "insert into @schema.instances (fsm, step, status, finished_at, keep_seconds, parent_id, parent_round)"
-        " select 'm', 's', 'done', now() - interval '1 day', 0, 1, 1 from generate_series(1, 2500);"
-        + ended(2, ago=3600, keep_seconds=0)
-    )
+    """A call comes past rows of one moment, however many they are and although all of them are kept."""
+    seed(store, 3000, 0, "1")
+    early = "".join(ended(n, ago=90_000 + n, keep_seconds=0, parent_id=1, parent_round=1) for n in (2, 3))
+    store.given(early + ended(4, keep_seconds=0) + ended(5, ago=1800, keep_seconds=0))
     results = [store.run(calls.gc_kept(10))]
-    while results[-1].more and len(results) < 5:
+    for _ in range(3):
         results.append(store.run(calls.gc_kept(10, after=results[-1].visited_until)))
-    assert sum(result.deleted for result in results) == 1
+    assert [(result.deleted, result.more) for result in results] == [(0, True), (0, True), (2, False), (0, False)]
 
 
 def test_an_end_that_is_committed_late_is_found(store: Store, calls: RetentionStatementBuilder) -> None:
