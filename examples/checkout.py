@@ -5,6 +5,7 @@ from gen_durable import (
     Await, Context, Done, Durable, Fail, Finished, Machine, Next, Outcome, RetryPolicy, ScheduleChildren, Signal, Start,
     Worker, step,
 )
+from gen_durable.errors import NoTarget
 
 @dataclass(frozen=True)
 class Order:
@@ -52,8 +53,14 @@ class Checkout(Machine, queue="checkout", retry=RetryPolicy(attempts=6)):
 async def main() -> None:
     async with Durable() as app, Worker(app, machines=[Checkout(), Pack()], queues={"default": 10, "checkout": 5}):
         order = Order(42, ("tea", "cup"))
-        handle = await app.insert(Checkout.start, order, unique_key="order:42", on_conflict="existing")
-        await app.signal("order:42", payment, Paid(100), dedup_key="stripe-evt-7")
+        # However often this program runs, order 42 is charged once: its key stays taken after its end.
+        handle = await app.insert(
+            Checkout.start, order, unique_key="order:42", unique="forever", on_conflict="existing"
+        )
+        try:
+            await app.signal("order:42", payment, Paid(100), dedup_key="stripe-evt-7")
+        except NoTarget:
+            print("order 42 has ended before")
         match await handle.wait(timedelta(seconds=10)):
             case Finished(result=amount):
                 print("paid", amount)

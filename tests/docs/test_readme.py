@@ -51,6 +51,34 @@ def test_the_examples_run_on_the_embedded_server(name: str, said: str, tmp_path:
     assert done.stderr == ""
 
 
+COUNT = """
+import asyncio
+from gen_durable import Durable
+
+async def main() -> None:
+    async with Durable() as app:
+        print([(one.machine, one.result) async for one in app.list_all(payloads=True)])
+
+asyncio.run(main())
+"""
+
+
+def test_the_checkout_charges_once_however_often_it_runs(tmp_path: Path) -> None:
+    """A second run on the same database gets the first instance and its result, and ships nothing."""
+    environment = {k: v for k, v in os.environ.items() if k != "DATABASE_URL"}
+    said = [
+        subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+            check=True,
+        ).stdout
+        for command in ([str(ROOT / "examples/checkout.py")], [str(ROOT / "examples/checkout.py")], ["-c", COUNT])
+    ]  # fmt: skip
+    assert said[0] == "shipping ['box with tea', 'box with cup']\npaid 100\n"
+    assert said[1] == "order 42 has ended before\npaid 100\n"
+    assert said[2].count("'Checkout', 100") == 1
+    assert said[2].count("'Pack'") == 2
+
+
 def test_every_public_name_has_its_line_in_the_docs() -> None:
     """A name that can be imported from `gen_durable` is explained in docs/reference/api.md."""
     import gen_durable

@@ -41,7 +41,7 @@ class FilterOptions:
     ] = None
     parent: Annotated[int | None, typer.Option("--parent", metavar="ID", help="Only children of this instance.")] = None
     key: Annotated[
-        str | None, typer.Option("--key", metavar="KEY", help="Only the instance that holds this unique key now.")
+        str | None, typer.Option("--key", metavar="KEY", help="Only instances that were inserted with this unique key.")
     ] = None
     metadata: Annotated[
         list[str] | None,
