@@ -306,6 +306,12 @@ async def test_a_client_sees_its_own_and_nothing_of_others(dsns: dict[str, str],
                 await other.app.get("vault")
             assert await other.app.signal("vault", told, Secret(CANARY, 7))
             assert await mine.end(vault) == Finished(vault.id, Secret(CANARY, 99))
+            # A key finds an ended instance of one's own, whatever others have inserted with it since.
+            assert (await mine.app.get("vault")).id == vault.id
+            theirs = await other.app.insert(echo, Secret("x"), unique_key="vault", unique="forever")
+            assert await other.end(theirs) == Finished(theirs.id, Secret("x"))
+            assert await mine.app.handle("vault", Vault.start).wait() == Finished(vault.id, Secret(CANARY, 99))
+            assert (await other.app.get("vault")).id == theirs.id
             # What a worker has started, as a child or in a step, is nobody's.
             (child, *_) = await e.rows.fetch("select id from @.instances where parent_id = $1", vault.id)
             with pytest.raises(NotFound):

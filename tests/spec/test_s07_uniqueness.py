@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.support.spec import HOUR, Engine, Gate, Kid, Opening, Play, State, failed, finished, go, ids
 
 from gen_durable import Await, Context, Done, Fail, Outcome, Retry, ScheduleChildren, Start
-from gen_durable.errors import Duplicate, InputError
-from gen_durable.telemetry import StepCommitted
+from gen_durable.errors import Duplicate, InputError, NoTarget, NotFound
+from gen_durable.telemetry import InstancesCollected, StepCommitted
 
 LIVE = {"runnable", "executing", "awaiting_signal", "awaiting_children"}
 
@@ -111,6 +112,46 @@ async def test_a_scope_may_hold_the_key_beyond_the_end(engine: Opening, status: 
             await leaver.wait()
         assert await e.app.insert(Play.a, {}, unique_key="kept", on_conflict="skip") is None
         assert await e.app.insert(Play.a, {}, unique_key="left", on_conflict="skip") is not None
+
+
+@pytest.mark.parametrize("outcome", [Done(), Fail("no")], ids=["done", "failed"])
+async def test_a_key_may_be_held_forever(engine: Opening, outcome: Outcome[Any]) -> None:
+    """A named scope: `unique="forever"` is every status, and retention spares the row.
+
+    Refines the seed, which has only lists of statuses, and whose retention frees the key of an ended row.
+    """
+    async with engine() as e:
+        async with e.worker(Play(a=lambda p, s, c: outcome)):
+            kept, other = await e.start(unique_key="k", unique="forever"), await e.start(unique_key="l")
+            await kept.wait()
+            await other.wait()
+        async with e.worker(queues={}, gc_interval=timedelta(milliseconds=50), gc_retention=timedelta(0)):
+            assert (await e.until(InstancesCollected)).count == 1
+        with pytest.raises(Duplicate):
+            await e.start(unique_key="k")
+        row = await e.row(kept)
+        assert set(row["unique_scope"]) == LIVE | {"done", "failed", "cancelled"}
+        assert (row["unique_guard"], row["keep_seconds"]) == (b"k", float("inf"))
+
+
+async def test_a_key_finds_the_last_instance_when_no_holder_is_left(engine: Opening) -> None:
+    """Refines the seed, where a key without a holder finds nothing: reads find the last one inserted with it.
+
+    A signal and a cancel change what lives, so they go to the live holder, as in the seed.
+    """
+    async with engine() as e:
+        async with e.worker(Play(a=lambda p, s, c: Done())):
+            await finished(await e.start(unique_key="k"))
+            last = await e.start(unique_key="k")
+            await finished(last)
+        assert (await e.app.get("k")).id == last.id
+        assert (await e.app.handle("k", Play.a).get()).id == last.id
+        with pytest.raises(NoTarget):
+            await e.app.signal("k", go, {})
+        with pytest.raises(NotFound):
+            await e.app.cancel("k")
+        live = await e.start(unique_key="k")
+        assert (await e.app.get("k")).id == live.id
 
 
 async def test_the_holders_scope_decides(engine: Opening) -> None:
