@@ -171,6 +171,24 @@ def test_retry_and_rm(command: Command) -> None:
     assert command("rm").returncode == 2
 
 
+def test_the_key_of_ended_instances(command: Command, dsn: str, schema: str) -> None:
+    """It finds the last one inserted with it; a signal and a cancel find no live holder, and retry makes it live."""
+    scope = "{runnable,executing,done,failed,cancelled}"
+    given = ended(8, unique_key=b"k") + ended(9, unique_key=b"k", status="failed", unique_scope=scope)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(Schema(schema).render(given).encode())
+    assert json.loads(command("show", "--key", "k", "--json").stdout)["id"] == 9
+    assert listed(command, "--key", "k") == [9, 8]
+    assert command("history", "--key", "k").returncode == 0
+    for refused in (("signal", "--key", "k", "go"), ("cancel", "--key", "k")):
+        answer = command(*refused)
+        assert (answer.returncode, "is unknown or has ended" in answer.stderr) == (1, True)
+    assert command("retry", "--key", "k").stderr == "instance with key k: runnable again\n"
+    assert command("cancel", "--key", "k").stderr == "instance 9: 1 cancelled, 0 executing and stopping\n"
+    assert command("rm", "--key", "k").stderr == "instance with key k: deleted\n"
+    assert json.loads(command("show", "--key", "k", "--json").stdout)["id"] == 8
+
+
 def test_metadata_index(command: Command) -> None:
     """It is made when somebody asks for it; to ask again does no harm."""
     for _ in range(2):
