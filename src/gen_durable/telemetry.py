@@ -152,6 +152,19 @@ class StateUndecodable:
 
 
 @dataclass(frozen=True, slots=True)
+class OutcomePostponed:
+    """An outcome named a limit that is not declared, or a weight that its limit never grants.
+
+    The row was put back; its step runs again later.
+    """
+
+    id: int
+    machine: str
+    step: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EventLoopBlocked:
     """The event loop was blocked for `seconds`, most likely by a step that does not await."""
 
@@ -174,6 +187,7 @@ Event: TypeAlias = (
     | InstanceDeadLettered
     | UnknownStepsFound
     | StateUndecodable
+    | OutcomePostponed
     | EventLoopBlocked
 )
 Subscriber: TypeAlias = Callable[[Event], None]

@@ -16,7 +16,7 @@ from gen_durable.context import Child
 from gen_durable.core.services import services_of
 from gen_durable.engine import claim_table
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.claim_table import DEFAULT_REASON, FIRST_REST, ClaimTable
+from gen_durable.engine.claim_table import DEFAULT_REASON, USUAL_REST, ClaimTable
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.faults import ConnectionLost
@@ -90,7 +90,7 @@ class Holder:
 
 
 class _NoStatements:
-    def release_claims(self, rows: object) -> object:
+    def release_claims(self, rows: object, longest_delay: float) -> object:
         return rows
 
     def cancel_requests_of(self, rows: object) -> object:
@@ -136,7 +136,7 @@ async def test_a_postponed_row_is_picked_after_its_rest(engine: Opening, key: st
         holder.table.postpone(active, "no thread")
         await holder.tasks.wait(10)
         assert len(holder.table) == 0
-        assert began + FIRST_REST <= holder.slots.queues["default"].due_at <= time.monotonic() + FIRST_REST
+        assert began + USUAL_REST.first <= holder.slots.queues["default"].due_at <= time.monotonic() + USUAL_REST.first
         assert (holder.woken, holder.unblocked) == (([], []) if key is None else (["default"], ["other"]))
         row = await e.rows.row(first)
         assert (row["status"], row["last_error"]) == ("runnable", "no thread")

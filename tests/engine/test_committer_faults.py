@@ -14,7 +14,8 @@ from tests.support.pauses import record_pauses
 from gen_durable import Durable
 from gen_durable.core.services import services_of
 from gen_durable.engine import commit_queue, committer
-from gen_durable.engine.committer import CommitResult, FutureReceiver, describe_fault
+from gen_durable.engine.committer import CommitResult, FutureReceiver
+from gen_durable.engine.outcome_rejection import describe_fault
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg import connection as pg_connection
 from gen_durable.pg.connect import connect

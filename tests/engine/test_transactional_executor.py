@@ -19,6 +19,7 @@ from gen_durable.engine import transactional_executor
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.committer import CommitResult
 from gen_durable.engine.executor import Executor, StepRaised
+from gen_durable.engine.outcome_rejection import UnusableLimit
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import InputError, InvalidOutcome, OutcomeRejected
@@ -249,16 +250,21 @@ async def change_isolation(ctx: Context) -> Outcome[Any]:
     return Done(None)
 
 
-@pytest.mark.parametrize(
-    ("body", "words"), [(go_to_unknown_limit, "unknown"), (change_isolation, "the transaction is repeatable read")]
-)
-async def test_an_outcome_that_is_refused_is_not_flushed_again(dsn: str, schema: str, body: Body, words: str) -> None:
+async def test_an_outcome_that_names_an_undeclared_limit_is_no_error_of_the_step(dsn: str, schema: str) -> None:
+    """It is not flushed again here: the claim runner puts the claim back. The transaction is rolled back."""
+    async with executing(dsn, schema) as o:
+        with pytest.raises(UnusableLimit, match="Unknown limit 'unknown'"):
+            await soon(o.executor.execute(await o.claim(go_to_unknown_limit)))
+        assert (o.statements.flushes, o.is_in_transaction, o.notifications.published) == (1, False, [])
+
+
+async def test_an_outcome_that_is_refused_is_not_flushed_again(dsn: str, schema: str) -> None:
     """The same flush would be refused again. The transaction is rolled back."""
     async with executing(dsn, schema) as o:
         with pytest.raises(StepRaised) as raised:
-            await soon(o.executor.execute(await o.claim(body)))
+            await soon(o.executor.execute(await o.claim(change_isolation)))
         assert isinstance(raised.value.error, OutcomeRejected)
-        assert words in str(raised.value.error)
+        assert "the transaction is repeatable read" in str(raised.value.error)
         assert (o.statements.flushes, o.is_in_transaction, o.notifications.published) == (1, False, [])
 
 

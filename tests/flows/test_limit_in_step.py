@@ -260,7 +260,7 @@ async def test_a_mistake_is_the_steps_own_error(run: Run) -> None:
 
     async def body(app: Durable, db: Database, shop: Shop) -> None:
         for start, error, words in (
-            (Start(Shop.metered, "nope"), UnknownLimit, "no limit is called nope"),
+            (Start(Shop.metered, "nope"), UnknownLimit, "Unknown limit 'nope'"),
             (Start(Shop.heavy, 2), InputError, "a weight of 2 is above the burst of limit r"),
             (Start(Shop.wrongly, 0), InputError, "async with"),
         ):

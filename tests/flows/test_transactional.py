@@ -16,6 +16,7 @@ from tests.support.programs import transactional as programs
 from gen_durable import (
     Await,
     Cancelled,
+    Concurrency,
     Context,
     Done,
     Durable,
@@ -104,7 +105,7 @@ class Book(Machine):
                 await asyncio.sleep(60)
         return Done(how)
 
-    @step(limit="unknown")
+    @step(limit=["l", "m"])
     async def limited(self, text: str, ctx: Context) -> Outcome[str]:
         return Done(text)
 
@@ -197,7 +198,7 @@ async def test_writes_and_outcomes_commit_together(dsn: str, schema: str) -> Non
     [
         ("raises", "no"),
         ("returns nonsense", "returned str"),
-        ("rejected", "unknown"),
+        ("rejected", "one limit of the kind concurrency, not two"),
         ("aborted", "failed"),
         ("commits", "has ended its transaction itself: leave COMMIT and ROLLBACK to the worker"),
         ("deferred", "cannot commit"),
@@ -206,7 +207,7 @@ async def test_writes_and_outcomes_commit_together(dsn: str, schema: str) -> Non
 async def test_an_error_rolls_the_writes_back_and_reaches_on_error(dsn: str, schema: str, how: str, words: str) -> None:
     """Of two executions only the one that was committed has left its row."""
     async with books(dsn, schema) as look, Durable(dsn, schema=schema) as app:
-        async with Worker(app, machines=[Book(schema)]):
+        async with Worker(app, machines=[Book(schema)], limits={"l": Concurrency(1), "m": Concurrency(1)}):
             handle = await app.insert(Book.fails, how)
             assert await handle.wait(SOON) == Finished(handle.id, "the second time")
         assert ran == [f"{how} 0", f"{how} 1"]

@@ -66,3 +66,66 @@ async def test_sweep_sweep(exploring: Exploring, calls: StatementBuilder) -> Non
     async with exploring(quiet=NOT_HERE) as explorer:
         report = await explorer.explore(slots(1) + waiting(1, 2, blocked_on="slot/l"), both, both, one)
     assert report.faults == []
+
+
+# Commits an outcome whose next step has the limit l. The server rejects it while l is not declared; its worker then
+# puts the claim back, in a transaction of its own.
+FLUSH_OR_REJECT = """
+create or replace function @schema.flush_or_reject(epoch bigint) returns text language plpgsql as $$
+begin
+  perform from @schema.flush(
+    '{1}', array[epoch], '{0}', '{next}', '{s2}', '{"1"}', '{}', '{}', '{}',
+    array['{"limits": [["l", null, 1]]}'::jsonb]
+  );
+  return 'written';
+exception when sqlstate 'GD002' then
+  return 'rejected';
+end
+$$;
+"""
+REASON = "Unknown limit 'l'"
+
+
+async def test_put_back_declare(exploring: Exploring, calls: StatementBuilder) -> None:
+    """An outcome names a limit while that is declared: it is written, or its row rests for a moment and then runs again
+    and is written. Nothing is counted, and the row never ends.
+    """
+    flush = calls.schema.render("select @schema.flush_or_reject($1)")
+    ends: set[str] = set()
+
+    def flushes(epoch: int) -> Statement[str]:
+        return Statement(flush, (epoch,), lambda rows: str(rows[0][0]))
+
+    def puts_back(answers: list[Any]) -> Statement[Any] | None:
+        return calls.release_claims([(1, 1, 1.0, REASON)], 30.0) if answers == ["rejected"] else None
+
+    def written_or_resting(end: End) -> None:
+        row = end.rows[1]
+        ends.add(end.left[0])
+        assert (row["status"], row["attempt"], row["step_errors"], row["crashes"]) == ("runnable", 0, 0, 0)
+        if end.left[0] == "written":
+            assert (row["step"], row["slot_key"], row["seq"], row["last_error"]) == ("s2", "l", 1, None)
+        else:
+            assert (row["step"], row["slot_key"], row["seq"], row["last_error"]) == ("s", None, 0, REASON)
+            assert 1 <= (row["eligible_at"] - row["updated_at"]).total_seconds() < 1.2
+
+    quiet = [name for name in NOT_HERE if name != "resolve_limit_keys"] + ["reapply_limit"]
+    async with exploring(also=FLUSH_OR_REJECT, quiet=quiet) as explorer:
+        report = await explorer.explore(
+            executing(1), [flushes(1), puts_back], [changes(calls, 1)], written_or_resting, begin=True
+        )
+        assert report.faults == []
+        assert ends == {"written", "rejected"}
+
+        def written(end: End) -> None:
+            row = end.rows[1]
+            assert (row["step"], row["slot_key"], row["seq"], row["last_error"]) == ("s2", "l", 1, None)
+
+        # The worker that picks the row again, after the limit was declared.
+        report = await explorer.explore(
+            slots(1) + instance(1, last_error=REASON, postponements=1),
+            [picks(calls, "b"), flushes(1)],
+            [changes(calls, 2)],
+            written,
+        )
+    assert report.faults == []

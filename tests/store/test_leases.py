@@ -215,6 +215,13 @@ def test_the_rest_doubles_with_put_backs_in_a_row(store: Store) -> None:
     assert store.row(1)["eligible_in"] == pytest.approx(5, abs=2)
 
 
+def test_a_rest_has_a_longest_length(store: Store) -> None:
+    """It doubles up to what the caller gives: a row that waits for a limit must not rest for ten minutes."""
+    store.given(executing(1, postponements=20))
+    store.run(store.calls.release_claims([(1, 1, 1.0, "no limit")], 30.0))
+    assert store.row(1)["eligible_in"] == pytest.approx(31.5, abs=2)
+
+
 def test_release_of_what_is_not_held(store: Store) -> None:
     """Another's claim, an own outcome, an unknown row: nothing is given back, nothing changes."""
     store.given(executing(1, claims=2) + ended(2) + instance(3, claims=1) + executing(4))

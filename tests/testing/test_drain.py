@@ -12,6 +12,7 @@ import pytest
 
 from gen_durable import (
     Await,
+    Concurrency,
     Context,
     Done,
     Fail,
@@ -27,7 +28,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.core.services import services_of
-from gen_durable.errors import ConfigError, InputError
+from gen_durable.errors import ConfigError, InputError, OutcomeRejected
 from gen_durable.testing import Harness, HarnessFactory, Runaway
 
 go = Signal("go")
@@ -348,3 +349,32 @@ async def _sql(harness: Harness, sql: str) -> None:
     link = PersistentConnection(services_of(harness.app).connection_target)
     await link.run_script(sql)
     await link.close()
+
+
+async def test_an_outcome_that_names_an_undeclared_limit_is_put_back(durable_harness: HarnessFactory) -> None:
+    """The drain ends, and says which limit is missing; after `set_limit` and the rest the step runs again."""
+
+    class Early(Machine):
+        @step
+        async def go(self, n: int, ctx: Context) -> Outcome[int]:
+            return Next(self.charge, n)
+
+        @step(limit="stripe")
+        async def charge(self, n: int, ctx: Context) -> Outcome[int]:
+            return Done(n)
+
+        async def on_error(self, state: int, ctx: Context, error: Exception) -> Outcome[int]:
+            return Fail(error)
+
+    async with durable_harness(machines=[Early()]) as harness:
+        handle = await harness.app.insert(Early.go, 1)
+        tally = await harness.drain()
+        assert tally.outcomes == {"put back": 1}
+        words = "Unknown limit 'stripe'. Declare it with Worker(limits=...) or `gen-durable limits set stripe`."
+        assert f"last error {words}" in str(tally)
+        with pytest.raises(OutcomeRejected, match=r"^Unknown limit 'stripe'\."):
+            tally.reraise()
+        await harness.app.set_limit("stripe", Concurrency(1))
+        await harness.advance(timedelta(seconds=2))
+        assert (await harness.drain()).outcomes == {"Next": 1, "Done": 1}
+        await harness.assert_done(handle, result=1)

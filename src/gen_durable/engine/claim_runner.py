@@ -26,12 +26,13 @@ from gen_durable.core.completion_watcher import CompletionWatcher
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_reader import ClaimReader, UnreadableClaim
-from gen_durable.engine.claim_table import ClaimTable
+from gen_durable.engine.claim_table import LIMIT_REST, ClaimTable
 from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer
 from gen_durable.engine.crashed_rows import MIN_CRASHES
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.history_trimmer import TRIM_EVERY, TRIM_REMAINDER, HistoryTrimmer
 from gen_durable.engine.outcome_encoder import EncodedOutcome, advance_claim
+from gen_durable.engine.outcome_rejection import UnusableLimit
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
@@ -39,7 +40,7 @@ from gen_durable.instances import Status
 from gen_durable.pg.faults import describe_for_log
 from gen_durable.registry import Registry
 from gen_durable.store.types import Commit
-from gen_durable.telemetry import Events, StaleOutcome, StateUndecodable, StepCommitted
+from gen_durable.telemetry import Events, OutcomePostponed, StaleOutcome, StateUndecodable, StepCommitted
 
 log = logging.getLogger("gen_durable.worker")
 ENDS: Final = ("done", "fail")
@@ -223,6 +224,8 @@ class ClaimRunner:
                     self._events.emit(StaleOutcome(claim.id, claim.machine, active.entry.spec.name))
             case CommitResult.CANCEL_REQUESTED:
                 self._spawn_after_commit(active, self._end_cancelled_claim(active, took))
+            case UnusableLimit():
+                self._put_back_until_limit(active, result)
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
@@ -268,6 +271,8 @@ class ClaimRunner:
         self, active: ActiveClaim, encoded: EncodedOutcome, error: OutcomeRejected | asyncio.CancelledError
     ) -> None:
         """The task of a claim that was meant to go on has no answer to its outcome."""
+        if isinstance(error, UnusableLimit):
+            return self._put_back_until_limit(active, error)
         if isinstance(error, OutcomeRejected):
             return await self._commit_error(active, error, encoded.commit)
         active.unanswered = encoded
@@ -292,6 +297,8 @@ class ClaimRunner:
             encoded = await self._executor.answer_error_after_step(active.claim, active.entry, raised.error)
             encoded.commit.began, encoded.commit.took = started, took
             await self._commit_claim_end(active, encoded, took)
+        except UnusableLimit as error:
+            self._put_back_until_limit(active, error)
         else:
             self.receive_commit_result(active, encoded, time.perf_counter() - started, result)
 
@@ -322,6 +329,8 @@ class ClaimRunner:
         try:
             try:
                 result = await self._committer.commit(encoded.commit)
+            except UnusableLimit as error:
+                return self._put_back_until_limit(active, error)
             except OutcomeRejected:
                 encoded = await self._executor.encode_failure(claim, entry, rejected)
                 encoded.commit.began, encoded.commit.took = former.began, former.took
@@ -361,6 +370,14 @@ class ClaimRunner:
                 self._claims.remove(active)
             case _:
                 assert_never(error)
+
+    def _put_back_until_limit(self, active: ActiveClaim, error: UnusableLimit) -> None:
+        """Return a row whose outcome names a limit that cannot be used yet. Its step runs again after a short rest."""
+        claim = active.claim
+        log.warning("instance %d of %s is put back: %s", claim.id, active.entry.spec.label, error)
+        if self._events.active:
+            self._events.emit(OutcomePostponed(claim.id, claim.machine, active.entry.spec.name, str(error)))
+        self._claims.postpone(active, str(error), LIMIT_REST)
 
     def _emit_committed(self, active: ActiveClaim, encoded: EncodedOutcome, took: float) -> None:
         claim, step = active.claim, active.entry.spec.name

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
@@ -26,8 +26,18 @@ from gen_durable.store.types import Claim
 from gen_durable.telemetry import ClaimLost, Events
 
 log = logging.getLogger("gen_durable.worker")
-FIRST_REST: Final = 5.0  # seconds; release_claims.sql doubles it
 DEFAULT_REASON: Final = "cancelled"
+
+
+class Rest(NamedTuple):
+    """How long a row that is put back rests, in seconds: release_claims.sql doubles it up to the longest."""
+
+    first: float
+    longest: float
+
+
+USUAL_REST: Final = Rest(5.0, 600.0)
+LIMIT_REST: Final = Rest(1.0, 30.0)  # for an undeclared limit, which a deployment that is under way declares
 
 
 class ClaimTable:
@@ -152,21 +162,29 @@ class ClaimTable:
         """The same in a task."""
         self._start_release([(active, None, None) for active in claims])
 
-    def postpone(self, active: ActiveClaim, reason: str) -> None:
+    def postpone(self, active: ActiveClaim, reason: str, rest: Rest = USUAL_REST) -> None:
         """Make a row runnable again after a rest; `reason` becomes its last error."""
-        self._start_release([(active, FIRST_REST, reason)])
+        self._start_release([(active, rest.first, reason)], rest.longest)
 
-    def _start_release(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
-        task = self._tasks.spawn(self._release_rows(returns))
+    def _start_release(
+        self,
+        returns: list[tuple[ActiveClaim, float | None, str | None]],
+        longest_delay: float = USUAL_REST.longest,
+    ) -> None:
+        task = self._tasks.spawn(self._release_rows(returns, longest_delay))
         # In a callback too: other code may have cancelled the task before it began. The leases then end.
         task.add_done_callback(lambda _: self._remove_all(returns))
 
-    async def _release_rows(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
+    async def _release_rows(
+        self,
+        returns: list[tuple[ActiveClaim, float | None, str | None]],
+        longest_delay: float = USUAL_REST.longest,
+    ) -> None:
         if not returns:
             return
         rows = sorted((active.claim.id, active.claim.epoch, delay, reason) for active, delay, reason in returns)
         try:
-            released = await self._pool.run_idempotent(self._statements.release_claims(rows))
+            released = await self._pool.run_idempotent(self._statements.release_claims(rows, longest_delay))
             self._notifier.wake_queues(released.woken_queues)
             for active, delay, _ in returns:
                 if delay is not None:

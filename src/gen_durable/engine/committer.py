@@ -21,10 +21,11 @@ from gen_durable.backoff import Pauses
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.commit_queue import LARGE_OUTCOME, CommitQueue, is_large, payload_size
 from gen_durable.engine.many_children import flush_in_transaction
+from gen_durable.engine.outcome_rejection import describe_fault, to_rejection
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log, sqlstate
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult
 
@@ -334,13 +335,11 @@ def _was_sent(error: Exception) -> bool:
 
 def _reject(entry: _Entry, error: Exception) -> None:
     commit, receiver = entry
-    if isinstance(error, SqlError):
-        message = f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
-    else:
-        message = f"the outcome of instance {commit.id} cannot be committed: {describe_for_log(error)}"
-        log.error("%s", message)
+    rejection = to_rejection(commit, error)
+    if not isinstance(error, SqlError):
+        log.error("%s", rejection)
     try:
-        receiver.receive_commit_result(OutcomeRejected(message))
+        receiver.receive_commit_result(rejection)
     except Exception as raised:
         log.error("instance %d: the answer to its outcome met %s", commit.id, describe_for_log(raised))
 
@@ -356,11 +355,3 @@ def _first_of_each_instance(batch: list[_Entry]) -> tuple[list[_Entry], list[_En
     for entry in batch:
         (later if now and now[-1][0].id == entry[0].id else now).append(entry)
     return now, later
-
-
-def describe_fault(error: Exception) -> str:
-    """A database error for a log or a message: its code and kind. Never its DETAIL, which may quote a payload."""
-    code = sqlstate(error)
-    if code is not None and code.startswith("GD"):
-        return str(error)  # a message of gen_durable's own SQL functions
-    return str(error) if isinstance(error, ConnectionLost) else f"{type(error).__name__}, SQLSTATE {code}"

@@ -22,12 +22,12 @@ from gen_durable.engine.committer import (
     COMMITTED,
     STALE,
     CommitResult,
-    describe_fault,
     notify_after_flush,
 )
 from gen_durable.engine.executor import Executor, StepRaised
 from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import EncodedOutcome
+from gen_durable.engine.outcome_rejection import UnusableLimit, describe_fault, to_rejection
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import InvalidOutcome, OutcomeRejected
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
@@ -78,8 +78,8 @@ class TransactionalExecutor:
     async def execute(self, active: ActiveClaim) -> tuple[EncodedOutcome, CommitResult]:
         """Execute a step and commit its outcome with its writes.
 
-        Raises `StepRaised` after a rollback, and what `Executor.execute` raises. A cancel interrupts user code only:
-        `active.is_in_step` is set as long as it runs.
+        Raises `StepRaised` and `UnusableLimit` after a rollback, and what `Executor.execute` raises. A cancel
+        interrupts user code only: `active.is_in_step` is set as long as it runs.
         """
         claim = active.claim
         async with self._semaphore:
@@ -204,8 +204,8 @@ class TransactionalExecutor:
                 # user's writes. A serialization failure and a wrong isolation level recur in the same transaction.
                 recurs = classify(error) is FaultKind.REFUSED or sqlstate(error) in ("40001", WRONG_ISOLATION)
                 if retries_left == 0 or recurs:
-                    message = f"the database refused the outcome of instance {commit.id}: {describe_fault(error)}"
-                    raise StepRaised(OutcomeRejected(message)) from error
+                    rejection = to_rejection(commit, error)
+                    raise (rejection if isinstance(rejection, UnusableLimit) else StepRaised(rejection)) from error
             await asyncio.sleep(pauses.next())
         raise AssertionError("unreachable")
 

@@ -16,10 +16,7 @@ def to_error(error: BaseException, operation: str, schema: str) -> GenDurableErr
         case "GD001":
             return _to_duplicate_error(error)
         case "GD002":
-            return UnknownLimit(
-                f"{operation}: {message_of(error)}: "
-                "declare it with Worker(limits={...}), app.set_limit or `gen-durable limits set`"
-            )
+            return UnknownLimit(f"{operation}: {message_of(error)}. {detail_and_hint_of(error)[1]}")
         case "GD003" | "GD004" | "GD005":  # raised by resolve_limit_keys.sql and set_limit.sql
             return InputError(f"{operation}: {message_of(error)}")
         case "GD006":  # raised by require_read_committed.sql

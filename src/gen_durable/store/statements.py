@@ -148,8 +148,8 @@ class StatementBuilder:
         self._heartbeat = f"select lost from {s}.heartbeat($1,$2,$3)"  # noqa: S608
         self._reap = f"select reclaimed, woken_queues, cascade_origins, cascade_due from {s}.reap($1,$2,$3,$4)"  # noqa: S608
         self._unblock_missed = f"select last_gate, woken_queues from {s}.unblock_missed($1,$2,$3)"  # noqa: S608
-        self._release_claims = f"select released, woken_queues from {s}.release_claims($1,$2,$3,$4)"  # noqa: S608
         self._gc = f"select deleted, visited_until, more from {s}.gc($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
+        self._release_claims = f"select released, woken_queues from {s}.release_claims($1,$2,$3,$4,$5)"  # noqa: S608
         self._ends_of = f"select id, status, result::text, last_error from {s}.ends_of($1,$2)"  # noqa: S608
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
         self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.count_due_unknown_steps($1,$2)"  # noqa: S608
@@ -332,10 +332,12 @@ class StatementBuilder:
         """Unblock rows whose gate is free, a batch of gates at a time. Returns the last gate and the woken queues."""
         return Statement(self._unblock_missed, (after, batch, skip), lambda rows: (rows[0][0], rows[0][1] or []))
 
-    def release_claims(self, claims: Sequence[tuple[int, int, float | None, str | None]]) -> Statement[ReleaseResult]:
-        """`claims` are (id, epoch, first delay, reason), in the order of ids."""
+    def release_claims(
+        self, claims: Sequence[tuple[int, int, float | None, str | None]], longest_delay: float = 600.0
+    ) -> Statement[ReleaseResult]:
+        """`claims` are (id, epoch, first delay, reason), in the order of ids; a delay doubles up to the longest."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
-        return Statement(self._release_claims, tuple(columns), decode_release_result)
+        return Statement(self._release_claims, (*columns, longest_delay), decode_release_result)
 
     def set_limit(self, name: str, policy: Policy, *, declared: bool) -> Statement[tuple[bool, list[str]]]:
         """Create or change a policy.

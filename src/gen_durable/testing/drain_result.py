@@ -16,6 +16,7 @@ from gen_durable.testing.instance_snapshot import Snapshot
 
 LOST: Final = "lost"
 UNDECODABLE: Final = "undecodable"
+PUT_BACK: Final = "put back"
 LISTED: Final = 10
 """How many waiting instances a message lists."""
 
@@ -24,8 +25,9 @@ LISTED: Final = 10
 class Execution:
     """One execution of one step.
 
-    `outcome` is the name of the outcome's class ("Next", "Done", ...), "lost" if nothing was committed (a crash), or
-    "undecodable" if the stored state did not fit the step. `error` is the exception that the step raised, if any.
+    `outcome` is the name of the outcome's class ("Next", "Done", ...), "lost" if nothing was committed (a crash),
+    "undecodable" if the stored state did not fit the step, or "put back" if the outcome names a limit that is not
+    declared. `error` is the exception that the step raised, or the reason why it was put back.
     """
 
     id: int

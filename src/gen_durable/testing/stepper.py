@@ -39,14 +39,14 @@ from gen_durable.engine.step_journal import Action, SleepBeforeRetry
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.errors import LeaseLost, NoFreeThread
+from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
 from gen_durable.retry_policy import RetryPolicy
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.types import Claim, FollowUps
-from gen_durable.telemetry import Event, Events, StateUndecodable, StepCommitted
-from gen_durable.testing.drain_result import LOST, UNDECODABLE, Execution
+from gen_durable.telemetry import Event, Events, OutcomePostponed, StateUndecodable, StepCommitted
+from gen_durable.testing.drain_result import LOST, PUT_BACK, UNDECODABLE, Execution
 from gen_durable.testing.harness_statements import HarnessStatements
 
 T = TypeVar("T")
@@ -214,6 +214,9 @@ class Stepper:
                 self._outcomes[event.id] = event.outcome
             case StateUndecodable():
                 self._outcomes[event.id] = UNDECODABLE
+            case OutcomePostponed():
+                self._outcomes[event.id] = PUT_BACK
+                self._errors[event.id] = OutcomeRejected(event.reason)
             case _:
                 pass
 

@@ -2,12 +2,13 @@
 --
 -- Parameters: ids and epochs in id order; per row a delay in seconds and a reason, both null for a row that was not
 -- started: it keeps its place and its counters. A row with a delay is postponed: the delay doubles with each
--- postponement in a row, up to ten minutes, and begins anew after an outcome. It is no crash.
+-- postponement in a row, up to `longest_delay` seconds, and begins anew after an outcome. It is no crash.
 -- Returns one row: the ids given back, and the queues of rows that were next at their gates. The attempt stays.
 -- `claims` goes up, so a late outcome of the old epoch is stale (tests/interleavings: release_flush).
 -- Index: primary key. Locks: the rows in id order, then their gates.
 create or replace function @schema.release_claims(
-  ids bigint[], claims bigint[], delays float8[], reasons text[], out released bigint[], out woken_queues text[]
+  ids bigint[], claims bigint[], delays float8[], reasons text[], longest_delay float8 default 600,
+  out released bigint[], out woken_queues text[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -28,7 +29,9 @@ begin
         when given.delay is null then i.eligible_at
         -- Up to a tenth more, so that rows that were postponed together do not return together.
         else now() + (1 + random() / 10)
-          * make_interval(secs => greatest(given.delay, least(given.delay * 2 ^ least(i.postponements, 20), 600)))
+          * make_interval(
+            secs => greatest(given.delay, least(given.delay * 2 ^ least(i.postponements, 20), longest_delay))
+          )
       end,
       last_error = coalesce(given.reason, i.last_error),
       locked_by = case when i.cancel_reason is not null then i.locked_by end,

@@ -18,11 +18,12 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-  unknown_names text;
+  unknown_names text[];
   repeated_kind text;
   too_heavy record;
 begin
-  select string_agg(distinct checked.unknown_name, ', '), max(checked.repeated_kind)
+  select array_agg(distinct checked.unknown_name) filter (where checked.unknown_name is not null),
+    max(checked.repeated_kind)
   into unknown_names, repeated_kind
   from (
     select case when policy.name is null then named.item ->> 0 end as unknown_name,
@@ -32,7 +33,9 @@ begin
     left join @schema.limits policy on policy.name = named.item ->> 0
   ) as checked;
   if unknown_names is not null then
-    raise exception 'no limit is called %', unknown_names using errcode = 'GD002';
+    raise exception using errcode = 'GD002',
+      message = format('Unknown limit ''%s''', array_to_string(unknown_names, ''', ''')),
+      hint = format('Declare it with Worker(limits=...) or `gen-durable limits set %s`.', unknown_names[1]);
   end if;
   if repeated_kind is not null then
     raise exception 'a step can have one limit of the kind %, not two', repeated_kind using errcode = 'GD004';
@@ -50,7 +53,8 @@ begin
         'a weight of %s is above the burst of limit %s, which is %s', too_heavy.weight, too_heavy.name, too_heavy.burst
       )
       else format('limit %s is a concurrency limit, which takes no weight', too_heavy.name)
-    end;
+    end,
+    hint = 'Change the limit, or pass a smaller weight.';
   end if;
 
   select
