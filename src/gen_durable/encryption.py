@@ -25,14 +25,15 @@ from gen_durable.signals import Received
 STATE: Final = "state"
 RESULT: Final = "result"
 ERROR: Final = "error"
+TRACEBACK: Final = "traceback"
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadContext:
     """The place of a payload: the schema, the instance, and the field.
 
-    Fields are `state`, `result`, `error`, `signal/NAME`, `checkpoint`, `activity/VISIT/NAME/parameters` (or
-    `result`, `error`) and `progress/message` (or `detail`).
+    Fields are `state`, `result`, `error`, `traceback`, `signal/NAME`, `checkpoint`, `activity/VISIT/NAME/parameters`
+    (or `result`, `error`) and `progress/message` (or `detail`).
     """
 
     schema: str
@@ -121,6 +122,7 @@ class PayloadEncryption:
         return dataclasses.replace(
             one,
             last_error=self.decrypt_text_if_possible(one.last_error, one.id, ERROR),
+            traceback=self.decrypt_text_if_possible(one.traceback, one.id, TRACEBACK),
             raw_state=None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, one.id, STATE),
             raw_result=None if one.raw_result is None else self.decrypt_if_possible(one.raw_result, one.id, RESULT),
         )
@@ -129,7 +131,10 @@ class PayloadEncryption:
         """A transition of an instance, decrypted."""
         state = None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, instance, STATE)
         return dataclasses.replace(
-            one, error=self.decrypt_text_if_possible(one.error, instance, ERROR), raw_state=state
+            one,
+            error=self.decrypt_text_if_possible(one.error, instance, ERROR),
+            traceback=self.decrypt_text_if_possible(one.traceback, instance, TRACEBACK),
+            raw_state=state,
         )
 
     def decrypt_activity(self, one: Activity, instance: int) -> Activity:

@@ -32,7 +32,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One row, as it was when it was read."""
+    """One row, as it was when it was read.
+
+    `error_type` and `traceback` are those of the exception behind `last_error`. A list without payloads has no
+    tracebacks.
+    """
 
     id: int
     machine: str
@@ -62,6 +66,8 @@ class Instance:
     raw_metadata: bytes | None
     blocked_on: str | None
     due_at: datetime | None
+    error_type: str | None
+    traceback: str | None
 
     @property
     def state(self) -> Any:

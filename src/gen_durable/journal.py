@@ -40,8 +40,9 @@ def check_last(last: int | None) -> int | None:
 class Transition:
     """One committed outcome of a step.
 
-    `seq` counts outcomes from 1. `next_step` is None at the end. `raw_state` is the state after the outcome, if the
-    machine has `history="states"`.
+    `seq` counts outcomes from 1. `next_step` is None at the end. `error_type` and `traceback` are those of the
+    exception behind `error`, also of one that `on_error` has handled. `raw_state` is the state after the outcome, if
+    the machine has `history="states"`.
     """
 
     seq: int
@@ -53,6 +54,8 @@ class Transition:
     duration: float
     worker: str | None
     error: str | None = field(repr=False)
+    error_type: str | None
+    traceback: str | None = field(repr=False)
     raw_state: bytes | None = field(repr=False)
 
     @property

@@ -33,6 +33,10 @@ S = TypeVar("S")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
+MAX_DESCRIBED_PARTS: Final = 5  # of an exception group
+MAX_DESCRIBED_PART: Final = 500  # characters
+MAX_NESTED_GROUPS: Final = 3
+
 OnChildFailure: TypeAlias = Literal["wait", "wake", "cancel_rest"]
 
 
@@ -249,12 +253,16 @@ class Done(Outcome[R_co]):
 
 @final
 class Fail(Outcome[Never]):
-    """End the instance as failed; the reason is stored in `last_error`."""
+    """End the instance as failed; the reason is stored in `last_error`.
 
-    __slots__ = ("reason",)
+    `Fail(error)` also stores the class and the traceback of the exception.
+    """
+
+    __slots__ = ("error", "reason")
     __match_args__ = ("reason",)
 
     def __init__(self, reason: str | BaseException) -> None:
+        self.error = None if isinstance(reason, str) else reason
         self.reason = reason if isinstance(reason, str) else describe(reason)
 
 
@@ -270,13 +278,29 @@ def is_outcome(value: object) -> TypeIs[AnyOutcome]:
 
 
 def describe(error: BaseException) -> str:
-    """An exception as it is stored in `last_error`: its type and its message."""
+    """An exception as it is stored in `last_error`: its type and its message; of a group also its first parts."""
+    return clean_error(_describe(error, 0))
+
+
+def _describe(error: BaseException, depth: int) -> str:
     kind = type(error).__name__
     try:
-        words = str(error)
-        return clean_error(f"{kind}: {words}" if words else kind)
+        if isinstance(error, BaseExceptionGroup) and depth < MAX_NESTED_GROUPS:
+            words = _describe_parts(error, depth)
+        else:
+            words = str(error)
+        return f"{kind}: {words}" if words else kind
     except BaseException:  # user code: a SystemExit of it would end the process
-        return clean_error(f"{kind}: (its str() raised)")
+        return f"{kind}: (its str() raised)"
+
+
+def _describe_parts(group: BaseExceptionGroup[BaseException], depth: int) -> str:
+    """The parts of a group: `str` of it has only their number."""
+    count = len(group.exceptions)
+    parts = [_describe(part, depth + 1) for part in group.exceptions[:MAX_DESCRIBED_PARTS]]
+    shown = [part if len(part) <= MAX_DESCRIBED_PART else part[: MAX_DESCRIBED_PART - 3] + "..." for part in parts]
+    rest = [f"and {count - len(parts)} more"] if count > len(parts) else []
+    return f"{count} error{'s' if count > 1 else ''} ({group.message}): {', '.join([*shown, *rest])}"
 
 
 def _check_spawned(starts: Iterable[Start[Any]], where: str) -> tuple[Start[Any], ...]:

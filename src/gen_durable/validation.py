@@ -133,8 +133,13 @@ def check_schedule(moment: datetime, what: str) -> datetime:
 
 def clean_error(text: str) -> str:
     """Error text as it can be stored: no NUL, no lone surrogate, at most 8,000 characters."""
-    text = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    text = clean_text(text)
     return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 14] + " ... [cut off]"
+
+
+def clean_text(text: str) -> str:
+    """Text as it can be stored: NUL characters and lone surrogates are escaped."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def _shorten_value(value: object) -> str:

@@ -13,8 +13,18 @@ from tests.support.rows import LIVE, ended, executing, instance, parent, parked
 from gen_durable.store.schema import Schema
 
 Command = Callable[..., Any]
+TRACEBACK = 'Traceback (most recent call last):\n  File "\x1b[31m.py", line 1, in pay\nshop.Declined'
 ROWS = (
-    ended(1, status="failed", last_error="no\x1b[31m luck", step="pay", state='{"card": "4111"}', ago=60)
+    ended(
+        1,
+        status="failed",
+        last_error="no\x1b[31m luck",
+        step="pay",
+        state='{"card": "4111"}',
+        ago=60,
+        error_type="shop.Declined",
+        last_traceback=TRACEBACK,
+    )  # fmt: skip
     + parked(2, unique_key=b"order:2", unique_scope=LIVE, metadata='{"tenant": "acme", "n": 7}', state='{"card": "42"}')
     + executing(3, partition_key="p")
     + parent(4, 1)
@@ -111,6 +121,31 @@ def test_show(command: Command) -> None:
     assert (told["id"], told["unique_key"], told["metadata"]) == (2, "order:2", {"tenant": "acme", "n": 7})
     assert "state" not in told
     assert json.loads(command("show", "2", "--json", "--state").stdout)["state"] == {"card": "42"}
+
+
+def test_show_prints_the_last_traceback(command: Command) -> None:
+    """Below the facts, its lines as they are, and no escape sequence; as JSON without --state too."""
+    shown = command("show", "1").stdout
+    escaped = TRACEBACK.replace("\x1b", "\\x1b")
+    assert f"\ntraceback\n{escaped}\n" in shown
+    assert ["error", "type", "shop.Declined"] in [line.split() for line in shown.splitlines()]
+    told = json.loads(command("show", "1", "--json").stdout)
+    assert (told["error_type"], told["traceback"]) == ("shop.Declined", TRACEBACK)
+    assert "traceback" not in command("show", "6").stdout
+
+
+def test_history_prints_tracebacks_on_request(command: Command, dsn: str, schema: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        columns = "instance_id, seq, step, outcome, attempt, started_at, duration, error, error_type, traceback"
+        for seq, error in ((0, "null, null, null"), (1, "'no luck', 'shop.Declined', E'Traceback\\n  frames'")):
+            row = f"(1, {seq}, 'pay', 'Retry', 0, now(), 0.5, {error})"
+            connection.execute(f"insert into {schema}.transitions ({columns}) values {row}".encode())
+    assert "frames" not in command("history", "1").stdout
+    shown = command("history", "1", "--tracebacks").stdout
+    assert shown.endswith("\n1 pay, shop.Declined\nTraceback\n  frames\n")
+    assert [t["error_type"] for t in json.loads(command("history", "1", "--json").stdout)] == [None, "shop.Declined"]
+    told = json.loads(command("history", "1", "--json", "--tracebacks").stdout)
+    assert [t["traceback"] for t in told] == [None, "Traceback\n  frames"]
 
 
 def test_show_what_is_not_there(command: Command) -> None:

@@ -89,6 +89,8 @@ async def test_a_whole_life_leaves_no_payload_in_clear(engine: Opening) -> None:
         assert one.state == {"text": CANARY, "count": 1}
         history = await e.app.history(instance)
         assert [t.error for t in history if t.error] == [f"ValueError: lost {CANARY}"]
+        assert [t.error_type for t in history if t.error] == ["ValueError"]
+        assert ["in Vault.work" in t.traceback for t in history if t.traceback] == [True]
         assert history[0].state == {"text": CANARY, "count": 1}
         charged, *declined = await e.app.activities(instance)
         assert list(charged.parameters.values()) == [{"text": CANARY, "count": 1}]
@@ -99,6 +101,13 @@ async def test_a_whole_life_leaves_no_payload_in_clear(engine: Opening) -> None:
         listed = [i async for i in e.app.list_all(machine="burn", payloads=True)]
         assert [i.state for i in listed] == [{"text": CANARY, "count": 0}]
         assert CANARY in (listed[0].last_error or "")
+        assert "in burn" in (listed[0].traceback or "")
+        stored = await e.rows.fetch(
+            "select last_traceback from @.instances where last_traceback is not null "
+            "union all select traceback from @.transitions where traceback is not null"
+        )
+        assert len(stored) == 4
+        assert all(row[0].startswith("encrypted:1:") for row in stored)
     async with engine() as e:
         one = await e.app.get(instance)
         with pytest.raises(DecodeError, match=r"encrypted.*Durable\(codec=\.\.\.\)"):

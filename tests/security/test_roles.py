@@ -98,9 +98,9 @@ MAY_CALL: dict[str, set[str]] = {
     "stranger": set(),
 }
 PAYLOADS = {
-    "instances": {"state", "result", "last_error"},
+    "instances": {"state", "result", "last_error", "last_traceback"},
     "signals": {"payload"},
-    "transitions": {"error", "state"},
+    "transitions": {"error", "traceback", "state"},
     "checkpoints": {"value"},
     "activities": {"parameters", "result", "error"},
     "progress": {"message", "detail"},

@@ -171,6 +171,8 @@ def test_nothing_shows_payloads() -> None:
         raw_metadata=b'{"a": "CANARY"}',
         blocked_on=None,
         due_at=None,
+        error_type=None,
+        traceback="CANARY",
     )
     full = replace(CTX, inbox=(Received(1, "paid", secret, NOW),))
     for value in (full, full.inbox[0], child(1, "Pack", Status.DONE, '"CANARY"'), instance):

@@ -83,6 +83,7 @@ def instance_fields(instance: Instance, *, payloads: bool) -> dict[str, object]:
         "claims": instance.claims,
         "seq": instance.seq,
         "last_error": instance.last_error,
+        "error_type": instance.error_type,
         "locked_by": instance.locked_by,
         "parent_id": instance.parent_id,
         "children_pending": instance.children_pending,

@@ -14,7 +14,7 @@ from gen_durable.cli.console import new_console, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.format import format_duration, raw_payload, text_or_encrypted_hint
 from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
-from gen_durable.cli.tables import one_line_table
+from gen_durable.cli.tables import one_line_table, print_traceback
 from gen_durable.client import Durable
 from gen_durable.journal import Transition
 
@@ -29,6 +29,7 @@ def history(
     last: int | None = typer.Option(
         None, "--last", "-n", metavar="N", min=0, show_default=False, help="Show only the last N outcomes."
     ),
+    tracebacks: bool = typer.Option(False, "--tracebacks", help="Print the tracebacks of errors too."),
     state: bool = typer.Option(False, "--state", help="With --json: include the states. They may hold secrets."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     codec: CodecOption = None,
@@ -46,10 +47,12 @@ def history(
         run_with_client(dsn, schema, lambda app: _read_transitions(app, which, last), codec=codec)
     )
     if as_json:
-        typer.echo(json.dumps([transition_fields(t, state=state) for t in transitions], indent=2))
+        typer.echo(json.dumps([transition_fields(t, state=state, traceback=tracebacks) for t in transitions], indent=2))
     elif transitions:
         console = new_console()
         console.print(_transitions_table(transitions, workers=console.width >= WIDE))
+        for t in transitions if tracebacks else ():
+            print_traceback(console, f"{t.seq} {t.step}, {t.error_type}", t.traceback)
     else:
         print_message("no history: the instance has not run yet, or its machine has history='off'")
 
@@ -78,8 +81,8 @@ def _transitions_table(transitions: list[Transition], *, workers: bool) -> Table
     )
 
 
-def transition_fields(t: Transition, *, state: bool) -> dict[str, object]:
-    """An outcome for --json; with its state only if `state`."""
+def transition_fields(t: Transition, *, state: bool, traceback: bool = False) -> dict[str, object]:
+    """An outcome for --json; with its state and its traceback only if wanted."""
     found: dict[str, object] = {
         "seq": t.seq,
         "step": t.step,
@@ -90,7 +93,7 @@ def transition_fields(t: Transition, *, state: bool) -> dict[str, object]:
         "duration": t.duration,
         "worker": t.worker,
         "error": t.error,
+        "error_type": t.error_type,
     }
-    if not state:
-        return found
-    return found | {"state": raw_payload(t.raw_state)}
+    found |= {"traceback": t.traceback} if traceback else {}
+    return found | ({"state": raw_payload(t.raw_state)} if state else {})

@@ -27,7 +27,7 @@ from gen_durable.cli.format import (
 )
 from gen_durable.cli.history import transition_fields
 from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
-from gen_durable.cli.tables import one_line_table
+from gen_durable.cli.tables import one_line_table, print_traceback
 from gen_durable.client import Durable
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
@@ -65,7 +65,7 @@ def show(
     dsn: DsnOption = None,
     schema: SchemaOption = SCHEMA,
 ) -> None:
-    """Show one instance: its status, error and progress, and its latest outcomes.
+    """Show one instance: its status, error, traceback and progress, and its latest outcomes.
 
     gen-durable show 42
     gen-durable show --key order:42 --state
@@ -81,6 +81,7 @@ def show(
         return
     now, console = datetime.now(UTC), new_console()
     console.print(_facts_table(details, now, state=state))
+    print_traceback(console, "traceback", details.instance.traceback)
     if details.history:
         console.print("\n", _transitions_table(details.history, now), sep="")
     if details.activities:
@@ -107,6 +108,7 @@ def _json_fields(details: Details, *, state: bool) -> dict[str, object]:
         checkpoint = {"version": stored.version, "updated_at": stored.updated_at.isoformat()}
         checkpoint |= {"value": raw_payload(stored.raw_value)} if state else {}
     return instance_fields(details.instance, payloads=state) | {
+        "traceback": details.instance.traceback,
         "children": {"value": details.children.value, "exact": details.children.exact},
         "progress": [
             {
@@ -167,6 +169,7 @@ def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
         ("status", instance.status.value + (f", {waits}" if waits else "")),
         ("", ", ".join(f"{name} {n}" for name, n in numbers.items() if n)),
         ("error", text_or_encrypted_hint(instance.last_error)),
+        ("error type", instance.error_type or ""),
         ("progress", "\n".join(_describe_progress(p, now) for p in details.progress)),
         ("checkpoint", _describe_checkpoint(details.checkpoint, now)),
         ("queue", instance.queue + (f", priority {instance.priority}" if instance.priority else "")),

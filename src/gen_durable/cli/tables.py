@@ -1,13 +1,14 @@
-"""Tables with one line per row: only the last column is cut where the terminal ends."""
+"""Tables with one line per row: only the last column is cut where the terminal ends. Below them, tracebacks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.format import escape_control
+from gen_durable.cli.format import escape_control, text_or_encrypted_hint
 
 
 def one_line_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, style: str = "") -> Table:
@@ -21,3 +22,12 @@ def one_line_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, style
         text = Text(" ".join(escape_control(last).split()), style, no_wrap=True, overflow="ellipsis")
         table.add_row(*(Text(escape_control(cell)) for cell in cells), text)
     return table
+
+
+def print_traceback(console: Console, head: str, traceback: str | None) -> None:
+    """Print a traceback below a table, if there is one. Its lines are not cut."""
+    if traceback is not None:
+        text = Text(f"\n{escape_control(head)}\n", "bold") + Text(
+            escape_control(text_or_encrypted_hint(traceback)), "red"
+        )
+        console.print(text, soft_wrap=True)

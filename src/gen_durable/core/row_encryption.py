@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from gen_durable.backoff import Pauses
-from gen_durable.encryption import ERROR, RESULT, STATE, PayloadEncryption, signal_field
+from gen_durable.encryption import ERROR, RESULT, STATE, TRACEBACK, PayloadEncryption, signal_field
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_error
@@ -59,21 +59,25 @@ class RowEncryption:
         if value is not None:
             value = self.encryption.encrypt(value, commit.id, RESULT if commit.kind == "done" else STATE)
         if extra is not None:
-            extra = await self._encrypt_starts(extra)
+            extra = await self._encrypt_extra(extra, commit.id)
         if (many := commit.many_children) is not None:
             many.ids = await self._allocate_ids(len(many.encoded))
             many.encoded = await self._encrypt_many(many.ids, many.encoded)
         commit.value, commit.extra = value, extra
         self.encrypt_error(commit)
 
-    async def _encrypt_starts(self, extra: str) -> str:
+    async def _encrypt_extra(self, extra: str, instance: int) -> str:
+        """Encrypt the states of the instances to start, and the traceback of an exception."""
         parts = _OBJECT.decode(extra)
+        if "traceback" in parts:
+            text = self.encryption.encrypt_text(msgspec.json.decode(parts["traceback"], type=str), instance, TRACEBACK)
+            parts["traceback"] = msgspec.Raw(msgspec.json.encode(text))
         for name in ("children", "spawn"):
             if name in parts:
                 starts = _OBJECTS.decode(parts[name])
                 ids = await self._allocate_ids(len(starts))
-                for instance, start in zip(ids, starts, strict=True):
-                    self._encrypt_start(instance, start)
+                for started, start in zip(ids, starts, strict=True):
+                    self._encrypt_start(started, start)
                 parts[name] = msgspec.Raw(msgspec.json.encode(starts))
         return msgspec.json.encode(parts).decode()
 

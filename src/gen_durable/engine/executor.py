@@ -33,9 +33,11 @@ from gen_durable.retry_policy import Abort, RetryPolicy
 from gen_durable.signals import Received
 from gen_durable.step_services import JournalService, LimitService, StepTransaction
 from gen_durable.store.types import Claim
+from gen_durable.tracebacks import error_type_of, format_traceback
 from gen_durable.validation import MAX_CHILDREN, clean_error
 
 log = logging.getLogger("gen_durable.worker")
+errors_log = logging.getLogger("gen_durable.errors")
 YIELD_SECONDS: Final = 0.001  # not 0: answers that are on their way to other tasks must arrive
 
 
@@ -113,17 +115,17 @@ class Executor:
             if encoded.remaining_starts is not None:
                 await _await_within_timeout(self._encode_remaining_starts(encoded, entry.spec), entry.spec)
             return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as raised:
             if claim.is_interrupted:
                 raise
             await _forget_cancellation(claim)
-            error: Exception = StepCancelled(f"step {entry.spec.label} was cancelled from inside")
+            error: Exception = _to_step_cancelled(entry.spec, raised)
         except (LeaseLost, NoFreeThread):
             raise
         except Exception as raised:
             error = raised
         except BaseException as raised:
-            error = StepCancelled(f"step {entry.spec.label} raised {describe(raised)}, which does not end a worker")
+            error = _to_step_cancelled(entry.spec, raised)
         if transaction is not None:
             raise StepRaised(error) from error
         return await self.answer_error(claim, entry, ctx, error, may_continue=may_continue)
@@ -144,7 +146,7 @@ class Executor:
 
     async def encode_failure(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
         """A `Fail` for an instance whose `on_error` answer was refused too, with a reason that can be stored."""
-        return await self._encode_fail(claim, entry, self._make_context(claim, entry.spec), describe(error))
+        return await self._encode_fail(claim, entry, self._make_context(claim, entry.spec), describe(error), error)
 
     def encode_cancel_outcome(self, claim: Claim, entry: Entry, reason: str) -> EncodedOutcome:
         """The outcome that ends a cancelled instance."""
@@ -153,8 +155,18 @@ class Executor:
             self._encryption.encrypt_error(encoded.commit)
         return encoded
 
-    async def _encode_fail(self, claim: Claim, entry: Entry, ctx: Context, reason: str) -> EncodedOutcome:
-        encoded = encode_outcome(claim, entry.spec, ctx, Fail(clean_error(reason)), may_continue=False)
+    async def _encode_fail(
+        self,
+        claim: Claim,
+        entry: Entry,
+        ctx: Context,
+        reason: str,
+        error: Exception,
+        *,
+        second: BaseException | None = None,
+    ) -> EncodedOutcome:
+        fail = Fail(clean_error(reason))
+        encoded = encode_outcome(claim, entry.spec, ctx, fail, may_continue=False, error=error, second=second)
         return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
 
     async def answer_error(
@@ -165,6 +177,7 @@ class Executor:
         log.info(
             "instance %d: %s raised %s, attempt %d", claim.id, entry.spec.label, type(error).__name__, claim.attempt
         )
+        _log_traceback(claim, entry.spec.label, error)
         handler = "its retry policy"
         try:
             answer = self._answer_by_policy(claim, entry, error)
@@ -176,16 +189,18 @@ class Executor:
             if encoded.remaining_starts is not None:
                 await self._encode_remaining_starts(encoded, entry.spec)
             return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as raised:
             if claim.is_interrupted:
                 raise
             second: BaseException = StepCancelled(f"{handler} was cancelled from inside")
+            second.__cause__ = raised
         except (LeaseLost, NoFreeThread):
             raise
         except BaseException as raised:
             second = raised
+        _log_traceback(claim, f"{handler} of {entry.spec.label}", second)
         reason = f"{describe(error)} (and then {handler} raised {describe(second)})"
-        return await self._encode_fail(claim, entry, ctx, reason)
+        return await self._encode_fail(claim, entry, ctx, reason, error, second=second)
 
     def _answer_by_policy(self, claim: Claim, entry: Entry, error: Exception) -> Outcome[Any] | None:
         """The answer of the step's retry policy; None if `on_error` must be called.
@@ -259,6 +274,7 @@ class Executor:
             raised = error
         # The kind of the error, as in answer_error.
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(raised).__name__)
+        _log_traceback(claim, f"on_cancel of {entry.spec.label}", raised)
         return clean_error(f"{reason} (and then on_cancel raised {describe(raised)})")
 
     def _make_context(self, claim: Claim, spec: StepSpec, transaction: StepTransaction | None = None) -> Context:
@@ -318,6 +334,22 @@ class Executor:
         done = await self._threads.start(functools.partial(contextvars.copy_context().run, call))
         result = await _await_within_timeout(done, entry.spec)
         return await result if inspect.isawaitable(result) else result
+
+
+def _to_step_cancelled(spec: StepSpec, raised: BaseException) -> StepCancelled:
+    """The error of a step that raised a cancellation, a SystemExit or the like."""
+    is_cancelled = isinstance(raised, asyncio.CancelledError)
+    what = "was cancelled from inside" if is_cancelled else f"raised {describe(raised)}, which does not end a worker"
+    error = StepCancelled(f"step {spec.label} {what}")
+    error.__cause__ = raised  # it has the frames
+    return error
+
+
+def _log_traceback(claim: Claim, what: str, error: BaseException) -> None:
+    """Log the frames of an error, for users that set the level of this logger to DEBUG. They hold no values."""
+    if errors_log.isEnabledFor(logging.DEBUG):
+        frames = format_traceback(error) or "(no frames outside of the engine)"
+        errors_log.debug("instance %d: %s raised %s\n%s", claim.id, what, error_type_of(error), frames)
 
 
 async def _encrypt_outcome(encoded: EncodedOutcome, encryption: RowEncryption) -> EncodedOutcome:

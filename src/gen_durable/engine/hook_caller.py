@@ -51,7 +51,7 @@ async def await_within(running: Awaitable[Any], seconds: float, too_long: str) -
     try:
         async with limit:
             return await running
-    except TimeoutError:
+    except TimeoutError as error:
         if limit.expired():
-            raise StepTimeout(too_long) from None
+            raise StepTimeout(too_long) from error.__cause__  # its frames show where the code was
         raise

@@ -6,7 +6,7 @@ Raises gen_durable errors for outcomes that cannot be stored; the executor treat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Sized
 from typing import Any, Final, assert_never, cast
 
 import msgspec
@@ -32,6 +32,7 @@ from gen_durable.outcomes import (
 )
 from gen_durable.starts import Start
 from gen_durable.store.types import Claim, Commit, ManyChildren
+from gen_durable.tracebacks import error_type_of, format_traceback
 from gen_durable.validation import MAX_CHILDREN_BYTES, clean_error
 
 CHUNK: Final = 1000
@@ -81,16 +82,14 @@ def encode_outcome(
     *,
     may_continue: bool,
     error: Exception | None = None,
+    second: BaseException | None = None,
 ) -> EncodedOutcome:
-    """Encode what a step returned, or what `on_error` returned for `error`.
+    """Encode what a step returned, or what `on_error` returned for `error`; `second` is what `on_error` raised.
 
     With `may_continue`, a plain `Next` keeps its claim.
     """
     if not is_outcome(returned):
-        raise InvalidOutcome(
-            f"step {spec.label} returned {type(returned).__name__}: "
-            "return Next, Retry, Await, ScheduleChildren, Done or Fail"
-        )
+        raise _wrong_return_error(spec, returned)
     outcome: AnyOutcome = returned
     encoded = EncodedOutcome(Commit(claim.id, claim.epoch, claim.seq, ""), type(outcome).__name__)
     commit = encoded.commit
@@ -115,8 +114,8 @@ def encode_outcome(
             commit.parent = claim.parent_id
         case _:
             assert_never(outcome)
-    if error is not None and commit.error is None:
-        commit.error = describe(error)
+    if error is not None or commit.kind == "fail":
+        _add_failure(commit, extra, outcome, error, second)
     if ctx.awaited and (consumed := _consumed_signals(outcome, claim, spec, ctx)):
         encoded.consumed = extra["consumed"] = consumed
     _add_history_and_extra(commit, extra, claim, spec)
@@ -128,6 +127,40 @@ def encode_cancel_outcome(claim: Claim, spec: StepSpec, reason: str) -> EncodedO
     commit = Commit(claim.id, claim.epoch, claim.seq, "cancel", error=reason, parent=claim.parent_id)
     _add_history_and_extra(commit, {}, claim, spec)
     return EncodedOutcome(commit, "Cancel")
+
+
+def _add_failure(
+    commit: Commit,
+    extra: dict[str, Any],
+    outcome: AnyOutcome,
+    error: Exception | None,
+    second: BaseException | None,
+) -> None:
+    """Add the message, the class and the traceback of the exception behind an outcome, if there is one."""
+    if error is not None and commit.error is None:
+        commit.error = describe(error)
+    failure = outcome.error if isinstance(outcome, Fail) and outcome.error is not None else error
+    if failure is None:
+        return
+    extra["error_type"] = error_type_of(failure)
+    traceback = format_traceback(failure if second is None else second, during=error)
+    if traceback is not None:
+        extra["traceback"] = traceback
+
+
+def _wrong_return_error(spec: StepSpec, returned: object) -> InvalidOutcome:
+    """The error for a step that returned no outcome, or for a job that returned an awaitable."""
+    if not isinstance(returned, Awaitable):
+        return InvalidOutcome(
+            f"step {spec.label} returned {type(returned).__name__}: "
+            "return Next, Retry, Await, ScheduleChildren, Done or Fail"
+        )
+    if isinstance(returned, Coroutine):
+        returned.close()  # else Python warns that it was never awaited
+        return InvalidOutcome(f"step {spec.label} returned a coroutine: did you forget `await`?")
+    return InvalidOutcome(
+        f"step {spec.label} returned {type(returned).__name__}, which is awaitable: did you forget `await`?"
+    )
 
 
 def _add_history_and_extra(commit: Commit, extra: dict[str, Any], claim: Claim, spec: StepSpec) -> None:
@@ -151,7 +184,12 @@ def _encode_retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
 
 def _encode_done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
     commit.kind = "done"
-    commit.value = spec.result_codec.encode_checked(outcome.result)
+    try:
+        commit.value = spec.result_codec.encode_checked(outcome.result)
+    except EncodeError:
+        if isinstance(outcome.result, Awaitable):
+            raise _wrong_return_error(spec, outcome.result) from None
+        raise
     commit.parent = claim.parent_id
 
 

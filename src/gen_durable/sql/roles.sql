@@ -8,8 +8,8 @@ declare
   role text;
   -- Payloads: the codec encrypts them, and viewers cannot read them.
   payloads constant text[] := array[
-    'instances.state', 'instances.result', 'instances.last_error', 'signals.payload', 'transitions.error',
-    'transitions.state', 'checkpoints.value', 'activities.parameters', 'activities.result', 'activities.error',
+    'instances.state', 'instances.result', 'instances.last_error', 'instances.last_traceback', 'signals.payload',
+    'transitions.error', 'transitions.traceback', 'transitions.state', 'checkpoints.value', 'activities.parameters', 'activities.result', 'activities.error',
     'progress.message', 'progress.detail'
   ];
   -- Insert, signal and cancel; read the instances that the login itself has inserted.

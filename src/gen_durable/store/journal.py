@@ -81,8 +81,8 @@ class JournalStatementBuilder:
         self._report = f"select locked from {s}.record_progress($1,$2,$3,$4,$5,$6,$7)"  # noqa: S608
         self._trim = f"select {s}.trim_history($1,$2,$3)"
         self._history = (
-            "select seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state::text "  # noqa: S608
-            f"from {s}.history_of($1,$2,$3)"
+            "select seq, step, outcome, next_step, attempt, started_at, duration, worker, error, error_type, "  # noqa: S608
+            f"traceback, state::text from {s}.history_of($1,$2,$3)"
         )
         self._activities = (
             "select visit, name, attempt, started_at, duration, error, parameters::text, result::text "  # noqa: S608
@@ -150,7 +150,7 @@ class JournalStatementBuilder:
         return Statement(
             self._history,
             (instance, key, last),
-            lambda rows: [Transition(*_encode_json_columns(row, 9)) for row in rows],
+            lambda rows: [Transition(*_encode_json_columns(row, 11)) for row in rows],
         )
 
     def activities(self, instance: int | None, key: bytes | None, last: int | None = None) -> Statement[list[Activity]]:

@@ -46,6 +46,8 @@ begin
       status = 'cancelled',
       claims = i.claims + 1,
       last_error = given.reason,
+      error_type = null,
+      last_traceback = null,
       finished_at = now(),
       await_deadline = case when i.awaits is not null then i.await_deadline end,
       token_at = null,

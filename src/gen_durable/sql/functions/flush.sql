@@ -11,8 +11,8 @@
 --   parents            the parent of a row that ends; null for most
 --   extras             null for most, else an object: queue, priority, partition_key, limits, left (the gates of the
 --                      step that ran), awaits, seen, consumed, children, join (how many children must be done),
---                      on_failure, cancel_rest, spawn (instances to start without waiting for them), attempt and
---                      with_state (record_transitions.sql)
+--                      on_failure, cancel_rest, spawn (instances to start without waiting for them), error_type and
+--                      traceback (of an exception), attempt and with_state (record_transitions.sql)
 --   ran_steps          the step that ran, for the history; null keeps none. started_ago (how many seconds ago it began),
 --                      durations and worker are for the history too
 -- Returns one row: stale, ids whose claim was taken over; already_committed, ids that an earlier call has committed;
@@ -153,6 +153,14 @@ begin
       end,
       last_error = case
         when outcome.kind in ('retry', 'fail', 'cancel') then coalesce(outcome.error, i.last_error)
+      end,
+      error_type = case
+        when outcome.error is null then case when outcome.kind in ('retry', 'fail', 'cancel') then i.error_type end
+        when outcome.kind in ('retry', 'fail', 'cancel') then outcome.extra ->> 'error_type'
+      end,
+      last_traceback = case
+        when outcome.error is null then case when outcome.kind in ('retry', 'fail', 'cancel') then i.last_traceback end
+        when outcome.kind in ('retry', 'fail', 'cancel') then outcome.extra ->> 'traceback'
       end,
       locked_by = case when outcome.keeps_claim then i.locked_by end,
       lease_expires_at = case when outcome.keeps_claim then i.lease_expires_at end,

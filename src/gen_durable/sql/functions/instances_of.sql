@@ -1,6 +1,6 @@
 -- instances_of: instances by their ids, newest first.
 --
--- Parameters: ids; payloads, whether to return states and results, which may be large. Returns one row per instance
+-- Parameters: ids; payloads, whether to return states, results and tracebacks, which may be large. Returns one row per instance
 -- that exists. A login that may not read all instances sees those that it has inserted (may_read_column.sql).
 -- Index: primary key. Locks: none.
 create or replace function @schema.instances_of(ids bigint[], payloads boolean)
@@ -9,7 +9,7 @@ returns table (
   unique_key bytea, awaits text[], attempt bigint, crashes int, claims bigint, seq bigint, last_error text, locked_by text,
   parent_id bigint, children_pending int, eligible_at timestamptz, await_deadline timestamptz, inserted_at timestamptz,
   updated_at timestamptz, finished_at timestamptz, state jsonb, result jsonb, metadata jsonb, blocked_on text,
-  due_at timestamptz
+  due_at timestamptz, error_type text, last_traceback text
 )
 language sql
 stable
@@ -25,7 +25,7 @@ as $$
     case when i.status in ('awaiting_signal', 'awaiting_children') then i.await_deadline end, i.inserted_at, i.updated_at, i.finished_at,
     case when payloads and login.sees_payloads then i.state end,
     case when payloads and login.sees_payloads then i.result end, i.metadata,
-    i.blocked_on, i.due_at
+    i.blocked_on, i.due_at, i.error_type, case when payloads and login.sees_payloads then i.last_traceback end
   from @schema.instances i
   cross join lateral (
     select (select @schema.may_read_column('state')) or coalesce(i.inserted_by = session_user, false)
@@ -35,4 +35,4 @@ as $$
 $$;
 
 comment on function @schema.instances_of(bigint[], boolean) is
-  'Returns instances by their ids, newest first; with payloads => true also states and results.';
+  'Returns instances by their ids, newest first; with payloads => true also states, results and tracebacks.';

@@ -82,11 +82,12 @@ begin
   end if;
 
   if ending is not null then
-    insert into @schema.transitions (instance_id, seq, step, outcome, attempt, started_at, duration, worker, error)
+    insert into @schema.transitions (instance_id, seq, step, outcome, attempt, started_at, duration, worker, error, error_type)
     select
       i.id, i.seq + 1, i.step, case when i.cancel_reason is null then 'Crashed' else 'Cancel' end, i.attempt,
       i.updated_at, extract(epoch from now() - i.updated_at), i.locked_by,
-      coalesce(i.cancel_reason, @schema.crash_loop_error(i.step, i.crashes + 1))
+      coalesce(i.cancel_reason, @schema.crash_loop_error(i.step, i.crashes + 1)),
+      case when i.cancel_reason is null then 'CrashLoop' end
     from @schema.instances i
     where i.id = any (ending) and case
       when i.seq = 0 then i.fsm <> all (without_history)
@@ -115,6 +116,10 @@ begin
         when i.id = any (ending) then @schema.crash_loop_error(i.step, i.crashes + 1)
         else i.last_error
       end,
+      error_type = case
+        when i.cancel_reason is not null then null when i.id = any (ending) then 'CrashLoop' else i.error_type
+      end,
+      last_traceback = case when i.id = any (ending) then null else i.last_traceback end,
       unique_scope = @schema.unique_scope_after(i.unique_scope, case
         when i.cancel_reason is not null then 'cancelled' when i.id = any (ending) then 'failed' else 'runnable'
       end::@schema.durable_status),

@@ -1,8 +1,8 @@
 -- record_transitions: write the history of a flush, in its transaction.
 --
 -- Parameters: the arrays of flush.sql; ran_steps, the step that ran (null keeps no history), how many seconds ago it
--- began and how long it took; in extras `attempt`, if it was not 0, and `with_state`, to store the state after the
--- outcome too; written, the ids that flush has written, null for all.
+-- began and how long it took; in extras `attempt`, if it was not 0, `error_type` and `traceback` of an exception, and
+-- `with_state`, to store the state after the outcome too; written, the ids that flush has written, null for all.
 -- A statement of its own: with history off, a flush has nothing more to do. The arrays are unnested in the select list:
 -- as a function in FROM, each would first be copied into a tuplestore.
 -- Index: primary key, for states. Locks: none beyond those of flush.
@@ -27,7 +27,8 @@ begin
     );
   end if;
   insert into @schema.transitions (
-    instance_id, seq, step, outcome, next_step, attempt, started_at, duration, worker, error, state
+    instance_id, seq, step, outcome, next_step, attempt, started_at, duration, worker, error, error_type,
+    traceback, state
   )
   select
     outcome.id, outcome.seq + 1, outcome.ran_step,
@@ -37,7 +38,7 @@ begin
     end,
     coalesce(outcome.step, case when outcome.kind not in ('done', 'fail', 'cancel') then outcome.ran_step end),
     coalesce((outcome.extra ->> 'attempt')::bigint, 0), to_timestamp(clock - outcome.ago),
-    outcome.duration, worker, outcome.error,
+    outcome.duration, worker, outcome.error, outcome.extra ->> 'error_type', outcome.extra ->> 'traceback',
     case when outcome.extra ? 'with_state' then (select i.state from @schema.instances i where i.id = outcome.id) end
   from (
     select unnest(ids) as id, unnest(seqs) as seq, unnest(kinds) as kind, unnest(steps) as step,

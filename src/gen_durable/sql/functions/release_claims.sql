@@ -34,6 +34,8 @@ begin
           )
       end,
       last_error = coalesce(given.reason, i.last_error),
+      error_type = case when given.reason is null then i.error_type end,
+      last_traceback = case when given.reason is null then i.last_traceback end,
       locked_by = case when i.cancel_reason is not null then i.locked_by end,
       lease_expires_at = case when i.cancel_reason is not null then now() end,
       -- Not knowing after how many crashes rows fail: the safer gate.

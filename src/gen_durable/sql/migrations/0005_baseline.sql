@@ -76,6 +76,8 @@ create table @schema.instances (
   group_key         text collate "C",
   locked_by         text,
   last_error        text,
+  error_type        text,
+  last_traceback    text,
   cancel_reason     text,
   on_failure        text check (on_failure in ('wake', 'cancel_rest')),
   cancel_rest       boolean,
@@ -145,6 +147,8 @@ comment on column @schema.instances.blocked_on is
   'The gate that the row waits for: partition/KEY, slot/KEY or rate/KEY.';
 comment on column @schema.instances.group_key is 'The group of the row in a fair queue: KIND/GROUP.';
 comment on column @schema.instances.locked_by is 'The worker that has claimed the row.';
+comment on column @schema.instances.error_type is 'The class of the exception behind last_error, or CrashLoop.';
+comment on column @schema.instances.last_traceback is 'The traceback of that exception: frames without values.';
 comment on column @schema.instances.cancel_reason is
   'Set while the row executes and a cancel is requested: its next outcome ends it.';
 comment on column @schema.instances.on_failure is
@@ -325,13 +329,13 @@ create table @schema.transitions (
   next_step    text,
   worker       text,
   error        text,
+  error_type   text,
+  traceback    text,
   state        jsonb,
   primary key (instance_id, seq)
 )
-with (
-  autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_insert_scale_factor = 0.1,
-  autovacuum_vacuum_cost_delay = 0
-);
+with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 comment on table @schema.transitions is 'The history: one row per committed outcome.';
 comment on column @schema.transitions.duration is 'Seconds.';
 comment on column @schema.transitions.outcome is 'The name of the outcome in code: Next, Retry, Await and so on.';
@@ -346,10 +350,8 @@ create table @schema.checkpoints (
   format       int not null,
   value        jsonb not null
 )
-with (
-  fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
-  autovacuum_vacuum_cost_delay = 0
-);
+with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0);
 comment on table @schema.checkpoints is 'The newest checkpoint of each instance.';
 comment on column @schema.checkpoints.visit is 'The visit that wrote it; later visits ignore it.';
 comment on column @schema.checkpoints.version is 'The number of checkpoints written in this visit.';
@@ -385,10 +387,8 @@ create table @schema.progress (
   detail       jsonb,
   primary key (instance_id, step, branch)
 )
-with (
-  fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
-  autovacuum_vacuum_cost_delay = 0
-);
+with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0);
 comment on table @schema.progress is 'The progress that a step last reported, one row per branch.';
 
 create table @schema.installation (token text not null, roles text);

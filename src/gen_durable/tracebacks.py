@@ -1,0 +1,138 @@
+"""Exceptions as they are stored: the name of the class, and the traceback as frames without values.
+
+A frame is a file, a line number, a function and the line of source code. Messages of exceptions and values of variables
+are left out, because they may quote payloads: the message of the error itself is in `last_error`. The text is bounded,
+and the frames of the engine that lead to the user's code are left out.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final
+
+from gen_durable.validation import clean_text
+
+MAX_TRACEBACK: Final = 8000  # bytes
+MAX_FRAMES: Final = 30
+MAX_CHAIN: Final = 5  # exceptions that led to one another
+MAX_PARTS: Final = 5  # of an exception group
+MAX_PART: Final = 1500  # bytes
+MAX_NESTED: Final = 3  # groups inside of groups
+MAX_NAME: Final = 200  # characters
+_CUT: Final = "... (cut off here)\n"
+_CAUSE: Final = "\nThe above exception was the direct cause of the following exception:\n\n"
+_CONTEXT: Final = "\nDuring handling of the above exception, another exception occurred:\n\n"
+# Modules between the event loop and the user's code: their frames are left out where they come first.
+_ENGINE: Final = ("gen_durable.engine.", "gen_durable.testing.", "gen_durable.codec.", "asyncio.", "concurrent.")
+
+
+def error_type_of(error: BaseException) -> str:
+    """The name of an exception's class, with its module unless it is a builtin."""
+    kind = type(error)
+    module = str(kind.__module__)
+    name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+    return clean_text(name)[:MAX_NAME]
+
+
+def format_traceback(error: BaseException, *, during: BaseException | None = None) -> str | None:
+    """The frames of an exception and of those that led to it, oldest first, at most 8,000 bytes.
+
+    `during` is an exception that was being handled meanwhile, if it is not among those. Returns None without frames of
+    the user's code: the engine has found the error.
+    """
+    try:
+        text, has_frames = _format_chain(error, during, 0)
+        return _cut_beginning(clean_text(text), MAX_TRACEBACK).rstrip() if has_frames else None
+    except BaseException:  # attributes of the user's class: a SystemExit of them would end the process
+        return "(its traceback cannot be formatted)"
+
+
+def _format_chain(error: BaseException, during: BaseException | None, depth: int) -> tuple[str, bool]:
+    """The text of an exception and its causes, and whether it has any frame."""
+    blocks: list[str] = []
+    has_frames = False
+    for one, joint in _chain(error, during):
+        if len(blocks) == MAX_CHAIN:
+            blocks.append(_CUT)
+            break
+        frames = list(_user_frames(one.__traceback__))
+        has_frames = has_frames or bool(frames)
+        block = "Traceback (most recent call last):\n" + "".join(frames) if frames else ""
+        block += error_type_of(one) + "\n"
+        if isinstance(one, BaseExceptionGroup):
+            parts, parts_have_frames = _format_parts(one, depth)
+            block, has_frames = block + parts, has_frames or parts_have_frames
+        blocks.append(block + joint)
+    return "".join(reversed(blocks)), has_frames
+
+
+def _chain(error: BaseException, during: BaseException | None) -> Iterator[tuple[BaseException, str]]:
+    """The exceptions that led to this one, newest first, each with the sentence that leads to the newer one."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    joint = ""
+    while one is not None and id(one) not in seen:
+        yield one, joint
+        seen.add(id(one))
+        cause, context = one.__cause__, None if one.__suppress_context__ else one.__context__
+        one, joint = (context, _CONTEXT) if cause is None else (cause, _CAUSE)
+        if one is None and during is not None:
+            one, joint, during = during, _CONTEXT, None
+
+
+def _format_parts(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str, bool]:
+    """The first parts of an exception group, indented."""
+    if depth == MAX_NESTED:
+        return "", False
+    count, has_frames = len(group.exceptions), False
+    texts: list[str] = []
+    for number, part in enumerate(group.exceptions[:MAX_PARTS], 1):
+        text, part_has_frames = _format_chain(part, None, depth + 1)
+        has_frames = has_frames or part_has_frames
+        lines = _cut_beginning(clean_text(text), MAX_PART).splitlines()
+        texts.append(f"  part {number} of {count}:\n" + "".join(f"    {line}\n" for line in lines))
+    return "".join(texts), has_frames
+
+
+def _user_frames(trace: TracebackType | None) -> Iterator[str]:
+    """The frames from the user's first one on: that one, and the innermost of the others."""
+    while trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith(_ENGINE):
+        trace = trace.tb_next
+    traces: list[TracebackType] = []
+    while trace is not None:
+        traces.append(trace)
+        trace = trace.tb_next
+    left_out = len(traces) - MAX_FRAMES
+    for number, one in enumerate(traces):
+        if number == 0 or number > left_out:
+            yield _format_frame(one)
+        elif number == 1:
+            yield f"  ... {left_out:,} frames are left out\n"
+
+
+def _format_frame(trace: TracebackType) -> str:
+    code = trace.tb_frame.f_code
+    head = f'  File "{code.co_filename[-MAX_NAME:]}", line {trace.tb_lineno}, in {code.co_qualname[:MAX_NAME]}\n'
+    source = _source_line(trace)
+    return head + (f"    {source}\n" if source else "")
+
+
+def _source_line(trace: TracebackType) -> str:
+    """The line of source code, empty if it cannot be read."""
+    frame = trace.tb_frame
+    try:
+        # Not traceback.extract_tb, which looks for changes of each file on the disk.
+        return linecache.getline(frame.f_code.co_filename, trace.tb_lineno, frame.f_globals).strip()[:MAX_NAME]
+    except Exception:  # a path with NUL, a loader of the user
+        return ""
+
+
+def _cut_beginning(text: str, size: int) -> str:
+    """The last lines of a text: the newest exception and its innermost frames are at its end."""
+    raw = text.encode()
+    if len(raw) <= size:
+        return text
+    kept = raw[len(_CUT) - size :].decode(errors="ignore")
+    return _CUT + kept.partition("\n")[2]
