@@ -16,6 +16,7 @@ from gen_durable.durations import Duration
 from gen_durable.errors import InvalidOutcome
 from gen_durable.limits import LimitNames, limits_of
 from gen_durable.starts import BoundStep, Start, step_of
+from gen_durable.tracebacks import is_group
 from gen_durable.validation import (
     MAX_CHILDREN,
     MAX_SPAWNED,
@@ -285,7 +286,7 @@ def describe(error: BaseException) -> str:
 def _describe(error: BaseException, depth: int) -> str:
     kind = type(error).__name__
     try:
-        if isinstance(error, BaseExceptionGroup) and depth < MAX_NESTED_GROUPS:
+        if is_group(error) and depth < MAX_NESTED_GROUPS:
             words = _describe_parts(error, depth)
         else:
             words = str(error)

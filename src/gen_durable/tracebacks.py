@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final
 
+from typing_extensions import TypeIs
+
 from gen_durable.validation import clean_text
 
 MAX_TRACEBACK: Final = 8000  # bytes
@@ -26,6 +28,11 @@ _CAUSE: Final = "\nThe above exception was the direct cause of the following exc
 _CONTEXT: Final = "\nDuring handling of the above exception, another exception occurred:\n\n"
 # Modules between the event loop and the user's code: their frames are left out where they come first.
 _ENGINE: Final = ("gen_durable.engine.", "gen_durable.testing.", "gen_durable.codec.", "asyncio.", "concurrent.")
+
+
+def is_group(error: BaseException) -> TypeIs[BaseExceptionGroup[BaseException]]:
+    """Whether an exception has parts."""
+    return isinstance(error, BaseExceptionGroup)
 
 
 def error_type_of(error: BaseException) -> str:
@@ -61,7 +68,7 @@ def _format_chain(error: BaseException, during: BaseException | None, depth: int
         has_frames = has_frames or bool(frames)
         block = "Traceback (most recent call last):\n" + "".join(frames) if frames else ""
         block += error_type_of(one) + "\n"
-        if isinstance(one, BaseExceptionGroup):
+        if is_group(one):
             parts, parts_have_frames = _format_parts(one, depth)
             block, has_frames = block + parts, has_frames or parts_have_frames
         blocks.append(block + joint)

@@ -24,7 +24,7 @@ ROWS = (
         ago=60,
         error_type="shop.Declined",
         last_traceback=TRACEBACK,
-    )  # fmt: skip
+    )
     + parked(2, unique_key=b"order:2", unique_scope=LIVE, metadata='{"tenant": "acme", "n": 7}', state='{"card": "42"}')
     + executing(3, partition_key="p")
     + parent(4, 1)
