@@ -286,10 +286,7 @@ def describe(error: BaseException) -> str:
 def _describe(error: BaseException, depth: int) -> str:
     kind = type(error).__name__
     try:
-        if is_group(error) and depth < MAX_NESTED_GROUPS:
-            words = _describe_parts(error, depth)
-        else:
-            words = str(error)
+        words = _describe_parts(error, depth) if is_group(error) and depth < MAX_NESTED_GROUPS else str(error)
         return f"{kind}: {words}" if words else kind
     except BaseException:  # user code: a SystemExit of it would end the process
         return f"{kind}: (its str() raised)"
