@@ -27,7 +27,7 @@ _CUT: Final = "... (cut off here)\n"
 _CAUSE: Final = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT: Final = "\nDuring handling of the above exception, another exception occurred:\n\n"
 # Modules between the event loop and the user's code: their frames are left out where they come first.
-_ENGINE: Final = ("gen_durable.engine.", "gen_durable.testing.", "gen_durable.codec.", "asyncio.", "concurrent.")
+_ENGINE: Final = ("gen_durable.engine.", "gen_durable.testing.", "gen_durable.codec", "asyncio.", "concurrent.")
 
 
 def is_group(error: BaseException) -> TypeIs[BaseExceptionGroup[BaseException]]:

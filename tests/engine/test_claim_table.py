@@ -16,7 +16,7 @@ from gen_durable.context import Child
 from gen_durable.core.services import services_of
 from gen_durable.engine import claim_table
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.claim_table import DEFAULT_REASON, USUAL_REST, ClaimTable
+from gen_durable.engine.claim_table import DEFAULT_REASON, LIMIT_REST, USUAL_REST, ClaimTable
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.faults import ConnectionLost
@@ -140,6 +140,18 @@ async def test_a_postponed_row_is_picked_after_its_rest(engine: Opening, key: st
         assert (holder.woken, holder.unblocked) == (([], []) if key is None else (["default"], ["other"]))
         row = await e.rows.row(first)
         assert (row["status"], row["last_error"]) == ("runnable", "no thread")
+
+
+async def test_a_rest_is_as_long_as_its_caller_says(engine: Opening) -> None:
+    """A row that waits for a limit rests half a minute at most, however often it was put back."""
+    async with engine() as e:
+        handle = await e.app.insert(noop, 1)
+        await e.rows.fetch("update @.instances set postponements = 20")
+        holder = Holder(e)
+        holder.table.postpone(*holder.hold(*await pick(e, 1)), "Unknown limit 'l'", LIMIT_REST)
+        await holder.tasks.wait(10)
+        row = await e.rows.row(handle)
+        assert 30 <= (row["eligible_at"] - row["updated_at"]).total_seconds() <= 33
 
 
 async def test_a_release_whose_task_is_cancelled_before_it_begins_keeps_no_claim() -> None:

@@ -411,6 +411,17 @@ async def test_viewers_get_no_payloads(dsns: dict[str, str], schema: str) -> Non
         assert await viewer.app.progress(vault.id) == []
 
 
+async def test_viewers_see_the_class_of_an_error_and_no_traceback(dsns: dict[str, str], schema: str) -> None:
+    async with role(dsns, schema, "worker") as e, role(dsns, schema, "viewer") as viewer:
+        one = await e.app.insert(burn, Secret(CANARY))
+        async with e.worker(burn):
+            await e.end(one)
+        for app, sees in ((e.app, True), (viewer.app, False)):
+            found = [await app.get(one.id), *await app.history(one.id)]
+            assert [part.error_type for part in found] == ["RuntimeError"] * 3
+            assert [part.traceback is not None for part in found] == [sees] * 3
+
+
 async def test_a_stranger_is_told_so(dsns: dict[str, str], schema: str) -> None:
     with pytest.raises(DatabaseRefused, match="permission denied"):
         await Durable(dsns["stranger"], schema=schema).open()

@@ -5,8 +5,9 @@ Raises gen_durable errors for outcomes that cannot be stored; the executor treat
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Final, assert_never, cast
 
 import msgspec
@@ -150,12 +151,12 @@ def _add_failure(
 
 def _wrong_return_error(spec: StepSpec, returned: object) -> InvalidOutcome:
     """The error for a step that returned no outcome, or for a job that returned an awaitable."""
-    if not isinstance(returned, Awaitable):
+    if not inspect.isawaitable(returned):
         return InvalidOutcome(
             f"step {spec.label} returned {type(returned).__name__}: "
             "return Next, Retry, Await, ScheduleChildren, Done or Fail"
         )
-    if isinstance(returned, Coroutine):
+    if inspect.iscoroutine(returned):
         returned.close()  # else Python warns that it was never awaited
         return InvalidOutcome(f"step {spec.label} returned a coroutine: did you forget `await`?")
     return InvalidOutcome(
@@ -187,7 +188,7 @@ def _encode_done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpe
     try:
         commit.value = spec.result_codec.encode_checked(outcome.result)
     except EncodeError:
-        if isinstance(outcome.result, Awaitable):
+        if inspect.isawaitable(outcome.result):
             raise _wrong_return_error(spec, outcome.result) from None
         raise
     commit.parent = claim.parent_id
