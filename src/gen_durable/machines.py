@@ -220,31 +220,16 @@ class Machine:
         check_history_keep(history_keep, f"machine {label!r}")
         steps: dict[str, StepSpec] = {}
         policy, timeout = _inherit_error_options(cls, label, retry, on_error_timeout)
+        kept = check_retention(retention, f"machine {label!r}")
         spec = MachineSpec(
-            label,
-            version,
-            queue,
-            steps,
-            _read_step_hints,
-            history,
-            history_keep,
-            check_retention(retention, f"machine {label!r}"),
-            policy,
-            timeout,
-        )
+            label, version, queue, steps, _read_step_hints, history, history_keep, kept, policy, timeout
+        )  # fmt: skip
         for attribute, function, mark in _find_marked_steps(cls, earlier):
             own = function if attribute in cls.__dict__ else _copy_inherited_step(cls, attribute, function)
             _check_signature(own, f"{label}.{mark.name}")
+            is_async = inspect.iscoroutinefunction(own)
             one = StepSpec(
-                spec,
-                mark.name,
-                mark.aliases,
-                mark.timeout,
-                own,
-                inspect.iscoroutinefunction(own),
-                mark.limit,
-                mark.transactional,
-                mark.retry,
+                spec, mark.name, mark.aliases, mark.timeout, own, is_async, mark.limit, mark.transactional, mark.retry
             )
             for taken in (mark.name, *mark.aliases):
                 if spec.find(taken) is not None:

@@ -186,12 +186,19 @@ def test_an_await_of_the_same_step_keeps_step_and_limits(then: Any) -> None:
     assert extra_of(encoded) == {"awaits": ["paid", "shipped"], "seen": []}
 
 
-def test_an_await_names_the_signals_that_its_step_has_seen() -> None:
+def test_an_await_of_the_same_step_names_the_signals_that_it_has_seen() -> None:
     """Only those that it waits for again: they do not wake it. Nothing is consumed."""
     awaited = (Received(4, "paid", b"1", NOW), Received(5, "shipped", b"1", NOW))
-    encoded = encode(Await(PAID, then=PLAIN.other, state=7), awaited=awaited)
-    assert (encoded.commit.step, encoded.consumed) == ("other", ())
+    encoded = encode(Await(PAID, state=7), awaited=awaited)
+    assert (encoded.commit.step, encoded.consumed) == (None, ())
     assert extra_of(encoded) == {"awaits": ["paid"], "seen": [4]}
+
+
+def test_an_await_of_another_step_consumes_the_signals_that_woke_its_step() -> None:
+    awaited = (Received(4, "paid", b"1", NOW), Received(5, "shipped", b"1", NOW))
+    encoded = encode(Await(PAID, then=PLAIN.other, state=7), awaited=awaited)
+    assert (encoded.commit.step, encoded.consumed) == ("other", (4, 5))
+    assert extra_of(encoded) == {"awaits": ["paid"], "seen": [], "consumed": [4, 5]}
 
 
 @pytest.mark.parametrize("outcome", [Next(PLAIN.other, 7), ScheduleChildren([], then=PLAIN.other, state=7)])
