@@ -39,14 +39,33 @@ from generate_series(1, {KEPT // 2}) as n;
 RETENTION = Retention(done=timedelta(hours=1), failed=timedelta(days=30), cancelled=timedelta(days=7))
 
 
+# Rows with a keep of their own; an update of other rows would leave dead entries in the index that is measured.
+SEED_OF_KEEPS = f"""
+alter table @schema.instances set (autovacuum_enabled = false);
+insert into @schema.instances (fsm, step, status, finished_at, claims, seq, keep_seconds)
+select 'm', 's', 'done', now() - interval '2 days' + make_interval(secs => n), 1, 1,
+       case when n % 2 = 0 then 'Infinity'::float8 else 1e6 end
+from generate_series(1, {KEPT}) as n;
+"""
+
+
 @pytest.fixture
 def kept(dsn: str) -> Iterator[Store]:
+    yield from seeded(dsn, SEED)
+
+
+@pytest.fixture
+def with_keeps(dsn: str) -> Iterator[Store]:
+    yield from seeded(dsn, SEED_OF_KEEPS)
+
+
+def seeded(dsn: str, seed: str) -> Iterator[Store]:
     name = f"t_{uuid.uuid4().hex[:12]}"
 
     async def prepare() -> None:
         link = PersistentConnection(ConnectionTarget(dsn))
         await migrate(link, Schema(name))
-        await link.run_script(Schema(name).render(SEED))
+        await link.run_script(Schema(name).render(seed))
         await link.close()
 
     asyncio.run(prepare())
@@ -94,16 +113,13 @@ def test_a_round_does_not_visit_rows_that_it_keeps(kept: Store) -> None:
     assert Round(kept, gc).read <= 1000
 
 
-def test_rows_with_a_keep_of_their_own_are_not_visited(kept: Store) -> None:
+def test_rows_with_a_keep_of_their_own_are_not_visited(with_keeps: Store) -> None:
     """Not by the first round either: rows that are kept for good, and rows whose time has not passed."""
-    kept.given("update @schema.instances set keep_seconds = case when id % 2 = 0 then 'Infinity'::float8 else 1e6 end")
-    kept.given("vacuum @schema.instances")
-    gc = collector(kept)
-    first = Round(kept, gc)
-    assert (first.deleted, first.read <= 1000) == (0, True)
-    passed = "extract(epoch from now() - finished_at) - 10"
-    kept.given(f"update @schema.instances set keep_seconds = {passed} where id between 11 and 50")
-    second = Round(kept, gc)
+    gc = collector(with_keeps)
+    first = Round(with_keeps, gc)
+    assert (first.deleted, first.read) == (0, 0)
+    with_keeps.given("".join(ended(n, ago=3600, keep_seconds=3590) for n in range(900_001, 900_041)))
+    second = Round(with_keeps, gc)
     assert second.deleted == 40
     assert second.read <= 1000
 
