@@ -59,26 +59,49 @@ class QueueDrained:
 
 @dataclass(frozen=True, slots=True)
 class PartitionContended:
-    """The picker skipped due rows because their partition key or limit was busy."""
+    """Due rows of a queue wait from now on, because another row of their partition key runs or comes first.
+
+    `id` and `machine` are those of the first of the `count` rows. Emitted by the picker that met the rows, or by the
+    client that inserted them.
+    """
 
     queue: str
     count: int
+    key: str
+    id: int
+    machine: str
 
 
 @dataclass(frozen=True, slots=True)
 class RowsBlocked:
-    """The picker blocked due rows: a concurrency limit has no free slot. `limit` is "name" or "name/partition"."""
+    """Due rows of a queue wait from now on for a slot of a concurrency limit, "name" or "name/partition".
+
+    `id` and `machine` are those of the first of the `count` rows. Emitted by the picker that met the rows, or by the
+    client that inserted them.
+    """
 
     limit: str
     count: int
+    queue: str
+    id: int
+    machine: str
 
 
 @dataclass(frozen=True, slots=True)
 class RowsThrottled:
-    """The picker blocked due rows: a rate limit has no token. `limit` is "name" or "name/partition"."""
+    """Due rows of a queue wait from now on for a token of a rate limit, "name" or "name/partition".
+
+    `wanted` rows needed a token: `granted` of them got one, `count` wait. `id` and `machine` are those of the first row
+    that waits. Emitted by the picker that met the rows, or by the client that inserted them, which grants none.
+    """
 
     limit: str
     count: int
+    wanted: int
+    granted: int
+    queue: str
+    id: int
+    machine: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +113,7 @@ class RowsUnblocked:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsReaped:
-    """The reaper took back claims whose lease had expired."""
+    """The reaper took back claims whose lease had expired: every few seconds, and as soon as a worker starts."""
 
     ids: tuple[int, ...]
 
@@ -100,6 +123,19 @@ class InstancesCollected:
     """The garbage collector deleted ended instances that were past their retention."""
 
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitTimedOut:
+    """The timeout of an `Await` or a join has passed, and a worker has claimed the instance for its next step.
+
+    `signals`: the names that it awaited; empty for a join.
+    """
+
+    id: int
+    machine: str
+    step: str
+    signals: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +149,10 @@ class StaleOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
-    """A heartbeat found that another worker had taken a claim over; the task of the step is cancelled."""
+    """A heartbeat, or a write of a checkpoint or an activity, found that another worker has taken a claim over.
+
+    The step is interrupted, and an outcome that it still returns is dropped.
+    """
 
     id: int
     machine: str
@@ -182,6 +221,7 @@ Event: TypeAlias = (
     | RowsUnblocked
     | ClaimsReaped
     | InstancesCollected
+    | AwaitTimedOut
     | StaleOutcome
     | ClaimLost
     | InstanceDeadLettered

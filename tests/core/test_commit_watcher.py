@@ -71,7 +71,7 @@ class Watch:
         self.pool = CountingPool(services_of(app).pool)
         self.endpoint = Endpoint("w", free=100)
         services_of(app).notifier.add_worker(self.endpoint)
-        self.watcher = CommitWatcher(self.pool, services_of(app).notifier)
+        self.watcher = CommitWatcher(self.pool, services_of(app).notifier, app.events)
 
     def add(self, transaction: int, *queues: str) -> None:
         self.watcher.add(transaction, FollowUps(frozenset(queues)))

@@ -17,6 +17,7 @@ from gen_durable.engine.picker import MAX_UNCOMMITTED, UNCOMMITTED_PAUSE, Picker
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
+from gen_durable.store.blocked_rows import BlockedRows
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, PickResult, UnmetDemand
@@ -222,14 +223,20 @@ async def test_rows_that_a_pick_was_woken_for_and_did_not_find_are_reported() ->
 
 
 async def test_the_events_of_a_pick() -> None:
-    """One of each kind with its queue and count."""
+    """One of each kind with its queue and count; rows that wait for the same gate in one queue are counted together."""
     p = Planning()
     p.slots.queues["b"].running = 1
     p.plan(
         UnmetDemand("a", None, 4),
         nothing_in("b"),
         claims=[claim(1, "a"), claim(2, "b"), claim(3, "b")],
-        blocked={"rate/mail": 5, "slot/disk/x": 6},
+        blocked=[
+            BlockedRows("rate/mail", "a", 5, 12, "noop", 2),
+            BlockedRows("slot/disk/x", "a", 6, 13, "noop"),
+            BlockedRows("partition/p", "b", 1, 15, "other"),
+            BlockedRows("rate/mail", "a", 1, 11, "other"),
+            BlockedRows("rate/mail", "b", 1, 14, "noop"),
+        ],
         woken_queues=frozenset({"c"}),
     )
     assert p.events == [
@@ -237,9 +244,10 @@ async def test_the_events_of_a_pick() -> None:
         QueueLoadMeasured("a", 0, 0, 2, 0),
         RowsPicked("b", 2, 3, "w"),
         QueueLoadMeasured("b", 1, 0, 3, 0),
-        PartitionContended("a", 4),
-        RowsThrottled("mail", 5),
-        RowsBlocked("disk/x", 6),
+        RowsThrottled("mail", 6, 8, 2, "a", 11, "other"),
+        RowsBlocked("disk/x", 6, "a", 13, "noop"),
+        PartitionContended("b", 1, "p", 15, "other"),
+        RowsThrottled("mail", 1, 1, 0, "b", 14, "noop"),
         RowsUnblocked("c"),
     ]
 

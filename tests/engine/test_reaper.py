@@ -123,7 +123,7 @@ async def test_a_full_batch_is_followed_by_the_next_at_once(
 async def test_claims_that_are_taken_back_wake_their_queues(
     dsn: str, schema: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With how many rows each queue has; the claims are named in an event, and counted in the log."""
+    """With how many rows each queue has; the claims are named in an event, and in the log."""
     async with reaping(dsn, schema) as r:
         ids = [await dead_claim(r.e) for _ in range(3)]
         await r.e.rows.fetch("update @.instances set queue = 'other' where id = $1", ids[0])
@@ -132,7 +132,7 @@ async def test_claims_that_are_taken_back_wake_their_queues(
         (event,) = r.e.seen.of(ClaimsReaped)
         assert sorted(event.ids) == ids
         assert [(x.levelno, x.getMessage()) for x in caplog.records] == [
-            (logging.WARNING, "took back 3 claims whose leases had ended")
+            (logging.WARNING, "took back 3 claims whose leases had ended: instances 1, 2, 3")
         ]
         assert (r.told.dead, r.e.seen.of(InstanceDeadLettered)) == ([], [])
         caplog.clear()

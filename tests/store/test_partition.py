@@ -11,6 +11,7 @@ from tests.support.rows import executing, instance, parked, seconds
 from tests.support.store import Store
 
 from gen_durable.starts import Start
+from gen_durable.store.blocked_rows import BlockedRows
 from gen_durable.store.types import Commit
 
 GATE = "partition/k"
@@ -49,6 +50,16 @@ def test_with_unique_keys_all_come_into_the_index(store: Store) -> None:
     )
     assert blocked(store) == []
     assert len(store.pick().claims) == 1
+
+
+def test_a_pick_names_the_keys_that_rows_wait_for(store: Store) -> None:
+    """With the first row of each, up to about a hundred keys; all rows are blocked."""
+    for number in range(1, 131):
+        store.given(executing(number, partition_key=f"k{number}") + instance(1000 + number, partition_key=f"k{number}"))
+    groups = store.pick(10).blocked
+    assert groups[0] == BlockedRows("partition/k1", "default", 1, 1001, "m")
+    assert 100 <= len(groups) < 120
+    assert len(blocked(store)) == 130
 
 
 @pytest.mark.parametrize(

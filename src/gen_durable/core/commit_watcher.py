@@ -21,6 +21,7 @@ from gen_durable.pg.faults import describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.store.caller_statements import ended_transactions
 from gen_durable.store.types import FollowUps
+from gen_durable.telemetry import Events
 
 log = logging.getLogger("gen_durable.notifier")
 FIRST_PAUSE: Final = 0.002
@@ -51,6 +52,7 @@ class CommitWatcher:
         "_active_at",
         "_checked_at",
         "_checking",
+        "_events",
         "_is_closed",
         "_loop",
         "_notifier",
@@ -59,9 +61,10 @@ class CommitWatcher:
         "_timer",
     )
 
-    def __init__(self, pool: Pool, notifier: Notifier) -> None:
+    def __init__(self, pool: Pool, notifier: Notifier, events: Events) -> None:
         self._pool = pool
         self._notifier = notifier
+        self._events = events
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, PendingTransaction] = {}  # by transaction id, oldest first
         self._timer: asyncio.TimerHandle | None = None
@@ -79,7 +82,7 @@ class CommitWatcher:
 
     def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         """Act on the follow-ups of a transaction that has been committed."""
-        self._call_on_loop(lambda: None if self._is_closed else self._notifier.act_on_follow_ups(follow_ups))
+        self._call_on_loop(lambda: None if self._is_closed else self._act_on_or_send(follow_ups))
 
     async def close(self) -> None:
         """Notify of the transactions that have been committed by now, within a second, and forget the others."""
@@ -172,6 +175,8 @@ class CommitWatcher:
             del self._pending[oldest]
 
     def _act_on_or_send(self, follow_ups: FollowUps) -> None:
+        for rows in follow_ups.blocked:
+            self._events.emit(rows.to_event())
         if not self._is_closed:
             self._notifier.act_on_follow_ups(follow_ups)
             return
@@ -185,4 +190,5 @@ def _merge_follow_ups(one: FollowUps, other: FollowUps) -> FollowUps:
         one.queues | other.queues,
         origins if len(origins) <= MAX_ORIGINS else frozenset({None}),
         one.workers_with_cancel_requests | other.workers_with_cancel_requests,
+        one.blocked + other.blocked,
     )

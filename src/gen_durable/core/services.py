@@ -114,7 +114,7 @@ class Services:
         self._installation = database.installation
         self._notifier = Notifier(database.pool, self.statements, self.engine_statement_runner, database.listen_target)
         self._completions = CompletionWatcher(database.pool, self.statements)
-        self.commit_watcher = CommitWatcher(database.pool, self._notifier)
+        self.commit_watcher = CommitWatcher(database.pool, self._notifier, self.events)
         self.is_open = True
 
     async def close(self) -> None:

@@ -40,7 +40,7 @@ from gen_durable.instances import Status
 from gen_durable.pg.faults import describe_for_log
 from gen_durable.registry import Registry
 from gen_durable.store.types import Commit
-from gen_durable.telemetry import Events, OutcomePostponed, StaleOutcome, StateUndecodable, StepCommitted
+from gen_durable.telemetry import ClaimLost, Events, OutcomePostponed, StaleOutcome, StateUndecodable, StepCommitted
 
 log = logging.getLogger("gen_durable.worker")
 ENDS: Final = ("done", "fail")
@@ -367,6 +367,8 @@ class ClaimRunner:
                 self._claims.postpone(active, str(error))
             case LeaseLost():
                 log.warning("instance %d: the claim was lost during a step", claim.id)
+                if self._events.active and self._claims.has(active):  # else a heartbeat has reported it
+                    self._events.emit(ClaimLost(claim.id, claim.machine, claim.step))
                 self._claims.remove(active)
             case _:
                 assert_never(error)

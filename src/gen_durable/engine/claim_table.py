@@ -23,7 +23,7 @@ from gen_durable.pg.pool import Pool
 from gen_durable.registry import Registry
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
-from gen_durable.telemetry import ClaimLost, Events
+from gen_durable.telemetry import AwaitTimedOut, ClaimLost, Events
 
 log = logging.getLogger("gen_durable.worker")
 DEFAULT_REASON: Final = "cancelled"
@@ -103,6 +103,8 @@ class ClaimTable:
             self.drop_lost([former])
         with self._lock:
             self._claims[claim.id] = active
+        if claim.is_woken_by_deadline and self._events.active:
+            self._events.emit(AwaitTimedOut(claim.id, claim.machine, claim.step, tuple(claim.awaits or ())))
         if claim.crashes >= MIN_CRASHES:
             self.crashed.add(claim)
         if claim.children is None or (claim.children and any(not c.status.terminal for c in claim.children)):

@@ -25,17 +25,10 @@ from gen_durable.engine.scan_floors import ScanFloors
 from gen_durable.engine.slots import Slots
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import SqlError, describe_for_log, is_caused_by_data
+from gen_durable.store.blocked_rows import merge_blocked_rows
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import PickResult
-from gen_durable.telemetry import (
-    Events,
-    PartitionContended,
-    QueueLoadMeasured,
-    RowsBlocked,
-    RowsPicked,
-    RowsThrottled,
-    RowsUnblocked,
-)
+from gen_durable.telemetry import Events, QueueLoadMeasured, RowsPicked, RowsUnblocked
 
 log = logging.getLogger("gen_durable.worker")
 STOP_SECONDS: Final = 5.0
@@ -278,12 +271,8 @@ class Picker(BackgroundTask):
             self._events.emit(
                 QueueLoadMeasured(name, slots.running, len(slots.buffer), slots.concurrency, slots.prefetch)
             )
-        for report in picked.unmet:
-            if report.contended:
-                self._events.emit(PartitionContended(report.queue, report.contended))
-        for gate, count in picked.blocked.items():
-            kind, _, key = gate.partition("/")
-            self._events.emit(RowsThrottled(key, count) if kind == "rate" else RowsBlocked(key, count))
+        for blocked in merge_blocked_rows(picked.blocked):
+            self._events.emit(blocked.to_event())
         for queue in picked.woken_queues:
             self._events.emit(RowsUnblocked(queue))
 

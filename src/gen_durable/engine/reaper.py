@@ -33,6 +33,7 @@ log = logging.getLogger("gen_durable.worker")
 REAP_BATCH: Final = 1000
 UNBLOCK_BATCH: Final = 1000
 UNBLOCK_BATCHES: Final = 20
+LOGGED_IDS: Final = 20
 UNKNOWN_STEPS_EVERY: Final = 6
 
 
@@ -89,7 +90,10 @@ class Reaper(BackgroundTask):
         return len(reaped.claims)
 
     def _handle_reaped(self, claims: list[ReapedClaim]) -> None:
-        log.warning("took back %d claims whose leases had ended", len(claims))
+        shown = ", ".join(map(str, sorted(row.id for row in claims)[:LOGGED_IDS])) + (
+            ", ..." if len(claims) > LOGGED_IDS else ""
+        )
+        log.warning("took back %d claims whose leases had ended: instances %s", len(claims), shown)
         for queue in {row.queue for row in claims}:
             self._notifier.wake(queue, sum(row.queue == queue for row in claims))
         dead = [row for row in claims if row.dead]

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from gen_durable.core.row_encryption import encrypted_insert, encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
-from gen_durable.operations.insert import OnConflict, check_starts
+from gen_durable.operations.insert import OnConflict, blocked_rows, check_starts
 from gen_durable.pg.caller_connection import call_after_commit, call_at_commit, run_awaiting, run_blocking
 from gen_durable.pg.faults import sqlstate, unwrap_driver_error
 from gen_durable.pg.sqlstate_errors import to_error
@@ -99,7 +99,8 @@ class TransactionCalls:
         rows, transaction = yield self._statements.insert(statement, notify=notify == "in_transaction")
         if notify == "after_commit":
             queues = frozenset(start.queue for start, row in zip(starts, rows, strict=True) if row.new)
-            self._act_after_commit(connection, transaction, FollowUps(queues))
+            blocked = blocked_rows(starts, rows) if self._services.events.active else ()
+            self._act_after_commit(connection, transaction, FollowUps(queues, blocked=tuple(blocked)))
         return [row.id for row in rows]
 
     def _cancel_statements(

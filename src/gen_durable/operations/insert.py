@@ -9,6 +9,8 @@ from gen_durable.core.row_encryption import encrypted_insert
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.starts import Start
+from gen_durable.store.blocked_rows import BlockedRows, merge_blocked_rows
+from gen_durable.store.types import InsertResult
 from gen_durable.validation import MAX_BATCH
 
 OnConflict: TypeAlias = Literal["raise", "skip", "existing"]
@@ -34,7 +36,19 @@ async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: 
             new[start.queue] = new.get(start.queue, 0) + 1
     for queue, count in new.items():
         services.notifier.wake(queue, count)
+    if services.events.active:
+        for blocked in blocked_rows(starts, rows):
+            services.events.emit(blocked.to_event())
     return [row.id for row in rows]
+
+
+def blocked_rows(starts: Sequence[Start[Any]], rows: Sequence[InsertResult]) -> list[BlockedRows]:
+    """The new rows that wait for a gate: the client reports them, since picks do not meet them before it is free."""
+    return merge_blocked_rows(
+        BlockedRows(row.blocked_on, start.queue, 1, row.id, start.step.machine.name)
+        for start, row in zip(starts, rows, strict=True)
+        if row.id is not None and row.blocked_on is not None
+    )
 
 
 def check_starts(starts: Sequence[Start[Any]], on_conflict: OnConflict) -> None:

@@ -46,12 +46,12 @@ class TextStatements:
         types = (*INSERT, IDS)[: len(statement.args)]
         columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
         text = (
-            f"select i.ord, i.id, i.inserted, {TRANSACTION} "  # noqa: S608
+            f"select i.ord, i.id, i.inserted, i.blocked_on, {TRANSACTION} "  # noqa: S608
             f"from {self._quoted_schema}.insert({columns},notify => ${len(types) + 1}) as i order by i.ord"
         )
         return _with_text_parameters(
             Statement(
-                text, (*statement.args, notify), lambda rows: (statement.read(rows), _decode_transaction_id(rows[0][3]))
+                text, (*statement.args, notify), lambda rows: (statement.read(rows), _decode_transaction_id(rows[0][4]))
             ),
             (*types, "bool"),
         )

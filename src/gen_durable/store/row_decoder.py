@@ -15,6 +15,7 @@ from gen_durable.codec import decode_plain
 from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
 from gen_durable.signals import Received
+from gen_durable.store.blocked_rows import BlockedRows
 from gen_durable.store.types import (
     NO_FOLLOW_UPS,
     CancelResult,
@@ -41,7 +42,7 @@ INSTANCE: Final = (
 """The columns of instances_of.sql, in the order that `decode_instance` expects."""
 CLAIM: Final = (
     "id, fsm, fsm_version, step, state, attempt, claims, seq, queue, priority, partition_key, unique_key, parent_id, "
-    "awaits, limited, inbox, children, visit, step_errors, crashes, timed_out, journal, report"
+    "awaits, limited, inbox, children, visit, step_errors, crashes, timed_out, journal, is_woken_by_deadline, report"
 )
 """The columns of pick.sql, in the order that `decode_claim` expects; up to `limited` the fields of `Claim`."""
 
@@ -62,7 +63,7 @@ class PickReport(msgspec.Struct, frozen=True):
 
     queues: dict[str, QueueReport] | None
     woken_queues: list[str] | None
-    blocked: dict[str, int]
+    blocked: list[BlockedRows]
 
 
 _decode_report = msgspec.json.Decoder(PickReport).decode
@@ -97,7 +98,7 @@ def decode_pick_result(rows: Sequence[Row]) -> PickResult:
 
 def decode_claim(row: Row) -> Claim:
     """A claim, from the columns of `CLAIM`."""
-    *fields, inbox, children, visit, step_errors, crashes, timed_out, journal, _report = row
+    *fields, inbox, children, visit, step_errors, crashes, timed_out, journal, is_woken_by_deadline, _report = row
     claim = Claim(*fields)
     if inbox is not None:
         if inbox == TOO_LARGE:
@@ -114,6 +115,7 @@ def decode_claim(row: Row) -> Claim:
     claim.step_errors = step_errors
     claim.crashes = crashes
     claim.timed_out = timed_out
+    claim.is_woken_by_deadline = bool(is_woken_by_deadline)
     claim.journal = journal
     if journal is not None and journal.startswith(LARGE_JOURNAL):
         claim.is_large = claim.has_unread_activities = True

@@ -114,7 +114,7 @@ class StatementBuilder:
         self.schema = schema
         s = f'"{schema.name}"'
         self._insert = (
-            f"select ord, id, inserted from {s}.insert($1,$2,$3,$4{JSON},$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
+            f"select ord, id, inserted, blocked_on from {s}.insert($1,$2,$3,$4{JSON},$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
             f"$13{JSON},$14,$15{JSON},$16,notify => false)"
         )
         self._insert_as = self._insert.replace(",notify", ",$17,notify")
@@ -191,7 +191,7 @@ class StatementBuilder:
                 empty_if_all_none([s.metadata for s in starts]),
                 empty_if_all_none([s.keep for s in starts]),
             ),
-            lambda rows: [InsertResult(row[1], row[2]) for row in rows],
+            lambda rows: [InsertResult(row[1], row[2], row[3]) for row in rows],
         )
 
     def insert_as(

@@ -15,6 +15,7 @@ import msgspec
 from gen_durable.context import Child
 from gen_durable.instances import Status
 from gen_durable.signals import Received
+from gen_durable.store.blocked_rows import BlockedRows
 
 Row = Sequence[Any]
 """A row as the driver returns it."""
@@ -25,12 +26,14 @@ class FollowUps:
     """What must follow a committed transaction; `Notifier.act_on_follow_ups` does it.
 
     `queues`: they have new runnable rows. `cascade_origins`: origins whose descendants must be cancelled; None stands
-    for any. `workers_with_cancel_requests`: workers that run an instance with a cancel request.
+    for any. `workers_with_cancel_requests`: workers that run an instance with a cancel request. `blocked`: new
+    rows that wait for a gate, for the events of a caller's transaction.
     """
 
     queues: frozenset[str] = frozenset()
     cascade_origins: frozenset[int | None] = frozenset()
     workers_with_cancel_requests: frozenset[str] = frozenset()
+    blocked: tuple[BlockedRows, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.queues or self.cascade_origins or self.workers_with_cancel_requests)
@@ -72,6 +75,7 @@ class Claim(msgspec.Struct, eq=False, gc=False):
     taken: list[int] | None = None  # ids of the signals that this execution took; None if it called no `take`
     journal: str | None = None  # JSON, written by earlier executions of this visit
     step_journal: object = None  # the `StepJournal` of this execution, once it is used (engine/journal_writer.py)
+    is_woken_by_deadline: bool = False  # not by a signal or its children
     is_decrypted: bool = False  # by core/row_encryption.py, if there is a codec
     # Parts that are too large to come with the claim: engine/claim_reader.py reads them before the first step.
     is_large: bool = False
@@ -113,8 +117,8 @@ class PickResult:
     """The result of a pick.
 
     `floors`: by queue, where its live rows begin, as JSON, if the search for them was slow. `last_groups`: by fair
-    queue, the group served last. `woken_queues`: queues in which blocked rows became due. `blocked`: how many rows the
-    pick blocked, by gate.
+    queue, the group served last. `woken_queues`: queues in which blocked rows became due. `blocked`: rows that the pick
+    has blocked; a gate may occur several times.
     """
 
     claims: list[Claim]
@@ -122,7 +126,7 @@ class PickResult:
     floors: dict[str, str] = field(default_factory=dict[str, str])
     last_groups: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     woken_queues: frozenset[str] = frozenset()
-    blocked: dict[str, int] = field(default_factory=dict[str, int])
+    blocked: list[BlockedRows] = field(default_factory=list[BlockedRows])
 
 
 @dataclass(slots=True)
@@ -214,10 +218,14 @@ class GcResult:
 
 @dataclass(frozen=True, slots=True)
 class InsertResult:
-    """The result for one start: the id, or None if it was skipped, and whether the instance is new."""
+    """The result for one start: the id, or None if it was skipped, and whether the instance is new.
+
+    `blocked_on`: the gate that the new row waits for.
+    """
 
     id: int | None
     new: bool
+    blocked_on: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 --
 -- Parameters: due rows that this transaction has locked; the rows it has claimed already; the slot keys of those, once
 -- per row; `many`: if so many rows of a gate are blocked at once, up to 1,000 more of that gate are blocked too.
--- Returns the rows that may run, and their slot keys; how many were blocked, in all and by gate; how many wait for
--- gates that another session has locked, and were left as they are; queues in which other rows became due or got a
--- token_at.
+-- Returns the rows that may run, and their slot keys; how many were blocked, and blocked_groups, the same by gate and
+-- queue, as pick.sql reports it; how many wait for gates that another session has locked, and were left as they are;
+-- queues in which other rows became due or got a token_at.
 -- Slots: an executing row is a slot in use, so there is no counter that could drift.
 -- Tokens: the claim takes them in its own transaction, so none is granted twice or kept by a worker that does not run.
 -- A bucket is stored as drained_until, the time at which it is full again. At `moment` it lacks
@@ -22,7 +22,7 @@
 create or replace function @schema.admit_limits(
   found_rows tid[], claimed_rows tid[], claimed_slots text[], many int,
   out allowed tid[], out slots text[], out denied int, out contended int, out woken_queues text[],
-  out blocked_counts jsonb
+  out blocked_groups jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -40,6 +40,8 @@ declare
   claimed_per_slot jsonb;    -- {slot key: how many rows of it were claimed already}
   tokens_taken jsonb;        -- {rate key: how many}
   blocked tid[];
+  blocked_counts jsonb;      -- {gate: how many of the found rows it refuses}
+  granted_counts jsonb;      -- {rate gate: how many of the found rows it admits}
   crowded_gates text[];
   crowd tid[];
   gates_to_unblock text[];
@@ -133,13 +135,17 @@ begin
          end as gate, count(*) as total
        from decision where not decision.may_run group by 1
      ) as refused),
+    (select jsonb_object_agg(granted.gate, granted.total) from (
+       select @schema.gate_name('rate', decision.rate_key) as gate, count(*) as total
+       from decision where decision.may_run and decision.tokens is not null group by 1
+     ) as granted),
     (select count(*) from candidate where not candidate.has_locks),
     (select array_agg(@schema.gate_name('slot', used.key)) from free_slots cross join (
        select decision.slot_key as key, count(*) filter (where decision.may_run) as total
        from decision where decision.slot_key is not null group by decision.slot_key
      ) as used
      where coalesce((free_slots.by_key ->> used.key)::int > used.total, true))
-  into allowed, slots, blocked, tokens_taken, blocked_counts, contended, gates_with_slots
+  into allowed, slots, blocked, tokens_taken, blocked_counts, granted_counts, contended, gates_with_slots
   from decision;
 
   if tokens_taken is not null then
@@ -169,10 +175,15 @@ begin
         eligible_at = case when i.token_at is null then i.due_at else i.eligible_at end,
         token_at = null
       where i.ctid = any (blocked)
-      returning i.blocked_on as gate
+      returning i.blocked_on as gate, i.queue, i.id, i.fsm
     )
-    select sum(counted.total), jsonb_object_agg(counted.gate, counted.total) into denied, blocked_counts
-    from (select now_blocked.gate, count(*) as total from now_blocked group by now_blocked.gate) as counted;
+    select sum(grouped.count), jsonb_agg(grouped) into denied, blocked_groups
+    from (
+      select now_blocked.gate, now_blocked.queue, count(*) as count,
+        coalesce((granted_counts ->> now_blocked.gate)::int, 0) as granted,
+        min(now_blocked.id) as id, (array_agg(now_blocked.fsm order by now_blocked.id))[1] as machine
+      from now_blocked group by now_blocked.gate, now_blocked.queue
+    ) as grouped;
   end if;
   gates_to_unblock := array(
     select locked.gate from unnest(locked_gates) as locked (gate) where not starts_with(locked.gate, 'slot/')

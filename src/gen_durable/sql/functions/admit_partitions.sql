@@ -2,8 +2,9 @@
 --
 -- Parameters: due rows that this transaction has locked; the keys it has admitted already, and the ids of their rows;
 -- `many`: if so many rows of a key are blocked at once, up to 1,000 more of that key are blocked too.
--- Returns the rows that may run, and their keys and ids, where they have a key; how many were blocked; how many belong
--- to keys that another session has locked, and were left as they are; queues in which another row became due instead.
+-- Returns the rows that may run, and their keys and ids, where they have a key; how many were blocked, and
+-- blocked_groups, the same by gate and queue, as pick.sql reports it; how many belong to keys that another session has
+-- locked, and were left as they are; queues in which another row became due instead.
 -- A key runs one row at a time, in the order of (priority, due_at, id) over all queues. A row that must wait leaves the
 -- pick index (blocked_on), so later picks do not read it, until unblock returns it. A row that its key has admitted and
 -- that now waits for a limit is the head of the key until it has run.
@@ -17,7 +18,8 @@
 -- Guarded by tests/interleavings/test_claim_claim.py, tests/store/test_partition.py, test_gates.py.
 create or replace function @schema.admit_partitions(
   found_rows tid[], claimed_keys text[], claimed_ids bigint[], many int,
-  out allowed tid[], out keys text[], out ids bigint[], out denied int, out contended int, out woken_queues text[]
+  out allowed tid[], out keys text[], out ids bigint[], out denied int, out contended int, out woken_queues text[],
+  out blocked_groups jsonb
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -131,12 +133,20 @@ begin
   end if;
   denied := 0;
   if blocked is not null then
-    update @schema.instances i set
-      blocked_on = @schema.gate_name('partition', i.partition_key),
-      eligible_at = case when i.token_at is null then i.due_at else i.eligible_at end,
-      token_at = null
-    where i.ctid = any (blocked);
-    get diagnostics denied = row_count;
+    with now_blocked as (
+      update @schema.instances i set
+        blocked_on = @schema.gate_name('partition', i.partition_key),
+        eligible_at = case when i.token_at is null then i.due_at else i.eligible_at end,
+        token_at = null
+      where i.ctid = any (blocked)
+      returning i.blocked_on as gate, i.queue, i.id, i.fsm
+    )
+    select coalesce(sum(grouped.count), 0), jsonb_agg(grouped) into denied, blocked_groups
+    from (
+      select now_blocked.gate, now_blocked.queue, count(*) as count, min(now_blocked.id) as id,
+        (array_agg(now_blocked.fsm order by now_blocked.id))[1] as machine
+      from now_blocked group by now_blocked.gate, now_blocked.queue
+    ) as grouped;
   end if;
   if heads_to_unblock is not null then
     with unblocked as (

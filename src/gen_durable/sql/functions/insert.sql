@@ -8,7 +8,7 @@
 -- rejected.
 -- notify: wake the workers with the commit, one message per queue; the clients pass false and send their own.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
--- Returns one row per input row, in input order.
+-- Returns one row per input row, in input order; blocked_on is the gate that a new row waits for (initial_blocks.sql).
 -- Index: instances_unique.
 -- Locks: rows are inserted in the order of their keys, so two calls with the same keys wait for each other in one
 -- direction only (tests/interleavings: insert_insert).
@@ -32,7 +32,7 @@ create or replace function @schema.insert(
   allocated_ids bigint[] default '{}',
   notify boolean default true
 )
-returns table (ord int, id bigint, inserted boolean)
+returns table (ord int, id bigint, inserted boolean, blocked_on text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -121,7 +121,9 @@ begin
     end if;
 
     if cardinality(inserted_ids) = total then
-      return query select given.ord::int, given.id, true from unnest(ids) with ordinality as given (id, ord) order by given.ord;
+      return query
+        select given.ord::int, given.id, true, given.gate
+        from unnest(ids, blocked) with ordinality as given (id, gate, ord) order by given.ord;
       return;
     end if;
 
@@ -151,7 +153,7 @@ begin
     if on_conflict = 'skip' or array_position(holders, null) is null then
       return query
         select given.ord::int, case when on_conflict = 'existing' or given.id = given.holder then given.holder end,
-               coalesce(given.id = given.holder, false)  -- null: the holder ended in between
+               coalesce(given.id = given.holder, false), null::text  -- null: the holder ended in between
         from unnest(ids, holders) with ordinality as given (id, holder, ord)
         order by given.ord;
       return;

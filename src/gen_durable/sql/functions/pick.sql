@@ -13,13 +13,15 @@
 --   with_payloads     false leaves out inbox, children and journal: the worker sets a row aside whose claim cannot be
 --                     read (engine/picker.py)
 -- Returns one row per claim, the most urgent first. `limited` is the slot that the row takes, '' for a row with a rate
--- limit only. If there is anything to report, one more row has a null id and only `report`:
+-- limit only; is_woken_by_deadline is true for the first claim after a deadline, and mostly null otherwise.
+-- If there is anything to report, one more row has a null id and only `report`:
 --   queues    {queue: {unmet, next_due, contended, needs_slot, floors, last_group}}: `unmet` if fewer rows than demanded
 --             were found; then next_due is the number of seconds until the next row is due (null if no row waits),
 --             contended the number of due rows that were skipped because their gate is busy, and needs_slot is true if
 --             due rows were left because they must not be claimed ahead. floors and last_group are for the next pick.
 --   woken_queues  queues in which other rows became due
---   blocked   {gate: how many rows were blocked on it}
+--   blocked   [{gate, queue, count, granted, id, machine}]: how many rows of a queue were blocked on a gate, how many the
+--             rate limit has admitted instead, and the first of the blocked rows. At most about a hundred entries
 -- Floors: rows that were picked earlier leave dead entries at the head of the index. The next scan removes them, unless
 -- a long transaction prevents that; then every pick walks over more of them. A pick that has walked for more than
 -- 5 ms reports where the live rows begin, for each priority, and the next picks start there. Rows that are inserted
@@ -43,6 +45,7 @@ returns table (
   id bigint, fsm text, fsm_version int, step text, state jsonb, attempt bigint, claims bigint, seq bigint, queue text,
   priority smallint, partition_key text, unique_key bytea, parent_id bigint, awaits text[], limited text,
   inbox jsonb, children jsonb, visit bigint, step_errors int, crashes int, timed_out boolean, journal jsonb,
+  is_woken_by_deadline boolean,
   report jsonb
 )
 language plpgsql
@@ -57,6 +60,7 @@ as $$
 declare
   max_skipped constant int := 2000;  -- after so many skipped rows, return the claims found so far
   max_bytes constant int := 1000000;  -- and after so many bytes of states
+  max_groups constant int := 100;  -- after so many groups of blocked rows, report no more of them
   -- Of one queue:
   queue_name text;
   demand int;                   -- rows still to find
@@ -90,7 +94,7 @@ declare
   admitted_keys text[];
   admitted_ids bigint[];
   admitted_slots text[];
-  refused_counts jsonb;
+  refused jsonb;
   -- Of the whole call:
   claimed_rows tid[] := '{}';
   starting_rows tid[] := '{}';  -- those of them for which a slot is free
@@ -100,7 +104,7 @@ declare
   claimed_keys text[] := '{}';
   claimed_ids bigint[] := '{}';
   claimed_slots text[] := '{}';
-  blocked_counts jsonb := '{}';
+  blocked_groups jsonb := '[]';
   queues_to_wake text[];
   queue_reports jsonb;
 begin
@@ -216,28 +220,31 @@ begin
             select from @schema.instances i where i.ctid = any (found_rows) and i.partition_key is not null
           ) then
             select admission.allowed, admission.denied, admission.contended, queues_to_wake || admission.woken_queues,
-              admission.keys, admission.ids
-            into found_rows, denied, contended_count, queues_to_wake, admitted_keys, admitted_ids
+              admission.keys, admission.ids, admission.blocked_groups
+            into found_rows, denied, contended_count, queues_to_wake, admitted_keys, admitted_ids, refused
             from @schema.admit_partitions(
               found_rows, claimed_keys, claimed_ids, case when skipped_count < 10 then 10 else 1 end
             ) as admission;
             claimed_keys := claimed_keys || admitted_keys;
             claimed_ids := claimed_ids || admitted_ids;
+            if refused is not null and jsonb_array_length(blocked_groups) < max_groups then
+              blocked_groups := blocked_groups || refused;
+            end if;
           end if;
           if exists (
             select from @schema.instances i
             where i.ctid = any (found_rows) and coalesce(i.slot_key, i.rate_key) is not null
           ) then
             select admission.allowed, admission.denied, contended_count + admission.contended,
-              queues_to_wake || admission.woken_queues, admission.slots, admission.blocked_counts
-            into found_rows, denied_by_limits, contended_count, queues_to_wake, admitted_slots, refused_counts
+              queues_to_wake || admission.woken_queues, admission.slots, admission.blocked_groups
+            into found_rows, denied_by_limits, contended_count, queues_to_wake, admitted_slots, refused
             from @schema.admit_limits(
               found_rows, claimed_rows, claimed_slots, case when skipped_count < 10 then 10 else 1 end
             ) as admission;
             claimed_slots := claimed_slots || admitted_slots;
             denied := denied + denied_by_limits;
-            if refused_counts is not null then
-              blocked_counts := @schema.add_counts(blocked_counts, refused_counts);
+            if refused is not null and jsonb_array_length(blocked_groups) < max_groups then
+              blocked_groups := blocked_groups || refused;
             end if;
           end if;
           skipped_count := skipped_count + denied + contended_count;
@@ -289,8 +296,8 @@ begin
     from unnest(crashed_ids, crashed_gates) as waiting (id, gate)
     where i.id = waiting.id and i.blocked_on is null and i.ctid <> all (claimed_rows);
   end if;
-  if queue_reports is not null or queues_to_wake is not null or blocked_counts <> '{}' then
-    report := jsonb_build_object('queues', queue_reports, 'woken_queues', queues_to_wake, 'blocked', blocked_counts);
+  if queue_reports is not null or queues_to_wake is not null or blocked_groups <> '[]' then
+    report := jsonb_build_object('queues', queue_reports, 'woken_queues', queues_to_wake, 'blocked', blocked_groups);
     return next;
   end if;
   if cardinality(claimed_rows) = 0 then
@@ -331,6 +338,11 @@ begin
       case when with_payloads and i.joined then @schema.children_of(i.id, i.round) end,
       i.visit, i.step_errors, i.crashes, i.timed_out,
       case when with_payloads and i.has_journal then @schema.journal_of_claim(i.id, i.visit) end,
+      case when i.timed_out then (
+        -- The row before this statement: an execution before a crash, or an earlier claim, had its deadline already.
+        select before.status in ('awaiting_signal', 'awaiting_children')
+        from @schema.instances before where before.id = i.id
+      ) end,
       null::jsonb
     from claimed i
     order by i.priority, i.eligible_at, i.id;
