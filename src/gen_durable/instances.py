@@ -66,8 +66,13 @@ class Instance:
     raw_metadata: bytes | None
     blocked_on: str | None
     due_at: datetime | None
-    error_type: str | None
-    traceback: str | None
+    error_type: str | None = None
+    traceback: str | None = None
+    token_at: datetime | None = None
+    rate_key: str | None = None
+    children_needed: int | None = None
+    step_errors: int = 0
+    postponements: int = 0
 
     @property
     def state(self) -> Any:
@@ -80,6 +85,12 @@ class Instance:
     def result(self) -> Any:
         """The result as plain JSON values; None unless done."""
         return None if self.raw_result is None else decode_payload(self.raw_result)
+
+    @property
+    def has_previous_error(self) -> bool:
+        """Whether `last_error` is from before a `retry` by an operator: no execution has failed since."""
+        is_failing = self.status.terminal or self.step_errors > 0 or self.postponements > 0
+        return self.last_error is not None and not is_failing
 
     @property
     def metadata(self) -> dict[str, Any]:

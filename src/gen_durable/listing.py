@@ -23,6 +23,7 @@ from gen_durable.validation import check_key, check_moment, check_name, check_te
 PAGE: Final = 50
 MAX_PAGE: Final = 1000
 MAX_COUNT: Final = 10_000
+MAX_ERROR: Final = 1000
 _CURSOR = re.compile(r"i([0-9a-f]{1,16})")
 
 
@@ -30,7 +31,9 @@ class Filters(TypedDict, total=False):
     """The filters of `list`, `list_all` and `count`; an instance must match all of them.
 
     `unique_key` finds the instance that holds the key now. `..._after` includes its moment, `..._before` excludes it.
-    `metadata` matches instances whose metadata contains it: `{"tenant": "acme"}`, whatever other keys they have.
+    `metadata` matches instances whose metadata contains it: `{"tenant": "acme"}`, whatever other keys they have. `due`:
+    a worker may claim the instance now. `blocked`: it waits for a partition key or a limit. `error` is a part of its
+    last error, in upper or lower case.
     """
 
     status: Status | Scope | Iterable[Status | Scope]
@@ -48,6 +51,9 @@ class Filters(TypedDict, total=False):
     finished_after: datetime
     finished_before: datetime
     metadata: Mapping[str, Any]
+    due: bool
+    blocked: bool
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,14 @@ def _check_filter(name: str, value: Any) -> object:
             return check_text_key(value, name)
         case "unique_key":
             return check_key(value, name).hex()
+        case "due" | "blocked":
+            if not isinstance(value, bool):
+                raise InputError(f"{name} must be True or False, got {value!r}")
+            return value
+        case "error":
+            if not isinstance(value, str) or not 1 <= len(value) <= MAX_ERROR:
+                raise InputError(f"error must be a text of 1 to {MAX_ERROR:,} characters")
+            return value
         case "metadata":
             return decode_plain(encode_metadata(value))
         case _:

@@ -58,7 +58,7 @@ def test_ls(command: Command) -> None:
     lines = shown.stdout.splitlines()
     assert lines[0].split() == ["id", "machine", "step", "status", "queue", "inserted", "changed", "note"]
     assert [line.split()[0] for line in lines[1:]] == ["6", "5", "4", "3", "2", "1"]
-    for words in ("blocked on partition/p", "waits for 1 children", "on w", "waits for go", "no\\x1b[31m luck"):
+    for words in ("blocked on partition/p", "waits for 1 child", "on w", "waits for go", "no\\x1b[31m luck"):
         assert words in shown.stdout
     assert "4111" not in shown.stdout
     assert shown.stderr == ""
@@ -74,6 +74,9 @@ def test_filters_of_ls(command: Command) -> None:
     assert listed(command, "--metadata", "n=7", "--inserted-after", "10m", "--updated-after", "1h") == [2]
     assert listed(command, "--finished-after", "2m", "--finished-before", "30s") == [1]
     assert listed(command, "--inserted-before", "2020-01-01") == []
+    assert listed(command, "--blocked") == [5]
+    assert listed(command, "--blocked", "--due") == []
+    assert listed(command, "--error", "LUCK") == [1]
 
 
 def test_limit_and_after(command: Command) -> None:

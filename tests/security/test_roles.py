@@ -422,6 +422,16 @@ async def test_viewers_see_the_class_of_an_error_and_no_traceback(dsns: dict[str
             assert [part.traceback is not None for part in found] == [sees] * 3
 
 
+async def test_viewers_cannot_search_errors(dsns: dict[str, str], schema: str) -> None:
+    """A search would show what an error contains, one piece after the other."""
+    async with role(dsns, schema, "worker") as e, role(dsns, schema, "viewer") as viewer:
+        await e.app.insert(echo, Secret(CANARY))
+        assert (await e.app.count(error="x")).value == 0
+        for call in (viewer.app.list(error="x"), viewer.app.count(error="x", status="failed")):
+            with pytest.raises(DatabaseRefused, match="permission denied"):
+                await call
+
+
 async def test_a_stranger_is_told_so(dsns: dict[str, str], schema: str) -> None:
     with pytest.raises(DatabaseRefused, match="permission denied"):
         await Durable(dsns["stranger"], schema=schema).open()

@@ -54,6 +54,14 @@ FILTERS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "nothing": ({}, [9, 8, 7, 6, 5, 4, 3, 2, 1]),
     "runnable": ({"status": "runnable"}, [8, 6, 5]),
     "executing": ({"status": "executing"}, [2]),
+    "due": ({"due": True}, [8, 5]),
+    "not due": ({"due": False}, [9, 7, 6, 4, 3, 2, 1]),
+    "blocked": ({"blocked": True}, [6]),
+    "blocked and due": ({"blocked": True, "due": True}, []),
+    "not blocked": ({"blocked": False, "status": "runnable"}, [8, 5]),
+    "error": ({"error": "NO"}, [1]),
+    "error of a status": ({"error": "no", "status": "failed"}, [1]),
+    "another error": ({"error": "no%"}, []),
     "failed": ({"status": "failed"}, [1]),
     "cancelled or failed": ({"status": ["failed", "cancelled"]}, [9, 1]),
     "several": ({"status": ["executing", "failed", "done"]}, [7, 2, 1]),
@@ -184,6 +192,31 @@ def test_counts_that_are_estimated(store: Store) -> None:
     assert count(100, 5000, step="t") == (500, False)  # all pages are in the sample
     assert count(500, 5000, step="t") == (500, True)
     assert count(500, 1000, step="t") == (500, False)
+    assert count(500, 1000, step="none") == (0, False)
+
+
+def test_the_planner_never_estimates_none(store: Store) -> None:
+    """Its smallest guess is one row; if no row was seen and none sampled, the count is 0."""
+    store.sql("insert into @schema.instances (fsm, step) select 'm', 's' from generate_series(1, 3000) n")
+    store.given("analyze @schema.instances")
+    text = store.schema.render("select value, exact from @schema.count($1, 100, 100, 1)")
+    counted = Statement(text, (filter_json({"step": "none"}),), lambda rows: (rows[0][0], rows[0][1]))
+    assert store.run(counted) == (0, False)
+
+
+@pytest.mark.dirty
+def test_due_rows_are_found_at_once_if_few_rows_may_be_picked(store: Store) -> None:
+    """Else newest rows first: rows that are scheduled for later fill the same index. So for blocked rows."""
+    store.given(
+        "".join(instance(n) for n in range(1, 4))
+        + "".join(instance(n, partition_key="p", blocked_on="partition/p") for n in range(4, 8))
+        + "".join(instance(n, eligible_at=seconds(3600)) for n in range(8, 12))
+        + "".join(ended(n) for n in range(12, 41))
+    )
+    assert cut(store, None, 3, 28, due=True) == ([3, 2, 1], None)  # 7 are few
+    assert cut(store, None, 3, 24, due=True) == ([], 17)
+    assert cut(store, None, 3, 16, blocked=True) == ([7, 6, 5], 5)
+    assert cut(store, None, 3, 12, blocked=True) == ([], 29)
 
 
 def test_metadata_index(zoo: Store) -> None:

@@ -51,11 +51,14 @@ insert into @schema.instances (fsm, step, status, awaits, seen, claims, seq, uni
 select 'm1', 's1', 'awaiting_signal', '{go}', '{}', 1, 1, convert_to('k' || n, 'UTF8'),
        '{runnable,executing,awaiting_signal,awaiting_children}'
 from generate_series(1, 36000) as n;
+insert into @schema.instances (fsm, step, queue, partition_key, blocked_on)
+select 'm1', 's1', 'blocked', 'p', 'partition/p' from generate_series(1, 30) as n;
 vacuum @schema.instances;
 """
 PKEY = "instances_pkey"
 TROUBLED, LEASE, FINISHED = "instances_ended_badly", "instances_lease", "instances_finished"
 PARENT, KEY, KEPT = "instances_parent", "instances_key", "instances_kept"
+PICK, BLOCKED = "instances_pick", "instances_blocked"
 
 
 def ago(seconds: float) -> datetime:
@@ -98,6 +101,12 @@ LOOKS = {
     "finished, many": Look({"finished_before": ago(50_000)}),
     "metadata": Look({"metadata": {"tenant": "t3"}}),
     "metadata and status": Look({"metadata": {"order": 10_017}, "status": "failed"}, TROUBLED, 2000),
+    "due": Look({"due": True}, PICK, 9200),
+    "due, rare": Look({"due": True, "machine": "m2"}, PICK, 9200),
+    "blocked": Look({"blocked": True}, BLOCKED, 200),
+    "not blocked": Look({"blocked": False}, rows=60),
+    "error": Look({"error": "boom"}),
+    "failed by an error": Look({"error": "boom", "status": "failed"}, TROUBLED, 2000),
     "everything": Look({"machine": "m6", "step": "s2", "queue": "q1", "metadata": {"tenant": "t1"}, "status": "done"}),
 }
 

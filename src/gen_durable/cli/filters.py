@@ -51,6 +51,14 @@ class FilterOptions:
             help="Only instances whose metadata contains this. May be repeated, or be a JSON object.",
         ),
     ] = None
+    due: Annotated[bool, typer.Option("--due", help="Only instances that a worker may claim now.")] = False
+    blocked: Annotated[
+        bool, typer.Option("--blocked", help="Only instances that wait for a partition key or a limit.")
+    ] = False
+    error: Annotated[
+        str | None,
+        typer.Option("--error", metavar="TEXT", help="Only instances whose last error contains TEXT, in any case."),
+    ] = None
     inserted_after: Annotated[
         str | None,
         typer.Option(
@@ -81,7 +89,7 @@ class FilterOptions:
         given: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None or value == []:
+            if value is None or value is False or value == []:
                 continue
             if field.name.endswith(("_after", "_before")):
                 value = parse_time(value, "--" + field.name.replace("_", "-"))

@@ -47,21 +47,41 @@ def format_key(key: bytes | None) -> str | None:
     return None if key is None else key.decode(errors="backslashreplace")
 
 
-def instance_summary(instance: Instance) -> str:
+def instance_summary(instance: Instance, now: datetime) -> str:
     """A few words: the gate or signals an instance waits for, the worker that runs it, or its last error."""
-    if instance.blocked_on is not None and instance.blocked_on.startswith(("crashed/", "last_chance/")):
+    if wait := describe_wait(instance, now):
+        return wait
+    error = text_or_encrypted_hint(instance.last_error)
+    return f"previous error: {error}" if instance.has_previous_error else error
+
+
+def describe_wait(instance: Instance, now: datetime) -> str:
+    """The gate, signals or children that an instance waits for, or the worker that runs it; else an empty text."""
+    gate, _, key = (instance.blocked_on or "").partition("/")
+    if gate in ("crashed", "last_chance"):
         return f"runs apart after {instance.crashes:,} crashes"
-    if instance.blocked_on is not None:
+    if gate == "rate":
+        return f"rate limit {key}, expected after the instances before it"
+    if gate:
         return f"blocked on {instance.blocked_on}"
+    if instance.token_at is not None and instance.token_at > now:
+        return f"rate limit {instance.rate_key}, expected {format_age(instance.token_at, now)}"
     match instance.status:
         case "awaiting_signal":
             return f"waits for {', '.join(instance.awaits)}"
         case "awaiting_children":
-            return f"waits for {instance.children_pending:,} children"
+            return _describe_join(instance)
         case "executing":
             return f"on {instance.locked_by}"
         case _:
-            return text_or_encrypted_hint(instance.last_error)
+            return ""
+
+
+def _describe_join(instance: Instance) -> str:
+    pending, needed = instance.children_pending, instance.children_needed
+    if needed is None or needed >= pending:
+        return f"waits for {pending:,} {'child' if pending == 1 else 'children'}"
+    return f"waits for {needed:,} more of {pending:,} pending children"
 
 
 def instance_fields(instance: Instance, *, payloads: bool) -> dict[str, object]:
@@ -87,8 +107,13 @@ def instance_fields(instance: Instance, *, payloads: bool) -> dict[str, object]:
         "locked_by": instance.locked_by,
         "parent_id": instance.parent_id,
         "children_pending": instance.children_pending,
+        "children_needed": instance.children_needed,
+        "rate_key": instance.rate_key,
+        "step_errors": instance.step_errors,
+        "postponements": instance.postponements,
+        "has_previous_error": instance.has_previous_error,
     }
-    for name in ("eligible_at", "due_at", "await_deadline", "inserted_at", "updated_at", "finished_at"):
+    for name in ("eligible_at", "due_at", "token_at", "await_deadline", "inserted_at", "updated_at", "finished_at"):
         value = getattr(instance, name)
         found[name] = None if value is None else value.isoformat()
     found["metadata"] = instance.metadata

@@ -18,8 +18,9 @@ from gen_durable.cli.format import escape_control, format_age, instance_fields, 
 from gen_durable.cli.options import CodecOption
 from gen_durable.client import Durable
 from gen_durable.instances import Instance, Status
-from gen_durable.listing import MAX_PAGE, PAGE, Filters, Page
+from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page
 
+FEW = 1000
 COLOURS = {Status.FAILED: "red", Status.CANCELLED: "yellow", Status.EXECUTING: "green", Status.DONE: "dim"}
 
 
@@ -74,14 +75,24 @@ def count(
 ) -> None:
     """Count instances, with the filters of `ls`.
 
-    A count that would take long is estimated and printed as "about N".
+    A count that would take long is estimated and printed as "about N". A zero
+    is always exact.
     """
     filters = filter_options.to_filters()
-    found = asyncio.run(run_with_client(dsn, schema, lambda app: app.count(**filters)))
+    found = asyncio.run(run_with_client(dsn, schema, lambda app: _count_instances(app, filters)))
     if as_json:
         typer.echo(json.dumps({"value": found.value, "exact": found.exact}))
     else:
         typer.echo(f"{found.value}" if found.exact else f"about {found.value}")
+
+
+async def _count_instances(app: Durable, filters: Filters) -> Count:
+    """Count instances. A small estimate may stand for none: search for one, through the whole table as `ls` does."""
+    found = await app.count(**filters)
+    if found.exact or found.value > FEW:
+        return found
+    one = await _read_instances(app, filters, 1, None)
+    return Count(max(found.value, 1), exact=False) if one.instances else Count(0, exact=True)
 
 
 async def _read_instances(app: Durable, filters: Filters, limit: int, after: str | None) -> Page:
@@ -113,6 +124,6 @@ def _instances_table(instances: tuple[Instance, ...]) -> Table:
             Text(instance.queue),
             format_age(instance.inserted_at, now),
             format_age(instance.updated_at, now),
-            Text(escape_control(" ".join(instance_summary(instance).split())), no_wrap=True, overflow="ellipsis"),
+            Text(escape_control(" ".join(instance_summary(instance, now).split())), no_wrap=True, overflow="ellipsis"),
         )
     return table

@@ -15,13 +15,13 @@ from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import new_console, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.format import (
+    describe_wait,
     escape_control,
     format_age,
     format_duration,
     format_key,
     format_payload,
     instance_fields,
-    instance_summary,
     raw_payload,
     text_or_encrypted_hint,
 )
@@ -159,8 +159,7 @@ def _facts_table(details: Details, now: datetime, *, state: bool) -> Table:
 
 def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
     instance, children = details.instance, details.children
-    summary = instance_summary(instance)
-    waits = "" if instance.status.terminal or summary == text_or_encrypted_hint(instance.last_error) else summary
+    waits = "" if instance.status.terminal else describe_wait(instance, now)
     numbers = {"attempt": instance.attempt, "crashes": instance.crashes}
     return [
         ("id", str(instance.id)),
@@ -168,7 +167,7 @@ def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
         ("step", instance.step),
         ("status", instance.status.value + (f", {waits}" if waits else "")),
         ("", ", ".join(f"{name} {n}" for name, n in numbers.items() if n)),
-        ("error", text_or_encrypted_hint(instance.last_error)),
+        ("previous error" if instance.has_previous_error else "error", text_or_encrypted_hint(instance.last_error)),
         ("error type", instance.error_type or ""),
         ("progress", "\n".join(_describe_progress(p, now) for p in details.progress)),
         ("checkpoint", _describe_checkpoint(details.checkpoint, now)),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from typing_extensions import Unpack
 
-from gen_durable.errors import NotFound, WrongStatus
+from gen_durable.errors import InputError, NotFound, WrongStatus
 from gen_durable.handles import Handle, describe_target, parse_target
 from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page, check_page_size, decode_cursor, filter_json
 
@@ -39,7 +39,7 @@ class AdminOperations:
         """
         services = self._services
         statement = services.admin_statements.list(
-            filter_json(filters), decode_cursor(after), check_page_size(limit), payloads=payloads
+            self._filter_json(filters), decode_cursor(after), check_page_size(limit), payloads=payloads
         )
         page = await services.statement_runner.run(statement, "list", may_run_twice=True)
         if services.encryption is None:
@@ -59,8 +59,15 @@ class AdminOperations:
 
     async def count(self, **filters: Unpack[Filters]) -> Count:
         """How many instances match the filters: exact up to 10,000 if 20,000 rows read suffice, else estimated."""
-        statement = self._services.admin_statements.count(filter_json(filters))
+        statement = self._services.admin_statements.count(self._filter_json(filters))
         return await self._services.statement_runner.run(statement, "count", may_run_twice=True)
+
+    def _filter_json(self, filters: Filters) -> str:
+        if self._services.encryption is not None and filters.get("error") is not None:
+            raise InputError(
+                "error= cannot search errors that a codec has encrypted: list with other filters and compare last_error"
+            )
+        return filter_json(filters)
 
     async def delete(self, target: int | str | bytes | Handle[Any]) -> None:
         """Delete an ended instance with its signals and journal.

@@ -37,7 +37,8 @@ INSTANCE: Final = (
     "i.id, i.fsm, i.fsm_version, i.step, i.status, i.queue, i.priority, i.partition_key, i.unique_key, i.awaits, "
     "i.attempt, i.crashes, i.claims, i.seq, i.last_error, i.locked_by, i.parent_id, i.children_pending, i.eligible_at, "
     "i.await_deadline, i.inserted_at, i.updated_at, i.finished_at, i.state::text, i.result::text, i.metadata::text, "
-    "i.blocked_on, i.due_at, i.error_type, i.last_traceback"
+    "i.blocked_on, i.due_at, i.error_type, i.last_traceback, i.token_at, i.rate_key, i.children_needed, i.step_errors, "
+    "i.postponements"
 )
 """The columns of instances_of.sql, in the order that `decode_instance` expects."""
 CLAIM: Final = (

@@ -17,6 +17,7 @@
 -- Index: instances_slot; primary keys of limits and rate_buckets.
 -- Locks: policies (shared) and gates, by try-lock, then rows as lock_more_rows_to_block.sql. The lock on a gate keeps
 -- the counts true until commit, the shared lock on the policy keeps the limit unchanged.
+-- Long because: one statement decides about slots and tokens together, and its parts share the candidates.
 -- Guarded by tests/store/test_limits.py, tests/interleavings/test_limits.py (test_pick_pick_of_one_slot,
 -- test_policy_pick_fewer_slots).
 create or replace function @schema.admit_limits(

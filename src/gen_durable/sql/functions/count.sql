@@ -64,7 +64,8 @@ begin
   then
     execute format('explain (format json) select from @schema.instances i where %s', query.filters)
       into plan using wanted, newest;
-    return query select greatest(seen, (plan -> 0 -> 'Plan' ->> 'Plan Rows')::float8::bigint), false;
+    value := (plan -> 0 -> 'Plan' ->> 'Plan Rows')::float8;
+    return query select greatest(seen, case when value > 1 then value else 0 end), false;  -- it never estimates 0
     return;
   end if;
   return query select greatest(seen, (value * 100 / percent)::bigint), false;

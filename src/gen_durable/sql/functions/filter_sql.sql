@@ -1,13 +1,15 @@
 -- filter_sql: the SQL that finds the instances that match a filter, newest first. list.sql and count.sql execute it.
 --
 -- Parameters: wanted, a JSON object: status (an array), machine, version, step, queue, partition_key, parent,
--- unique_key (hex, also of instances that released it), metadata (contained in the instance's), and inserted_after, inserted_before,
+-- unique_key (hex, also of instances that released it), metadata (contained in the instance's), due and blocked
+-- (booleans), error (a part of last_error, in any case; only for logins that may read it), and inserted_after, inserted_before,
 -- updated_..., finished_... (inclusive after, exclusive before); few, up to how many rows count as few.
 -- Returns two texts of SQL. `candidates` selects rows by one index, in descending order of ids below $2; `filters` is
 -- the condition on such a row i. In both, $1 is the object. No value becomes part of a text except the names of
 -- statuses, from which the planner estimates row counts (tests/security/test_injection.py).
--- Index: instances_key, instances_parent, instances_ended_badly, instances_lease, instances_finished with
--- instances_kept, else the primary key backwards. An index in another order is used only if it holds few rows. Locks: none.
+-- Index: instances_key, instances_parent, instances_ended_badly, instances_lease, instances_blocked, instances_pick,
+-- instances_finished with instances_kept, else the primary key backwards. An index in another order is used only if it holds
+-- few rows. Locks: none.
 create or replace function @schema.filter_sql(wanted jsonb, few int default 5000)
 returns table (candidates text, filters text)
 language plpgsql
@@ -23,6 +25,9 @@ declare
   matches int;
   parts text[] := '{true}';
 begin
+  if wanted ? 'error' and not @schema.may_read_column('last_error') then
+    raise exception 'this login may not read errors' using errcode = '42501';
+  end if;
   if wanted ? 'unique_key' then
     candidates := $text$
       select i.* from @schema.instances i
@@ -46,6 +51,25 @@ begin
     if matches <= few then
       candidates := $text$
         select i.* from (select running.* from @schema.instances running where running.status = 'executing' offset 0) as i
+        where i.id < $2 order by i.id desc $text$;
+    end if;
+  elsif wanted -> 'blocked' = 'true' then
+    select count(*) into matches from (
+      select from @schema.instances i where i.blocked_on is not null limit few + 1
+    ) as few_rows;
+    if matches <= few then
+      candidates := $text$
+        select i.* from (select waiting.* from @schema.instances waiting where waiting.blocked_on is not null offset 0) as i
+        where i.id < $2 order by i.id desc $text$;
+    end if;
+  elsif wanted -> 'due' = 'true' then
+    -- All rows of the index, not only those that are due: millions may be scheduled for later.
+    select count(*) into matches from (
+      select from @schema.instances i where i.due_at is not null limit few + 1
+    ) as few_rows;
+    if matches <= few then
+      candidates := $text$
+        select i.* from (select due.* from @schema.instances due where due.due_at is not null offset 0) as i
         where i.id < $2 order by i.id desc $text$;
     end if;
   elsif has_finished_range then
@@ -96,7 +120,10 @@ begin
       ('updated_before', $text$i.updated_at < (select ($1 ->> 'updated_before')::timestamptz)$text$),
       ('finished_after', $text$i.finished_at >= (select ($1 ->> 'finished_after')::timestamptz)$text$),
       ('finished_before', $text$i.finished_at < (select ($1 ->> 'finished_before')::timestamptz)$text$),
-      ('metadata', $text$i.metadata @> ($1 -> 'metadata')$text$)
+      ('metadata', $text$i.metadata @> ($1 -> 'metadata')$text$),
+      ('due', $text$coalesce(i.due_at <= now(), false) = ($1 ->> 'due')::boolean$text$),
+      ('blocked', $text$(i.blocked_on is not null) = ($1 ->> 'blocked')::boolean$text$),
+      ('error', $text$position(lower($1 ->> 'error') in lower(i.last_error)) > 0$text$)
     ) as part (name, condition)
     where wanted ? part.name
   );

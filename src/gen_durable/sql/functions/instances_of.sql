@@ -9,7 +9,8 @@ returns table (
   unique_key bytea, awaits text[], attempt bigint, crashes int, claims bigint, seq bigint, last_error text, locked_by text,
   parent_id bigint, children_pending int, eligible_at timestamptz, await_deadline timestamptz, inserted_at timestamptz,
   updated_at timestamptz, finished_at timestamptz, state jsonb, result jsonb, metadata jsonb, blocked_on text,
-  due_at timestamptz, error_type text, last_traceback text
+  due_at timestamptz, error_type text, last_traceback text, token_at timestamptz, rate_key text, children_needed int,
+  step_errors int, postponements smallint
 )
 language sql
 stable
@@ -25,7 +26,8 @@ as $$
     case when i.status in ('awaiting_signal', 'awaiting_children') then i.await_deadline end, i.inserted_at, i.updated_at, i.finished_at,
     case when payloads and login.sees_payloads then i.state end,
     case when payloads and login.sees_payloads then i.result end, i.metadata,
-    i.blocked_on, i.due_at, i.error_type, case when payloads and login.sees_payloads then i.last_traceback end
+    i.blocked_on, i.due_at, i.error_type, case when payloads and login.sees_payloads then i.last_traceback end,
+    i.token_at, i.rate_key, i.children_needed, i.step_errors, i.postponements
   from @schema.instances i
   cross join lateral (
     select (select @schema.may_read_column('state')) or coalesce(i.inserted_by = session_user, false)
