@@ -267,7 +267,7 @@ class Durable(AdminOperations):
         commit, and the instance's row is locked until then.
         """
         check_notify(notify, connection)
-        outgoing = outgoing_signal(target, signal, payload, dedup_key)
+        outgoing = outgoing_signal(self._services, target, signal, payload, dedup_key)
         if connection is None:
             verdict = await send_signal(self._services, outgoing)
         else:
@@ -295,7 +295,8 @@ class Durable(AdminOperations):
         reason = check_reason(reason)
         if connection is None:
             return await cancel(self._services, target, reason, cascade=cascade)
-        found = await self._in_transaction.cancel(connection, *parse_target(target), reason, notify, cascade=cascade)
+        instance, key = parse_target(target, self._services)
+        found = await self._in_transaction.cancel(connection, instance, key, reason, notify, cascade=cascade)
         return to_cancellation(found, target)
 
     async def get(self, target: int | str | bytes | Handle[Any]) -> Instance:
@@ -324,7 +325,7 @@ class Durable(AdminOperations):
         A handle by key looks its instance up with each call: the live holder, else the last one inserted; `signal` and
         `cancel` only the live holder.
         """
-        instance, key = parse_target(target)
+        instance, key = parse_target(target, self._services)
         spec = step_of(step, "handle")
         return Handle(self, key or cast("int", instance), spec.result_codec, spec.machine.name)
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never, cast, overload
 
 from gen_durable.codec import Codec
-from gen_durable.core.services import services_of
+from gen_durable.core.services import Services, services_of
 from gen_durable.durations import Duration
 from gen_durable.errors import InputError, InstanceCancelled, InstanceFailed, WaitTimeout
 from gen_durable.instances import Cancellation, Cancelled, Ending, Failed, Finished, Instance, Pending
@@ -157,9 +157,12 @@ def handles_of(
     ]
 
 
-def parse_target(target: int | str | bytes | Handle[Any]) -> tuple[int | None, bytes | None]:
-    """The id or the unique key of a target."""
+def parse_target(target: int | str | bytes | Handle[Any], services: Services) -> tuple[int | None, bytes | None]:
+    """The id or the unique key of a target. Raises `InputError` for a handle of another `Durable`."""
     if isinstance(target, Handle):
+        if services_of(target.app) is not services:
+            # The same id may belong to another instance there.
+            raise InputError(f"{target!r} is a handle of another Durable: call its own methods, or pass its id")
         target = target.target
     if isinstance(target, bool) or not isinstance(target, (int, str, bytes)):
         raise InputError(f"an instance is named by its id (int) or its unique key (str), got {type(target).__name__}")

@@ -268,14 +268,14 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         caller_connection = _caller_connection(connection, using)
         check_notify(notify, caller_connection)
         if caller_connection is not None:
-            outgoing = outgoing_signal(_unwrap_handle(target), signal, payload, dedup_key)
+            outgoing = outgoing_signal(services_of(self._app), self._unwrap_handle(target), signal, payload, dedup_key)
             return is_delivered(
                 self._get_transaction_calls().signal_blocking(caller_connection, outgoing, notify),
-                _unwrap_handle(target),
+                self._unwrap_handle(target),
                 signal,
             )
         return self._run_and_wait(
-            self._app.signal(_unwrap_handle(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
+            self._app.signal(self._unwrap_handle(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
         )
 
     def cancel(
@@ -292,32 +292,32 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         caller_connection = _caller_connection(connection, using)
         check_notify(notify, caller_connection)
         if caller_connection is not None:
-            instance, key = parse_target(_unwrap_handle(target))
+            instance, key = parse_target(self._unwrap_handle(target), services_of(self._app))
             found = self._get_transaction_calls().cancel_blocking(
                 caller_connection, instance, key, check_reason(reason), notify, cascade=cascade
             )
-            return to_cancellation(found, _unwrap_handle(target))
-        return self._run_and_wait(self._app.cancel(_unwrap_handle(target), reason=reason, cascade=cascade))
+            return to_cancellation(found, self._unwrap_handle(target))
+        return self._run_and_wait(self._app.cancel(self._unwrap_handle(target), reason=reason, cascade=cascade))
 
     def get(self, target: int | str | bytes | SyncHandle[Any]) -> Instance:
         """Read an instance; see `Durable.get`."""
-        return self._run_and_wait(self._app.get(_unwrap_handle(target)))
+        return self._run_and_wait(self._app.get(self._unwrap_handle(target)))
 
     def history(self, target: int | str | bytes | SyncHandle[Any], *, last: int | None = None) -> list[Transition]:
         """The committed outcomes of an instance; see `Durable.history`."""
-        return self._run_and_wait(self._app.history(_unwrap_handle(target), last=last))
+        return self._run_and_wait(self._app.history(self._unwrap_handle(target), last=last))
 
     def activities(self, target: int | str | bytes | SyncHandle[Any], *, last: int | None = None) -> list[Activity]:
         """The activity log of an instance; see `Durable.activities`."""
-        return self._run_and_wait(self._app.activities(_unwrap_handle(target), last=last))
+        return self._run_and_wait(self._app.activities(self._unwrap_handle(target), last=last))
 
     def checkpoint(self, target: int | str | bytes | SyncHandle[Any]) -> Checkpoint | None:
         """The latest checkpoint of the current step; see `Durable.checkpoint`."""
-        return self._run_and_wait(self._app.checkpoint(_unwrap_handle(target)))
+        return self._run_and_wait(self._app.checkpoint(self._unwrap_handle(target)))
 
     def progress(self, target: int | str | bytes | SyncHandle[Any]) -> list[Progress]:
         """The progress reports of an instance; see `Durable.progress`."""
-        return self._run_and_wait(self._app.progress(_unwrap_handle(target)))
+        return self._run_and_wait(self._app.progress(self._unwrap_handle(target)))
 
     def handle(self, target: int | str | bytes, step: Startable[Any, R]) -> SyncHandle[R]:
         """A handle on an instance by id or unique key; see `Durable.handle`."""
@@ -350,7 +350,11 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _unwrap_handle(self, target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
-        return _unwrap_handle(target)
+        if not isinstance(target, SyncHandle):
+            return target
+        if target.app is not self:  # as in handles.parse_target
+            raise InputError(f"{target!r} is a handle of another SyncDurable: call its own methods, or pass its id")
+        return target.handle.target
 
     def _forget_parent_process(self) -> bool:
         """Forget what the parent process opened, if this process was forked since. Returns whether it was."""
@@ -375,10 +379,6 @@ async def _cancel_other_tasks() -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
-
-
-def _unwrap_handle(target: int | str | bytes | SyncHandle[Any]) -> int | str | bytes:
-    return target.handle.target if isinstance(target, SyncHandle) else target
 
 
 def _caller_connection(connection: object, using: str | None) -> object:

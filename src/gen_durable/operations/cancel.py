@@ -22,7 +22,7 @@ async def cancel(
     services: Services, target: int | str | bytes | Handle[Any], reason: str, *, cascade: bool
 ) -> Cancellation:
     """Cancel an instance, and with `cascade` its descendants. `reason` is one that `check_reason` returned."""
-    statement = services.statements.cancel([parse_target(target)], reason, cascade=cascade)
+    statement = services.statements.cancel([parse_target(target, services)], reason, cascade=cascade)
     (found,), follow_ups = await services.statement_runner.run(statement, "cancel", may_run_twice=True)
     services.notifier.act_on_follow_ups(follow_ups)
     descendants = NO_DESCENDANTS

@@ -74,7 +74,7 @@ class AdminOperations:
 
         Raises `NotFound`, and `WrongStatus` if the instance, or a parent that may still read it, has not ended.
         """
-        statement = self._services.admin_statements.delete_instance(*parse_target(target))
+        statement = self._services.admin_statements.delete_instance(*parse_target(target, self._services))
         found = await self._services.statement_runner.run(statement, "delete", may_run_twice=False)
         if found is None:
             raise NotFound(f"{describe_target(target)} is unknown")
@@ -101,7 +101,7 @@ class AdminOperations:
         parent that has gone on is not affected. Raises `NotFound`, and `WrongStatus` for an instance that is done or
         has not ended.
         """
-        statement = self._services.admin_statements.retry(*parse_target(target))
+        statement = self._services.admin_statements.retry(*parse_target(target, self._services))
         found = await self._services.statement_runner.run(statement, "retry", may_run_twice=False)
         if found is None:
             raise NotFound(f"{describe_target(target)} is unknown")

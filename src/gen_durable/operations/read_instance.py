@@ -16,7 +16,7 @@ Target = int | str | bytes | Handle[Any]
 async def get(services: Services, target: Target) -> Instance:
     """Read an instance by id, or by unique key. Raises `NotFound`."""
     found = await services.statement_runner.run(
-        services.statements.get(*parse_target(target)), "get", may_run_twice=True
+        services.statements.get(*parse_target(target, services)), "get", may_run_twice=True
     )
     if found is None:
         raise NotFound(f"{describe_target(target)} is unknown")
@@ -66,7 +66,7 @@ async def progress(services: Services, target: Target) -> list[Progress]:
 
 async def _resolve_target(services: Services, target: Target) -> tuple[int | None, bytes | None]:
     """The id or key of an instance; with encryption always the id, which decryption needs."""
-    instance, key = parse_target(target)
+    instance, key = parse_target(target, services)
     if services.encryption is not None and key is not None:
         instance = await services.statement_runner.run(services.statements.id_of_key(key), "get", may_run_twice=True)
     return instance, key

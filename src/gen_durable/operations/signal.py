@@ -16,12 +16,16 @@ HOLDER_TRIES: Final = 5
 
 
 def outgoing_signal(
-    target: int | str | bytes | Handle[Any], signal: Signal[Any], payload: object, dedup_key: str | None
+    services: Services,
+    target: int | str | bytes | Handle[Any],
+    signal: Signal[Any],
+    payload: object,
+    dedup_key: str | None,
 ) -> OutgoingSignal:
     """The signal as `signal.sql` takes it. Raises `InputError` and `EncodeError`."""
     if not isinstance(signal, Signal):
         raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
-    instance, key = parse_target(target)
+    instance, key = parse_target(target, services)
     if dedup_key is not None:
         check_text_key(dedup_key, "dedup_key")
     return OutgoingSignal(instance, key, signal.name, signal.codec.encode(payload).decode(), dedup_key)
