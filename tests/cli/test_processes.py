@@ -80,6 +80,24 @@ async def test_both_work_a_killed_one_is_replaced_and_all_end_on_sigterm(work: A
     assert all(is_gone(pid) for pid in first | third)
 
 
+async def test_sigterm_to_one_process_drains_it_without_a_replacement(work: Any, dsn: str, schema: str) -> None:
+    """Its running step ends, the other process works on; when the last one is stopped too, the supervisor ends."""
+    running = work()
+    first = {int(match[1]) for match in await running.heard(READY, times=2)}
+    async with Durable(dsn, schema=schema) as app:
+        handles = await app.insert_many([Start(who, 1.0), Start(who, 1.0)])
+        await running.heard("BEGUN 1$", times=2)
+        stopped, other = first
+        os.kill(stopped, signal.SIGTERM)
+        await running.heard(rf"\(pid {stopped}\) has drained and ended; it is not replaced")
+        endings = await asyncio.gather(*(handle.wait(LONG) for handle in handles))
+        assert {ending.result for ending in endings if isinstance(ending, Finished)} == first
+        assert await pids(app) == {other}
+        os.kill(other, signal.SIGTERM)
+        assert await asyncio.to_thread(running.end) == 0
+    assert {int(match[1]) for match in running.expect(STARTED)} == first
+
+
 async def test_ctrl_c_reaches_the_processes_once(work: Any, dsn: str, schema: str) -> None:
     """Through the supervisor: a second one, straight from the terminal, would cut the drain short."""
     running = work()

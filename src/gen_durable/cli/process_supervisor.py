@@ -1,7 +1,8 @@
 """Keep several processes of one command running.
 
-A process that dies is replaced: at once if it ran for a while, else after a growing pause. The first SIGTERM or SIGINT
-is forwarded and the processes drain; a second one kills them. Each process has a process group of its own, so Ctrl-C
+A process that dies is replaced: at once if it ran for a while, else after a growing pause. One that drains and exits,
+because a signal was sent to it alone, is not. The first SIGTERM or SIGINT to the supervisor is forwarded and the
+processes drain; a second one kills them. Each process has a process group of its own, so Ctrl-C
 reaches it once, through the supervisor, and not twice.
 """
 
@@ -22,11 +23,13 @@ CANNOT_START: Final = 2
 STABLE_AFTER: Final = 10.0
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
-_DRAINED: Final = frozenset({0, -signal.SIGTERM, -signal.SIGINT})  # killed by the forwarded signal while it started
+_DRAINED: Final = frozenset({0, -signal.SIGTERM, -signal.SIGINT})  # killed by the signal while it started
 
 
 async def supervise(command: list[str], processes: int) -> int:
-    """Run `processes` of `command` until SIGTERM or SIGINT. Returns 0 if all have drained."""
+    """Run `processes` of `command` until SIGTERM or SIGINT, or until all were stopped one by one. Returns 0 if all
+    have drained.
+    """
     return await _Supervisor(command).run(processes)
 
 
@@ -52,7 +55,7 @@ class _Supervisor:
         return self._code
 
     async def _run_slot(self, slot: int) -> None:
-        """Run one process after the other, until a stop."""
+        """Run one process after the other, until a stop or until one was stopped by itself."""
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -65,6 +68,9 @@ class _Supervisor:
             elif code == CANNOT_START:
                 self._code = CANNOT_START
                 self._stop_processes(signal.SIGTERM)
+            elif code in _DRAINED:
+                log.info("process %d (pid %d) has drained and ended; it is not replaced", slot, process.pid)
+                return
             else:
                 pause = 0.0
                 if time.monotonic() - started > STABLE_AFTER:
