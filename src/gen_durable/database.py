@@ -113,6 +113,12 @@ class Database:
             return ConnectionTarget(self._listen_dsn, pooled=False)
         return None if self._target is None or self._target.pooled else self._target
 
+    @property
+    def starts_embedded_server(self) -> bool:
+        """Whether `open` starts the embedded server although no directory was named for it."""
+        is_named = self._dsn or self._caller_pool or self._directory or os.environ.get("DATABASE_URL")
+        return not is_named
+
     async def open(self) -> None:
         """Find the database, then migrate or check its schema."""
         try:
@@ -131,7 +137,7 @@ class Database:
             raise to_error(error, "open", self.schema.name) from None
         except ConnectionLost as error:
             await self._release_embedded()
-            raise DatabaseUnavailable(f"the database is not reachable: {error}") from error
+            raise DatabaseUnavailable(error.problem) from error
         except BaseException:
             await self._release_embedded()
             raise

@@ -141,6 +141,7 @@ class Worker:
         try:
             await self._services.open_if_closed()
             target = self._services.connection_target  # raises ConfigError if the Durable has only a pool
+            await self._services.check_write_access()
             for name, policy in self._limits.items():
                 await declare_limit(self._services, name, policy)
             await declare_retentions(self._services, self._registry.retentions)

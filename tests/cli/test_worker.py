@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.commands import COMMAND, environment
 
 from gen_durable import Durable, Finished, job
 
@@ -168,3 +171,74 @@ async def test_a_process_whose_loop_does_not_come_back_exits(work: Any, dsn: str
         assert running.end() == 1
     await running.heard("in deadlock")
     await running.heard("no lease is extended any more")
+
+
+BARE = """
+import os
+from pathlib import Path
+from gen_durable import Durable, Worker, job
+
+@job
+async def greet(name: str) -> str:
+    return f"hello {name}"
+
+def worker():
+    return Worker(Durable(migrate=True), jobs=[greet])
+
+def named():
+    return Worker(Durable(migrate=True, embedded_directory=Path("server")), jobs=[greet])
+"""
+NO_DATABASE = "gen-durable: No database: neither the Durable nor DATABASE_URL names one."
+
+
+@pytest.mark.parametrize("more", [(), ("-p", "2")], ids=["one process", "two processes"])
+def test_without_a_database_and_a_terminal_it_refuses(tmp_path: Path, start: Any, more: tuple[str, ...]) -> None:
+    """A service whose DATABASE_URL is missing must not work on an empty server of its own."""
+    (tmp_path / "shop.py").write_text(BARE)
+    running = start("worker", "shop:worker", *more)
+    assert running.end() == 2
+    assert any(NO_DATABASE in line and "--embedded" in line for line in running.lines)
+    assert not (tmp_path / ".gen_durable").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("shop:worker", "--embedded"), ("shop:worker", "--embedded", "-p", "2"), ("shop:named",)]
+)
+def test_it_starts_the_embedded_server_if_told_to(tmp_path: Path, start: Any, arguments: tuple[str, ...]) -> None:
+    """By the option, or by the directory that the code names."""
+    (tmp_path / "shop.py").write_text(BARE)
+    running = start("worker", *arguments)
+    running.expect("worker .*: default=10", times=2 if "-p" in arguments else 1)
+    running.send(signal.SIGTERM)
+    assert running.end() == 0
+    assert (tmp_path / ("server" if "shop:named" in arguments else ".gen_durable")).exists()
+
+
+def test_in_a_terminal_it_starts_the_embedded_server(tmp_path: Path) -> None:
+    """As the tutorial does it. DATABASE_URL, if it is set, comes first."""
+    (tmp_path / "shop.py").write_text(BARE)
+    shown, terminal = os.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "worker", "shop:worker"],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=terminal,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "default=10" in line:
+                process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    os.close(shown)
+    os.close(terminal)
+
+
+def test_database_url_is_a_database(tmp_path: Path, start: Any, dsn: str, schema: str) -> None:
+    (tmp_path / "shop.py").write_text(BARE.replace("Durable(migrate=True)", f"Durable(schema={schema!r})"))
+    running = start("worker", "shop:worker", DATABASE_URL=dsn)
+    running.expect("worker .*: default=10")
+    running.send(signal.SIGTERM)
+    assert running.end() == 0
+    assert not (tmp_path / ".gen_durable").exists()

@@ -98,7 +98,7 @@ def test_a_lost_connection_keeps_its_cause() -> None:
 def test_a_malformed_dsn_is_not_quoted() -> None:
     """A ValueError about it may hold a piece of the password; the driver's own errors do not."""
     assert str(ConnectionLost(ValueError("bad port 'hush'"), sent=False)) == (
-        "ValueError: malformed DSN. Percent-encode special characters in its password."
+        "ValueError: malformed DSN. Percent-encode special characters in its user name and password."
     )
     own = asyncpg.exceptions.ClientConfigurationError("no such sslmode")
     assert str(ConnectionLost(own, sent=False)) == "ClientConfigurationError: no such sslmode"

@@ -18,8 +18,8 @@ import typer
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.dsn import split_hosts
-from gen_durable.pg.faults import ConnectionLost, SqlError
+from gen_durable.pg.dsn import may_show_password, split_hosts
+from gen_durable.pg.faults import MALFORMED_DSN, READ_ONLY_DATABASE, ConnectionLost, SqlError
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
 DsnOption = Annotated[
@@ -75,13 +75,11 @@ async def _connect(dsn: str, location: str, directory: Path | None) -> AsyncGene
         try:
             await connection.connect()
         except ConnectionLost as error:
-            raise DatabaseUnavailable(f"cannot connect to {location}: {_describe_cause(error.cause)}") from error
+            raise DatabaseUnavailable(f"cannot connect to {location}: {_describe_cause(error)}") from error
         try:
             yield ConnectedDatabase(dsn, location, directory, connection)
         except ConnectionLost as error:
-            raise DatabaseUnavailable(
-                f"the connection to {location} was lost: {_describe_cause(error.cause)}"
-            ) from error
+            raise DatabaseUnavailable(f"the connection to {location} was lost: {_describe_cause(error)}") from error
     finally:
         await connection.close()
 
@@ -95,10 +93,9 @@ def check_dsn(dsn: str) -> str:
 
 def describe_dsn(dsn: str) -> str:
     """The hosts and the database of a DSN, without user and password."""
-    try:
-        hosts = [_format_host(urlsplit(host.dsn)) for host in split_hosts(dsn).hosts]
-    except ValueError:
-        return "the database"  # an unencoded / or # in a password moves pieces of it into the other parts
+    if may_show_password(dsn):
+        return "the database"
+    hosts = [_format_host(urlsplit(host.dsn)) for host in split_hosts(dsn).hosts]
     return f"{','.join(hosts)}{urlsplit(dsn).path}"
 
 
@@ -107,12 +104,15 @@ def _format_host(parts: SplitResult) -> str:
     return f"{host}:{parts.port}" if parts.port is not None else host
 
 
-def _describe_cause(cause: BaseException) -> str:
-    """The driver's message, unless it is about a malformed DSN: that one may quote a piece of the password."""
+def _describe_cause(error: ConnectionLost) -> str:
+    """The driver's message, unless it may quote a piece of the password."""
+    cause = error.cause
+    if error.hides_cause:
+        return MALFORMED_DSN
+    if error.is_read_only:
+        return READ_ONLY_DATABASE
     if isinstance(cause, SqlError):
         return str(cause)
     if isinstance(cause, OSError):
         return cause.strerror or str(cause) or type(cause).__name__
-    if isinstance(cause, ValueError):
-        return "malformed DSN. Percent-encode special characters in its password."
     return type(cause).__name__

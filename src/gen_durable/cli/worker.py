@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from enum import StrEnum
 from types import FrameType
@@ -22,6 +22,7 @@ import typer
 from gen_durable.cli.console import fail, report_errors
 from gen_durable.cli.import_object import load
 from gen_durable.cli.process_supervisor import supervise
+from gen_durable.core.services import services_of
 from gen_durable.durations import parse_duration
 from gen_durable.errors import ConfigError, GenDurableError
 from gen_durable.worker import Worker
@@ -71,31 +72,40 @@ def worker(
         LogLevel,
         typer.Option(metavar="LEVEL", help="Show log lines from this level on: debug, info, warning or error."),
     ] = LogLevel.INFO,
+    embedded: bool = typer.Option(
+        False,
+        "--embedded",
+        help="Start the embedded server if neither your Durable nor DATABASE_URL names a database. "
+        "Without a terminal this must be said.",
+    ),
     supervised: bool = typer.Option(False, "--supervised", hidden=True),
 ) -> None:
     """Run your machines and jobs until SIGTERM or Ctrl-C.
 
     On the first signal the worker drains and exits with code 0; a second signal
     exits at once. The database is that of your Durable: Durable() uses
-    DATABASE_URL, else the embedded server.
+    DATABASE_URL, else, in a terminal or with --embedded, the embedded server.
     """
     logging.basicConfig(level=log_level.upper(), format=_FORMAT, datefmt="%H:%M:%S", stream=sys.stderr, force=True)
     drain = None if drain_timeout is None else parse_duration(drain_timeout)
     if processes > 1:
         raise typer.Exit(
-            asyncio.run(supervise(_child_command(target, max_crashes, drain_timeout, log_level), processes))
+            asyncio.run(
+                supervise(_child_command(target, max_crashes, drain_timeout, log_level, embedded=embedded), processes)
+            )
         )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_cleanly)  # until the worker installs its own handlers: nothing is claimed before
     if supervised:
         _drain_when_parent_dies()
-    _run_event_loop(_load_factory(target), max_crashes, drain)
+    may_embed = embedded or sys.stdin.isatty() or sys.stderr.isatty()
+    _run_event_loop(_run_worker(_load_factory(target), max_crashes, drain, may_embed=may_embed))
 
 
-def _run_event_loop(factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None) -> None:
+def _run_event_loop(running: Coroutine[Any, Any, None]) -> None:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_run_worker(factory, max_crashes, drain_timeout))
+            runner.run(running)
     except ConfigError:
         raise
     except GenDurableError as error:
@@ -104,12 +114,19 @@ def _run_event_loop(factory: Callable[[], Any], max_crashes: int | None, drain_t
         _exit_now(0)
 
 
-async def _run_worker(factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None) -> None:
+async def _run_worker(
+    factory: Callable[[], Any], max_crashes: int | None, drain_timeout: timedelta | None, *, may_embed: bool
+) -> None:
     built = factory()
     if inspect.isawaitable(built):
         built = await built
     if not isinstance(built, Worker):
         raise ConfigError(f"The function returned a {type(built).__name__}. It must return a Worker.")
+    if services_of(built).starts_embedded_server and not may_embed:
+        raise ConfigError(
+            "No database: neither the Durable nor DATABASE_URL names one. Set DATABASE_URL or pass a DSN. To run on "
+            "the embedded server in ./.gen_durable/, add --embedded."
+        )
     options = built.options
     if max_crashes is not None:
         options = dataclasses.replace(options, max_crashes=max_crashes or None)
@@ -148,8 +165,12 @@ def _required_parameters(function: Callable[..., Any]) -> list[str]:
     return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
 
 
-def _child_command(target: str, max_crashes: int | None, drain_timeout: str | None, log_level: LogLevel) -> list[str]:
+def _child_command(
+    target: str, max_crashes: int | None, drain_timeout: str | None, log_level: LogLevel, *, embedded: bool
+) -> list[str]:
     command = [sys.executable, "-m", "gen_durable.cli", "worker", target, "--supervised", "--log-level", log_level]
+    if embedded:
+        command += ["--embedded"]
     if max_crashes is not None:
         command += ["--max-crashes", str(max_crashes)]
     if drain_timeout is not None:

@@ -82,7 +82,7 @@ class BackgroundTask(ABC):
             return
         self._is_failing = True
         if isinstance(error, ConnectionLost):
-            log.warning("%s: the database is not reachable (%s); trying again", self._name, error)
+            log.warning("%s: %s; trying again", self._name, error.problem.removesuffix("."))
         else:
             # Not the error's text: a server's error may quote a row.
             log.warning("%s failed (%s); trying again", self._name, describe_for_log(error))

@@ -17,6 +17,7 @@ from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import ConfigError
 from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
+from gen_durable.pg.write_access import read_write_access
 from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.retention import RetentionStatementBuilder
@@ -97,6 +98,16 @@ class Services:
         """Raise `ConfigError` if the `Durable` is not open."""
         if not self.is_open:
             raise ConfigError("this Durable is not open: use `async with Durable(...) as app:` or await app.open()")
+
+    async def check_write_access(self) -> None:
+        """Raise `DatabaseUnavailable` or `DatabaseRefused` if a worker cannot write here."""
+        statement = read_write_access(self.schema)
+        (await self.engine_statement_runner.run(statement, "start", may_run_twice=True)).check(self.schema)
+
+    @property
+    def starts_embedded_server(self) -> bool:
+        """Whether opening starts the embedded server, because neither the code nor DATABASE_URL names a database."""
+        return not self.is_open and self._database.starts_embedded_server
 
     async def open_if_closed(self) -> bool:
         """Open unless open already; returns whether this call opened it."""

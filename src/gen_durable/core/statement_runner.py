@@ -42,9 +42,7 @@ class StatementRunner:
             except ConnectionLost as error:
                 if retries_left == 0 or (error.sent and not may_run_twice):
                     unsure = "; it may or may not have been executed" if error.sent else ""
-                    raise DatabaseUnavailable(
-                        f"{operation}: the database is not reachable ({error}){unsure}"
-                    ) from error
+                    raise DatabaseUnavailable(f"{operation}: {error.problem}{unsure}") from error
             except SqlError as error:
                 # After a deadlock or a full disk nothing was executed, so every statement may be repeated.
                 if retries_left == 0 or classify(error) is FaultKind.REFUSED:

@@ -27,7 +27,7 @@ async def wait(
     try:
         finished = await services.completions.wait(instance, seconds, inserted_at)
     except ConnectionLost as error:
-        raise DatabaseUnavailable(f"wait: the database is not reachable ({error})") from error
+        raise DatabaseUnavailable(f"wait: {error.problem}") from error
     if finished is None:
         return Pending(instance)
     match finished.status:

@@ -14,6 +14,14 @@ from itertools import cycle, islice
 from typing import Final
 from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urlsplit
 
+KNOWN_OPTIONS: Final = frozenset(
+    {
+        *("application_name", "connect_timeout", "database", "dbname", "host", "hostaddr", "krbsrvname", "options"),
+        *("passfile", "password", "port", "service", "sslcert", "sslcrl", "sslkey", "sslmode", "sslnegotiation"),
+        *("sslpassword", "sslrootcert", "target_session_attrs", "user"),
+    }
+)
+TLS_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 DEFAULT_ATTRS: Final = ("target_session_attrs", "read-write")
 
 
@@ -42,9 +50,7 @@ def split_hosts(dsn: str) -> DsnHosts:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     timeout = _parse_timeout(options.pop("connect_timeout", ""))
     user, at, addresses = parts.netloc.rpartition("@")
-    if "@" in parts.path + parts.fragment or not all(_has_valid_port(address) for address in addresses.split(",")):
-        # The password is not percent-encoded, so an apparent host may be a piece of it and must not reach a message.
-        # The driver rejects such a DSN.
+    if may_show_password(dsn):
         return DsnHosts((Host("the host", dsn),), None)
     if addresses:
         named = [(address, parts._replace(netloc=f"{user}{at}{address}"), options) for address in addresses.split(",")]
@@ -58,6 +64,28 @@ def split_hosts(dsn: str) -> DsnHosts:
     if len(named) > 1:
         named = [(name, parts, dict([DEFAULT_ATTRS]) | options) for name, parts, options in named]
     return DsnHosts(tuple(Host(name, _join_dsn(parts, options)) for name, parts, options in named), timeout)
+
+
+def may_show_password(dsn: str) -> bool:
+    """Whether a part of the DSN that looks harmless may be a piece of the password. No message may quote such a DSN.
+
+    An unencoded /, ? or # in a password ends the part of the DSN that it stands in, so the @ after the password comes
+    later; an unencoded @ ends the password. What follows is then read as host, port, database or option, and the driver
+    and the server quote those. An unencoded & in `?password=` begins another option.
+    """
+    try:
+        parts = urlsplit(dsn)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    except ValueError:
+        return True
+    addresses = parts.netloc.rpartition("@")[2].split(",")
+    return (
+        parts.netloc.count("@") > 1
+        or "@" in parts.path + parts.query + parts.fragment
+        or "#" in dsn
+        or not all(map(_has_valid_port, addresses))
+        or ("password" in options and not options.keys() <= KNOWN_OPTIONS)
+    )
 
 
 def find_tls_weakness(dsn: str, environment: Mapping[str, str]) -> str | None:
@@ -75,7 +103,9 @@ def find_tls_weakness(dsn: str, environment: Mapping[str, str]) -> str | None:
     mode = options.get("sslmode", [environment.get("PGSSLMODE", "prefer")])[0]
     if not remote or mode == "verify-full":
         return None
-    return f"sslmode={mode} does not verify the identity of {remote[0]}. Use sslmode=verify-full."
+    server = "the server" if may_show_password(dsn) else remote[0]
+    shown = mode if mode in TLS_MODES else "(unknown)"
+    return f"sslmode={shown} does not verify the identity of {server}. Use sslmode=verify-full."
 
 
 def _has_valid_port(address: str) -> bool:

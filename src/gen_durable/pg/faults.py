@@ -11,6 +11,12 @@ from typing import Final
 
 import asyncpg
 
+MALFORMED_DSN: Final = "malformed DSN. Percent-encode special characters in its user name and password."
+READ_ONLY_DATABASE: Final = (
+    "the database is read-only: it is a standby, or default_transaction_read_only is on. Connect to the primary, or "
+    "with a login that may write."
+)
+
 
 class FaultKind(enum.Enum):
     """How the caller can react to an error."""
@@ -26,13 +32,24 @@ class FaultKind(enum.Enum):
 class ConnectionLost(Exception):
     """The connection broke, or could not be opened. If `sent`, whether the statement committed is unknown."""
 
-    def __init__(self, cause: BaseException, *, sent: bool) -> None:
-        # A ValueError about a malformed DSN may quote a piece of the password; the driver's own errors do not.
+    def __init__(self, cause: BaseException, *, sent: bool, hides_cause: bool = False) -> None:
+        # A ValueError about a malformed DSN may quote a piece of the password; so may any error of a DSN whose parts
+        # are unclear (`hides_cause`).
         is_bad_dsn = isinstance(cause, ValueError) and not isinstance(cause, asyncpg.InterfaceError)
-        message = "malformed DSN. Percent-encode special characters in its password." if is_bad_dsn else str(cause)
-        super().__init__(f"{type(cause).__name__}: {message}")
+        self.hides_cause = hides_cause or is_bad_dsn
+        super().__init__(f"{type(cause).__name__}: {MALFORMED_DSN if self.hides_cause else cause}")
         self.cause = cause
         self.sent = sent
+
+    @property
+    def problem(self) -> str:
+        """A sentence for users: the database is read-only, or not reachable and why."""
+        return READ_ONLY_DATABASE if self.is_read_only else f"the database is not reachable ({self})"
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the server refused to write."""
+        return sqlstate(self.cause) == READ_ONLY
 
     @property
     def is_server_unusable(self) -> bool:

@@ -17,7 +17,7 @@ import asyncpg
 
 from gen_durable.errors import ConfigError, DatabaseRefused, DatabaseUnavailable, SchemaMissing, SchemaTooNew
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, describe_for_log, message_of, sqlstate
+from gen_durable.pg.faults import READ_ONLY, READ_ONLY_DATABASE, ConnectionLost, describe_for_log, message_of, sqlstate
 from gen_durable.pg.installed_version import InstalledSchema, read_installed
 from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations
@@ -106,7 +106,7 @@ async def migrate(connection: PersistentConnection, schema: Schema, *, roles: st
                 raise _to_refused_error(error, schema) if isinstance(error, _StatementFailed) else error from cause
             log.info("schema %s is locked by another session, trying again", schema.name)
         except ConnectionLost as error:
-            raise DatabaseUnavailable(f"cannot migrate, the database is not reachable: {error}") from error
+            raise DatabaseUnavailable(f"cannot migrate: {error.problem}") from error
         await asyncio.sleep(0.2 * (attempt + 1))
     raise AssertionError("unreachable")
 
@@ -162,6 +162,8 @@ def _split_file(file: SqlFile) -> Iterator[_MigrationStatement]:
 def _to_refused_error(failed: _StatementFailed, schema: Schema) -> DatabaseRefused:
     """The library's error. It repeats the server's message only for class 42, which quotes names and never values."""
     step, error = failed.step, failed.error
+    if sqlstate(error) == READ_ONLY:
+        return DatabaseRefused(f"cannot migrate schema {schema.name!r}: {READ_ONLY_DATABASE}")
     is_about_names = (sqlstate(error) or "").startswith("42")
     reason = f"{message_of(error)} ({describe_for_log(error)})" if is_about_names else describe_for_log(error)
     return DatabaseRefused(

@@ -6,7 +6,7 @@ Messages never repeat the server's own text, which may quote a payload; the SQL 
 from __future__ import annotations
 
 from gen_durable.errors import DatabaseRefused, Duplicate, GenDurableError, InputError, UnknownLimit
-from gen_durable.pg.faults import detail_and_hint_of, message_of, sqlstate
+from gen_durable.pg.faults import READ_ONLY_DATABASE, detail_and_hint_of, message_of, sqlstate
 
 
 def to_error(error: BaseException, operation: str, schema: str) -> GenDurableError:
@@ -21,6 +21,8 @@ def to_error(error: BaseException, operation: str, schema: str) -> GenDurableErr
             return InputError(f"{operation}: {message_of(error)}")
         case "GD006":  # raised by require_read_committed.sql
             return InputError(f"{operation}: {message_of(error)}: use READ COMMITTED for it")
+        case "25006":
+            return DatabaseRefused(f"{operation}: {READ_ONLY_DATABASE}")
         case "42501":
             return DatabaseRefused(
                 f"{operation}: permission denied: this login may not do that in schema {schema!r}; if it should, grant "
