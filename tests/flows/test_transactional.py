@@ -247,6 +247,34 @@ async def test_a_step_that_always_breaks_its_connection_is_told_so(
         assert await texts(look, schema) == []
 
 
+class Idles(Machine):
+    """Waits inside its transaction for longer than it has allowed itself."""
+
+    @step(transactional=True)
+    async def waits(self, how: str, ctx: Context) -> Outcome[str]:
+        await ctx.connection.execute("set local idle_in_transaction_session_timeout = '20ms'")
+        closed = asyncio.Event()
+        ctx.connection.add_termination_listener(lambda _: closed.set())
+        await closed.wait()
+        if how == "uses it again":
+            await ctx.connection.execute("select 1")
+        return Done(how)
+
+
+@pytest.mark.parametrize("how", ["uses it again", "returns"])
+async def test_an_idle_transaction_that_the_server_ends_is_named(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """After some losses in a row, as the error of the step: the driver says only that the connection is closed."""
+    monkeypatch.setattr(transactional_executor, "MAX_BROKEN", 2)
+    async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Idles()]):
+        handle = await app.insert(Idles.waits, how)
+        ending = await handle.wait(SOON)
+        assert isinstance(ending, Failed)
+        assert "the connection of step Idles.waits broke in 2 executions in a row" in ending.error
+        assert "idle_in_transaction_session_timeout" in ending.error
+
+
 async def test_a_stolen_claim_leaves_no_row(dsn: str, schema: str) -> None:
     """The claim goes while the step runs: its writes are rolled back, those of the new owner are there."""
     stale = asyncio.Event()

@@ -29,7 +29,8 @@ from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.outcome_rejection import UnusableLimit, describe_fault, to_rejection
 from gen_durable.engine.step_journal import StepJournal
-from gen_durable.errors import InvalidOutcome, OutcomeRejected
+from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejected
+from gen_durable.outcomes import describe
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify, sqlstate
 from gen_durable.pg.shared_transaction import Transaction
@@ -46,10 +47,10 @@ LONGEST_PAUSE: Final = 1.0
 
 
 class _ConnectionBroken(Exception):
-    """The connection broke during a step that had used it; `raised` is what the step raised."""
+    """The connection broke before the COMMIT, during a step that had used it or after it; `error` shows how."""
 
-    def __init__(self, raised: StepRaised) -> None:
-        self.raised = raised
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 class TransactionalExecutor:
@@ -94,12 +95,10 @@ class TransactionalExecutor:
                     except _ConnectionBroken as broken:
                         broken_connections += 1
                         if broken_connections == MAX_BROKEN:
-                            raise broken.raised from None
+                            raise StepRaised(_broken_connection_error(active.entry, broken.error)) from broken.error
                         log.warning("instance %d: its connection broke during its step, which runs again", claim.id)
                     else:
-                        if committed is not None:
-                            return committed
-                        log.warning("instance %d: its transaction did not commit, its step runs again", claim.id)
+                        return committed
                     if isinstance(claim.step_journal, StepJournal):
                         claim.step_journal.restart()
                     await asyncio.sleep(pauses.next())
@@ -130,17 +129,17 @@ class TransactionalExecutor:
 
     async def _try_once(
         self, connection: PersistentConnection, active: ActiveClaim
-    ) -> tuple[EncodedOutcome, CommitResult] | None:
-        """Execute the step in one transaction. Returns None if the transaction did not commit and never will."""
+    ) -> tuple[EncodedOutcome, CommitResult]:
+        """Execute the step in one transaction. Raises `_ConnectionBroken` if that did not commit and never will."""
         transaction = await Transaction.begin(connection)
         encoded = await self._execute_in_transaction(transaction, active)
         try:
             flushed = await self._flush_and_commit(transaction, encoded.commit, active.entry)
-        except ConnectionLost:
+        except ConnectionLost as error:
             transaction.drop()
             found = await self._find_commit(connection, encoded.commit)
             if found is None:
-                return None
+                raise _ConnectionBroken(error) from error
             flushed = found
         except Exception:
             await transaction.rollback()
@@ -170,7 +169,7 @@ class TransactionalExecutor:
             active.is_in_step = False
             # A step that has not used the connection did not raise because of it.
             if not await transaction.rollback() and isinstance(error, StepRaised) and step_transaction.is_used:
-                raise _ConnectionBroken(error) from error
+                raise _ConnectionBroken(error.error) from error
             raise
         except BaseException:
             transaction.drop()  # is_in_step stays set: the claim runner must see that user code was interrupted
@@ -225,6 +224,14 @@ class TransactionalExecutor:
             except (ConnectionLost, SqlError) as error:
                 log.info("instance %d: its commit cannot be checked yet (%s)", commit.id, describe_fault(error))
             await asyncio.sleep(pauses.next())
+
+
+def _broken_connection_error(entry: Entry, error: Exception) -> DatabaseUnavailable:
+    return DatabaseUnavailable(
+        f"the connection of step {entry.spec.label} broke in {MAX_BROKEN} executions in a row, at last with "
+        f"{describe(error)}. If the step waits inside its transaction, idle_in_transaction_session_timeout, or "
+        "idle_transaction_timeout of PgBouncer, ends it: wait before the first use of ctx.connection"
+    )
 
 
 def _ended_transaction_error(entry: Entry) -> InvalidOutcome:
