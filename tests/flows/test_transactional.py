@@ -247,7 +247,7 @@ async def test_a_step_that_always_breaks_its_connection_is_told_so(
         assert await texts(look, schema) == []
 
 
-class Idles(Machine):
+class Idles(Machine, retry=RetryPolicy(attempts=1)):
     """Waits inside its transaction for longer than it has allowed itself."""
 
     @step(transactional=True)

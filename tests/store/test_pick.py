@@ -200,3 +200,22 @@ def test_rows_due_at_the_ends_of_time_do_not_stop_a_pick(store: Store) -> None:
     (report,) = picked.unmet
     assert report.next_due == pytest.approx((late - datetime.now(UTC)).total_seconds(), abs=60)
     assert store.row(last.id or 0)["eligible_at"] == late
+
+
+def test_a_deadline_wakes_a_row_once(store: Store) -> None:
+    """The claim after a deadline is marked, of a wait for signals as of a join; a claim after a crash is not."""
+    store.given(
+        parked(1, await_deadline=seconds(-1))
+        + parent(2, 1, await_deadline=seconds(-1))
+        + instance(3)
+        + instance(4, awaits=["go"], seq=1)
+        + instance(5, parent_id=2, parent_round=1, queue="unserved")
+    )
+    woken = {claim.id: claim.is_woken_by_deadline for claim in store.pick().claims}
+    assert woken == {1: True, 2: True, 3: False, 4: False}
+    store.given(
+        "update @schema.instances set lease_expires_at = now() - interval '1 second' where status = 'executing'"
+    )
+    store.run(store.calls.reap(10, None))
+    again = {claim.id: (claim.timed_out, claim.is_woken_by_deadline) for claim in store.pick().claims}
+    assert again == {1: (True, False), 2: (True, False), 3: (False, False), 4: (False, False)}
