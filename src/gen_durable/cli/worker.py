@@ -41,16 +41,27 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:NAME",
+        help="A Worker, or a function without arguments (async or not) that returns one. "
+        "The module may be in the working directory.",
+    ),
+]
+EmbeddedOption = Annotated[
+    bool,
+    typer.Option(
+        "--embedded",
+        help="Start the embedded server if neither your Durable nor DATABASE_URL names a database. "
+        "Without a terminal this is needed.",
+    ),
+]
+
+
 @report_errors
 def worker(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:NAME",
-            help="A Worker, or a function without arguments (async or not) that returns one. "
-            "The module may be in the working directory.",
-        ),
-    ],
+    target: TargetArgument,
     *,
     processes: int = typer.Option(
         1, "--processes", "-p", metavar="N", min=1, help="How many processes to run. One that dies is replaced."
@@ -72,12 +83,7 @@ def worker(
         LogLevel,
         typer.Option(metavar="LEVEL", help="Show log lines from this level on: debug, info, warning or error."),
     ] = LogLevel.INFO,
-    embedded: bool = typer.Option(
-        False,
-        "--embedded",
-        help="Start the embedded server if neither your Durable nor DATABASE_URL names a database. "
-        "Without a terminal this must be said.",
-    ),
+    embedded: EmbeddedOption = False,
     supervised: bool = typer.Option(False, "--supervised", hidden=True),
 ) -> None:
     """Run your machines and jobs until SIGTERM or Ctrl-C.
@@ -89,11 +95,8 @@ def worker(
     logging.basicConfig(level=log_level.upper(), format=_FORMAT, datefmt="%H:%M:%S", stream=sys.stderr, force=True)
     drain = None if drain_timeout is None else parse_duration(drain_timeout)
     if processes > 1:
-        raise typer.Exit(
-            asyncio.run(
-                supervise(_child_command(target, max_crashes, drain_timeout, log_level, embedded=embedded), processes)
-            )
-        )
+        command = _child_command(target, max_crashes, drain_timeout, log_level, embedded=embedded)
+        raise typer.Exit(asyncio.run(supervise(command, processes)))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_cleanly)  # until the worker installs its own handlers: nothing is claimed before
     if supervised:

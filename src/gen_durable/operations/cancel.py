@@ -45,7 +45,7 @@ def to_cancellation(
 ) -> Cancellation:
     """The answer of a cancel. Raises `NotFound`."""
     if found.id is None or found.was is None:
-        by_key = parse_target(target)[1] is not None
+        by_key = isinstance(target.target if isinstance(target, Handle) else target, (str, bytes))
         raise NotFound(f"cancel: {describe_target(target)} is unknown" + (" or has ended" if by_key else ""))
     return Cancellation(
         found.id,
