@@ -28,6 +28,7 @@ from gen_durable.operations.in_transaction import Notify, TransactionCalls, chec
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.instance_admin import AdminOperations
 from gen_durable.operations.signal import is_delivered, outgoing_signal, send_signal
+from gen_durable.operations.signal_admin import SignalOperations
 from gen_durable.pg.pool import DriverPool
 from gen_durable.signals import Signal
 from gen_durable.starts import Scope, Start, Startable, StartOptions, Unique, step_of
@@ -39,7 +40,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-class Durable(AdminOperations):
+class Durable(AdminOperations, SignalOperations):
     """The client of one database: `async with Durable(dsn) as app:`.
 
     Without a DSN it uses DATABASE_URL, else the embedded server. `Durable(pool=pool)` runs its calls through your pool.

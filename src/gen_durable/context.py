@@ -18,7 +18,7 @@ from gen_durable.errors import InputError, TooLarge
 from gen_durable.instances import Status
 from gen_durable.limits import Limit
 from gen_durable.retry_policy import RetryPolicy
-from gen_durable.signals import Received, Signal
+from gen_durable.signals import Received, Signal, decode_signals
 from gen_durable.step_services import (
     JournalService,
     LimitContext,
@@ -141,12 +141,13 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
 
         A step that calls `take` or `take_all` consumes what these gave it, with every outcome but `Retry` and `Fail`.
         Any other awaited signal stays, and wakes the next `Await` of its name at once. A step that calls neither
-        consumes all awaited signals when it leads on to another step.
+        consumes all awaited signals when it leads on to another step. A payload that does not fit the signal's type
+        raises `UnreadableSignal`: do not catch it.
         """
         taken = self._taken_ids()
         for received in self.awaited:
             if received.name == signal.name and received.id not in taken:
-                payload = signal.codec.decode(received.payload)
+                (payload,) = decode_signals(signal, [received])
                 taken.append(received.id)
                 return payload
         return None
@@ -155,7 +156,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         """Take all awaited signals of this name, oldest first, and return their payloads; see `take`."""
         taken = self._taken_ids()
         left = [r for r in self.awaited if r.name == signal.name and r.id not in taken]
-        payloads = [signal.codec.decode(received.payload) for received in left]
+        payloads = decode_signals(signal, left)
         taken += [received.id for received in left]
         return payloads
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from gen_durable.codec import ENCRYPTED_PREFIX, UnreadablePayload, is_encrypted
 from gen_durable.context import Child
-from gen_durable.errors import ConfigError, DecodeError, EncodeError
+from gen_durable.errors import ConfigError, DecodeError, EncodeError, SignalFault
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.signals import Received
@@ -47,7 +47,11 @@ class PayloadContext:
 
 @runtime_checkable
 class PayloadCodec(Protocol):
-    """The protocol of `Durable(codec=...)`. Called from any thread. All clients and workers need codecs that agree."""
+    """The protocol of `Durable(codec=...)`. Called from any thread. All clients and workers need codecs that agree.
+
+    A codec may have an attribute `fingerprint`, a short text that differs between sets of keys and reveals none: a
+    worker with other keys then tries signals again that could not be decrypted.
+    """
 
     def encode(self, data: bytes, context: PayloadContext) -> bytes:
         """Encrypt a payload."""
@@ -69,6 +73,13 @@ class PayloadEncryption:
         self._codec = codec
         self._schema = schema
         self._clear = read_unencrypted
+
+    @property
+    def identity(self) -> str:
+        """What the codec can read, for fingerprints: its class and, if it has one, its attribute `fingerprint`."""
+        kind = type(self._codec)
+        own = getattr(self._codec, "fingerprint", "")
+        return f"{kind.__module__}.{kind.__qualname__}/{own}/{'clear' if self._clear else ''}"
 
     def encrypt(self, json: str, instance: int, field: str) -> str:
         """JSON as an envelope, which is JSON too."""
@@ -176,14 +187,23 @@ class PayloadEncryption:
             for one in several
         )
 
-    def decrypt_inbox(self, several: Iterable[Received], instance: int) -> tuple[Received, ...]:
-        """Signals for a step. Raises `DecodeError`. A signal without a payload is not encrypted."""
-        return tuple(
-            dataclasses.replace(one, payload=self.decrypt(one.payload, instance, signal_field(one.name)).encode())
-            if one.payload != b"null"
-            else one
-            for one in several
-        )
+    def decrypt_inbox(
+        self, several: Iterable[Received], instance: int
+    ) -> tuple[tuple[Received, ...], tuple[SignalFault, ...]]:
+        """Signals for a step, and those that cannot be decrypted. A signal without a payload is not encrypted."""
+        readable: list[Received] = []
+        faults: list[SignalFault] = []
+        for one in several:
+            if one.payload == b"null":
+                readable.append(one)
+                continue
+            try:
+                payload = self.decrypt(one.payload, instance, signal_field(one.name)).encode()
+            except DecodeError as error:
+                faults.append(SignalFault(one.id, one.name, f"cannot be decrypted: {error}"))
+            else:
+                readable.append(dataclasses.replace(one, payload=payload))
+        return tuple(readable), tuple(faults)
 
     def _make_envelope(self, data: bytes, context: PayloadContext) -> str:
         try:

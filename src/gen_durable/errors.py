@@ -15,6 +15,7 @@
     ├── OutcomeRejected        the database rejected an outcome
     ├── LeaseLost              another worker has taken over the claim
     ├── NoFreeThread           calls that timed out hold the threads of the worker
+    ├── UnreadableSignal       `ctx.take`: the payload of a signal does not fit its type
     ├── InstanceFailed         `Handle.result`: the instance has failed
     ├── InstanceCancelled      `Handle.result`: the instance was cancelled
     ├── WaitTimeout            `Handle.result`: the instance has not ended in time (also a `TimeoutError`)
@@ -33,6 +34,8 @@ A message says what happened and what to do. Messages carry names and ids, never
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 
 class GenDurableError(Exception):
@@ -104,6 +107,26 @@ class NoFreeThread(GenDurableError):
 
     Let it propagate out of the step.
     """
+
+
+class SignalFault(NamedTuple):
+    """A signal that cannot be read: its id, its name, and the reason, which never quotes the payload."""
+
+    id: int
+    name: str
+    reason: str
+
+
+class UnreadableSignal(GenDurableError):
+    """The payloads of signals do not fit the type of their `Signal`: `faults`.
+
+    Let it propagate out of the step: the worker sets these signals aside, and the step waits again or runs with the
+    others.
+    """
+
+    def __init__(self, faults: tuple[SignalFault, ...]) -> None:
+        super().__init__("; ".join(fault.reason for fault in faults))
+        self.faults = faults
 
 
 class InstanceFailed(GenDurableError):

@@ -113,6 +113,10 @@ class Registry:
         """The step of a row that `pick` matched against `known_steps`, or of a machine that is running here."""
         return self._entries[machine, version, step]
 
+    def owner_of(self, spec: MachineSpec) -> Machine | Job[Any, Any]:
+        """The machine or job that a spec was taken from."""
+        return self._entries[spec.name, spec.version, next(iter(spec.steps.values())).name].owner
+
     @property
     def machines_without_history(self) -> list[str]:
         """The machines and jobs with `history="off"`."""

@@ -5,12 +5,13 @@ Declare each signal once, at module level; clients send it and steps await it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
-from gen_durable.codec import Codec, codec_for
-from gen_durable.errors import DefinitionError
+from gen_durable.codec import Codec, codec_for, decode_payload
+from gen_durable.errors import DecodeError, DefinitionError, SignalFault, UnreadableSignal
 from gen_durable.validation import check_name
 
 P = TypeVar("P")
@@ -56,3 +57,48 @@ class Received:
 
     def __repr__(self) -> str:
         return f"Received(id={self.id}, name={self.name!r})"
+
+
+def decode_signals(signal: Signal[P], several: Iterable[Received]) -> list[P]:
+    """The payloads of signals. Raises `UnreadableSignal` with all that do not fit the type."""
+    payloads: list[P] = []
+    faults: list[SignalFault] = []
+    for received in several:
+        try:
+            payloads.append(signal.codec.decode(received.payload))
+        except DecodeError as error:
+            faults.append(SignalFault(received.id, received.name, str(error)))
+    if faults:
+        raise UnreadableSignal(tuple(faults))
+    return payloads
+
+
+SignalState: TypeAlias = Literal["waiting", "never_read", "consumed", "rejected"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSignal:
+    """One signal of an instance, as `app.signals` reads it.
+
+    `state`: "waiting" in the inbox; "never_read" if its instance has ended without it; "consumed", kept because of its
+    dedup key; "rejected", because no worker could read it, for `reason`. `size` is in bytes.
+    """
+
+    id: int
+    target_id: int
+    machine: str
+    name: str
+    state: SignalState
+    inserted_at: datetime
+    size: int
+    dedup_key: str | None
+    reason: str | None
+    raw_payload: bytes | None
+
+    @property
+    def payload(self) -> Any:
+        """The payload as plain JSON values; None without `payloads=True`. Raises `DecodeError` if it is encrypted."""
+        return None if self.raw_payload is None else decode_payload(self.raw_payload)
+
+    def __repr__(self) -> str:
+        return f"StoredSignal(id={self.id}, name={self.name!r}, state={self.state!r})"

@@ -29,6 +29,7 @@ from gen_durable.operations.in_transaction import Notify, TransactionCalls, chec
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.instance_admin import SyncAdminOperations
 from gen_durable.operations.signal import is_delivered, outgoing_signal
+from gen_durable.operations.signal_admin import SyncSignalOperations
 from gen_durable.pg.caller_connection import django_connection
 from gen_durable.signals import Signal
 from gen_durable.starts import Start, Startable, StartOptions
@@ -42,7 +43,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class SyncDurable(SyncAdminOperations["SyncHandle[Any]"]):
+class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["SyncHandle[Any]"]):
     """`with SyncDurable(dsn) as app: app.insert(...)`.
 
     The options are those of `Durable`, except `pool`: an asyncpg pool belongs to the event loop that opened it, and

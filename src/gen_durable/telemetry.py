@@ -204,6 +204,16 @@ class OutcomePostponed:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalRejected:
+    """A signal was set aside: its payload does not fit its type, or cannot be decrypted. `id` is the instance's."""
+
+    id: int
+    machine: str
+    signal: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EventLoopBlocked:
     """The event loop was blocked for `seconds`, most likely by a step that does not await."""
 
@@ -228,6 +238,7 @@ Event: TypeAlias = (
     | UnknownStepsFound
     | StateUndecodable
     | OutcomePostponed
+    | SignalRejected
     | EventLoopBlocked
 )
 Subscriber: TypeAlias = Callable[[Event], None]

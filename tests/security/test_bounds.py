@@ -144,7 +144,7 @@ async def test_what_a_step_returns_is_its_error(engine: Opening, step_: Any, cou
 async def fill(e: Engine, instance: int, count: int, *, dedup: bool = False) -> None:
     await e.rows.fetch(
         "insert into @.signals (target_id, name, payload, dedup_key) "
-        "select $1, 'other', 'null', case when $3 then 'd' || n end from generate_series(1, $2) as n",
+        "select $1, 'told', 'null', case when $3 then 'd' || n end from generate_series(1, $2) as n",
         *(instance, count, dedup),
     )
     await e.rows.fetch("update @.instances set has_signals = true where id = $1", instance)
@@ -154,7 +154,8 @@ async def test_an_inbox_holds_ten_thousand(engine: Opening) -> None:
     """The next is refused, and nothing of it is written; a duplicate is still one; what was consumed does not count."""
     async with engine() as e:
         handle = await e.app.insert(Waiter.wait, Secret("x"), unique_key="k")
-        await fill(e, handle.id, MAX_INBOX - 1, dedup=True)
+        assert await handle.signal(told, Secret("first"))
+        await fill(e, handle.id, MAX_INBOX - 2, dedup=True)
         assert await handle.signal(told, Secret("last"), dedup_key="last")
         for target in (handle.id, "k"):
             with pytest.raises(TooLarge, match="has 10,000 unconsumed signals"):
@@ -165,7 +166,7 @@ async def test_an_inbox_holds_ten_thousand(engine: Opening) -> None:
         assert await e.rows.value("select count(*) from @.signals") == MAX_INBOX
         assert await e.rows.value("select @.signal($1::bigint, 'told', '{}')", handle.id) == "full"
         async with e.worker(Waiter()):
-            assert await e.end(handle) == Finished(handle.id, "last/x")
+            assert await e.end(handle) == Finished(handle.id, "first/x")
         other = await e.app.insert(Waiter.wait, Secret("x"), queue="nobody")
         await fill(e, other.id, MAX_INBOX)
         await e.rows.fetch("update @.signals set consumed = true where target_id = $1", other.id)

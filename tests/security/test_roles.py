@@ -45,6 +45,8 @@ CLIENT = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", 
 VIEWER = {"get", "instances_of", "list", "count", "history_of", "activities_of", "checkpoint_of", "progress_of"} | {
     "limit_states",
     "count_taken_slots",
+    "signals_of",
+    "rejected_signals",
 }
 WORKER = CLIENT | {
     *(
@@ -87,9 +89,9 @@ WORKER = CLIENT | {
         "list",
         "count",
     ),
-    "count_taken_slots",
+    *("count_taken_slots", "reject_signals", "retry_rejected_signals", "signals_of", "rejected_signals"),
 }
-ADMIN = CLIENT | VIEWER | {"retry", "delete_instance", "set_limit", "remove_limit"}
+ADMIN = CLIENT | VIEWER | {"retry", "delete_instance", "set_limit", "remove_limit", "restore_signals", "delete_signals"}
 MAY_CALL: dict[str, set[str]] = {
     "worker": WORKER,
     "client": CLIENT,

@@ -18,6 +18,7 @@ from gen_durable.cli.limits import limits
 from gen_durable.cli.list import count, ls
 from gen_durable.cli.migrate import migrate
 from gen_durable.cli.show import show
+from gen_durable.cli.signals import signals
 from gen_durable.cli.worker import worker
 
 if is_plain():
@@ -54,6 +55,7 @@ _EPILOG = """
   gen-durable show 42                        show its status and error
   gen-durable history 42                     show what it has done
   gen-durable signal 42 payment '{"n": 1}'   send it a signal
+  gen-durable signals 42                     list its signals
   gen-durable cancel 42                      cancel it and its descendants
   gen-durable retry 42                       resume it where it failed
   gen-durable rm 42                          delete it
@@ -85,6 +87,7 @@ app.command()(count)
 app.command()(show)
 app.command()(history)
 app.command()(signal)
+app.command()(signals)
 app.command()(cancel)
 app.command()(retry)
 app.command()(rm)

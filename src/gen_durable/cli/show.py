@@ -32,6 +32,7 @@ from gen_durable.client import Durable
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.listing import Count
+from gen_durable.signals import StoredSignal
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Details:
     activities: list[Activity]
     progress: list[Progress]
     checkpoint: Checkpoint | None
+    signals: list[StoredSignal]
 
 
 @report_errors
@@ -97,6 +99,7 @@ async def _read_details(app: Durable, which: int | str, last: int) -> Details:
         await app.activities(instance.id, last=last),
         await app.progress(instance.id),
         await app.checkpoint(instance.id),
+        [signal for signal in await app.signals(instance.id) if signal.state != "consumed"],
     )
 
 
@@ -122,6 +125,7 @@ def _json_fields(details: Details, *, state: bool) -> dict[str, object]:
             for p in details.progress
         ],
         "checkpoint": checkpoint,
+        "signals": [{"id": s.id, "name": s.name, "state": s.state, "reason": s.reason} for s in details.signals],
         "history": [transition_fields(t, state=state) for t in details.history],
         "activities": [
             {
@@ -171,6 +175,7 @@ def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
         ("error type", instance.error_type or ""),
         ("progress", "\n".join(_describe_progress(p, now) for p in details.progress)),
         ("checkpoint", _describe_checkpoint(details.checkpoint, now)),
+        ("signals", _describe_signals(details.signals)),
         ("queue", instance.queue + (f", priority {instance.priority}" if instance.priority else "")),
         ("partition key", instance.partition_key or ""),
         ("unique key", format_key(instance.unique_key) or ""),
@@ -191,6 +196,16 @@ def _describe_progress(progress: Progress, now: datetime) -> str:
     if progress.message:
         parts.append(text_or_encrypted_hint(progress.message))
     return f"{where}: {', '.join(parts) or 'started'} ({format_age(progress.updated_at, now)})"
+
+
+def _describe_signals(signals: list[StoredSignal]) -> str:
+    """`2 waiting (go), 1 rejected (pay)`, or `3 never read (go)` of an ended instance."""
+    parts: list[str] = []
+    for state in ("waiting", "never_read", "rejected"):
+        names = [signal.name for signal in signals if signal.state == state]
+        if names:
+            parts.append(f"{len(names):,} {state.replace('_', ' ')} ({', '.join(dict.fromkeys(names))})")
+    return ", ".join(parts)
 
 
 def _describe_checkpoint(checkpoint: Checkpoint | None, now: datetime) -> str:

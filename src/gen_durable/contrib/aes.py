@@ -25,6 +25,7 @@ from gen_durable.validation import check_name
 FORMAT: Final = 1
 NONCE: Final = 12
 PURPOSE: Final = b"gen_durable payload of "
+FINGERPRINT: Final = b"gen_durable fingerprint of a key"
 
 
 class AesGcm:
@@ -71,6 +72,14 @@ class AesGcm:
             raise DecodeError(
                 f"it was changed or copied from another instance or field, or the given key {name!r} is another one."
             ) from None
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs between sets of keys; the keys cannot be derived from it."""
+        marks = [
+            name.encode() + hmac.digest(key, FINGERPRINT, "sha256")[:6] for name, key in sorted(self._keys.items())
+        ]
+        return hmac.digest(FINGERPRINT, b"".join(marks), "sha256")[:6].hex()
 
     def __repr__(self) -> str:
         return f"AesGcm(write={self._write!r}, read={sorted(self._keys)})"

@@ -16,6 +16,7 @@ import msgspec
 
 from gen_durable.backoff import Pauses
 from gen_durable.encryption import ERROR, RESULT, STATE, TRACEBACK, PayloadEncryption, signal_field
+from gen_durable.errors import UnreadableSignal
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_error
@@ -40,13 +41,20 @@ class RowEncryption:
         self._statements = statements
 
     def decrypt(self, claim: Claim) -> None:
-        """Decrypt the state, signals and children of a claim, once. Raises `DecodeError`. The journal is separate."""
+        """Decrypt the state, signals and children of a claim, once. The journal is separate.
+
+        Raises `DecodeError`, and `UnreadableSignal` after the rest is decrypted: the claim is then without the signals
+        that cannot be.
+        """
         if claim.is_decrypted:
             return
         encryption = self.encryption
-        state, inbox = encryption.decrypt(claim.state, claim.id, STATE), encryption.decrypt_inbox(claim.inbox, claim.id)
+        state = encryption.decrypt(claim.state, claim.id, STATE)
+        inbox, faults = encryption.decrypt_inbox(claim.inbox, claim.id)
         children = encryption.decrypt_children(claim.children) if claim.children else claim.children
         claim.state, claim.inbox, claim.children, claim.is_decrypted = state, inbox, children, True
+        if faults:
+            raise UnreadableSignal(faults)
 
     def encrypt_error(self, commit: Commit) -> None:
         """Encrypt the error of an outcome that has no payload."""

@@ -22,6 +22,7 @@ from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
+from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import Events
 
@@ -47,6 +48,7 @@ class Services:
         "journal_statements",
         "retention_statements",
         "schema",
+        "signal_statements",
         "statement_runner",
         "statements",
     )
@@ -58,6 +60,7 @@ class Services:
         self.journal_statements = JournalStatementBuilder(self.schema)
         self.admin_statements = AdminStatementBuilder(self.schema)
         self.retention_statements = RetentionStatementBuilder(self.schema)
+        self.signal_statements = SignalStatementBuilder(self.schema)
         self.events = Events()
         self.encryption = encryption
         self.statement_runner = StatementRunner(self._get_client_pool, self.schema.name)
@@ -87,6 +90,11 @@ class Services:
         """Waits for instances to end."""
         self.check_open()
         return self._completions
+
+    @property
+    def codec_identity(self) -> str:
+        """What the codec can read, for fingerprints; "" without a codec."""
+        return "" if self.encryption is None else self.encryption.identity
 
     @property
     def installation(self) -> str:

@@ -9,7 +9,7 @@ tests/worker/test_large_claims.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -26,6 +26,8 @@ from gen_durable.validation import MAX_CLAIM_PART
 
 MAX_BYTES: Final = 192_000_000
 MAX_LOADED_CHILDREN: Final = 10_000
+MAX_SIGNALS: Final = 20_000  # awaited ones, and as many others
+MAX_UNAWAITED: Final = 8_000_000  # bytes of signals that the step does not await
 PAGE: Final = 1000  # children
 
 
@@ -81,20 +83,27 @@ class ClaimReader:
         return size
 
     async def _read_inbox(self, claim: Claim) -> int:
-        """Signals beyond the bound are left for a later claim; signal.sql delivers none."""
-        inbox: list[Received] = []
+        """Awaited signals first, then the oldest of the others; those beyond the bounds are left for a later claim."""
+        awaits = claim.awaits or []
+        awaited = await self._read_signals(claim, MAX_CLAIM_PART, names=awaits) if awaits else []
+        others = await self._read_signals(claim, MAX_UNAWAITED, without=awaits)
+        claim.inbox = tuple(sorted(awaited + others, key=lambda received: received.id))
+        return sum(len(received.payload) for received in claim.inbox)
+
+    async def _read_signals(
+        self, claim: Claim, max_bytes: int, *, names: Sequence[str] | None = None, without: Sequence[str] = ()
+    ) -> list[Received]:
+        """At least one, however large, if there is any."""
+        found: list[Received] = []
         size = after = 0
-        while page := await self._pool.run_idempotent(self._statements.inbox_page(claim.id, after)):
+        while page := await self._pool.run_idempotent(self._statements.inbox_page(claim.id, after, names, without)):
             for received in page:
-                if size + len(received.payload) > MAX_CLAIM_PART and inbox:
-                    break
+                if found and (size + len(received.payload) > max_bytes or len(found) >= MAX_SIGNALS):
+                    return found
                 size += len(received.payload)
-                inbox.append(received)
-            if inbox[-1] is not page[-1]:
-                break
+                found.append(received)
             after = page[-1].id
-        claim.inbox = tuple(inbox)
-        return size
+        return found
 
     async def _read_children(self, claim: Claim) -> int:
         """Children beyond the bounds are left out altogether: the step reads them page by page."""

@@ -35,7 +35,7 @@ from gen_durable.engine.outcome_encoder import EncodedOutcome, advance_claim
 from gen_durable.engine.outcome_rejection import UnusableLimit
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
+from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected, UnreadableSignal
 from gen_durable.instances import Status
 from gen_durable.pg.faults import describe_for_log
 from gen_durable.registry import Registry
@@ -164,7 +164,7 @@ class ClaimRunner:
                     self._emit_committed(active, encoded, took)
                 started = time.perf_counter()
                 self._advance_to_next_step(active, encoded)
-        except (UndecodableState, LeaseLost, NoFreeThread) as error:
+        except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal) as error:
             self._end_without_outcome(active, error)
         except asyncio.CancelledError:
             if active.cancel_reason is None or not active.is_in_step:
@@ -324,7 +324,10 @@ class ClaimRunner:
         too, the instance fails.
         """
         claim, entry = active.claim, active.entry
-        encoded = await self._executor.answer_error_after_step(claim, entry, rejected)
+        try:
+            encoded = await self._executor.answer_error_after_step(claim, entry, rejected)
+        except UnreadableSignal as unreadable:
+            return self._end_without_outcome(active, unreadable)
         encoded.commit.began, encoded.commit.took = former.began, former.took
         try:
             try:
@@ -353,7 +356,9 @@ class ClaimRunner:
         advance_claim(claim, encoded)
         active.entry = self._registry.get(claim.machine, claim.version, claim.step)
 
-    def _end_without_outcome(self, active: ActiveClaim, error: UndecodableState | LeaseLost | NoFreeThread) -> None:
+    def _end_without_outcome(
+        self, active: ActiveClaim, error: UndecodableState | LeaseLost | NoFreeThread | UnreadableSignal
+    ) -> None:
         """End a claim without an outcome."""
         claim = active.claim
         match error:
@@ -365,6 +370,8 @@ class ClaimRunner:
             case NoFreeThread():
                 log.warning("instance %d of %s is put back: %s", claim.id, active.entry.spec.label, error)
                 self._claims.postpone(active, str(error))
+            case UnreadableSignal():
+                self._claims.reject_signals(active, error.faults)
             case LeaseLost():
                 log.warning("instance %d: the claim was lost during a step", claim.id)
                 if self._events.active and self._claims.has(active):  # else a heartbeat has reported it

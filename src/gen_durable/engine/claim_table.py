@@ -18,12 +18,16 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
+from gen_durable.errors import SignalFault
+from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.registry import Registry
+from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
-from gen_durable.telemetry import AwaitTimedOut, ClaimLost, Events
+from gen_durable.telemetry import AwaitTimedOut, ClaimLost, Events, SignalRejected
+from gen_durable.validation import clean_error
 
 log = logging.getLogger("gen_durable.worker")
 DEFAULT_REASON: Final = "cancelled"
@@ -46,10 +50,12 @@ class ClaimTable:
     __slots__ = (
         "_claims",
         "_events",
+        "_fingerprints",
         "_lock",
         "_notifier",
         "_pool",
         "_registry",
+        "_signal_statements",
         "_slots",
         "_statements",
         "_tasks",
@@ -67,9 +73,12 @@ class ClaimTable:
         notifier: Notifier,
         events: Events,
         max_crashes: int | None,
+        fingerprints: Fingerprints,
     ) -> None:
         self._pool = pool
         self._statements = statements
+        self._signal_statements = SignalStatementBuilder(statements.schema)
+        self._fingerprints = fingerprints
         self._slots = slots
         self._tasks = tasks
         self._registry = registry
@@ -167,6 +176,35 @@ class ClaimTable:
     def postpone(self, active: ActiveClaim, reason: str, rest: Rest = USUAL_REST) -> None:
         """Make a row runnable again after a rest; `reason` becomes its last error."""
         self._start_release([(active, rest.first, reason)], rest.longest)
+
+    def reject_signals(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
+        """Set signals aside that this worker cannot read, and put the row back, in a task."""
+        task = self._tasks.spawn(self._reject_signals(active, faults))
+        task.add_done_callback(lambda _: self.remove(active))  # as in _start_release
+
+    async def _reject_signals(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
+        claim = active.claim
+        statement = self._signal_statements.reject(
+            claim.id,
+            claim.epoch,
+            [fault.id for fault in faults],
+            [clean_error(fault.reason) for fault in faults],
+            self._fingerprints.of(claim.machine, claim.version),
+        )
+        try:
+            result = await self._pool.run_idempotent(statement)
+        except (ConnectionLost, SqlError) as error:
+            log.warning("instance %d: its unreadable signals stay (%s)", claim.id, type(error).__name__)
+            return
+        finally:
+            self.remove(active)
+        for fault in faults:
+            if fault.id in result.ids:
+                log.error("instance %d: signal %d is rejected: %s", claim.id, fault.id, fault.reason)
+                if self._events.active:
+                    self._events.emit(SignalRejected(claim.id, claim.machine, fault.name, fault.reason))
+        self._notifier.wake_queues(result.woken_queues)
+        self._slots.schedule_pick(claim.queue, 0.0)  # finds when the deadline of a row is that waits again
 
     def _start_release(
         self,

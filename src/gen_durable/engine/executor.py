@@ -24,7 +24,7 @@ from gen_durable.engine.hook_caller import HookCaller, await_within
 from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel_outcome, encode_outcome
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled
+from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, UnreadableSignal
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine, StepSpec
 from gen_durable.outcomes import UNCHANGED, Done, Fail, Next, Outcome, Retry, ScheduleChildren, describe
@@ -89,7 +89,9 @@ class Executor:
         task: asyncio.Task[Any] | None = None,
         transaction: StepTransaction | None = None,
     ) -> EncodedOutcome:
-        """Execute a step and encode its outcome. Raises `UndecodableState`, `LeaseLost`, `NoFreeThread`, cancellation.
+        """Execute a step and encode its outcome.
+
+        Raises `UndecodableState`, `LeaseLost`, `NoFreeThread`, `UnreadableSignal`, cancellation.
 
         `previous` is the committed outcome of the same claim that led here; it holds the decoded state. `task` is the
         current task, if the caller knows it. With a `transaction` the step's error is raised as `StepRaised`.
@@ -120,7 +122,7 @@ class Executor:
                 raise
             await _forget_cancellation(claim)
             error: Exception = _to_step_cancelled(entry.spec, raised)
-        except (LeaseLost, NoFreeThread):
+        except (LeaseLost, NoFreeThread, UnreadableSignal):
             raise
         except Exception as raised:
             error = raised
@@ -137,6 +139,8 @@ class Executor:
             if claim.journal is not None:
                 self._journal.step_journal(claim, claim.seq)
             return entry.spec.state_codec.decode(claim.state)
+        except UnreadableSignal:
+            raise
         except BaseException as error:  # types of the user are built here: a SystemExit would end the process
             raise UndecodableState(describe(error)) from error
 
@@ -194,7 +198,7 @@ class Executor:
                 raise
             second: BaseException = StepCancelled(f"{handler} was cancelled from inside")
             second.__cause__ = raised
-        except (LeaseLost, NoFreeThread):
+        except (LeaseLost, NoFreeThread, UnreadableSignal):
             raise
         except BaseException as raised:
             second = raised
@@ -255,7 +259,8 @@ class Executor:
         owner = entry.owner
         try:
             if self._encryption is not None:
-                self._encryption.decrypt(claim)
+                with contextlib.suppress(UnreadableSignal):  # on_cancel runs without these signals
+                    self._encryption.decrypt(claim)
             state = entry.spec.state_codec.decode(claim.state)
             ctx = self._make_context(claim, entry.spec)
             await self._hooks.call(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from datetime import timedelta
 from typing import Final
 
@@ -17,8 +18,10 @@ from gen_durable.core.notifier import Notifier
 from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
+from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
+from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import ReapedClaim, UnknownStep
 from gen_durable.telemetry import (
@@ -35,6 +38,8 @@ UNBLOCK_BATCH: Final = 1000
 UNBLOCK_BATCHES: Final = 20
 LOGGED_IDS: Final = 20
 UNKNOWN_STEPS_EVERY: Final = 6
+REJECTED_EVERY: Final = 5.0  # seconds
+REJECTED_BATCH: Final = 1000
 
 
 class Reaper(BackgroundTask):
@@ -51,6 +56,7 @@ class Reaper(BackgroundTask):
         events: Events,
         dead_letters: DeadLetterHook | None,
         crashed: CrashedRows,
+        fingerprints: Fingerprints,
     ) -> None:
         super().__init__("reaper")
         self._connection = connection
@@ -59,6 +65,10 @@ class Reaper(BackgroundTask):
         self._events = events
         self._dead_letters = dead_letters
         self._crashed = crashed
+        self._signal_statements = SignalStatementBuilder(statements.schema)
+        self._fingerprints = fingerprints
+        self._rejected_after = (0, 0)  # the instance and the signal that the last round ended with
+        self._rejected_due_at = 0.0
         self._interval_seconds = (options.reap_interval or timedelta(0)).total_seconds()
         self._max_crashes = options.max_crashes
         self._queues = list(options.queues)
@@ -74,6 +84,8 @@ class Reaper(BackgroundTask):
         """Reap one batch; a full batch is followed by the next at once."""
         is_full = await self._reap_runner.run(self._reap_batch, REAP_BATCH)
         await self._unblock_missed()
+        if self._queues and time.monotonic() >= self._rejected_due_at:
+            await self._retry_rejected_signals()
         if self._queues and self._rounds % UNKNOWN_STEPS_EVERY == 0:
             self._report_unknown_steps(
                 await self._connection.run(self._statements.count_due_unknown_steps(self._queues, self._known_steps))
@@ -123,6 +135,18 @@ class Reaper(BackgroundTask):
             for queue in queues:
                 self._events.emit(RowsUnblocked(queue))
         return 0  # the gates that follow are left to the next call
+
+    async def _retry_rejected_signals(self) -> None:
+        """Try signals again that workers with other definitions have rejected, a batch per round."""
+        statement = self._signal_statements.retry_rejected(
+            self._fingerprints.all(), self._rejected_after, REJECTED_BATCH
+        )
+        result = await self._connection.run(statement)
+        self._rejected_after = result.after
+        self._rejected_due_at = time.monotonic() + REJECTED_EVERY
+        if result.ids:
+            log.info("tries %d rejected signals again, with another definition", len(result.ids))
+        self._notifier.wake_queues(result.woken_queues)
 
     def _report_unknown_steps(self, count_due_unknown_steps: list[UnknownStep]) -> None:
         for row in count_due_unknown_steps:

@@ -38,6 +38,7 @@ from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
+from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.telemetry import QueueDrained
@@ -87,6 +88,7 @@ class Runtime:
             worker=name,
         )
         self.slots = Slots(options.concurrency_by_queue, options.prefetch, tasks=self.tasks, notifier=services.notifier)
+        self._fingerprints = Fingerprints(registry, services.codec_identity)
         self.claims = ClaimTable(
             services.pool,
             services.statements,
@@ -96,6 +98,7 @@ class Runtime:
             notifier=services.notifier,
             events=services.events,
             max_crashes=options.max_crashes,
+            fingerprints=self._fingerprints,
         )
         self._history_trimmer = HistoryTrimmer(self._upkeep_connection, services.journal_statements)
         self._build_runner(services, target)
@@ -180,6 +183,7 @@ class Runtime:
                     events=services.events,
                     dead_letters=self._dead_letters,
                     crashed=self.claims.crashed,
+                    fingerprints=self._fingerprints,
                 )
             )
         if options.gc_interval is not None:

@@ -96,7 +96,7 @@ class AdminOperations:
         """Run a failed or cancelled instance again, from the step and the state in which it ended.
 
         A unique key stands for its holder, else for the last instance inserted with it.
-        Finished activities and the checkpoint of that step count, as after a crash. Unconsumed signals are gone, and a
+        Finished activities and the checkpoint of that step count, as after a crash. Its unread signals are there, and a
         released unique key is not taken again. A parent that still waits for its children waits for this one too; a
         parent that has gone on is not affected. Raises `NotFound`, and `WrongStatus` for an instance that is done or
         has not ended.

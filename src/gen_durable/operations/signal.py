@@ -28,7 +28,8 @@ def outgoing_signal(
     instance, key = parse_target(target, services)
     if dedup_key is not None:
         check_text_key(dedup_key, "dedup_key")
-    return OutgoingSignal(instance, key, signal.name, signal.codec.encode(payload).decode(), dedup_key)
+    text, _ = signal.codec.encode_and_decode(payload)  # what no worker could read is not sent
+    return OutgoingSignal(instance, key, signal.name, text, dedup_key)
 
 
 async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
@@ -57,8 +58,9 @@ def is_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal: 
         raise NoTarget(f"signal {signal.name!r}: {describe_target(target)} is unknown or has ended")
     if verdict == "full":
         raise TooLarge(
-            f"signal {signal.name!r}: {describe_target(target)} has {MAX_INBOX:,} unconsumed signals, or "
-            f"{MAX_CLAIM_PART:,} bytes of them with this one, and takes no more until it consumes some"
+            f"signal {signal.name!r}: {describe_target(target)} has {MAX_INBOX:,} unconsumed signals of this name, or "
+            f"{MAX_CLAIM_PART:,} bytes of them with this one; or twice as much of all names, and does not await this "
+            "one. It takes no more until it consumes some, or until `gen-durable signals rm` deletes them"
         )
     return verdict == "delivered"
 

@@ -131,7 +131,7 @@ class StatementBuilder:
         self._lock_parent_and_allocate_ids = f"select {s}.lock_parent_and_allocate_ids($1,$2,$3,$4)"
         self._start_instances = f"select {s}.start_instances($1,$2,$3,array['children'],$4)"
         self._children = f"select {s}.children_page($1,null,$2,$3,$4)"
-        self._inbox_page = f"select {s}.inbox_page($1,$2,$3)"
+        self._inbox_page = f"select {s}.inbox_page($1,$2,$3,$4,$5)"
         self._signal = (
             "select ord, target, verdict, woken_queue from "  # noqa: S608
             f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{JSON},$5)"
@@ -277,11 +277,12 @@ class StatementBuilder:
             self._children, (parent, after, limit, PAGE_BYTES), lambda rows: list(decode_children(rows[0][0] or "[]"))
         )
 
-    def inbox_page(self, instance: int, after: int) -> Statement[list[Received]]:
+    def inbox_page(
+        self, instance: int, after: int, names: Sequence[str] | None = None, without: Sequence[str] = ()
+    ) -> Statement[list[Received]]:
         """The next signals of an inbox, after the id `after`: at most PAGE_BYTES, and at least one."""
-        return Statement(
-            self._inbox_page, (instance, after, PAGE_BYTES), lambda rows: list(decode_inbox(rows[0][0] or "[]"))
-        )
+        args = (instance, after, PAGE_BYTES, names, without)
+        return Statement(self._inbox_page, args, lambda rows: list(decode_inbox(rows[0][0] or "[]")))
 
     def signal(self, deliveries: Sequence[OutgoingSignal]) -> Statement[list[tuple[int | None, str, str | None]]]:
         return Statement(

@@ -17,6 +17,7 @@ from gen_durable.testing.instance_snapshot import Snapshot
 LOST: Final = "lost"
 UNDECODABLE: Final = "undecodable"
 PUT_BACK: Final = "put back"
+SIGNAL_REJECTED: Final = "signal rejected"
 LISTED: Final = 10
 """How many waiting instances a message lists."""
 
@@ -26,8 +27,9 @@ class Execution:
     """One execution of one step.
 
     `outcome` is the name of the outcome's class ("Next", "Done", ...), "lost" if nothing was committed (a crash),
-    "undecodable" if the stored state did not fit the step, or "put back" if the outcome names a limit that is not
-    declared. `error` is the exception that the step raised, or the reason why it was put back.
+    "undecodable" if the stored state did not fit the step, "signal rejected" if a signal did not fit its type and was
+    set aside, or "put back" if the outcome names a limit that is not declared. `error` is the exception that the step
+    raised, or the reason why it was put back.
     """
 
     id: int

@@ -39,14 +39,15 @@ from gen_durable.engine.step_journal import Action, SleepBeforeRetry
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
+from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected, UnreadableSignal
+from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
 from gen_durable.retry_policy import RetryPolicy
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.types import Claim, FollowUps
-from gen_durable.telemetry import Event, Events, OutcomePostponed, StateUndecodable, StepCommitted
-from gen_durable.testing.drain_result import LOST, PUT_BACK, UNDECODABLE, Execution
+from gen_durable.telemetry import Event, Events, OutcomePostponed, SignalRejected, StateUndecodable, StepCommitted
+from gen_durable.testing.drain_result import LOST, PUT_BACK, SIGNAL_REJECTED, UNDECODABLE, Execution
 from gen_durable.testing.harness_statements import HarnessStatements
 
 T = TypeVar("T")
@@ -140,6 +141,7 @@ class Stepper:
             notifier=self._notifier,
             events=self._events,
             max_crashes=None,
+            fingerprints=Fingerprints(registry, services.codec_identity),
         )
         slots.runner = self._runner = ClaimRunner(
             self._executor,
@@ -217,6 +219,8 @@ class Stepper:
             case OutcomePostponed():
                 self._outcomes[event.id] = PUT_BACK
                 self._errors[event.id] = OutcomeRejected(event.reason)
+            case SignalRejected():
+                self._outcomes[event.id] = SIGNAL_REJECTED
             case _:
                 pass
 
@@ -245,7 +249,7 @@ class Stepper:
                     await self._run_in_task(claim, self._executor.execute(claim, entry, may_continue=False))
             except StepRaised as raised:
                 self._errors[claim.id] = raised.error
-            except (UndecodableState, LeaseLost, NoFreeThread):
+            except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal):
                 pass  # recorded by the executor
         await self._connection.run(self._statements.expire_lease(claim.id, claim.epoch))
         await self.reap()
@@ -344,7 +348,7 @@ class HarnessExecutor(Executor):
             return await super().execute(
                 claim, entry, may_continue=may_continue, previous=previous, task=task, transaction=transaction
             )
-        except (UndecodableState, LeaseLost, NoFreeThread) as error:
+        except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal) as error:
             self.errors[claim.id] = error
             raise
 

@@ -1,7 +1,7 @@
 -- inbox_of: the unconsumed signals of an instance, oldest first, as a JSON array, for the claim of the instance.
 --
--- Returns true if their payloads are larger than 100 kB together: a pick is one statement for all queues of a worker, and
--- must stay short. The worker then reads the inbox page by page (inbox_page.sql, engine/claim_reader.py).
+-- Returns true if their payloads are larger than 100 kB together, or if they are more than 10,000: a pick is one statement
+-- for all queues of a worker, and must stay short. The worker then reads the inbox page by page (inbox_page.sql, engine/claim_reader.py).
 -- Index: signals_inbox. Locks: none. Guarded by tests/store/test_claim_size.py.
 create or replace function @schema.inbox_of(target bigint)
 returns jsonb
@@ -12,7 +12,9 @@ set jit = off
 set enable_seqscan = off
 as $$
 begin
-  if (select sum(s.size) from @schema.signals s where s.target_id = target and not s.consumed) > 100000 then
+  if (
+    select sum(s.size) > 100000 or count(*) > 10000 from @schema.signals s where s.target_id = target and not s.consumed
+  ) then
     return 'true';
   end if;
   return (

@@ -1,9 +1,11 @@
 -- inbox_page: a page of the unconsumed signals of an instance, oldest first, as a JSON array.
 --
--- Parameters: the instance; the id after which to begin; the most bytes of payloads. A page has at least one signal,
--- however large; null if none is left.
+-- Parameters: the instance; the id after which to begin; the most bytes of payloads; names, those to read, null for any;
+-- without, names to leave out. A page has at least one signal, however large; null if none is left. It has at most 10,000.
 -- Index: signals_inbox. Locks: none. Guarded by tests/store/test_claim_size.py.
-create or replace function @schema.inbox_page(target bigint, after bigint, bytes bigint)
+create or replace function @schema.inbox_page(
+  target bigint, after bigint, bytes bigint, names text[] default null, without text[] default '{}'
+)
 returns jsonb
 language plpgsql
 stable
@@ -20,6 +22,8 @@ begin
     select s.id, s.size, sum(s.size) over (order by s.id rows unbounded preceding) as total
     from @schema.signals s
     where s.target_id = target and not s.consumed and s.id > after
+      and (names is null or s.name = any (names)) and s.name <> all (without)
+    order by s.id limit 10000
   ) as fitting
   where fitting.total <= bytes or fitting.total = fitting.size;
   return (
@@ -31,6 +35,7 @@ begin
     )
     from @schema.signals signal
     where signal.target_id = target and not signal.consumed and signal.id > after and signal.id <= last_id
+      and (names is null or signal.name = any (names)) and signal.name <> all (without)
   );
 end
 $$;

@@ -2,11 +2,13 @@
 --
 -- Parameters: one array per column, all of one length. A target is given by id or, where that is null, by unique key.
 -- Returns one row per input row, in input order: the target's id; a verdict: 'delivered', 'duplicate', 'no_target' or
--- 'full' (10,000 unconsumed signals are in its inbox, or 64 MB of their payloads with this one: the inbox comes with the
--- claim); and the queue to wake. That is the queue of a row that became
+-- 'full'; and the queue to wake. That is the queue of a row that became
 -- runnable, and of a row that was due already: the lock taken here may have hidden it from a picker that was just woken
 -- for it (tests/flows/test_signals.py).
--- Index: primary key, instances_unique, signals_dedup.
+-- An inbox is full for a name with 10,000 unconsumed signals of it, or 64 MB of their payloads with this one. For a name
+-- that the row does not await now it is also full with 20,000 signals, or 128 MB, of all names: the total is bounded, and
+-- no other name shuts out the awaited ones (tests/store/test_inbox_bounds.py). An inbox below 60 signals is not counted.
+-- Index: primary key, instances_unique, signals_dedup, signals_inbox.
 -- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock only on
 -- rows that look parked would miss a row that is about to park (tests/interleavings: park_deliver).
 create or replace function @schema.signal(
@@ -23,8 +25,10 @@ as $$
 declare
   resolved bigint[];
   locked_places tid[];
-  sizes bigint[];   -- of the payloads as text,
-  totals bigint[];  -- and of those before them for the same target
+  large_inboxes bigint[];  -- targets whose inbox must be counted
+  sizes bigint[];          -- of the payloads as text,
+  totals bigint[];         -- and with those before them of the same name for the same target
+  refusals boolean[];      -- whether a large inbox takes no more of the name; null if no inbox is large
 begin
   select array_agg(coalesce(given.id, holder.id) order by given.ord) into resolved
   from unnest(targets, keys) with ordinality as given (id, key, ord)
@@ -32,9 +36,16 @@ begin
     select i.id from @schema.instances i where given.id is null and i.unique_guard = given.key
   ) as holder on true;
 
-  select array_agg(locked_row.ctid) into locked_places
+  select
+    array_agg(locked_row.ctid),
+    array_agg(locked_row.id) filter (where locked_row.has_signals and exists (
+      -- Most inboxes are small: 60 signals of the largest size fit.
+      select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 59
+    ))
+  into locked_places, large_inboxes
   from (
-    select i.ctid from @schema.instances i where i.id = any (resolved) order by i.id for no key update
+    select i.ctid, i.id, i.has_signals
+    from @schema.instances i where i.id = any (resolved) order by i.id for no key update
   ) as locked_row;
 
   if cardinality(targets) = 1 then
@@ -43,37 +54,50 @@ begin
   else
     select array_agg(item.size order by item.ord), array_agg(item.total order by item.ord) into sizes, totals
     from (
-      select given.ord, given.size, sum(given.size) over (partition by given.id order by given.ord) as total
+      select given.ord, given.size, sum(given.size) over (partition by given.id, given.name order by given.ord) as total
       from (
-        select delivery.id, delivery.ord, coalesce(octet_length(delivery.payload::text), 0) as size
-        from unnest(resolved, payloads) with ordinality as delivery (id, payload, ord)
+        select delivery.id, delivery.name, delivery.ord, coalesce(octet_length(delivery.payload::text), 0) as size
+        from unnest(resolved, names, payloads) with ordinality as delivery (id, name, payload, ord)
       ) as given
     ) as item;
+  end if;
+
+  if large_inboxes is not null then
+    with unread as materialized (
+      select s.target_id, s.name, count(*) as count, sum(s.size) as bytes
+      from @schema.signals s
+      where s.target_id = any (large_inboxes) and not s.consumed group by s.target_id, s.name
+    ),
+    inbox as (
+      select unread.target_id, sum(unread.count) as count, sum(unread.bytes) as bytes from unread group by unread.target_id
+    )
+    select array_agg(
+      coalesce(same_name.count >= 10000 or same_name.bytes + given.total > 64000000, false)
+        or coalesce(
+          given.name <> all (coalesce(i.awaits, '{}')) and (inbox.count >= 20000 or inbox.bytes + given.total > 128000000),
+          false
+        )
+      order by given.ord
+    ) into refusals
+    from unnest(resolved, names, totals) with ordinality as given (id, name, total, ord)
+    left join @schema.instances i on i.id = given.id
+    left join inbox on inbox.target_id = given.id
+    left join unread as same_name on same_name.target_id = given.id and same_name.name = given.name;
   end if;
 
   -- From here on rows are found by their ctid, which cannot change under the lock: one index lookup per row.
   return query
     with live_rows as materialized (
       select i.ctid as place, i.id, i.queue, i.status, i.awaits, i.has_signals, i.unique_guard,
-             i.due_at <= now() as is_due,
-             inbox.count as inbox_count, inbox.bytes as inbox_bytes
+             i.due_at <= now() as is_due
       from @schema.instances i
-      left join lateral (
-        select count(*) as count, sum(unread.size) as bytes
-        from @schema.signals unread
-        where unread.target_id = i.id and not unread.consumed
-          -- Most inboxes are small: 60 signals of the largest size fit.
-          and i.has_signals and exists (
-            select from @schema.signals s where s.target_id = i.id and not s.consumed order by s.id offset 59
-          )
-      ) as inbox on true
       where i.ctid = any (locked_places) and i.finished_at is null
     ),
     given as (
       select item.*, live_row.queue, live_row.id as live_id, live_row.is_due,
-             live_row.inbox_count >= 10000 or coalesce(live_row.inbox_bytes, 0) + item.total > 64000000 as is_full
-      from unnest(resolved, keys, names, payloads, dedup_keys, sizes, totals) with ordinality
-        as item (id, key, name, payload, dedup_key, size, total, ord)
+             coalesce(item.is_refused, false) or item.total > 64000000 as is_full
+      from unnest(resolved, keys, names, payloads, dedup_keys, sizes, totals, refusals) with ordinality
+        as item (id, key, name, payload, dedup_key, size, total, is_refused, ord)
       left join live_rows as live_row
         on live_row.id = item.id and (item.key is null or live_row.unique_guard = item.key)
     ),
@@ -81,7 +105,7 @@ begin
       insert into @schema.signals as signal (target_id, name, payload, dedup_key, size)
       select given.id, given.name, given.payload, given.dedup_key, given.size from given
       where given.live_id is not null and not given.is_full order by given.ord
-      on conflict (target_id, dedup_key) where dedup_key is not null do nothing
+      on conflict (target_id, dedup_key) where dedup_key is not null and rejection is null do nothing
       returning signal.target_id, signal.name, signal.dedup_key
     ),
     touched as (
@@ -110,7 +134,8 @@ begin
       case
         when given.live_id is null then 'no_target'
         when given.is_full and not exists (
-          select from @schema.signals s where s.target_id = given.id and s.dedup_key = given.dedup_key
+          select from @schema.signals s
+          where s.target_id = given.id and s.dedup_key = given.dedup_key and s.rejection is null
         ) then 'full'
         when given.dedup_key is null then 'delivered'
         when exists (select from delivered where delivered.target_id = given.id and delivered.dedup_key = given.dedup_key)
