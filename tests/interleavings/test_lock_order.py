@@ -14,10 +14,11 @@ import pytest
 from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.machine import M, child
-from tests.support.rows import executing, instance, parent, parked, seconds
+from tests.support.rows import executing, instance, parent, parked, seconds, signal
 
 from gen_durable.limits import Rate
 from gen_durable.starts import Start
+from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
@@ -94,6 +95,18 @@ ROWS: dict[str, tuple[str, Any]] = {
     "release": (
         executing(1) + executing(2),
         lambda calls: calls.release_claims([(i, 1, None, None) for i in (1, 2)]),
+    ),
+    "reject-signals": (
+        executing(1, awaits=["go"]) + executing(2, awaits=["go"]) + signal(7, 1) + signal(8, 2),
+        lambda calls: Statement(
+            calls.schema.render("select * from @schema.reject_signals('{1,2}', '{1,1}', '{7,8}', '{a,b}', '{f,f}')"),
+            (),
+            list,
+        ),
+    ),
+    "restore-signals": (
+        parked(1) + parked(2) + "".join(signal(6 + i, i, consumed=True, rejection="no") for i in (1, 2)),
+        lambda calls: SignalStatementBuilder(calls.schema).restore([8, 7]),
     ),
     "set-limit": (TOLD, lambda calls: calls.set_limit("r", Rate(1, timedelta(minutes=1)), declared=False)),
 }

@@ -39,6 +39,7 @@ UNFIT = {
     "unknown-on-failure": instance(1, on_failure="shrug"),
     "nameless-signal": instance(1) + signal(1, 1, name=""),
     "empty-dedup-key": instance(1) + signal(1, 1, dedup_key=""),
+    "rejected-signal-in-the-inbox": instance(1) + signal(1, 1, rejection="no"),
     "nameless-limit": LIMIT + "('', 'concurrency', 1, null, null)",
     "limit-with-a-slash": LIMIT + "('a/b', 'concurrency', 1, null, null)",
     "unknown-kind-of-limit": LIMIT + "('l', 'mood', null, null, null)",

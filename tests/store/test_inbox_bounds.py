@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.support.machine import send
-from tests.support.rows import executing, parked
+from tests.support.rows import executing, parked, signal
 from tests.support.store import Store
 
 from gen_durable.store.types import OutgoingSignal
@@ -53,6 +53,13 @@ def test_the_signals_of_one_call_are_bounded_by_name(store: Store) -> None:
     assert verdicts[1::2] == ["delivered"] * 5
 
 
+def test_the_key_of_a_rejected_signal_is_free_in_a_full_inbox(store: Store) -> None:
+    """The answer is that the inbox is full: a sender must not take the signal for delivered."""
+    store.given(parked(1) + FILL.format(name="'spam'", size=1, count=10_000))
+    store.given(signal(7, 1, "spam", dedup_key="d", consumed=True, rejection="no"))
+    assert store.signal(OutgoingSignal(1, None, "spam", "1", "d"))[0][1] == "full"
+
+
 def test_pages_of_some_names_and_of_the_others(store: Store) -> None:
     store.given(executing(1))
     for name in ("a", "b", "c", "a"):
@@ -64,6 +71,14 @@ def test_pages_of_some_names_and_of_the_others(store: Store) -> None:
     assert names() == ["a", "b", "c", "a"]
     assert names(["a", "b"]) == ["a", "b", "a"]
     assert names(None, ["a", "b"]) == ["c"]
+
+
+def test_a_page_skips_what_is_left_out_however_large(store: Store) -> None:
+    """More than a page of another name lies before the signal."""
+    store.given(executing(1) + FILL.format(name="'spam'", size=3_000_000, count=3))
+    assert verdict(store, "go") == "delivered"
+    for args in ((["go"], ()), (None, ["spam"])):
+        assert [received.name for received in store.run(store.calls.inbox_page(1, 0, *args))] == ["go"]
 
 
 def test_more_than_ten_thousand_signals_do_not_come_with_the_claim(store: Store) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.support.machine import KNOWN, M, child, fan_out
-from tests.support.rows import ended, executing, instance, parent, parked, seconds
+from tests.support.rows import ended, executing, instance, parent, parked, seconds, signal
 from tests.support.store import Store
 
 from gen_durable.limits import Concurrency
 from gen_durable.starts import Start
 from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
 from gen_durable.store.retention import RetentionStatementBuilder
+from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.types import Commit
 
 ROW = "select from @schema.instances where id = {} for update"
@@ -210,6 +211,12 @@ CASES = {
         ),
         {1},
     ),
+    "rejected signals": Case(
+        "".join(parked(i) + signal(6 + i, i, consumed=True, rejection="no", rejected_by=["a"]) for i in (1, 2)),
+        ROW.format(1),
+        lambda s: s.run(SignalStatementBuilder(s.schema).retry_rejected([("m", 1, "b")], (0, 0), 9)).ids,
+        [8],
+    ),
     "unlocked": Case(
         instance(1) + instance(2), ROW.format(1), lambda s: s.run(s.calls.unlocked_ids([1, 2])), {2}
     ),
@@ -238,6 +245,8 @@ PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
     ),
     "retry": (ROW.format(2), lambda s: s.reads.retry(2, None)),
     "delete_instance": (ROW.format(2), lambda s: s.reads.delete_instance(2, None)),
+    "delete_signals": (ROW.format(2), lambda s: SignalStatementBuilder(s.schema).delete(2, None, None)),
+    "restore_signals": (ROW.format(2), lambda s: SignalStatementBuilder(s.schema).restore([7])),
 }
 
 
@@ -245,7 +254,7 @@ PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
 @pytest.mark.parametrize("name", PATIENT)
 def test_who_waits_gives_up_in_the_end(store: Store, other: Store, dsn: str, name: str) -> None:
     """Not for ever: the caller has others to serve, and tries again."""
-    store.given(executing(1) + instance(2, status="failed", finished_at=seconds(-1)))
+    store.given(executing(1) + instance(2, status="failed", finished_at=seconds(-1)) + signal(7, 2))
     held, make = PATIENT[name]
     other.given(held)
     call = make(store)

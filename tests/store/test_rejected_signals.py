@@ -75,6 +75,14 @@ def test_a_claim_that_was_taken_over_rejects_nothing(store: Store) -> None:
     assert store.row(1)["claims"] == 2
 
 
+def test_a_claim_that_has_ended_rejects_nothing(store: Store) -> None:
+    """Its own outcome has parked the row, and raised no epoch."""
+    store.given(parked(1) + signal(7, 1))
+    assert reject(store, 7) == RejectResult(frozenset(), [])
+    assert (store.row(1)["claims"], store.inbox()[0]["rejection"]) == (1, None)
+    store.sql("delete from @schema.signals")
+
+
 def test_the_signal_of_another_instance_is_not_rejected(store: Store) -> None:
     store.given(executing(1, **WAITING) + executing(2, **WAITING) + signal(7, 2))
     assert reject(store, 7).ids == frozenset()
@@ -235,6 +243,13 @@ def test_other_rows_stay_as_they_are(store: Store, row: str) -> None:
     before = store.row(1)["status"]
     store.run(SignalStatementBuilder(store.schema).delete(1, None, None))
     assert store.row(1)["status"] == before
+
+
+def test_a_row_whose_signals_stay_is_left_alone(store: Store) -> None:
+    """It awaits a name, and was made runnable by a retry: nothing was deleted, so nothing changes."""
+    store.given(instance(1, awaits=["go"]) + signal(7, 1, "other"))
+    store.run(SignalStatementBuilder(store.schema).delete(1, None, "third"))
+    assert store.row(1)["status"] == "runnable"
 
 
 def test_a_row_with_another_awaited_signal_stays_runnable(store: Store) -> None:

@@ -50,7 +50,7 @@ class SignalStatementBuilder:
             "select readmitted, woken_queues, last_target, last_signal "  # noqa: S608
             f"from {s}.retry_rejected_signals($1,$2,$3,$4,$5,$6)"
         )
-        self._restore = f"select verdict, woken_queue from {s}.restore_signals($1,false) order by ord"  # noqa: S608
+        self._restore = f"select verdict, woken_queue from {s}.restore_signals($1,false)"  # noqa: S608
         self._delete = f"select id, deleted, woken_queues from {s}.delete_signals($1,$2,$3)"  # noqa: S608
         self._signals = f"select {columns} from {s}.signals_of($1,$2,$3,$4)"  # noqa: S608
         self._rejected = f"select {columns} from {s}.rejected_signals($1,$2,$3,$4)"  # noqa: S608

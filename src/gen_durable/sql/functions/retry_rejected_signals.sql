@@ -50,7 +50,7 @@ begin
 
   locked_targets := array(
     select i.id from @schema.instances i
-    where i.id = any (targets) and i.finished_at is null order by i.id for no key update skip locked
+    where i.id = any (targets) order by i.id for no key update skip locked
   );
   select returned.readmitted, returned.woken_queues into readmitted, woken_queues
   from @schema.readmit_signals(array(
