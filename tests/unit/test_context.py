@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gen_durable.context import Child, Context
-from gen_durable.errors import DecodeError, InputError, InvalidOutcome
+from gen_durable.errors import InputError, InvalidOutcome, UnreadableSignal
 from gen_durable.instances import Instance, Status
 from gen_durable.jobs import job
 from gen_durable.machines import Machine, step
@@ -105,13 +105,24 @@ def test_a_context_without_a_claim_says_how_to_make_one() -> None:
         CTX.take(paid)
 
 
-def test_a_payload_that_does_not_fit_is_a_decode_error() -> None:
+def test_a_payload_that_does_not_fit_is_unreadable() -> None:
     """The signal is named, the payload is not shown."""
     ctx, execution = with_execution(awaited=(received(1, "paid", '{"amount": "CANARY"}'),))
-    with pytest.raises(DecodeError, match="signal 'paid': stored JSON does not fit Paid") as caught:
+    with pytest.raises(UnreadableSignal, match="signal 'paid': stored JSON does not fit Paid") as caught:
         ctx.take(paid)
     assert execution.taken == []
+    assert [(fault.id, fault.name) for fault in caught.value.faults] == [(1, "paid")]
     assert "CANARY" not in str(caught.value)
+
+
+def test_take_all_names_every_payload_that_does_not_fit() -> None:
+    """All are rejected together, and none of the others is taken."""
+    awaited = (received(1, "paid", "[]"), received(2, "paid", '{"amount": 2}'), received(3, "paid", "1"))
+    ctx, execution = with_execution(awaited=awaited)
+    with pytest.raises(UnreadableSignal) as caught:
+        ctx.take_all(paid)
+    assert [fault.id for fault in caught.value.faults] == [1, 3]
+    assert execution.taken == []
 
 
 def test_results_are_those_of_the_done_children_of_a_machine() -> None:
