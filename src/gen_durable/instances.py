@@ -73,6 +73,7 @@ class Instance:
     children_needed: int | None = None
     step_errors: int = 0
     postponements: int = 0
+    started_at: datetime | None = None
 
     @property
     def state(self) -> Any:

@@ -73,6 +73,7 @@ class Activity:
     """
 
     visit: int
+    step: str
     name: str
     attempt: int
     started_at: datetime

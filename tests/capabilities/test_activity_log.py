@@ -41,10 +41,10 @@ async def test_parameters_result_error_start_and_duration(engine: Opening) -> No
         handle = await e.app.insert(Shop.pay, 5)
         assert (await e.end(handle, machines=[Shop()])).result == "thank you, Ada"
         log = await e.app.activities(handle)
-        assert [(a.name, a.attempt, a.parameters, a.result, a.error) for a in log] == [
-            ("charge", 0, {"amount": 5, "currency": "EUR"}, None, "ConnectionError: no line"),
-            ("charge", 1, {"amount": 5, "currency": "EUR"}, {"receipt": 17}, None),
-            ("greet", 0, {"name": "Ada"}, "thank you, Ada", None),
+        assert [(a.step, a.name, a.attempt, a.parameters, a.result, a.error) for a in log] == [
+            ("pay", "charge", 0, {"amount": 5, "currency": "EUR"}, None, "ConnectionError: no line"),
+            ("pay", "charge", 1, {"amount": 5, "currency": "EUR"}, {"receipt": 17}, None),
+            ("thank", "greet", 0, {"name": "Ada"}, "thank you, Ada", None),
         ]
         by_name = await e.sql("select parameters->>'currency' as currency from @schema.activities order by n limit 1")
         assert [row["currency"] for row in by_name] == ["EUR"]

@@ -57,3 +57,23 @@ async def test_one_row_for_each_step_and_branch(engine: Opening, dsn: str, schem
     ]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: ASYNC221  # the test waits for it
     assert {(p["step"], p["branch"]) for p in json.loads(shown.stdout)["progress"]} == set(found)
+
+
+async def test_the_status_of_each_step_for_a_page(engine: Opening) -> None:
+    """Status, activity, attempt, times, error and detail of each step, without a write of their own."""
+    async with engine() as e:
+        handle = await e.app.insert(Import.parse, 10)
+        await e.end(handle, machines=[Import()])
+        rows = await e.sql("select * from @schema.step_status where instance_id = $1 order by visit", handle.id)
+        assert [(r["step"], r["status"], r["attempts"], r["fraction"]) for r in rows] == [
+            ("parse", "done", 1, 1.0),
+            ("store", "done", 1, 0.5),
+        ]
+        parse, store = rows
+        assert (parse["message"], json.loads(parse["detail"]), parse["error"]) == (
+            "parsed 10 of 10",
+            {"done": 10},
+            None,
+        )
+        assert parse["started_at"] <= parse["finished_at"] <= store["finished_at"]
+        assert store["finished_at"] == (await handle.get()).finished_at

@@ -244,9 +244,10 @@ insert into @schema.transitions
 values
   (2, now(), 0.5, 1, 0, 'a', 'Next', 'b', null, '{"card": "42"}'), (2, now(), 2, 2, 0, 'b', 'Next', 's', null, null),
   (2, now(), 0.1, 3, 2, 's', 'Await', 's', 'Boom: no' || repeat(' luck', 40), null);
-insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, name, parameters, result, error)
-values (2, now(), 0.2, 2, 1, 0, 'charge', '["4711"]', null, 'ConnectionError: no line'),
-  (2, now(), 0.3, 2, 2, 1, 'charge', '["4711"]', '{"receipt": 17}', null);
+insert into @schema.activities
+  (instance_id, started_at, duration, visit, n, attempt, step, name, parameters, result, error)
+values (2, now(), 0.2, 2, 1, 0, 's', 'charge', '["4711"]', null, 'ConnectionError: no line'),
+  (2, now(), 0.3, 2, 2, 1, 's', 'charge', '["4711"]', '{"receipt": 17}', null);
 insert into @schema.progress (instance_id, fraction, step, branch, message, detail)
 values (2, 0.4, 's', '', 'parsed 4 of 10', '{"k": "4712"}'), (2, null, 's', 'left', null, null);
 insert into @schema.checkpoints (instance_id, visit, version, format, value) values (2, 2, 3, 1, '"4713"');
@@ -264,7 +265,7 @@ def test_show_tells_what_it_has_done(command: Command, journal: None) -> None:
     shown = command("show", "2").stdout
     for words in (
         "s: 40%, parsed 4 of 10 (", "s (left): started (", "number 3 of this visit (", "Next -> b", "s, attempt 2",
-        "Await -> s", "Boom: no luck", "charge, attempt 1", "finished", "ConnectionError: no line",
+        "Await -> s", "Boom: no luck", "2  s     charge, attempt 1", "finished", "ConnectionError: no line",
     ):  # fmt: skip
         assert words in shown, words
     assert not [secret for secret in ("4711", "4712", "4713", "card", "receipt") if secret in shown]
@@ -282,8 +283,8 @@ def test_show_as_json(command: Command, journal: None) -> None:
     done = command("show", "2", "--json", "--last", "2")
     told = json.loads(done.stdout)
     assert [(t["seq"], t["outcome"], t["next_step"]) for t in told["history"]] == [(2, "Next", "s"), (3, "Await", "s")]
-    assert [(a["name"], a["attempt"], a["error"]) for a in told["activities"]] == [
-        ("charge", 0, "ConnectionError: no line"), ("charge", 1, None),
+    assert [(a["step"], a["name"], a["attempt"], a["error"]) for a in told["activities"]] == [
+        ("s", "charge", 0, "ConnectionError: no line"), ("s", "charge", 1, None),
     ]  # fmt: skip
     assert [(p["branch"], p["fraction"], p["message"]) for p in told["progress"]] == [
         ("", 0.4, "parsed 4 of 10"), ("left", None, None),

@@ -33,7 +33,7 @@ async def test_by_id_key_and_handle(engine: Opening) -> None:
         assert (seen.partition_key, seen.unique_key) == ("hall", b"lamp")
         assert (seen.attempt, seen.claims, seen.seq, seen.crashes) == (0, 0, 0, 0)
         assert (seen.state, seen.result, seen.last_error, seen.locked_by) == (60, None, None, None)
-        assert seen.finished_at is None
+        assert (seen.started_at, seen.finished_at) == (None, None)
         assert seen.eligible_at.tzinfo is not None
 
 
@@ -50,6 +50,9 @@ async def test_through_its_life(engine: Opening) -> None:
         assert (ended.status, ended.result, ended.awaits) == (Status.DONE, "on", ())
         assert ended.finished_at is not None
         assert ended.status.terminal
+        assert parked.started_at is not None
+        assert ended.started_at == parked.started_at  # of the first claim
+        assert ended.inserted_at <= ended.started_at < ended.finished_at
 
 
 async def test_a_failed_one(engine: Opening) -> None:

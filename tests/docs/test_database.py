@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import psycopg
+
 ROOT = Path(__file__).parents[2]
 SQL = ROOT / "src/gen_durable/sql"
 PAGE = (ROOT / "docs/reference/database.md").read_text()
@@ -30,6 +32,15 @@ def test_all_tables_are_listed() -> None:
     """Each table that a migration creates, and the table of migrations itself."""
     tables = set(re.findall(r"create table @schema\.(\w+)", migrations())) | {"migrations"}
     assert first_cells("Tables") == tables
+
+
+def test_all_columns_of_the_view_are_listed(dsn: str, schema: str) -> None:
+    """Each column of step_status."""
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute(
+            "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0", [f"{schema}.step_status"]
+        ).fetchall()
+    assert first_cells("The view step_status") == {name for (name,) in rows}
 
 
 def test_all_columns_of_instances_are_listed() -> None:

@@ -87,8 +87,9 @@ class Reading:
 
     async def record(self, count: int, result: str) -> None:
         await self.e.rows.fetch(
-            "insert into @.activities (instance_id, started_at, duration, visit, n, attempt, name, parameters, result) "
-            "select $1, now(), 0, 0, n, 0, 'a' || n, '[]', $3::text::jsonb from generate_series(1, $2) as n",
+            "insert into @.activities "
+            "(instance_id, started_at, duration, visit, n, attempt, step, name, parameters, result)"
+            " select $1, now(), 0, 0, n, 0, 's', 'a' || n, '[]', $3::text::jsonb from generate_series(1, $2) as n",
             self.handle.id, count, result,
         )  # fmt: skip
 

@@ -106,7 +106,10 @@ PAYLOADS = {
     "checkpoints": {"value"},
     "activities": {"parameters", "result", "error"},
     "progress": {"message", "detail"},
+    "step_status": {"message", "detail", "error"},
 }
+
+VIEWS = {"step_status"}  # not updatable, whatever the rights
 
 
 @pytest.fixture
@@ -175,9 +178,9 @@ def test_every_role_and_every_table(dsn: str, schema: str, dsns: dict[str, str])
                 sees = login in ("worker", "admin") or told_to_all
                 hidden = column in PAYLOADS.get(table, set())
                 expect(connection, f"select {column} from {place}", sees or (login == "viewer" and not hidden))
-                if not made:
+                if not made and table not in VIEWS:
                     expect(connection, f"update {place} set {column} = {column}", False)
-            for table in {table for table, _, _ in columns}:
+            for table in {table for table, _, _ in columns} - VIEWS:
                 place = f'"{schema}".{table}'
                 for write in ("insert into {} default values", "delete from {}", "truncate {}", "drop table {}"):
                     expect(connection, write.format(place), False)

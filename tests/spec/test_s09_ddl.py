@@ -44,6 +44,7 @@ ADDED = {
     "seq": ("bigint", False, "0"),
     "crashes": ("integer", False, "0"),
     "await_deadline": ("timestamp with time zone", True, None),
+    "started_at": ("timestamp with time zone", True, None),
     "finished_at": ("timestamp with time zone", True, None),
 }
 SIGNAL = {

@@ -28,8 +28,8 @@ select 1, 'go', to_jsonb(repeat('x', {size})), {size} + 2 from generate_series(1
 update @schema.instances set has_signals = true where id = 1;
 """
 ACTIVITIES = """
-insert into @schema.activities (instance_id, visit, n, name, parameters, result, started_at, duration, attempt)
-select 1, 0, n, 'a' || n, '{{}}', to_jsonb(repeat('x', {size})), now(), 0, 0 from generate_series(1, {count}) as n;
+insert into @schema.activities (instance_id, visit, n, step, name, parameters, result, started_at, duration, attempt)
+select 1, 0, n, 's', 'a' || n, '{{}}', to_jsonb(repeat('x', {size})), now(), 0, 0 from generate_series(1, {count}) as n;
 update @schema.instances set has_journal = true where id = 1;
 """
 JOINED = {"status": "runnable", "joined": True, "round": 1, "claims": 1, "seq": 1}

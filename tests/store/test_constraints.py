@@ -17,8 +17,8 @@ TRANSITION = (
 )
 CHECKPOINT = "insert into @schema.checkpoints (instance_id, visit, version, format, value) values (1, 0, 1, 1, '1');"
 ACTIVITY = (
-    "insert into @schema.activities (instance_id, visit, n, name, parameters, started_at, duration, attempt) values "
-    "(1, 0, 1, '{name}', '[]', now(), 0, 0);"
+    "insert into @schema.activities (instance_id, visit, n, step, name, parameters, started_at, duration, attempt) "
+    "values (1, 0, 1, 's', '{name}', '[]', now(), 0, 0);"
 )
 PROGRESS = "insert into @schema.progress (instance_id, step) values (1, 's');"
 

@@ -73,8 +73,8 @@ insert into @schema.transitions (instance_id, started_at, duration, seq, attempt
 select i.id, now(), 0, 1, 0, 's', 'Done' from @schema.instances i where i.seq = 1;
 insert into @schema.checkpoints (instance_id, visit, version, format, value)
 select i.id, 0, 1, 1, '1' from @schema.instances i where i.has_journal;
-insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, name, parameters)
-select i.id, now(), 0, 0, 1, 0, 'a', '[]' from @schema.instances i where i.has_journal;
+insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, step, name, parameters)
+select i.id, now(), 0, 0, 1, 0, 's', 'a', '[]' from @schema.instances i where i.has_journal;
 insert into @schema.progress (instance_id, step)
 select i.id, 's' from @schema.instances i where i.has_journal;
 insert into @schema.instances (id, fsm, step, status, claims, locked_by, lease_expires_at, seq, visit, has_journal)
@@ -83,8 +83,9 @@ select 950000 + n, 'm', 's', 'executing', 1, 'w', now() + interval '1 hour', 300
 from generate_series(1, 2) as n;
 insert into @schema.transitions (instance_id, started_at, duration, seq, attempt, step, outcome)
 select i.id, now(), 0, n, 0, 's', 'Next' from @schema.instances i, generate_series(1, 30000) as n where i.seq = 30000;
-insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, name, parameters)
-select i.id, now(), 0, n, 1, 0, 'a', '[]' from @schema.instances i, generate_series(1, 30000) as n where i.seq = 30000;
+insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, step, name, parameters)
+select i.id, now(), 0, n, 1, 0, 's', 'a', '[]'
+from @schema.instances i, generate_series(1, 30000) as n where i.seq = 30000;
 """
 LONG = [950_001, 950_002]  # these have long histories
 HELD = [900_000 + n for n in range(1, BATCH + 1)]
@@ -144,6 +145,11 @@ def listed(store: Store) -> Statement[Any]:
         " values (900000, 0, 1, 900000, 'no')"
     )
     return store.calls.cascade(BATCH, None)
+
+
+def step_status(instance: int) -> Callable[[Store], Statement[Any]]:
+    text = "select * from @schema.step_status where instance_id = $1"
+    return lambda s: Statement(s.schema.render(text), (instance,), list)
 
 
 PKEY, PICK, UNIQUE, KEY = "instances_pkey", "instances_pick", "instances_unique", "instances_key"
@@ -255,6 +261,8 @@ WORKS = {
     "history": Work(lambda s: journal(s).history(7, None), frozenset({HISTORY, UNIQUE}), 0),
     "history by key": Work(lambda s: journal(s).history(None, b"p7"), frozenset({HISTORY, UNIQUE}), 0),
     "activities": Work(lambda s: journal(s).activities(7, None), frozenset({ACTIVITIES, UNIQUE}), 0),
+    "step_status": Work(step_status(7), frozenset({PKEY, *JOURNAL}), 0),
+    "step_status of a long history": Work(step_status(950_001), frozenset({PKEY, *JOURNAL}), 1300, thrown=0),
     "progress of one": Work(lambda s: journal(s).progress(7, None), frozenset({PROGRESS, UNIQUE}), 0),
     "progress by the key of ended ones": Work(
         lambda s: journal(s).progress(None, b"e7"), frozenset({PROGRESS, PKEY, UNIQUE, KEY}), 0

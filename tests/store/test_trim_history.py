@@ -22,8 +22,9 @@ def given(store: Store, id: int, *, outcomes: int, visit: int, activities: bool 
     )
     if activities:
         store.sql(
-            "insert into @schema.activities (instance_id, started_at, duration, visit, n, attempt, name, parameters)"
-            " select $1, now(), 0, v, n, 0, 'a', '[]'"
+            "insert into @schema.activities"
+            " (instance_id, started_at, duration, visit, n, attempt, step, name, parameters)"
+            " select $1, now(), 0, v, n, 0, 's', 'a', '[]'"
             " from generate_series(0, $2::int) as v, generate_series(1, 2) as n",
             id,
             visit,

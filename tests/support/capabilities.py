@@ -5,7 +5,7 @@
 | a run queue: from enqueue to dead letter | insert, pick, keep, flush, reap, `on_dead_letter` | test_run_queue |
 | enqueue in the caller's transaction | `connection=` | test_caller_transaction |
 | a checkpointer behind the lease | `ctx.checkpoint`, `last_checkpoint`, `clear_checkpoint` | test_checkpointer |
-| step progress | `ctx.progress`, `app.progress`, `gen-durable show` | test_step_progress |
+| step progress | `ctx.progress`, `app.progress`, `gen-durable show`, view `step_status` | test_step_progress |
 | an activity log | `ctx.run`, `app.activities` | test_activity_log |
 | the caller owns what is his: migrations, logs, schema | `migrate`, `logging`, `schema=` | test_ownership |
 | a read side | `app.get`, `list`, `count`, `delete`, `metadata=` | test_read_side |

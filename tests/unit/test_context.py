@@ -184,6 +184,7 @@ def test_nothing_shows_payloads() -> None:
         due_at=None,
         error_type=None,
         traceback="CANARY",
+        started_at=NOW,
     )
     full = replace(CTX, inbox=(Received(1, "paid", secret, NOW),))
     for value in (full, full.inbox[0], child(1, "Pack", Status.DONE, '"CANARY"'), instance):

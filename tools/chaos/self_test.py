@@ -51,8 +51,8 @@ HARM: Final = {
     "transactional rows": "insert into chaos.book select * from chaos.book limit 1",
     "activities": """
         insert into gen_durable.activities
-          (instance_id, started_at, duration, visit, n, attempt, name, parameters, result)
-        select instance_id, started_at, duration, visit, n + 100, attempt + 1, name, parameters, result
+          (instance_id, started_at, duration, visit, n, attempt, step, name, parameters, result)
+        select instance_id, started_at, duration, visit, n + 100, attempt + 1, step, name, parameters, result
         from gen_durable.activities where error is null limit 1""",
     "activities, their answers": "update chaos.book set receipt = 'x' where id = (select min(id) from chaos.book)",
     "poisons": """

@@ -113,7 +113,8 @@ def instance_fields(instance: Instance, *, payloads: bool) -> dict[str, object]:
         "postponements": instance.postponements,
         "has_previous_error": instance.has_previous_error,
     }
-    for name in ("eligible_at", "due_at", "token_at", "await_deadline", "inserted_at", "updated_at", "finished_at"):
+    times = ("eligible_at", "due_at", "token_at", "await_deadline", "inserted_at", "started_at", "updated_at")
+    for name in (*times, "finished_at"):
         value = getattr(instance, name)
         found[name] = None if value is None else value.isoformat()
     found["metadata"] = instance.metadata

@@ -130,6 +130,7 @@ def _json_fields(details: Details, *, state: bool) -> dict[str, object]:
         "activities": [
             {
                 "visit": a.visit,
+                "step": a.step,
                 "name": a.name,
                 "attempt": a.attempt,
                 "started_at": a.started_at.isoformat(),
@@ -185,6 +186,7 @@ def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
         ("may run", _format_time(instance.due_at if instance.status == "runnable" else None, now)),
         ("timeout", _format_time(instance.await_deadline, now)),
         ("inserted", _format_time(instance.inserted_at, now)),
+        ("first claimed", _format_time(instance.started_at, now)),
         ("changed", _format_time(instance.updated_at, now)),
         ("ended", _format_time(instance.finished_at, now)),
     ]
@@ -236,10 +238,11 @@ def _transitions_table(transitions: list[Transition], now: datetime) -> Table:
 
 def _activities_table(activities: list[Activity], now: datetime) -> Table:
     return one_line_table(
-        ("visit", "activity", "", "started", "took", "error"),
+        ("visit", "step", "activity", "", "started", "took", "error"),
         (
             (
                 str(a.visit),
+                a.step,
                 a.name + (f", attempt {a.attempt}" if a.attempt else ""),
                 "finished" if a.ok else "failed",
                 format_age(a.started_at, now),

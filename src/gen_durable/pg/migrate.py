@@ -20,7 +20,7 @@ from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import READ_ONLY, READ_ONLY_DATABASE, ConnectionLost, describe_for_log, message_of, sqlstate
 from gen_durable.pg.installed_version import InstalledSchema, read_installed
 from gen_durable.pg.pool import Pool
-from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations
+from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations, views
 from gen_durable.store.sql_splitter import sql_splitter
 
 log = logging.getLogger("gen_durable.migrate")
@@ -142,7 +142,7 @@ def _missing_files(schema: Schema, current: int) -> list[SqlFile]:
     for migration in missing:
         *first, last = migration.files
         files += [*first, SqlFile(last.path, f"{last.text}\n{record.format(migration.version)}")]
-    return [*files, *functions(schema)]
+    return [*files, *views(schema), *functions(schema)]
 
 
 async def _run_file(driver_connection: asyncpg.Connection[Any], file: SqlFile) -> None:

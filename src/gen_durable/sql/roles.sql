@@ -9,8 +9,9 @@ declare
   -- Payloads: the codec encrypts them, and viewers cannot read them.
   payloads constant text[] := array[
     'instances.state', 'instances.result', 'instances.last_error', 'instances.last_traceback', 'signals.payload',
-    'transitions.error', 'transitions.traceback', 'transitions.state', 'checkpoints.value', 'activities.parameters', 'activities.result', 'activities.error',
-    'progress.message', 'progress.detail'
+    'transitions.error', 'transitions.traceback', 'transitions.state', 'checkpoints.value', 'activities.parameters',
+    'activities.result', 'activities.error', 'progress.message', 'progress.detail', 'step_status.message',
+    'step_status.detail', 'step_status.error'
   ];
   -- Insert, signal and cancel; read the instances that the login itself has inserted.
   client constant text[] := array[
@@ -44,7 +45,7 @@ begin
   alter schema @schema owner to @owner;
   for one in
     select c.oid::regclass as name from pg_catalog.pg_class c
-    where c.relnamespace = '@schema'::regnamespace and c.relkind = 'r'
+    where c.relnamespace = '@schema'::regnamespace and c.relkind in ('r', 'v')
   loop
     execute format('alter table %s owner to @owner', one.name);
     execute format('revoke all on %s from public, @worker, @client, @viewer, @admin', one.name);
@@ -58,7 +59,7 @@ begin
     select c.oid::regclass as name, string_agg(quote_ident(a.attname), ', ') as columns
     from pg_catalog.pg_class c
     join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-    where c.relnamespace = '@schema'::regnamespace and c.relkind = 'r'
+    where c.relnamespace = '@schema'::regnamespace and c.relkind in ('r', 'v')
       and c.relname || '.' || a.attname <> all (payloads)
     group by c.oid
   loop

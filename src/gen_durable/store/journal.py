@@ -85,7 +85,7 @@ class JournalStatementBuilder:
             f"traceback, state::text from {s}.history_of($1,$2,$3)"
         )
         self._activities = (
-            "select visit, name, attempt, started_at, duration, error, parameters::text, result::text "  # noqa: S608
+            "select visit, step, name, attempt, started_at, duration, error, parameters::text, result::text "  # noqa: S608
             f"from {s}.activities_of($1,$2,$3)"
         )
         self._checkpoint_of = f"select format, version, updated_at, value::text from {s}.checkpoint_of($1,$2)"  # noqa: S608
@@ -157,7 +157,7 @@ class JournalStatementBuilder:
         return Statement(
             self._activities,
             (instance, key, last),
-            lambda rows: [Activity(*_encode_json_columns(row, 6)) for row in rows],
+            lambda rows: [Activity(*_encode_json_columns(row, 7)) for row in rows],
         )
 
     def checkpoint_of(self, instance: int | None, key: bytes | None) -> Statement[Checkpoint | None]:

@@ -38,7 +38,7 @@ INSTANCE: Final = (
     "i.attempt, i.crashes, i.claims, i.seq, i.last_error, i.locked_by, i.parent_id, i.children_pending, i.eligible_at, "
     "i.await_deadline, i.inserted_at, i.updated_at, i.finished_at, i.state::text, i.result::text, i.metadata::text, "
     "i.blocked_on, i.due_at, i.error_type, i.last_traceback, i.token_at, i.rate_key, i.children_needed, i.step_errors, "
-    "i.postponements"
+    "i.postponements, i.started_at"
 )
 """The columns of instances_of.sql, in the order that `decode_instance` expects."""
 CLAIM: Final = (

@@ -95,6 +95,11 @@ def functions(schema: Schema) -> list[SqlFile]:
     return sorted(files, key=lambda file: "$$" in file.text and _name_without_suffix(file) not in helpers)
 
 
+def views(schema: Schema) -> list[SqlFile]:
+    """The files of all views, which each migration installs again with `create or replace`."""
+    return _read_folder("views", schema)
+
+
 def checks(schema: Schema) -> list[tuple[str, str]]:
     """The doctor's queries by name; each returns the rows that break an invariant."""
     return [(_name_without_suffix(file), file.text) for file in _read_folder("checks", schema)]

@@ -5,7 +5,8 @@
 -- Index: primary key of activities; instances_unique, instances_key. Locks: none.
 create or replace function @schema.activities_of(instance bigint, key bytea default null, last int default null)
 returns table (
-  visit bigint, name text, attempt int, started_at timestamptz, duration float8, error text, parameters jsonb, result jsonb
+  visit bigint, step text, name text, attempt int, started_at timestamptz, duration float8, error text,
+  parameters jsonb, result jsonb
 )
 language sql
 stable
@@ -13,7 +14,7 @@ set search_path = pg_catalog, pg_temp
 set jit = off
 set enable_seqscan = off
 as $$
-  select latest.visit, latest.name, latest.attempt, latest.started_at, latest.duration,
+  select latest.visit, latest.step, latest.name, latest.attempt, latest.started_at, latest.duration,
     case when login.sees_payloads then latest.error when latest.error is not null then '(not shown)' end,
     case when login.sees_payloads then latest.parameters else '{}' end,
     case when login.sees_payloads then latest.result end

@@ -9,7 +9,7 @@ returns table (
   parent_id bigint, children_pending int, eligible_at timestamptz, await_deadline timestamptz, inserted_at timestamptz,
   updated_at timestamptz, finished_at timestamptz, state jsonb, result jsonb, metadata jsonb, blocked_on text,
   due_at timestamptz, error_type text, last_traceback text, token_at timestamptz, rate_key text, children_needed int,
-  step_errors int, postponements smallint
+  step_errors int, postponements smallint, started_at timestamptz
 )
 language plpgsql
 stable

@@ -10,7 +10,7 @@ returns table (
   parent_id bigint, children_pending int, eligible_at timestamptz, await_deadline timestamptz, inserted_at timestamptz,
   updated_at timestamptz, finished_at timestamptz, state jsonb, result jsonb, metadata jsonb, blocked_on text,
   due_at timestamptz, error_type text, last_traceback text, token_at timestamptz, rate_key text, children_needed int,
-  step_errors int, postponements smallint
+  step_errors int, postponements smallint, started_at timestamptz
 )
 language sql
 stable
@@ -27,7 +27,7 @@ as $$
     case when payloads and login.sees_payloads then i.state end,
     case when payloads and login.sees_payloads then i.result end, i.metadata,
     i.blocked_on, i.due_at, i.error_type, case when payloads and login.sees_payloads then i.last_traceback end,
-    i.token_at, i.rate_key, i.children_needed, i.step_errors, i.postponements
+    i.token_at, i.rate_key, i.children_needed, i.step_errors, i.postponements, i.started_at
   from @schema.instances i
   cross join lateral (
     select (select @schema.may_read_column('state')) or coalesce(i.inserted_by = session_user, false)

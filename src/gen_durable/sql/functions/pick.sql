@@ -311,6 +311,7 @@ begin
         claims = i.claims + 1,
         locked_by = worker,
         lease_expires_at = now() + make_interval(secs => lease),
+        started_at = coalesce(i.started_at, now()),
         -- A row that its deadline makes due still waits: a signal, or the last child, would have made it runnable.
         timed_out = i.timed_out or i.status in ('awaiting_signal', 'awaiting_children'),
         joined = i.joined or i.status = 'awaiting_children',

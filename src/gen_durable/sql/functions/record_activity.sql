@@ -2,6 +2,7 @@
 --
 -- Parameters: the fence (fence_journal.sql); the number of the call within the visit; its name, parameters, and result
 -- or error; how many seconds ago it began and how long it took; attempt, how often the name was called before.
+-- The row's step is stored with it: the row is locked, so it is the step that made the call.
 -- Returns false if the claim is lost and nothing was written. Repeating the call after a lost answer changes nothing,
 -- because the number is the same.
 -- Index: primary keys. Locks: the instance.
@@ -25,11 +26,12 @@ begin
     return false;
   end if;
   insert into @schema.activities (
-    instance_id, visit, n, name, parameters, result, error, started_at, duration, attempt
+    instance_id, visit, n, step, name, parameters, result, error, started_at, duration, attempt
   )
-  values (
-    instance, at_visit, number, name, parameters, result, error, now() - make_interval(secs => ago), duration, attempt
-  )
+  select
+    instance, at_visit, number, i.step, name, parameters, result, error, now() - make_interval(secs => ago), duration,
+    attempt
+  from @schema.instances i where i.id = instance
   on conflict on constraint activities_pkey do nothing;
   return true;
 end

@@ -33,6 +33,7 @@ create table @schema.instances (
     check (eligible_at >= '0002-01-01 00:00+00' and eligible_at < '9999-01-01 00:00+00'),
   await_deadline    timestamptz,
   lease_expires_at  timestamptz,
+  started_at        timestamptz,
   finished_at       timestamptz,
   -- One column for runnable rows and for waiting rows with a deadline, so that one index and one comparison serve both.
   due_at            timestamptz generated always as (
@@ -108,6 +109,7 @@ comment on column @schema.instances.parent_id is 'The instance that started this
 comment on column @schema.instances.eligible_at is 'From when on a runnable row may be picked.';
 comment on column @schema.instances.await_deadline is
   'When a waiting row is woken without a signal or its children. Kept as long as awaits.';
+comment on column @schema.instances.started_at is 'When a worker first claimed the instance; null until then.';
 comment on column @schema.instances.finished_at is 'When the instance ended. Retention counts from here.';
 comment on column @schema.instances.due_at is
   'From when on the row may be picked, whatever its status; null if it may not be picked.';
@@ -345,8 +347,8 @@ create table @schema.transitions (
   state        jsonb,
   primary key (instance_id, seq)
 )
-with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
-  autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_insert_scale_factor = 0.1,
+  autovacuum_vacuum_cost_delay = 0);
 comment on table @schema.transitions is 'The history: one row per committed outcome.';
 comment on column @schema.transitions.duration is 'Seconds.';
 comment on column @schema.transitions.outcome is 'The name of the outcome in code: Next, Retry, Await and so on.';
@@ -375,6 +377,7 @@ create table @schema.activities (
   visit        bigint not null,
   n            int not null,
   attempt      int not null,
+  step         text not null,
   name         text not null check (name <> ''),
   parameters   jsonb not null,
   result       jsonb,
