@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,6 +10,7 @@ from typing import Any, Final, TypeAlias, TypedDict, cast
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError
 from gen_durable.instances import Instance
+from gen_durable.option_hints import unknown_option
 from gen_durable.retention import Retention, retention_of
 from gen_durable.validation import check_delay, check_name, check_positive_duration
 
@@ -144,9 +144,7 @@ class WorkerOptions:
         """The options of `Worker(queues=..., **settings)`, with numbers of seconds read as durations."""
         for name in settings:
             if name not in WorkerSettings.__annotations__:
-                near = difflib.get_close_matches(name, WorkerSettings.__annotations__, 1, cutoff=0.4)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"Worker has no option {name!r}.{hint}")
+                raise unknown_option("Worker", [name], WorkerSettings.__annotations__, ConfigError)
         checked = cast("dict[str, Any]", settings)  # __post_init__ turns numbers of seconds into timedelta
         return cls(**checked) if queues is None else cls(queues=dict(queues), **checked)
 

@@ -15,6 +15,7 @@ from typing_extensions import TypeIs
 from gen_durable.durations import Duration
 from gen_durable.errors import InvalidOutcome
 from gen_durable.limits import LimitNames, limits_of
+from gen_durable.option_hints import option_names, unknown_option
 from gen_durable.starts import BoundStep, Start, step_of
 from gen_durable.tracebacks import is_group
 from gen_durable.validation import (
@@ -84,7 +85,10 @@ class Next(Outcome[R_co]):
         limit: LimitNames | None = None,
         run_ahead: bool = True,
         spawn: Iterable[Start[Any]] = (),
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise unknown_option("Next", unknown, option_names(Next))
         self.step = step_of(step, "Next")
         self.state: object = state
         self.delay = check_delay(delay, "Next(delay=)") if delay is not None else 0.0
@@ -105,7 +109,9 @@ class Retry(Outcome[Never]):
     __slots__ = ("delay", "state")
     __match_args__ = ("state", "delay")
 
-    def __init__(self, state: object, delay: Duration = 0) -> None:
+    def __init__(self, state: object, delay: Duration = 0, **unknown: Never) -> None:
+        if unknown:
+            raise unknown_option("Retry", unknown, option_names(Retry))
         self.state = state
         self.delay = check_delay(delay, "Retry(delay=)")
 
@@ -144,7 +150,10 @@ class Await(Outcome[R_co]):
         then: object = None,
         state: object,
         timeout: Duration | None = None,
+        **unknown: object,
     ) -> None:
+        if unknown:
+            raise unknown_option("Await", unknown, option_names(Await))
         self.names = _signal_names(signals)
         self.then = step_of(then, "Await(then=)") if then is not None else None
         self.state = state
@@ -177,7 +186,10 @@ class ScheduleChildren(Outcome[R_co]):
         timeout: Duration | None = None,
         on_child_failure: OnChildFailure = "wait",
         cancel_rest: bool = False,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise unknown_option("ScheduleChildren", unknown, option_names(ScheduleChildren))
         if not isinstance(children, Iterable):
             raise InvalidOutcome(
                 f"ScheduleChildren takes a list of Start(...) values, got {type(children).__name__}: "
@@ -247,7 +259,9 @@ class Done(Outcome[R_co]):
     def __init__(self: Done[None], *, spawn: Iterable[Start[Any]] = ()) -> None: ...
     @overload
     def __init__(self, result: R_co, *, spawn: Iterable[Start[Any]] = ()) -> None: ...
-    def __init__(self, result: object = None, *, spawn: Iterable[Start[Any]] = ()) -> None:
+    def __init__(self, result: object = None, *, spawn: Iterable[Start[Any]] = (), **unknown: object) -> None:
+        if unknown:
+            raise unknown_option("Done", unknown, option_names(Done))
         self.result = result
         self.spawn = _check_spawned(spawn, "Done(spawn=)") if spawn else ()
 

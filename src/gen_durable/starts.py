@@ -17,6 +17,7 @@ from gen_durable.codec import encode_metadata
 from gen_durable.durations import Duration
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
 from gen_durable.limits import Limit, LimitNames, limits_of
+from gen_durable.option_hints import option_names, unknown_option
 from gen_durable.validation import (
     check_delay,
     check_group,
@@ -133,7 +134,10 @@ class Start(Generic[R_co]):
         limit: LimitNames | None = None,
         group: tuple[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        **unknown: object,
     ) -> None:
+        if unknown:
+            raise unknown_option("insert (or Start)", unknown, option_names(Start))
         self.step = step_of(step, "Start", InputError)
         self.state = state
         self.queue = check_name(queue, "queue") if queue is not None else self.step.machine.queue

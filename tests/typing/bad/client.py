@@ -22,6 +22,7 @@ async def tick() -> int:
 async def inserting(app: Durable, machine: Checkout) -> None:
     await app.insert(Checkout.start, Parcel("a"))  # E
     await app.insert(Checkout.start)  # E
+    await app.insert(Checkout.start, Order(1), schedule_in=5)  # E
     await app.insert(machine.start, Order(1))  # E
     await app.insert(Checkout, Order(1))  # E
     await app.insert("Checkout.start", Order(1))  # E
