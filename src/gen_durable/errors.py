@@ -25,6 +25,7 @@
     ├── SchemaError            the database schema does not fit this library
     │   ├── SchemaMissing      not migrated, or only to an older version
     │   ├── SchemaTooNew       migrated by a newer library
+    │   ├── SchemaInUse        instances or workers use the schema that would be removed
     │   └── SchemaConflict     holds objects that are not gen_durable's, or the layout of an unreleased version
     ├── DatabaseRefused        the database rejected the call: a missing privilege, a changed schema
     ├── DatabaseUnavailable    the database was not reachable in time
@@ -195,6 +196,10 @@ class SchemaMissing(SchemaError):
 
 class SchemaTooNew(SchemaError):
     """The schema was migrated by a newer library."""
+
+
+class SchemaInUse(SchemaError):
+    """The schema cannot be removed: it has instances that have not ended, or workers are connected."""
 
 
 class SchemaConflict(SchemaError):

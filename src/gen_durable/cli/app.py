@@ -19,6 +19,7 @@ from gen_durable.cli.list import count, ls
 from gen_durable.cli.migrate import migrate
 from gen_durable.cli.show import show
 from gen_durable.cli.signals import signals
+from gen_durable.cli.uninstall import uninstall
 from gen_durable.cli.worker import worker
 
 if is_plain():
@@ -64,6 +65,7 @@ _EPILOG = """
   gen-durable doctor                         check every invariant
   gen-durable limits                         show the use of each limit
   gen-durable graph shop.checkout:Checkout   draw the steps of a machine
+  gen-durable uninstall                      remove the schema and its data
 
 Database: --dsn, else DATABASE_URL, else an embedded server in ./.gen_durable/
 """
@@ -93,4 +95,5 @@ app.command()(retry)
 app.command()(rm)
 app.command()(doctor)
 app.command()(graph)
+app.command()(uninstall)
 app.add_typer(limits, name="limits")

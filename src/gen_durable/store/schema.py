@@ -16,7 +16,8 @@ from gen_durable.errors import ConfigError
 DEFAULT_SCHEMA: Final = "gen_durable"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 _MARK = re.compile(r"@schema\b")
-_ROLE = re.compile(r"@(owner|worker|client|viewer|admin)\b")
+ROLES: Final = ("owner", "worker", "client", "viewer", "admin")
+_ROLE = re.compile(rf"@({'|'.join(ROLES)})\b")
 _SQL = files("gen_durable.sql")
 
 
@@ -103,6 +104,27 @@ def views(schema: Schema) -> list[SqlFile]:
 def checks(schema: Schema) -> list[tuple[str, str]]:
     """The doctor's queries by name; each returns the rows that break an invariant."""
     return [(_name_without_suffix(file), file.text) for file in _read_folder("checks", schema)]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnObjects:
+    """The names of the objects that the package's SQL files create."""
+
+    tables: list[str]
+    views: list[str]
+    types: list[str]
+    functions: list[str]
+
+
+def own_objects(schema: Schema) -> OwnObjects:
+    """The objects of this version, by kind."""
+    files = [*(migration.file for migration in migrations(schema)), *views(schema), *functions(schema)]
+    text = "\n".join(file.text for file in files)
+
+    def created(kind: str) -> list[str]:
+        return sorted(set(re.findall(rf'^create (?:or replace )?{kind} "{schema.name}"\.(\w+)', text, re.MULTILINE)))
+
+    return OwnObjects(created("table"), created("view"), created("type"), created("function"))
 
 
 def _read_folder(folder: str, schema: Schema) -> list[SqlFile]:

@@ -1,0 +1,71 @@
+"""`gen-durable uninstall`: remove gen_durable from a database."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import typer
+
+from gen_durable.cli.console import fail, print_message, report_errors
+from gen_durable.cli.database import SCHEMA, ConnectedDatabase, DsnOption, SchemaOption, open_database
+from gen_durable.pg.uninstall import InstalledContent, Removal, read_content
+from gen_durable.pg.uninstall import uninstall as remove
+from gen_durable.store.schema import ROLES, Schema
+
+
+@report_errors
+def uninstall(
+    *,
+    dsn: DsnOption = None,
+    schema: SchemaOption = SCHEMA,
+    roles: bool = typer.Option(False, "--roles", help="Also drop the roles that migrate --roles has created."),
+    force: bool = typer.Option(False, "--force", help="Also delete instances that have not ended."),
+    yes: bool = typer.Option(False, "--yes", help="Do not ask for the name of the schema."),
+) -> None:
+    """Remove gen_durable's tables, functions and types, with all instances.
+
+    Stop workers and clients first. Objects of yours in the schema stay; one
+    that depends on a table of gen_durable prevents the removal. All of it is
+    one transaction.
+
+    Exit code 2: nothing was removed.
+    """
+    asyncio.run(_uninstall(dsn, Schema(schema), roles=roles, force=force, yes=yes))
+
+
+async def _uninstall(dsn: str | None, schema: Schema, *, roles: bool, force: bool, yes: bool) -> None:
+    async with open_database(dsn) as database:
+        content = await read_content(database.connection, schema)
+        if roles and content.roles is None:
+            fail(f"schema {schema.name!r} has no roles: leave out --roles.")
+        if not yes:
+            _ask_for_name(schema, content, database, roles=roles)
+        removal = await remove(database.connection, schema, with_roles=roles, with_live_instances=force)
+        _report(schema, content, removal, database.location)
+
+
+def _ask_for_name(schema: Schema, content: InstalledContent, database: ConnectedDatabase, *, roles: bool) -> None:
+    if not sys.stdin.isatty():
+        fail("this asks for the name of the schema on a terminal. Pass --yes to remove it without asking.")
+    dropped = f", and the roles {_role_names(content)}" if roles else ""
+    print_message(
+        f"This deletes {content.live + content.ended:,} instances ({content.live:,} have not ended) and all objects of "
+        f"gen_durable in schema {schema.name} ({database.location}){dropped}."
+    )
+    if typer.prompt("Type the name of the schema to go on", err=True) != schema.name:
+        fail("that is not the name of the schema. Nothing was changed.")
+
+
+def _report(schema: Schema, content: InstalledContent, removal: Removal, location: str) -> None:
+    typer.echo(f"schema {schema.name}: removed version {content.version} ({location})")
+    if removal.kept_objects:
+        typer.echo(f"schema {schema.name}: stays, with {', '.join(removal.kept_objects)}")
+    if removal.roles:
+        typer.echo(f"schema {schema.name}: dropped the roles {', '.join(removal.roles)}")
+    elif content.roles is not None:
+        print_message(f"the roles {_role_names(content)} stay: drop them yourself if no other schema uses them")
+
+
+def _role_names(content: InstalledContent) -> str:
+    return ", ".join(f"{content.roles}_{role}" for role in ROLES)
