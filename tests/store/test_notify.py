@@ -47,6 +47,7 @@ def notified(dsn: str, schema: str) -> Iterator[Notified]:
 
 CALLS: dict[str, tuple[str, str, set[str]]] = {
     "insert": ("", INSERT, {"queue:q", "queue:p"}),
+    "insert of one": ("", "select @schema.insert('a', 's', queue => 'q'NOTIFY)", {"queue:q"}),
     "signal": (parked(1, queue="q"), "select @schema.signal(1, 'go'NOTIFY)", {"queue:q"}),
     "signal by key": (
         parked(1, queue="q", unique_key=b"k", unique_scope=LIVE),

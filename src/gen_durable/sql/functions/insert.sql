@@ -168,3 +168,117 @@ comment on function @schema.insert(text[], int[], text[], jsonb[], text[], small
   'Inserts instances, one per array element. Returns the id of each, and whether it is new. on_conflict says what'
   ' happens if a unique key is taken: raise, skip or existing. Your commit wakes the workers; with notify => false they'
   ' find the instances when they poll, and your commit waits for no other.';
+
+-- One instance, from psql or any other client: `select gen_durable.insert('Checkout', 'start', '{"id": 42}')`.
+--
+-- Parameters: those of the array overload, each with a default, so that a call names only what it needs. The checks are
+-- those of the Python client (validation.py), and raise 22023. unique_scope: 'live' or 'forever'. delay, or schedule_at.
+-- limits: an array of names, or of [name, partition or null, weight]. Returns the id; null if on_conflict is 'skip' and
+-- the key is taken.
+-- A call with typed arrays means the other overload: its states, jsonb[], do not fit unique_key.
+-- Guarded by tests/store/test_insert_one.py.
+create or replace function @schema.insert(
+  machine text,
+  step text,
+  state jsonb default 'null',
+  unique_key text default null,
+  unique_scope text default 'live',
+  queue text default 'default',
+  priority int default 0,
+  partition_key text default null,
+  delay interval default null,
+  schedule_at timestamptz default null,
+  version int default 1,
+  metadata jsonb default null,
+  limits jsonb default null,
+  group_key text default null,
+  on_conflict text default 'raise',
+  notify boolean default true
+)
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_variable
+declare
+  max_delay constant interval := interval '36500 days';
+  problem text;
+  seconds constant float8 := extract(epoch from delay);
+  new_id bigint;
+begin
+  select format('%s must be 1 to 200 characters out of A-Z a-z 0-9 _ . : - , got %s', given.what,
+    coalesce(quote_literal(left(given.name, 80)), 'null')) into problem
+  from (values ('machine', machine), ('step', step), ('queue', queue)) as given (what, name)
+  where (given.name ~ '^[A-Za-z0-9_.:-]{1,200}$') is not true limit 1;
+  if problem is null then
+    select format('%s must have 1 to 512 bytes, got %s', given.what, octet_length(given.key)) into problem
+    from (values
+      ('unique_key', unique_key), ('partition_key', partition_key), ('group_key', substring(group_key from '/(.*)'))
+    ) as given (what, key)
+    where octet_length(given.key) not between 1 and 512 limit 1;
+  end if;
+  problem := coalesce(problem, case
+    when unique_scope is null or unique_scope not in ('live', 'forever')
+      then format('unique_scope must be live or forever, got %s', coalesce(quote_literal(left(unique_scope, 80)), 'null'))
+    when (priority between -32768 and 32767) is not true
+      then format('priority must be a number from -32768 to 32767 (lower runs earlier), got %s', priority)
+    when version is null or version < 1 then format('version must be a number from 1 on, got %s', version)
+    when delay is not null and schedule_at is not null then 'give either delay or schedule_at, not both'
+    when seconds < 0 or delay > max_delay then format('delay must be from 0 to 36500 days, got %s', delay)
+    when schedule_at < '0002-01-01 00:00+00' or schedule_at >= '9999-01-01 00:00+00'
+      then 'schedule_at must be in the years 2 to 9998 in UTC'
+    when octet_length(state::text) > 1000000
+      then format('the state is %s bytes of JSON, at most 1000000 are allowed', octet_length(state::text))
+    when jsonb_path_exists(state, 'strict $.**{64} ? (@.type() == "array" || @.type() == "object")')
+      then 'the state is nested deeper than 64 levels'
+    when jsonb_typeof(metadata) <> 'object' then 'metadata must be a JSON object'
+    when octet_length(metadata::text) > 8000
+      then format('metadata is %s bytes of JSON, at most 8000 are allowed', octet_length(metadata::text))
+    when group_key is not null and group_key !~ '^[A-Za-z0-9_.:-]{1,200}/.'
+      then 'group_key must be a kind and a group, such as tenant/acme'
+    when jsonb_typeof(limits) <> 'array' or exists (
+      select from jsonb_array_elements(limits) as named (item)
+      where not coalesce(case jsonb_typeof(named.item)
+        when 'string' then true
+        when 'array' then jsonb_typeof(named.item -> 0) = 'string' and jsonb_array_length(named.item) <= 3
+          and coalesce(jsonb_typeof(named.item -> 1), 'null') in ('string', 'null')
+          and coalesce(named.item ->> 2, '1') ~ '^[1-9][0-9]{0,8}$'
+      end, false)
+    ) then 'limits must be an array of names, or of [name, partition, weight], such as ["stripe"]'
+  end);
+  if problem is not null then
+    raise exception using errcode = '22023', message = problem;
+  end if;
+
+  select added.id into new_id from @schema.insert(
+    fsms => array[machine], versions => array[version], steps => array[step],
+    states => array[coalesce(state, 'null')], queues => array[queue], priorities => array[priority::smallint],
+    partition_keys => array_remove(array[partition_key], null), delays => array_remove(array[seconds], null),
+    schedule_ats => array_remove(array[schedule_at], null),
+    unique_keys => array_remove(array[convert_to(unique_key, 'UTF8')], null),
+    unique_scopes => case
+      when unique_key is null then '{}'
+      when unique_scope = 'forever' then array[enum_range(null::@schema.durable_status)::text]
+      else array['{runnable,executing,awaiting_signal,awaiting_children}']
+    end,
+    on_conflict => on_conflict,
+    limits => case when limits is null then '{}' else array[(
+      select coalesce(jsonb_agg(
+        case jsonb_typeof(named.item)
+          when 'string' then jsonb_build_array(named.item, null, 1)
+          else jsonb_build_array(named.item -> 0, named.item -> 1, coalesce((named.item ->> 2)::int, 1))
+        end
+      ), '[]') from jsonb_array_elements(limits) as named (item)
+    )] end,
+    groups => array_remove(array[group_key], null), metadatas => array_remove(array[metadata], null), notify => notify
+  ) as added;
+  return new_id;
+end
+$$;
+
+comment on function @schema.insert(text, text, jsonb, text, text, text, int, text, interval, timestamptz, int, jsonb, jsonb, text, text, boolean) is
+  'Inserts one instance and returns its id, in your transaction: select gen_durable.insert(''Checkout'', ''start'', '
+  '''{"id": 42}'', unique_key => ''order:42''). Name the options you need; unique_scope is live or forever,'
+  ' on_conflict is raise, skip (returns null) or existing (returns the holder). Your commit wakes the workers, unless'
+  ' you pass notify => false.';
