@@ -65,6 +65,7 @@ help:
 	@echo '  make bench    measure the engine against its bare SQL; JSON and plots go to tools/bench/results/'
 	@echo '  make bench-scale   measure each statement with 10 k to 3 M rows, and under a long reader (ARGS=--quick)'
 	@echo '  make soak     run half of the peak load for an hour (HOURS=0.25) and check that nothing grows'
+	@echo '  make plans    write docs/reference/plans.md: EXPLAIN of the hot statements on 1 M rows (postgresql-15, as test-plans)'
 	@echo '  make bench-look    measure list and count on 3 M rows, filter by filter (ARGS="--rows 100k")'
 	@echo '  make chaos-failover   switch, kill and freeze the leader of two Patroni nodes under load (root installs postgresql-15)'
 	@echo '  make fuzz-sizes   run payloads up to their bounds for five minutes (MINUTES=5 SEED=7) beside a heartbeat job'
@@ -153,6 +154,11 @@ soak: $(READY)-bench
 .PHONY: bench-look
 bench-look: $(READY)-bench
 	$(WITH_PG) $(BIN)/python -m tools.bench.listing --metadata-index $(ARGS)
+
+# The page of plans needs auto_explain, which the embedded server does not have.
+.PHONY: plans
+plans: $(READY)
+	$(BIN)/python scripts/postgres15 -- $(BIN)/python -m tools.plans $(ARGS)
 
 .PHONY: chaos-failover
 chaos-failover: $(READY)
