@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+from tools.bench.delaying_proxy import DelayingProxy
+from tools.bench.scenarios import latency_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,3 +62,53 @@ def test_the_soak(tmp_path: Path) -> None:
     assert found["instances"] > 0
     for what in ("inserted, not ended", "ended badly", "findings of the doctor"):
         assert verdict[what]["good"], verdict[what]
+
+
+def test_throughput_over_a_network(tmp_path: Path) -> None:
+    """The latency model: a rate for each latency, and the round trips that fit them."""
+    file = tmp_path / "bench.json"
+    run("tools.bench", "--size", "small", "--scenario", "latency-model", "--no-plot", "--json", str(file))
+    rows = {row["name"]: row for row in json.loads(file.read_text())["results"]}
+    for latency in ("0", "1", "5"):
+        assert rows[f"no-op jobs, default settings, +{latency} ms"]["value"] > 0
+    assert rows["R of 5 ms jobs, nothing claimed ahead"]["unit"] == "round trips"
+
+
+def test_the_fit_of_the_latency_model() -> None:
+    """Rates that follow the model give back its numbers."""
+    model = latency_model.Model(10, 1.5, 0.006)
+    latencies = (0.0, 0.001, 0.005)
+    found = latency_model.fit(10, latencies, [model.rate(latency) for latency in latencies])
+    assert found.round_trips == pytest.approx(1.5)
+    assert found.time == pytest.approx(0.006)
+
+
+async def test_the_proxy_delays_without_limiting_the_throughput() -> None:
+    """Each answer comes as late as the round trip, however many are under way."""
+
+    ended = asyncio.Event()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, DelayingProxy(f"postgresql://postgres@127.0.0.1:{port}/postgres", 0.2) as proxy:
+        assert proxy.dsn == f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for n in range(10):
+            writer.write(f"{n}\n".encode())
+            await asyncio.sleep(0)
+        assert [await reader.readline() for _ in range(10)] == [f"{n}\n".encode() for n in range(10)]
+        assert 0.2 <= loop.time() - began < 1.0  # ten delays one after the other would take two seconds
+        writer.close()
+        await writer.wait_closed()
+        await ended.wait()
+        while proxy._writers:  # noqa: ASYNC110  # the proxy has no event for it
+            await asyncio.sleep(0.01)

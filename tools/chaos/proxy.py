@@ -14,7 +14,8 @@ CHUNK = 65536
 class Proxy:
     """Forwards everything, unless a fault changes that."""
 
-    def __init__(self, upstream: int, rng: random.Random) -> None:
+    def __init__(self, upstream: int | str, rng: random.Random) -> None:
+        """`upstream` is a port of this machine, or the path of a socket."""
         self._upstream = upstream
         self._rng = rng
         self._server: asyncio.Server | None = None
@@ -54,7 +55,7 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
+            server_reader, server_writer = await self._connect()
         except OSError:
             writer.transport.abort()
             return
@@ -72,6 +73,11 @@ class Proxy:
             self._writers -= {writer, server_writer}
             for each in (writer, server_writer):
                 each.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._upstream, int):
+            return await asyncio.open_connection("127.0.0.1", self._upstream)
+        return await asyncio.open_unix_connection(self._upstream)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
         with suppress(OSError):
