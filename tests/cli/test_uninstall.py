@@ -6,7 +6,9 @@ import asyncio
 import os
 import pty
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,21 @@ def test_another_session_that_uses_a_table(
         reader.execute(Schema(installed).render("select from @schema.instances").encode())
         refused(uninstall("--yes"), "Another session uses schema")
     assert content(admin, installed) == before
+
+
+def test_an_instance_that_is_being_inserted(
+    uninstall: Uninstall, admin: psycopg.Connection[Any], dsn: str, installed: str
+) -> None:
+    """The command waits for the insert and then counts the instance: it does not count before it has the lock."""
+    waiting = "select count(*) from pg_locks where not granted and relation = %s::regclass"
+    with psycopg.connect(dsn) as writer, ThreadPoolExecutor() as pool:
+        given(writer, installed, instance(1))
+        done = pool.submit(uninstall, "--yes")
+        while not done.done() and admin.execute(waiting, [f"{installed}.instances"]).fetchone() != (1,):
+            time.sleep(0.01)
+        writer.commit()
+        refused(done.result(), "1 instances of schema")
+    assert exists(admin, installed)
 
 
 def test_foreign_objects_stay(uninstall: Uninstall, admin: psycopg.Connection[Any], installed: str) -> None:

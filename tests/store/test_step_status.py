@@ -53,6 +53,9 @@ def test_the_first_claim_starts_the_visit(store: Store) -> None:
     assert statuses(store) == [(0, "s", "running", 1)]
     row = last(store)
     assert (row["worker"], row["started_at"]) == ("w9", store.row(2)["started_at"])
+    store.run(store.calls.release_claims([(2, 1, None, None)]))
+    assert statuses(store) == [(0, "s", "pending", 0)]
+    assert last(store)["started_at"] == row["started_at"]
 
 
 def test_a_chain_shows_each_step(store: Store) -> None:
@@ -149,7 +152,7 @@ def test_progress_and_the_last_activity_belong_to_a_visit(store: Store, journal:
     first, second, third = store.sql("select * from @schema.step_status order by visit")
     assert (first["step"], first["activity"], first["fraction"]) == ("s", "pack", None)
     assert (second["step"], second["fraction"]) == ("t", None)
-    assert (third["step"], third["activity"]) == ("s", None)
+    assert (third["step"], third["activity"], third["fraction"]) == ("s", None, None)
     store.run(journal.record_progress([ProgressReport(2, 1, "s", "right", 0.7, None, None)]))
     store.sql("delete from @schema.progress where branch = ''")
     assert last(store)["fraction"] == 0.7
