@@ -95,6 +95,18 @@ def test_a_crash_loop_ends(store: Store) -> None:
     assert [s["id"] for s in store.inbox()] == [7], "a retry is given it again"
 
 
+def test_only_a_crash_loop_is_called_one(store: Store) -> None:
+    """A cancelled row whose worker has died has no class of error, in its row and in its history."""
+    store.given(executing(1, crashes=2, **LATE) + executing(2, cancel_reason="why", **LATE))
+    reap(store, max_crashes=3)
+    assert [(row["status"], row["error_type"]) for row in store.rows()] == [
+        ("failed", "CrashLoop"),
+        ("cancelled", None),
+    ]
+    found = store.sql("select outcome, error_type from @schema.transitions order by instance_id")
+    assert [tuple(row) for row in found] == [("Crashed", "CrashLoop"), ("Cancel", None)]
+
+
 def ends(store: Store) -> list[tuple[object, ...]]:
     found = store.sql("select * from @schema.transitions where outcome in ('Crashed', 'Cancel') order by instance_id")
     return [(t["instance_id"], t["seq"], t["outcome"], t["step"], t["attempt"], t["worker"]) for t in found]

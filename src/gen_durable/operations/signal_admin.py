@@ -35,7 +35,7 @@ class SignalOperations:
         At most `limit`, oldest first. They come without their payloads unless `payloads=True`.
         """
         statement = self._services.signal_statements.signals_of(
-            *parse_target(target), _check_limit(limit), payloads=payloads
+            *parse_target(target, self._services), _check_limit(limit), payloads=payloads
         )
         found = await self._services.statement_runner.run(statement, "signals", may_run_twice=True)
         return [self._decrypt(signal) for signal in found]
@@ -68,7 +68,7 @@ class SignalOperations:
         Their dedup keys are free again. An instance that one of them had woken waits again; a step that executes keeps
         what it was given. Raises `NotFound`.
         """
-        statement = self._services.signal_statements.delete(*parse_target(target), name)
+        statement = self._services.signal_statements.delete(*parse_target(target, self._services), name)
         found = await self._services.statement_runner.run(statement, "delete_signals", may_run_twice=False)
         if found is None:
             raise NotFound(f"{describe_target(target)} is unknown")

@@ -118,7 +118,7 @@ class OwnObjects:
 
 def own_objects(schema: Schema) -> OwnObjects:
     """The objects of this version, by kind."""
-    files = [*(migration.file for migration in migrations(schema)), *views(schema), *functions(schema)]
+    files = [*_read_folder("migrations", schema), *views(schema), *functions(schema)]
     text = "\n".join(file.text for file in files)
 
     def created(kind: str) -> list[str]:
