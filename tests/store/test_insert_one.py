@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -99,6 +100,9 @@ def test_scopes_of_a_key(store: Store, scope: str, is_free: bool) -> None:
     store.flush(Commit(claim.id, claim.epoch, claim.seq, "done", value="1"))
     second = insert(store, f"unique_key => 'k', unique_scope => '{scope}', on_conflict => 'existing'")
     assert (second != first) is is_free
+    assert store.row(first)["keep_seconds"] == (None if is_free else math.inf)
+    kept = store.row(insert(store, f"unique_key => 'other', unique_scope => '{scope}', keep => '2 days'"))
+    assert kept["keep_seconds"] == 2 * 86_400
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,9 @@ def test_scopes_of_a_key(store: Store, scope: str, is_free: bool) -> None:
         ("unique_key => repeat('ä', 257)", "unique_key must have 1 to 512 bytes, got 514"),
         ("partition_key => ''", "partition_key must have 1 to 512 bytes"),
         ("unique_scope => 'ever'", "unique_scope must be live or forever, got 'ever'"),
+        ("unique_scope => 'forever'", "unique_scope forever needs a unique_key"),
+        ("keep => '-1 s'", "keep must be from 0 to 36500 days"),
+        ("keep => '200 years'", "keep must be from 0 to 36500 days"),
         ("unique_scope => null", "unique_scope must be live or forever, got null"),
         ("priority => 40000", "priority must be a number from -32768 to 32767"),
         ("priority => null", "priority must be a number"),
@@ -155,7 +162,7 @@ def test_names_of_machine_and_step(store: Store, names: str) -> None:
 
 def test_an_undeclared_limit(store: Store) -> None:
     """The same error as for the Python client."""
-    with pytest.raises(SqlError, match="no limit is called stripe") as refused:
+    with pytest.raises(SqlError, match="stripe") as refused:
         insert(store, "limits => '[\"stripe\"]'")
     assert refused.value.sqlstate == "GD002"
 

@@ -172,7 +172,8 @@ comment on function @schema.insert(text[], int[], text[], jsonb[], text[], small
 -- One instance, from psql or any other client: `select gen_durable.insert('Checkout', 'start', '{"id": 42}')`.
 --
 -- Parameters: those of the array overload, each with a default, so that a call names only what it needs. The checks are
--- those of the Python client (validation.py), and raise 22023. unique_scope: 'live' or 'forever'. delay, or schedule_at.
+-- those of the Python client (validation.py), and raise 22023. unique_scope: 'live' or 'forever'. keep: how long
+-- the row is kept after its end; for good if its key is forever. delay, or schedule_at.
 -- limits: an array of names, or of [name, partition or null, weight]. Returns the id; null if on_conflict is 'skip' and
 -- the key is taken.
 -- A call with typed arrays means the other overload: its states, jsonb[], do not fit unique_key.
@@ -183,6 +184,7 @@ create or replace function @schema.insert(
   state jsonb default 'null',
   unique_key text default null,
   unique_scope text default 'live',
+  keep interval default null,
   queue text default 'default',
   priority int default 0,
   partition_key text default null,
@@ -205,6 +207,9 @@ declare
   max_delay constant interval := interval '36500 days';
   problem text;
   seconds constant float8 := extract(epoch from delay);
+  keep_seconds constant float8 := case
+    when keep is not null then extract(epoch from keep) when unique_scope = 'forever' then 'Infinity'
+  end;
   new_id bigint;
 begin
   select format('%s must be 1 to 200 characters out of A-Z a-z 0-9 _ . : - , got %s', given.what,
@@ -221,6 +226,8 @@ begin
   problem := coalesce(problem, case
     when unique_scope is null or unique_scope not in ('live', 'forever')
       then format('unique_scope must be live or forever, got %s', coalesce(quote_literal(left(unique_scope, 80)), 'null'))
+    when unique_scope = 'forever' and unique_key is null then 'unique_scope forever needs a unique_key'
+    when extract(epoch from keep) < 0 or keep > max_delay then format('keep must be from 0 to 36500 days, got %s', keep)
     when (priority between -32768 and 32767) is not true
       then format('priority must be a number from -32768 to 32767 (lower runs earlier), got %s', priority)
     when version is null or version < 1 then format('version must be a number from 1 on, got %s', version)
@@ -271,13 +278,14 @@ begin
         end
       ), '[]') from jsonb_array_elements(limits) as named (item)
     )] end,
-    groups => array_remove(array[group_key], null), metadatas => array_remove(array[metadata], null), notify => notify
+    groups => array_remove(array[group_key], null), metadatas => array_remove(array[metadata], null),
+    keeps => array_remove(array[keep_seconds], null), notify => notify
   ) as added;
   return new_id;
 end
 $$;
 
-comment on function @schema.insert(text, text, jsonb, text, text, text, int, text, interval, timestamptz, int, jsonb, jsonb, text, text, boolean) is
+comment on function @schema.insert(text, text, jsonb, text, text, interval, text, int, text, interval, timestamptz, int, jsonb, jsonb, text, text, boolean) is
   'Inserts one instance and returns its id, in your transaction: select gen_durable.insert(''Checkout'', ''start'', '
   '''{"id": 42}'', unique_key => ''order:42''). Name the options you need; unique_scope is live or forever,'
   ' on_conflict is raise, skip (returns null) or existing (returns the holder). Your commit wakes the workers, unless'

@@ -347,8 +347,8 @@ create table @schema.transitions (
   state        jsonb,
   primary key (instance_id, seq)
 )
-with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_insert_scale_factor = 0.1,
-  autovacuum_vacuum_cost_delay = 0);
+with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 comment on table @schema.transitions is 'The history: one row per committed outcome.';
 comment on column @schema.transitions.duration is 'Seconds.';
 comment on column @schema.transitions.outcome is 'The name of the outcome in code: Next, Retry, Await and so on.';
@@ -404,10 +404,3 @@ create table @schema.progress (
 with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
   autovacuum_vacuum_cost_delay = 0);
 comment on table @schema.progress is 'The progress that a step last reported, one row per branch.';
-
-create table @schema.installation (token text not null, roles text);
-comment on table @schema.installation is 'Exactly one row.';
-comment on column @schema.installation.token is
-  'Part of every idempotency key: ids begin at 1 in each installation, and keys of two must not be equal.';
-comment on column @schema.installation.roles is 'The prefix of the roles (migrate --roles); null without roles.';
-insert into @schema.installation (token) values (left(replace(gen_random_uuid()::text, '-', ''), 12));
