@@ -20,7 +20,7 @@ from gen_durable.engine.step_journal import StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.pg.pool import Pool
 from gen_durable.store import journal as journal_module
-from gen_durable.store import statements as statements_module
+from gen_durable.store import signals as signals_module
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim
 
@@ -110,20 +110,46 @@ def sizes_of(claim: Claim) -> list[int]:
     ("most", "sizes"),
     [(100, [5, 5, 4, 2, 5]), (14, [5, 5, 4]), (13, [5, 5]), (10, [5, 5]), (9, [5]), (1, [5])],
 )
-async def test_an_inbox_ends_with_the_last_signal_that_fits(
-    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch, most: int, sizes: list[int]
+@pytest.mark.parametrize("awaits", [["part", "other"], None], ids=["awaited", "unawaited"])
+async def test_an_inbox_ends_with_the_last_signal_that_fits(  # noqa: PLR0917  # parameters
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch, most: int, sizes: list[int], awaits: list[str] | None
 ) -> None:
     """A smaller one after it does not come before it; at least one is taken. The order is that of the ids."""
-    monkeypatch.setattr(statements_module, "PAGE_BYTES", 10)
-    monkeypatch.setattr(module, "MAX_CLAIM_PART", most)
+    monkeypatch.setattr(signals_module, "PAGE_BYTES", 10)
+    monkeypatch.setattr(module, "MAX_CLAIM_PART" if awaits else "MAX_UNAWAITED", most)
     async with reading(dsn, schema) as r:
         await r.send(5, 5, 4, 2, 5)  # two pages and a half, the second of which may end too early
         claim = r.claim(has_unread_inbox=True)
+        claim.awaits = awaits
         async with r.reader.read(claim):
             assert sizes_of(claim) == sizes
             assert r.reader._bytes == sum(sizes)
         assert r.reader._bytes == 0
         assert [received.id for received in claim.inbox] == sorted(received.id for received in claim.inbox)
+
+
+async def test_awaited_signals_come_whole_before_the_others(
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the others the oldest come, up to a bound of their own, in bytes and in number."""
+    monkeypatch.setattr(module, "MAX_UNAWAITED", 10)
+    late = Signal("late", str)
+    async with reading(dsn, schema) as r:
+        await r.send(5, 5, 5)
+        await r.e.app.signal(r.handle, late, "x" * 40)
+        claim = r.claim(has_unread_inbox=True)
+        claim.awaits = ["late"]
+        async with r.reader.read(claim):
+            assert [(received.name, len(received.payload)) for received in claim.inbox] == [
+                ("part", 5),
+                ("part", 5),
+                ("late", 42),
+            ]
+        monkeypatch.setattr(module, "MAX_SIGNALS", 1)
+        claim = r.claim(has_unread_inbox=True)
+        claim.awaits = ["late"]
+        async with r.reader.read(claim):
+            assert [received.name for received in claim.inbox] == ["part", "late"]
 
 
 @pytest.mark.parametrize(
@@ -224,13 +250,13 @@ async def test_an_error_of_the_database_names_what_cannot_be_read(dsn: str, sche
     """With its SQLSTATE and without its text; the next claim is read."""
     async with reading(dsn, schema) as r:
         await r.send(7)
-        statements = r.reader._statements
+        statements = r.reader._signal_statements
 
         class Broken:
-            def inbox_page(self, *_: int) -> Statement[Any]:
+            def inbox_page(self, *_: object) -> Statement[Any]:
                 return Statement("select 1 / 0", (), list)
 
-        r.reader._statements = cast(Any, Broken())
+        r.reader._signal_statements = cast(Any, Broken())
         with pytest.raises(UnreadableClaim) as raised:
             async with r.reader.read(r.claim(has_unread_inbox=True)):
                 raise AssertionError("it was not read")
@@ -239,6 +265,6 @@ async def test_an_error_of_the_database_names_what_cannot_be_read(dsn: str, sche
         )
         assert isinstance(raised.value.__cause__, asyncpg.DivisionByZeroError)
         assert r.reader._bytes == 0
-        r.reader._statements = statements
+        r.reader._signal_statements = statements
         async with asyncio.timeout(10), r.reader.read(claim := r.claim(has_unread_inbox=True)):
             assert sizes_of(claim) == [7]

@@ -7,6 +7,7 @@ from tests.support.machine import send
 from tests.support.rows import executing, parked, signal
 from tests.support.store import Store
 
+from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.types import OutgoingSignal
 
 FILL = """
@@ -66,7 +67,7 @@ def test_pages_of_some_names_and_of_the_others(store: Store) -> None:
         assert verdict(store, name) == "delivered"
 
     def names(*args: object) -> list[str]:
-        return [received.name for received in store.run(store.calls.inbox_page(1, 0, *args))]
+        return [received.name for received in store.run(SignalStatementBuilder(store.schema).inbox_page(1, 0, *args))]
 
     assert names() == ["a", "b", "c", "a"]
     assert names(["a", "b"]) == ["a", "b", "a"]
@@ -78,7 +79,9 @@ def test_a_page_skips_what_is_left_out_however_large(store: Store) -> None:
     store.given(executing(1) + FILL.format(name="'spam'", size=3_000_000, count=3))
     assert verdict(store, "go") == "delivered"
     for args in ((["go"], ()), (None, ["spam"])):
-        assert [received.name for received in store.run(store.calls.inbox_page(1, 0, *args))] == ["go"]
+        assert [
+            received.name for received in store.run(SignalStatementBuilder(store.schema).inbox_page(1, 0, *args))
+        ] == ["go"]
 
 
 def test_more_than_ten_thousand_signals_do_not_come_with_the_claim(store: Store) -> None:

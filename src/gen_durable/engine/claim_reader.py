@@ -20,6 +20,7 @@ from gen_durable.pg.faults import ConnectionLost, SqlError, describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.signals import Received
 from gen_durable.store.journal import JournalStatementBuilder
+from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
 from gen_durable.validation import MAX_CLAIM_PART
@@ -47,6 +48,7 @@ class ClaimReader:
     ) -> None:
         self._pool = pool
         self._statements = statements
+        self._signal_statements = SignalStatementBuilder(statements.schema)
         self._journal_statements = journal_statements
         self._journal = journal
         self._reading = asyncio.Lock()
@@ -96,14 +98,15 @@ class ClaimReader:
         """At least one, however large, if there is any."""
         found: list[Received] = []
         size = after = 0
-        while page := await self._pool.run_idempotent(self._statements.inbox_page(claim.id, after, names, without)):
+        while page := await self._pool.run_idempotent(
+            self._signal_statements.inbox_page(claim.id, after, names, without)
+        ):
             for received in page:
                 if found and (size + len(received.payload) > max_bytes or len(found) >= MAX_SIGNALS):
                     return found
                 size += len(received.payload)
                 found.append(received)
             after = page[-1].id
-        return found
 
     async def _read_children(self, claim: Claim) -> int:
         """Children beyond the bounds are left out altogether: the step reads them page by page."""

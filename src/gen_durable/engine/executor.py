@@ -89,9 +89,7 @@ class Executor:
         task: asyncio.Task[Any] | None = None,
         transaction: StepTransaction | None = None,
     ) -> EncodedOutcome:
-        """Execute a step and encode its outcome.
-
-        Raises `UndecodableState`, `LeaseLost`, `NoFreeThread`, `UnreadableSignal`, cancellation.
+        """Execute a step and encode its outcome. Raises the errors that `ClaimRunner` ends a claim with, cancellation.
 
         `previous` is the committed outcome of the same claim that led here; it holds the decoded state. `task` is the
         current task, if the caller knows it. With a `transaction` the step's error is raised as `StepRaised`.

@@ -1,13 +1,14 @@
-"""Statements for rejected signals, and for reading, restoring and deleting signals."""
+"""Statements for inboxes: their pages, rejected signals, and reading, restoring and deleting signals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gen_durable.signals import StoredSignal
+from gen_durable.signals import Received, StoredSignal
+from gen_durable.store.row_decoder import decode_inbox
 from gen_durable.store.schema import Schema
-from gen_durable.store.statements import Statement
+from gen_durable.store.statements import PAGE_BYTES, Statement
 from gen_durable.store.types import Row
 
 
@@ -40,11 +41,12 @@ class DeleteSignalsResult:
 class SignalStatementBuilder:
     """The statements, for one schema."""
 
-    __slots__ = ("_delete", "_reject", "_rejected", "_restore", "_retry", "_signals")
+    __slots__ = ("_delete", "_inbox_page", "_reject", "_rejected", "_restore", "_retry", "_signals")
 
     def __init__(self, schema: Schema) -> None:
         s = f'"{schema.name}"'
         columns = "id, target_id, machine, name, state, inserted_at, size, dedup_key, reason, payload::text"
+        self._inbox_page = f"select {s}.inbox_page($1,$2,$3,$4,$5)"
         self._reject = f"select rejected, woken_queues from {s}.reject_signals($1,$2,$3,$4,$5)"  # noqa: S608
         self._retry = (
             "select readmitted, woken_queues, last_target, last_signal "  # noqa: S608
@@ -54,6 +56,13 @@ class SignalStatementBuilder:
         self._delete = f"select id, deleted, woken_queues from {s}.delete_signals($1,$2,$3)"  # noqa: S608
         self._signals = f"select {columns} from {s}.signals_of($1,$2,$3,$4)"  # noqa: S608
         self._rejected = f"select {columns} from {s}.rejected_signals($1,$2,$3,$4)"  # noqa: S608
+
+    def inbox_page(
+        self, instance: int, after: int, names: Sequence[str] | None = None, without: Sequence[str] = ()
+    ) -> Statement[list[Received]]:
+        """The next signals of an inbox, after the id `after`: at most PAGE_BYTES, and at least one."""
+        args = (instance, after, PAGE_BYTES, names, without)
+        return Statement(self._inbox_page, args, lambda rows: list(decode_inbox(rows[0][0] or "[]")))
 
     def reject(
         self, instance: int, epoch: int, ids: Sequence[int], reasons: Sequence[str], fingerprint: str

@@ -14,7 +14,6 @@ from gen_durable.codec import encode
 from gen_durable.context import Child
 from gen_durable.instances import Instance, Status
 from gen_durable.limits import Limit, LimitState, Policy
-from gen_durable.signals import Received
 from gen_durable.starts import Start
 from gen_durable.store.packed_lists import (
     empty_if_all_none,
@@ -30,7 +29,6 @@ from gen_durable.store.row_decoder import (
     decode_cascade_result,
     decode_children,
     decode_flush_result,
-    decode_inbox,
     decode_instance,
     decode_pick_result,
     decode_reap_result,
@@ -88,7 +86,6 @@ class StatementBuilder:
         "_get",
         "_heartbeat",
         "_id_of_key",
-        "_inbox_page",
         "_insert",
         "_insert_as",
         "_limits",
@@ -131,7 +128,6 @@ class StatementBuilder:
         self._lock_parent_and_allocate_ids = f"select {s}.lock_parent_and_allocate_ids($1,$2,$3,$4)"
         self._start_instances = f"select {s}.start_instances($1,$2,$3,array['children'],$4)"
         self._children = f"select {s}.children_page($1,null,$2,$3,$4)"
-        self._inbox_page = f"select {s}.inbox_page($1,$2,$3,$4,$5)"
         self._signal = (
             "select ord, target, verdict, woken_queue from "  # noqa: S608
             f"{s}.signal($1::bigint[],$2::pg_catalog.bytea[],$3,$4{JSON},$5)"
@@ -276,13 +272,6 @@ class StatementBuilder:
         return Statement(
             self._children, (parent, after, limit, PAGE_BYTES), lambda rows: list(decode_children(rows[0][0] or "[]"))
         )
-
-    def inbox_page(
-        self, instance: int, after: int, names: Sequence[str] | None = None, without: Sequence[str] = ()
-    ) -> Statement[list[Received]]:
-        """The next signals of an inbox, after the id `after`: at most PAGE_BYTES, and at least one."""
-        args = (instance, after, PAGE_BYTES, names, without)
-        return Statement(self._inbox_page, args, lambda rows: list(decode_inbox(rows[0][0] or "[]")))
 
     def signal(self, deliveries: Sequence[OutgoingSignal]) -> Statement[list[tuple[int | None, str, str | None]]]:
         return Statement(

@@ -1,12 +1,12 @@
 -- delete_signals: empty the inbox of an instance.
 --
--- Parameters: an id or, where that is null, the unique key that the instance holds; name: only signals of this name, null
--- for all. Deletes signals that were not consumed, rejected ones included; their dedup keys are free again. Consumed ones
+-- Parameters: an id or, where that is null, a unique key (id_of_key.sql); name: only signals of this name, null for all.
+-- Deletes signals that were not consumed, rejected ones included; their dedup keys are free again. Consumed ones
 -- with a dedup key stay, so what was handled is not handled again.
 -- Returns one row: the instance, how many were deleted, and the queues to wake; no row if it does not exist.
 -- A row that a deleted signal had woken, and that has not begun, waits again: without a signal its step would run as if
 -- the timeout had passed. A step that executes keeps what it was given.
--- Index: primary keys, instances_unique, signals_inbox, signals_rejected.
+-- Index: primary keys, signals_inbox.
 -- Locks: the row, then its gates (tests/interleavings: delete_signals_deliver).
 create or replace function @schema.delete_signals(instance bigint, key bytea default null, name text default null)
 returns table (id bigint, deleted bigint, woken_queues text[])
@@ -18,10 +18,11 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
+  target constant bigint := coalesce(instance, @schema.id_of_key(key));
   old record;
 begin
   select i.id, i.partition_key, i.slot_key into old from @schema.instances i
-  where i.id = coalesce(instance, (select holder.id from @schema.instances holder where holder.unique_guard = key))
+  where i.id = target
   for no key update;
   if not found then
     return;

@@ -1,9 +1,9 @@
 -- signals_of: the signals of an instance: unread ones first, then rejected ones, then consumed ones, oldest first.
 --
--- Parameters: an id or, where that is null, a unique key; the most signals to return; whether to return payloads.
+-- Parameters: an id or, where that is null, a unique key (id_of_key.sql); the most signals to return; whether to return payloads.
 -- Returns one row per signal; state is 'waiting', 'never_read' (its instance has ended), 'consumed' or 'rejected'.
 -- A login that may not read all instances sees those that it has inserted (may_read_column.sql).
--- Index: signals_inbox; instances_unique. Locks: none.
+-- Index: signals_inbox, primary key. Locks: none.
 create or replace function @schema.signals_of(
   instance bigint, key bytea default null, max_signals int default 1000, payloads boolean default false
 )
@@ -30,7 +30,7 @@ as $$
     end
   from @schema.instances i
   join @schema.signals s on s.target_id = i.id
-  where i.id = coalesce(instance, (select holder.id from @schema.instances holder where holder.unique_guard = key))
+  where i.id = coalesce(instance, (select @schema.id_of_key(key)))
     and ((select @schema.may_read_column('id')) or i.inserted_by = session_user)
   order by s.consumed, s.rejection is null, s.id
   limit max_signals
