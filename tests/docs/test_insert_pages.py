@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from tests.support.pages import page_names, run_snippet, snippets
 
 from gen_durable import Durable, Start, Worker
 from gen_durable.config import WorkerOptions
@@ -23,47 +21,33 @@ HOWTO = Path(__file__).parents[2] / "docs/howto"
 
 
 @pytest.fixture
-def module() -> Iterator[types.ModuleType]:
-    """The module in which the snippets of a page run: dataclasses look theirs up."""
-    made = types.ModuleType("gen_durable_page")
-    sys.modules[made.__name__] = made
-    yield made
-    del sys.modules[made.__name__]
+def names() -> Iterator[dict[str, Any]]:
+    """The names that the snippets of a page bind."""
+    with page_names() as made:
+        yield made
 
 
-def blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (HOWTO / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
-
-
-async def run(block: str, page: str, names: dict[str, Any]) -> None:
-    """Run a snippet, which may await at its top level."""
-    code = compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    left = eval(code, names)  # our own documentation
-    if inspect.iscoroutine(left):
-        await left
-
-
-async def test_unique_keys(dsn: str, schema: str, module: types.ModuleType) -> None:
+async def test_unique_keys(dsn: str, schema: str, names: dict[str, Any]) -> None:
     """One order is charged once, and its key finds it after its end."""
-    definitions, *snippets = blocks("unique-keys.md")
-    names = vars(module)
-    await run(definitions, "unique-keys.md", names)
+    page = HOWTO / "unique-keys.md"
+    definitions, *rest = snippets(page)
+    await run_snippet(definitions, page, names)
     async with (
         Durable(dsn, schema=schema) as app,
         Worker(app, machines=[names["Checkout"]()], jobs=[names["send_mail"]]),
     ):
         names["app"] = app
-        for snippet in snippets:
-            await run(snippet, "unique-keys.md", names)
+        for snippet in rest:
+            await run_snippet(snippet, page, names)
         assert len(await app.list(unique_key="order:42")) == 1
-        assert len(snippets) == 6
+        assert len(rest) == 6
 
 
-async def test_inserting(dsn: str, schema: str, module: types.ModuleType) -> None:
+async def test_inserting(dsn: str, schema: str, names: dict[str, Any]) -> None:
     """Every instance of the page is inserted, and the import ends with its children and its report."""
-    definitions, *snippets = blocks("insert.md")
-    names = vars(module)
-    await run(definitions, "insert.md", names)
+    page = HOWTO / "insert.md"
+    definitions, *rest = snippets(page)
+    await run_snippet(definitions, page, names)
     async with (
         Durable(dsn, schema=schema) as app,
         Worker(
@@ -74,15 +58,15 @@ async def test_inserting(dsn: str, schema: str, module: types.ModuleType) -> Non
         ),
     ):
         names["app"] = app
-        for snippet in snippets:
-            await run(snippet, "insert.md", names)
-        assert len(snippets) == 3
-        page = [one async for one in app.list_all(machine="Import", payloads=True)]
-        assert await app.handle(page[0].id, names["Import"].start).result() == 2
+        for snippet in rest:
+            await run_snippet(snippet, page, names)
+        assert len(rest) == 3
+        imports = [one async for one in app.list_all(machine="Import", payloads=True)]
+        assert await app.handle(imports[0].id, names["Import"].start).result() == 2
         night = await app.get("price:3")
         assert (night.queue, night.priority, night.partition_key) == ("night", -10, "it")
         assert night.metadata == {"tenant": "acme", "order": 3}
-        children = await app.list(parent=page[0].id)
+        children = await app.list(parent=imports[0].id)
         assert {(one.queue, one.partition_key) for one in children} == {("default", "de"), ("default", "fr")}
 
 

@@ -14,7 +14,8 @@ import re
 import sys
 import types
 import uuid
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,28 +46,33 @@ def snippets(page: Path, language: str = "python") -> list[Snippet]:
     return found
 
 
-async def run_page(page: Path, dsn: str, schema: str) -> dict[str, Any]:
-    """Run all Python snippets of a page. Returns the names that they have bound."""
-    module = types.ModuleType(f"page_{uuid.uuid4().hex[:8]}")
-    sys.modules[module.__name__] = module  # dataclasses and annotations look their module up
-    names = vars(module)
-    try:
-        async with Durable(dsn, schema=schema) as app:
+async def run_page(page: Path, dsn: str, schema: str) -> None:
+    """Run all Python snippets of a page."""
+    running: Worker | None = None
+    with page_names() as names:
+        async with Durable(dsn, schema=schema) as app, AsyncExitStack() as stack:
             names["app"] = app
-            running: Worker | None = None
-            async with AsyncExitStack() as stack:
-                for snippet in snippets(page):
-                    async with asyncio.timeout(PATIENCE):
-                        await _run(snippet, page, names)
-                        if names.get("worker") is not running:
-                            await stack.aclose()
-                            running = await stack.enter_async_context(names["worker"])
-        return dict(names)
+            for snippet in snippets(page):
+                async with asyncio.timeout(PATIENCE):
+                    await run_snippet(snippet, page, names)
+                    if names.get("worker") is not running:
+                        await stack.aclose()
+                        running = await stack.enter_async_context(names["worker"])
+
+
+@contextmanager
+def page_names() -> Iterator[dict[str, Any]]:
+    """The names of a module in which the snippets of a page run: dataclasses look their module up."""
+    module = types.ModuleType(f"page_{uuid.uuid4().hex[:8]}")
+    sys.modules[module.__name__] = module
+    try:
+        yield vars(module)
     finally:
         del sys.modules[module.__name__]
 
 
-async def _run(snippet: Snippet, page: Path, names: dict[str, Any]) -> None:
+async def run_snippet(snippet: Snippet, page: Path, names: dict[str, Any]) -> None:
+    """Run one snippet, which may await at its top level."""
     source = "\n" * (snippet.line - 1) + snippet.source  # so that tracebacks have the lines of the page
     code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     left = eval(code, names)  # our own documentation
