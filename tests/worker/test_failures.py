@@ -10,9 +10,23 @@ from typing import Any
 import pytest
 from tests.support.engine import Engine, Opening, seconds
 
-from gen_durable import Context, Done, Fail, Failed, Finished, Machine, Next, Outcome, Retry, Start, job, step
+from gen_durable import (
+    Abort,
+    Context,
+    Done,
+    Fail,
+    Failed,
+    Finished,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    RetryPolicy,
+    Start,
+    job,
+    step,
+)
 from gen_durable.instances import Instance
-from gen_durable.jobs import Abort
 
 HERE = "tests.worker.test_failures"
 
@@ -121,7 +135,7 @@ async def wait_for_ever() -> None:
     await asyncio.Event().wait()
 
 
-@job(max_attempts=2, backoff=lambda _: 0)
+@job(retry=RetryPolicy(attempts=2, backoff=lambda _: 0))
 async def burn(card: str) -> None:
     charge(card)
 
@@ -131,7 +145,7 @@ async def abort(card: str) -> None:
     raise Abort(card)
 
 
-@job(max_attempts=1)
+@job(retry=RetryPolicy(attempts=1))
 async def forget(card: str) -> Any:
     return charge_later(card)
 
@@ -243,7 +257,7 @@ async def test_jobs(engine: Opening) -> None:
             await e.end(handle)
         burnt, aborted = [await handle.get() for handle in handles]
         assert (burnt.error_type, functions(burnt.traceback)) == (f"{HERE}.Declined", ["burn", "charge"])
-        assert (aborted.error_type, functions(aborted.traceback)) == ("gen_durable.jobs.Abort", ["abort"])
+        assert (aborted.error_type, functions(aborted.traceback)) == ("gen_durable.retry_policy.Abort", ["abort"])
         assert [t.error_type for t in await e.app.history(burnt.id)] == [f"{HERE}.Declined"] * 2
         listed = [one async for one in e.app.list_all(status="failed")]
         assert [(one.error_type is None, one.traceback) for one in listed] == [(False, None)] * 2
@@ -292,7 +306,7 @@ async def test_the_log_has_frames_at_debug(engine: Opening, caplog: pytest.LogCa
 async def test_a_deep_recursion(engine: Opening) -> None:
     """Its traceback is cut, and can be stored."""
 
-    class Deep(Machine):
+    class Deep(Machine, retry=RetryPolicy(attempts=1)):
         @step
         async def start(self, n: int, ctx: Context) -> Outcome[int]:
             return self.dive(n)

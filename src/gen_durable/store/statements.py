@@ -50,6 +50,7 @@ from gen_durable.store.types import (
     PickResult,
     ReapResult,
     ReleaseResult,
+    ReturnedClaim,
     Row,
     UnknownStep,
 )
@@ -322,10 +323,8 @@ class StatementBuilder:
         """Unblock rows whose gate is free, a batch of gates at a time. Returns the last gate and the woken queues."""
         return Statement(self._unblock_missed, (after, batch, skip), lambda rows: (rows[0][0], rows[0][1] or []))
 
-    def release_claims(
-        self, claims: Sequence[tuple[int, int, float | None, str | None]], longest_delay: float = 600.0
-    ) -> Statement[ReleaseResult]:
-        """`claims` are (id, epoch, first delay, reason), in the order of ids; a delay doubles up to the longest."""
+    def release_claims(self, claims: Sequence[ReturnedClaim], longest_delay: float = 600.0) -> Statement[ReleaseResult]:
+        """`claims` in the order of ids; a delay doubles up to the longest."""
         columns: list[list[object]] = [list(column) for column in zip(*claims, strict=True)]
         return Statement(self._release_claims, (*columns, longest_delay), decode_release_result)
 

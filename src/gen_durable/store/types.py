@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,8 @@ from gen_durable.store.blocked_rows import BlockedRows
 
 Row = Sequence[Any]
 """A row as the driver returns it."""
+ReturnedClaim: TypeAlias = tuple[int, int, float | None, str | None]
+"""A claim that a worker gives back: id, epoch, first delay in seconds, reason; the last two None if it did not run."""
 
 
 @dataclass(frozen=True, slots=True)
