@@ -82,7 +82,8 @@ def find_signals(spec: MachineSpec, owner: Machine | Job[Any, Any]) -> list[Sign
             continue
         seen.add(id(value))
         if isinstance(value, Signal):
-            found[id(value)] = cast(Any, value)
+            signal = cast("Signal[Any]", value)
+            found[id(signal)] = signal
         elif isinstance(value, types.FunctionType) and value.__module__.partition(".")[0] in package:
             due += _referenced_values(value)
             due.append(inspect.unwrap(value))
