@@ -107,6 +107,7 @@ class ClaimReader:
                 size += len(received.payload)
                 found.append(received)
             after = page[-1].id
+        return found
 
     async def _read_children(self, claim: Claim) -> int:
         """Children beyond the bounds are left out altogether: the step reads them page by page."""
