@@ -33,6 +33,7 @@ from gen_durable import (
     Machine,
     Next,
     Outcome,
+    RetryPolicy,
     ScheduleChildren,
     Signal,
     Start,
@@ -186,7 +187,7 @@ async def test_a_flow_works_under(dsn: str, schema: str, name: str) -> None:
         await run_flow(hostile, schema)
 
 
-class Strict(Machine):
+class Strict(Machine, retry=RetryPolicy(attempts=1)):
     """Changes the isolation level of its transaction."""
 
     @step(transactional=True)
