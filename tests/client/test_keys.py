@@ -12,6 +12,7 @@ from gen_durable import (
     Await,
     Context,
     Done,
+    Fail,
     Finished,
     Machine,
     Outcome,
@@ -39,7 +40,7 @@ class Counter(Machine):
     @step
     async def end(self, number: int, ctx: Context) -> Outcome[int]:
         if number < 0:
-            raise ValueError("negative")
+            return Fail("negative")
         return Done(number)
 
 
