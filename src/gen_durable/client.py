@@ -27,20 +27,19 @@ from gen_durable.operations.cancel import cancel, check_reason, to_cancellation
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.instance_admin import AdminOperations
-from gen_durable.operations.signal import is_delivered, outgoing_signal, send_signal
 from gen_durable.operations.signal_admin import SignalOperations
+from gen_durable.operations.signal_methods import SignalMethods
 from gen_durable.pg.pool import DriverPool
-from gen_durable.signals import Signal
+from gen_durable.signals import SignalMessage
 from gen_durable.starts import Scope, Start, Startable, StartOptions, Unique, step_of
 from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
 from gen_durable.telemetry import Events
 
 S = TypeVar("S")
-P = TypeVar("P")
 R = TypeVar("R")
 
 
-class Durable(AdminOperations, SignalOperations):
+class Durable(AdminOperations, SignalOperations, SignalMethods):
     """The client of one database: `async with Durable(dsn) as app:`.
 
     Without a DSN it uses DATABASE_URL, else the embedded server. `Durable(pool=pool)` runs its calls through your pool.
@@ -131,6 +130,7 @@ class Durable(AdminOperations, SignalOperations):
         limit: LimitNames | None = None,
         group: tuple[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        signals: Iterable[SignalMessage] = (),
         connection: object = None,
         notify: Notify = "after_commit",
     ) -> Handle[R]: ...
@@ -178,7 +178,8 @@ class Durable(AdminOperations, SignalOperations):
         """Start an instance at a step, or a job. The other options are those of `Start`.
 
         If the `unique_key` is taken, "raise" raises `Duplicate`, "existing" returns the holder, "skip" returns None.
-        With `unique="forever"` a key stays taken after the instance has ended, as long as its row is kept.
+        With `unique="forever"` a key stays taken after the instance has ended, as long as its row is kept. `signals`
+        go to a new instance only, with its insert: `signals=[payment.of(Paid(100))]`.
         With `connection`, one of yours (asyncpg, psycopg, SQLAlchemy), the insert is a part of your transaction: the
         instance starts when you commit, and never if you roll back. Workers are notified right after the commit, by
         this client if it is open; "in_transaction" has your commit notify them, which Postgres does one by one, and
@@ -229,51 +230,6 @@ class Durable(AdminOperations, SignalOperations):
         else:
             ids = await self._in_transaction.insert(connection, starts, on_conflict, notify)
         return handles_of(self, starts, ids, on_conflict)
-
-    @overload
-    async def signal(
-        self,
-        target: int | str | bytes | Handle[Any],
-        signal: Signal[None],
-        *,
-        dedup_key: str | None = None,
-        connection: object = None,
-        notify: Notify = "after_commit",
-    ) -> bool: ...
-    @overload
-    async def signal(
-        self,
-        target: int | str | bytes | Handle[Any],
-        signal: Signal[P],
-        payload: P,
-        *,
-        dedup_key: str | None = None,
-        connection: object = None,
-        notify: Notify = "after_commit",
-    ) -> bool: ...
-    async def signal(
-        self,
-        target: int | str | bytes | Handle[Any],
-        signal: Signal[Any],
-        payload: object = None,
-        *,
-        dedup_key: str | None = None,
-        connection: object = None,
-        notify: Notify = "after_commit",
-    ) -> bool:
-        """Send a signal to an instance by id, or to the live holder of a unique key.
-
-        Returns True if this call delivered it, False if a signal with this `dedup_key` was delivered before. Raises
-        `NoTarget` if the instance is unknown or has ended. `connection` as in `insert`: the signal is sent when you
-        commit, and the instance's row is locked until then.
-        """
-        check_notify(notify, connection)
-        outgoing = outgoing_signal(self._services, target, signal, payload, dedup_key)
-        if connection is None:
-            verdict = await send_signal(self._services, outgoing)
-        else:
-            verdict = await self._in_transaction.signal(connection, outgoing, notify)
-        return is_delivered(verdict, target, signal)
 
     async def cancel(
         self,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 R = TypeVar("R")
+H_co = TypeVar("H_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,22 @@ class Handle(Generic[R]):
         return f"Handle({self.target!r})"
 
 
+@dataclass(frozen=True, slots=True)
+class SignalOrStartResult(Generic[H_co]):
+    """What `signal(..., or_start=...)` did: the instance, whether this call started it and delivered the signal to it.
+
+    It counts as true if this call delivered the signal, as the result of a plain `signal` does. If not, a signal with
+    this `dedup_key` was delivered before, and `handle` is the instance that received it.
+    """
+
+    handle: H_co
+    is_new: bool
+    is_delivered: bool
+
+    def __bool__(self) -> bool:
+        return self.is_delivered
+
+
 def result_of(ending: Ending[R], machine: str | None, timeout: Duration | None) -> R:
     """The result of an ended instance; raises for every other ending."""
     match ending:
@@ -148,13 +165,17 @@ def handles_of(
     app: Durable, starts: Sequence[Start[R]], ids: Sequence[int | None], on_conflict: OnConflict
 ) -> list[Handle[R] | None]:
     """Handles on inserted instances; None where an instance was skipped."""
-    inserted_at = -math.inf if on_conflict == "existing" else time.monotonic()  # an existing one may have ended
+    is_new = on_conflict != "existing"
     return [
-        None
-        if instance is None
-        else Handle(app, instance, start.step.result_codec, start.step.machine.name, inserted_at)
+        None if instance is None else handle_of(app, start, instance, is_new=is_new)
         for start, instance in zip(starts, ids, strict=True)
     ]
+
+
+def handle_of(app: Durable, start: Start[R], instance: int, *, is_new: bool) -> Handle[R]:
+    """A handle on an instance that a call has reached; an existing one may have ended."""
+    inserted_at = time.monotonic() if is_new else -math.inf
+    return Handle(app, instance, start.step.result_codec, start.step.machine.name, inserted_at)
 
 
 def parse_target(target: int | str | bytes | Handle[Any], services: Services) -> tuple[int | None, bytes | None]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
 from gen_durable.codec import Codec, codec_for, decode_payload
 from gen_durable.errors import DecodeError, DefinitionError, SignalFault, UnreadableSignal
-from gen_durable.validation import check_name
+from gen_durable.validation import check_name, check_text_key
 
 P = TypeVar("P")
 
@@ -42,8 +42,34 @@ class Signal(Generic[P]):
             self._codec = codec_for(self.payload_type, f"signal {self.name!r}")
         return self._codec
 
+    @overload
+    def of(self: Signal[None], *, dedup_key: str | None = None) -> SignalMessage: ...
+    @overload
+    def of(self, payload: P, *, dedup_key: str | None = None) -> SignalMessage: ...
+    def of(self, payload: object = None, *, dedup_key: str | None = None) -> SignalMessage:
+        """This signal with a payload, for an instance that is inserted with it: `signals=[payment.of(Paid(100))]`.
+
+        Raises `EncodeError`.
+        """
+        if dedup_key is not None:
+            check_text_key(dedup_key, "dedup_key")
+        text, _ = self.codec.encode_and_decode(cast(P, payload))  # what no worker could read is not sent
+        return SignalMessage(self.name, text, dedup_key)
+
     def __repr__(self) -> str:
         return f"Signal({self.name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class SignalMessage:
+    """A signal with its payload as JSON, from `Signal.of`."""
+
+    name: str
+    payload: str
+    dedup_key: str | None = None
+
+    def __repr__(self) -> str:
+        return f"SignalMessage({self.name!r})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from typing_extensions import TypedDict, Unpack
 
 from gen_durable.codec import encode_metadata
 from gen_durable.durations import Duration
-from gen_durable.errors import GenDurableError, InputError, InvalidOutcome
+from gen_durable.errors import GenDurableError, InputError, InvalidOutcome, TooLarge
 from gen_durable.limits import Limit, LimitNames, limits_of
 from gen_durable.option_hints import option_names, unknown_option
+from gen_durable.signals import SignalMessage
 from gen_durable.validation import (
     check_delay,
     check_group,
@@ -49,6 +50,7 @@ Scope: TypeAlias = Literal[
 LIVE: Final[tuple[Scope, ...]] = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 FOREVER: Final[tuple[Scope, ...]] = (*LIVE, "done", "failed", "cancelled")
 Unique: TypeAlias = Literal["live", "forever"]
+MAX_FIRST_SIGNALS: Final = 1000
 
 
 class StartOptions(TypedDict, total=False):
@@ -66,18 +68,20 @@ class StartOptions(TypedDict, total=False):
     limit: LimitNames | None
     group: tuple[str, str] | None
     metadata: Mapping[str, Any] | None
+    signals: Iterable[SignalMessage]
 
 
 @final
 class Start(Generic[R_co]):
-    """An instance to start: for `insert_many`, `ScheduleChildren` and `spawn`.
+    """An instance to start: for `insert_many`, `ScheduleChildren`, `spawn` and `or_start`.
 
     `state` may be left out for a job without an argument. `unique` says how long the instance holds its `unique_key`:
     "live" (default) until it ends, "forever" also afterwards; then retention spares its row. `unique_scope`, a list of
     statuses, says it in detail. `keep` is how long the row is kept after its end, in place of the retention. `limit`
     replaces the `@step(limit=)` of the first step; `[]`
     means none. `group` is the instance's group in a fair queue: `("tenant", "acme")`. `metadata` is stored for
-    filters, `{"order": 42}`; the engine does not read it.
+    filters, `{"order": 42}`; the engine does not read it. `signals` are in its inbox from the beginning, in their
+    order: `signals=[payment.of(Paid(100))]`; an instance that is not started, because its key is taken, gets none.
     """
 
     __slots__ = (
@@ -90,6 +94,7 @@ class Start(Generic[R_co]):
         "priority",
         "queue",
         "schedule_at",
+        "signals",
         "state",
         "step",
         "unique_key",
@@ -114,6 +119,7 @@ class Start(Generic[R_co]):
         limit: LimitNames | None = None,
         group: tuple[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        signals: Iterable[SignalMessage] = (),
     ) -> None: ...
     @overload
     def __init__(self, step: Startable[None, R_co], **options: Unpack[StartOptions]) -> None: ...
@@ -134,6 +140,7 @@ class Start(Generic[R_co]):
         limit: LimitNames | None = None,
         group: tuple[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        signals: Iterable[SignalMessage] = (),
         **unknown: object,
     ) -> None:
         if unknown:
@@ -153,6 +160,7 @@ class Start(Generic[R_co]):
         self.limits: tuple[Limit, ...] = limits_of(limit, "limit") if limit is not None else self.step.limits_for(state)
         self.group = check_group(group) if group is not None else None
         self.metadata = encode_metadata(metadata) if metadata else None
+        self.signals = _check_signals(signals)
 
     def __repr__(self) -> str:
         return f"Start({self.step.machine.name}.{self.step.name})"
@@ -174,6 +182,18 @@ def step_of(step: object, where: str, error: type[GenDurableError] = InvalidOutc
     if callable(step) and name is not None:
         raise error(f"{where} got {name!r}, which is not a step: decorate it with @step or @job")
     raise error(f"{where} takes a step such as self.ship, Checkout.start or a @job, got {type(step).__name__}")
+
+
+def _check_signals(signals: Iterable[SignalMessage]) -> tuple[SignalMessage, ...]:
+    if not isinstance(signals, Iterable):
+        raise InputError(f"signals takes a list such as [payment.of(Paid(100))], got {type(signals).__name__}")
+    several = tuple(signals)
+    if len(several) > MAX_FIRST_SIGNALS:
+        raise TooLarge(f"an instance is inserted with at most {MAX_FIRST_SIGNALS:,} signals, got {len(several):,}")
+    for message in several:
+        if not isinstance(message, SignalMessage):
+            raise InputError(f"signals takes values such as payment.of(Paid(100)), got {type(message).__name__}")
+    return several
 
 
 def _scope_of(key: bytes | None, unique: Unique | None, scope: Iterable[Scope] | None) -> tuple[Scope, ...]:

@@ -28,22 +28,20 @@ from gen_durable.operations.cancel import check_reason, to_cancellation
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.instance_admin import SyncAdminOperations
-from gen_durable.operations.signal import is_delivered, outgoing_signal
 from gen_durable.operations.signal_admin import SyncSignalOperations
-from gen_durable.pg.caller_connection import django_connection
-from gen_durable.signals import Signal
+from gen_durable.pg.caller_connection import caller_connection_of
 from gen_durable.starts import Start, Startable, StartOptions
 from gen_durable.store.schema import DEFAULT_SCHEMA
 from gen_durable.sync_handles import SyncHandle
+from gen_durable.sync_signals import SyncSignalMethods
 from gen_durable.telemetry import Events
 
 S = TypeVar("S")
-P = TypeVar("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["SyncHandle[Any]"]):
+class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["SyncHandle[Any]"], SyncSignalMethods):
     """`with SyncDurable(dsn) as app: app.insert(...)`.
 
     The options are those of `Durable`, except `pool`: an asyncpg pool belongs to the event loop that opened it, and
@@ -184,7 +182,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
         a Django database and selects its connection of this thread.
         """
         start = Start(step, state, **options)
-        (handle,) = self._insert([start], on_conflict, _caller_connection(connection, using), notify)
+        (handle,) = self._insert([start], on_conflict, caller_connection_of(connection, using), notify)
         return handle
 
     @overload
@@ -217,7 +215,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
         using: str | None = None,
     ) -> list[SyncHandle[R]] | list[SyncHandle[R] | None]:
         """Start many instances in one transaction; see `Durable.insert_many`, and `insert` for `connection`."""
-        handles = self._insert(list(starts), on_conflict, _caller_connection(connection, using), notify)
+        handles = self._insert(list(starts), on_conflict, caller_connection_of(connection, using), notify)
         return cast("list[SyncHandle[R]]", handles)  # only "skip" returns None, as the overloads say
 
     def _insert(
@@ -231,54 +229,6 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
         handles = handles_of(self._app, starts, ids, on_conflict)
         return [None if handle is None else SyncHandle(self, handle) for handle in handles]
 
-    @overload
-    def signal(
-        self,
-        target: int | str | bytes | SyncHandle[Any],
-        signal: Signal[None],
-        *,
-        dedup_key: str | None = None,
-        connection: object = None,
-        notify: Notify = "after_commit",
-        using: str | None = None,
-    ) -> bool: ...
-    @overload
-    def signal(
-        self,
-        target: int | str | bytes | SyncHandle[Any],
-        signal: Signal[P],
-        payload: P,
-        *,
-        dedup_key: str | None = None,
-        connection: object = None,
-        notify: Notify = "after_commit",
-        using: str | None = None,
-    ) -> bool: ...
-    def signal(
-        self,
-        target: int | str | bytes | SyncHandle[Any],
-        signal: Signal[Any],
-        payload: object = None,
-        *,
-        dedup_key: str | None = None,
-        connection: object = None,
-        notify: Notify = "after_commit",
-        using: str | None = None,
-    ) -> bool:
-        """Send a signal; see `Durable.signal`, and `insert` for `connection`."""
-        caller_connection = _caller_connection(connection, using)
-        check_notify(notify, caller_connection)
-        if caller_connection is not None:
-            outgoing = outgoing_signal(services_of(self._app), self._unwrap_handle(target), signal, payload, dedup_key)
-            return is_delivered(
-                self._get_transaction_calls().signal_blocking(caller_connection, outgoing, notify),
-                self._unwrap_handle(target),
-                signal,
-            )
-        return self._run_and_wait(
-            self._app.signal(self._unwrap_handle(target), cast("Signal[object]", signal), payload, dedup_key=dedup_key)
-        )
-
     def cancel(
         self,
         target: int | str | bytes | SyncHandle[Any],
@@ -290,7 +240,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
         using: str | None = None,
     ) -> Cancellation:
         """Cancel an instance, and with `cascade` all its descendants; see `Durable.cancel`, and `insert`."""
-        caller_connection = _caller_connection(connection, using)
+        caller_connection = caller_connection_of(connection, using)
         check_notify(notify, caller_connection)
         if caller_connection is not None:
             instance, key = parse_target(self._unwrap_handle(target), services_of(self._app))
@@ -380,12 +330,3 @@ async def _cancel_other_tasks() -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
-
-
-def _caller_connection(connection: object, using: str | None) -> object:
-    """The caller's connection for a call, or None if the client uses its own."""
-    if using is None:
-        return connection
-    if connection is not None:
-        raise InputError("give either connection= or using=, not both")
-    return django_connection(using)

@@ -60,6 +60,9 @@ class CallerConnection:
     async def signal(self, *args: Any, **options: Any) -> Any:
         return await self._call(self.app.signal, *args, **options)
 
+    async def debounce(self, *args: Any, **options: Any) -> Any:
+        return await self._call(self.app.debounce, *args, **options)
+
     async def cancel(self, *args: Any, **options: Any) -> Any:
         return await self._call(self.app.cancel, *args, **options)
 

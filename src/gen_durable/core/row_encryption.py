@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from gen_durable.errors import UnreadableSignal
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_error
+from gen_durable.store.keyed_starts import KeyedStart, SignalOrStart, for_holder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Claim, Commit, InsertResult, OutgoingSignal
 
@@ -85,7 +86,7 @@ class RowEncryption:
                 starts = _OBJECTS.decode(parts[name])
                 ids = await self._allocate_ids(len(starts))
                 for started, start in zip(ids, starts, strict=True):
-                    self._encrypt_start(started, start)
+                    encrypt_start(start, started, self.encryption)
                 parts[name] = msgspec.Raw(msgspec.json.encode(starts))
         return msgspec.json.encode(parts).decode()
 
@@ -96,14 +97,10 @@ class RowEncryption:
             if len(encrypted) % CHUNK == 0:
                 await asyncio.sleep(0)
             start = _OBJECT.decode(one)
-            self._encrypt_start(instance, start)
+            encrypt_start(start, instance, self.encryption)
             del start["id"]  # `ManyChildren.encode_parts` adds it
             encrypted.append(msgspec.json.encode(start))
         return encrypted
-
-    def _encrypt_start(self, instance: int, start: dict[str, msgspec.Raw]) -> None:
-        start["id"] = msgspec.Raw(str(instance).encode())
-        start["state"] = msgspec.Raw(self.encryption.encrypt(bytes(start["state"]).decode(), instance, STATE).encode())
 
     async def _allocate_ids(self, count: int) -> list[int]:
         """Allocate ids, retrying until the database answers, as commits do: an outage is no error of the step."""
@@ -125,10 +122,52 @@ def encrypted_insert(
     ids: list[int],
     encryption: PayloadEncryption,
 ) -> Statement[list[InsertResult]]:
-    """An insert with its states encrypted for the ids that were allocated."""
-    states = cast("list[Any]", statement.args[3])
-    encrypted = [encryption.encrypt(state, instance, STATE) for instance, state in zip(ids, states, strict=True)]
-    return statements.insert_as(statement, ids, encrypted)
+    """An insert with its states and first signals encrypted for the ids that were allocated."""
+    states, signals = cast("list[str]", statement.args[3]), cast("list[str | None]", statement.args[16])
+    return statements.insert_as(
+        statement,
+        ids,
+        [encryption.encrypt(state, instance, STATE) for instance, state in zip(ids, states, strict=True)],
+        [
+            None if of_one is None else encrypt_first_signals(of_one.encode(), instance, encryption).decode()
+            for instance, of_one in zip(ids, signals, strict=False)  # the list is empty if no start has signals
+        ],
+    )
+
+
+def encrypt_first_signals(signals: bytes, instance: int, encryption: PayloadEncryption) -> bytes:
+    """The first signals of an instance, JSON from `encode_signals`, encrypted for it."""
+    decoded = _OBJECTS.decode(signals)
+    for one in decoded:
+        field = signal_field(msgspec.json.decode(one["name"], type=str))
+        one["payload"] = msgspec.Raw(encryption.encrypt(bytes(one["payload"]).decode(), instance, field).encode())
+    return msgspec.json.encode(decoded)
+
+
+def encrypt_start(start: dict[str, msgspec.Raw], instance: int, encryption: PayloadEncryption) -> None:
+    """Encrypt the state and the first signals of an instance, from `encode_start`, for its id, and add the id."""
+    start["id"] = msgspec.Raw(str(instance).encode())
+    start["state"] = msgspec.Raw(encryption.encrypt(bytes(start["state"]).decode(), instance, STATE).encode())
+    if "signals" in start:
+        start["signals"] = msgspec.Raw(encrypt_first_signals(bytes(start["signals"]), instance, encryption))
+
+
+def encrypted_for_new(call: KeyedStart, instance: int, encryption: PayloadEncryption) -> KeyedStart:
+    """A keyed start that is encrypted for a new instance, and for no holder."""
+    start = dict(call.start)
+    encrypt_start(start, instance, encryption)
+    return dataclasses.replace(call, start=start)
+
+
+def encrypted_for_holder(
+    encrypted: KeyedStart, clear: KeyedStart, holder: int, encryption: PayloadEncryption
+) -> KeyedStart:
+    """A keyed start that is encrypted for a new instance, and now also for the holder of its key."""
+    if isinstance(clear, SignalOrStart):
+        payload, field = clear.message.payload, signal_field(clear.message.name)
+    else:
+        payload, field = bytes(clear.start["state"]).decode(), STATE
+    return for_holder(encrypted, holder, encryption.encrypt(payload, holder, field))
 
 
 def encrypted_signal(outgoing: OutgoingSignal, target: int, encryption: PayloadEncryption) -> OutgoingSignal:

@@ -20,6 +20,7 @@ from gen_durable.pg.pool import Pool
 from gen_durable.pg.write_access import read_write_access
 from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
+from gen_durable.store.keyed_starts import KeyedStartStatementBuilder
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.signals import SignalStatementBuilder
@@ -46,6 +47,7 @@ class Services:
         "events",
         "is_open",
         "journal_statements",
+        "keyed_start_statements",
         "retention_statements",
         "schema",
         "signal_statements",
@@ -59,6 +61,7 @@ class Services:
         self.statements = StatementBuilder(self.schema)
         self.journal_statements = JournalStatementBuilder(self.schema)
         self.admin_statements = AdminStatementBuilder(self.schema)
+        self.keyed_start_statements = KeyedStartStatementBuilder(self.schema)
         self.retention_statements = RetentionStatementBuilder(self.schema)
         self.signal_statements = SignalStatementBuilder(self.schema)
         self.events = Events()

@@ -6,7 +6,6 @@ Raises gen_durable errors for outcomes that cannot be stored; the executor treat
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Final, assert_never, cast
 
@@ -32,6 +31,7 @@ from gen_durable.outcomes import (
     is_outcome,
 )
 from gen_durable.starts import Start
+from gen_durable.store.start_encoder import encode_start
 from gen_durable.store.types import Claim, Commit, ManyChildren
 from gen_durable.tracebacks import error_type_of, format_traceback
 from gen_durable.validation import MAX_CHILDREN_BYTES, clean_error
@@ -326,7 +326,8 @@ def _encode_chunk(starts: Iterator[Start[Any]]) -> tuple[list[dict[str, object]]
 
 
 def _child_state_size(child: dict[str, object]) -> int:
-    return len(memoryview(cast(Buffer, child["state"])))
+    """The bytes of a child's state and first signals."""
+    return sum(len(memoryview(cast(Buffer, child[part]))) for part in ("state", "signals") if part in child)
 
 
 def _check_size(size: int) -> None:
@@ -346,28 +347,9 @@ def _add_children(children: ManyChildren, chunk: list[dict[str, object]]) -> Non
 def _encode_child(start: Start[Any]) -> dict[str, object]:
     check_child(start)
     try:
-        state, _ = start.step.state_codec.encode_and_decode(start.state)
+        return encode_start(start)
     except EncodeError as error:
         raise EncodeError(f"an instance cannot be started: {error}") from error
-    child: dict[str, object] = {
-        "fsm": start.step.machine.name,
-        "version": start.step.machine.version,
-        "step": start.step.name,
-        "state": msgspec.Raw(state.encode()),
-        "queue": start.queue,
-        "priority": start.priority,
-        "partition_key": start.partition_key,
-        "delay": start.delay,
-        "schedule_at": start.schedule_at,
-        "unique_key": start.unique_key.hex() if start.unique_key is not None else None,
-        "unique_scope": "{" + ",".join(start.unique_scope) + "}",
-        "limits": [[limit.name, limit.partition, limit.weight] for limit in start.limits] or None,
-        "group_key": start.group,
-        "metadata": None if start.metadata is None else msgspec.Raw(start.metadata.encode()),
-    }
-    if start.keep is not None:
-        child["keep"] = "Infinity" if math.isinf(start.keep) else start.keep  # JSON has no infinity
-    return child
 
 
 def advance_claim(claim: Claim, encoded: EncodedOutcome) -> None:

@@ -15,11 +15,13 @@ from gen_durable.core.row_encryption import encrypted_insert, encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
 from gen_durable.operations.insert import OnConflict, blocked_rows, check_starts
+from gen_durable.operations.keyed_starts import follow_ups_of, keyed_start_statements
 from gen_durable.pg.caller_connection import call_after_commit, call_at_commit, run_awaiting, run_blocking
 from gen_durable.pg.faults import sqlstate, unwrap_driver_error
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.starts import Start
 from gen_durable.store.caller_statements import TextStatements
+from gen_durable.store.keyed_starts import KeyedStart, KeyedStartResult
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
@@ -69,6 +71,20 @@ class TransactionCalls:
         """As `signal`, on a blocking connection."""
         return self._run_statements_blocking(
             connection, self._signal_statements(connection, outgoing, notify), "signal"
+        )
+
+    async def keyed_start(
+        self, connection: object, call: KeyedStart, notify: Notify, operation: str
+    ) -> KeyedStartResult:
+        """Deliver a signal or start, or debounce."""
+        return await self._run_statements(connection, self._keyed_start_statements(connection, call, notify), operation)
+
+    def keyed_start_blocking(
+        self, connection: object, call: KeyedStart, notify: Notify, operation: str
+    ) -> KeyedStartResult:
+        """As `keyed_start`, on a blocking connection."""
+        return self._run_statements_blocking(
+            connection, self._keyed_start_statements(connection, call, notify), operation
         )
 
     async def cancel(
@@ -127,6 +143,19 @@ class TransactionCalls:
         if notify == "after_commit" and woken_queue is not None:
             self._act_after_commit(connection, transaction, FollowUps(frozenset({woken_queue})))
         return str(verdict)
+
+    def _keyed_start_statements(
+        self, connection: object, call: KeyedStart, notify: Notify
+    ) -> CallStatements[KeyedStartResult]:
+        result = yield from keyed_start_statements(
+            call,
+            self._encryption,
+            partial(self._statements.keyed_start, notify=notify == "in_transaction"),
+            self._statements.allocate_ids,
+        )
+        if notify == "after_commit":
+            self._act_after_commit(connection, result.transaction, follow_ups_of(result))
+        return result
 
     def _act_after_commit(self, connection: object, transaction: int | None, follow_ups: FollowUps) -> None:
         """Have workers notified once the caller's transaction has been committed."""

@@ -52,13 +52,13 @@ async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
     return "no_target"
 
 
-def is_delivered(verdict: str, target: int | str | bytes | Handle[Any], signal: Signal[Any]) -> bool:
+def is_delivered(verdict: str, target: int | str | bytes | Handle[Any], name: str) -> bool:
     """Whether the call delivered the signal; False if its dedup key was used before. Raises for other verdicts."""
     if verdict == "no_target":
-        raise NoTarget(f"signal {signal.name!r}: {describe_target(target)} is unknown or has ended")
+        raise NoTarget(f"signal {name!r}: {describe_target(target)} is unknown or has ended")
     if verdict == "full":
         raise TooLarge(
-            f"signal {signal.name!r}: {describe_target(target)} has {MAX_INBOX:,} unconsumed signals of this name, or "
+            f"signal {name!r}: {describe_target(target)} has {MAX_INBOX:,} unconsumed signals of this name, or "
             f"{MAX_CLAIM_PART:,} bytes of them with this one; or twice as much of all names, and does not await this "
             "one. It takes no more until it consumes some, or until `gen-durable signals rm` deletes them"
         )

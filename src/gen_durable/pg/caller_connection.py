@@ -126,6 +126,15 @@ def _blocking_runner(connection: object) -> Callable[[Any, Statement[Any]], Rows
             raise InputError(f"connection= got {other.value}, which is asynchronous. Use Durable with it.")
 
 
+def caller_connection_of(connection: object, using: str | None) -> object:
+    """The caller's connection for a call, or None if the client uses its own; `using` is the alias of Django."""
+    if using is None:
+        return connection
+    if connection is not None:
+        raise InputError("give either connection= or using=, not both")
+    return django_connection(using)
+
+
 def django_connection(alias: str) -> Any:
     """Django's connection of this thread to one of its databases."""
     try:

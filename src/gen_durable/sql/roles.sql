@@ -15,7 +15,7 @@ declare
   ];
   -- Insert, signal and cancel; read the instances that the login itself has inserted.
   client constant text[] := array[
-    'insert', 'allocate_ids', 'id_of_key', 'live_id_of_key', 'signal', 'cancel', 'cascade', 'ends_of', 'get', 'progress_of',
+    'insert', 'allocate_ids', 'id_of_key', 'live_id_of_key', 'signal', 'signal_or_start', 'debounce', 'cancel', 'cascade', 'ends_of', 'get', 'progress_of',
     'notify_workers'
   ];
   viewer constant text[] := array['get', 'instances_of', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',

@@ -7,6 +7,7 @@ transaction, by which the library recognises its commit; with `notify` the state
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +16,25 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from gen_durable.store.keyed_starts import (
+    KeyedStart,
+    KeyedStartResult,
+    SignalOrStart,
+    keyed_start_parameters,
+    read_keyed_start,
+)
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
 TRANSACTION: Final = "pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"
 INSERT: Final = (
     *("text[]", "int4[]", "text[]", "jsonb[]", "text[]", "int2[]", "text[]", "float8[]", "timestamptz[]"),
-    *("bytea[]", "text[]", "text", "jsonb[]", "text[]", "jsonb[]", "float8[]"),
+    *("bytea[]", "text[]", "text", "jsonb[]", "text[]", "jsonb[]", "float8[]", "jsonb[]"),
 )
 IDS: Final = "int8[]"
 SIGNAL: Final = ("int8[]", "bytea[]", "text[]", "jsonb[]", "text[]", "bool")
+SIGNAL_OR_START: Final = ("bytea", "text", "jsonb", "text", "jsonb", "int8")
+DEBOUNCE: Final = ("bytea", "jsonb", "float8", "int8", "jsonb")
 CANCEL: Final = ("int8[]", "bytea[]", "text", "bool", "bool")
 _PARAMETER: Final = re.compile(r"\$(\d+)")
 
@@ -83,6 +93,32 @@ class TextStatements:
                 lambda rows: (statement.read(rows)[0], _decode_transaction_id(rows[0][4])),
             ),
             SIGNAL,
+        )
+
+    def keyed_start(self, call: KeyedStart, *, notify: bool) -> Statement[KeyedStartResult]:
+        types = SIGNAL_OR_START if isinstance(call, SignalOrStart) else DEBOUNCE
+        function, origin = (
+            ("signal_or_start", "null::pg_catalog.int8")
+            if isinstance(call, SignalOrStart)
+            else ("debounce", "k.cascade_origin")
+        )
+        flag = f"${len(types) + 1}"
+        text = (
+            f"select k.target, k.verdict, k.woken_queue, {origin}, {TRANSACTION}, "  # noqa: S608
+            f"case when {flag} then {self._quoted_schema}.notify_workers('queue', array[k.woken_queue]) end, "
+            f"case when {flag} then {self._quoted_schema}.notify_workers("
+            f"'cancel_children', array[{origin}::pg_catalog.text]) end "
+            f"from {self._quoted_schema}.{function}({','.join(f'${n}' for n in range(1, len(types) + 1))}) as k"
+        )
+        return _with_text_parameters(
+            Statement(
+                text,
+                (*keyed_start_parameters(call), notify),
+                lambda rows: dataclasses.replace(
+                    read_keyed_start(rows), transaction=_decode_transaction_id(rows[0][4])
+                ),
+            ),
+            (*types, "bool"),
         )
 
     def cancel(

@@ -1,14 +1,19 @@
-"""The states and limits of new instances as JSON, and policies of limits as columns."""
+"""New instances as columns of an insert and as JSON objects, and policies of limits as columns."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from gen_durable.codec import encode
 from gen_durable.errors import TooLarge
 from gen_durable.limits import Concurrency, Limit, Policy
+from gen_durable.signals import SignalMessage
 from gen_durable.starts import Start
+from gen_durable.store.packed_lists import empty_if_all_none
 from gen_durable.validation import MAX_BATCH_BYTES
 
 
@@ -24,6 +29,65 @@ def policy_columns(policy: Policy) -> tuple[str, int | None, float | None, int |
     return "rate", None, policy.period, policy.burst
 
 
+def encode_signals(messages: Sequence[SignalMessage]) -> str | None:
+    """First signals as the JSON that `send_first_signals.sql` reads; None if there are none."""
+    if not messages:
+        return None
+    signals = [
+        {"name": one.name, "payload": msgspec.Raw(one.payload.encode()), "dedup_key": one.dedup_key} for one in messages
+    ]
+    return msgspec.json.encode(signals).decode()
+
+
+def encode_start(start: Start[Any]) -> dict[str, object]:
+    """An instance as the JSON object that `start_instances.sql` and `insert_start.sql` read. Raises `EncodeError`."""
+    state, _ = start.step.state_codec.encode_and_decode(start.state)
+    encoded: dict[str, object] = {
+        "fsm": start.step.machine.name,
+        "version": start.step.machine.version,
+        "step": start.step.name,
+        "state": msgspec.Raw(state.encode()),
+        "queue": start.queue,
+        "priority": start.priority,
+        "partition_key": start.partition_key,
+        "delay": start.delay,
+        "schedule_at": start.schedule_at,
+        "unique_key": start.unique_key.hex() if start.unique_key is not None else None,
+        "unique_scope": "{" + ",".join(start.unique_scope) + "}",
+        "limits": [[limit.name, limit.partition, limit.weight] for limit in start.limits] or None,
+        "group_key": start.group,
+        "metadata": None if start.metadata is None else msgspec.Raw(start.metadata.encode()),
+    }
+    if start.keep is not None:
+        encoded["keep"] = "Infinity" if math.isinf(start.keep) else start.keep  # JSON has no infinity
+    if (signals := encode_signals(start.signals)) is not None:
+        encoded["signals"] = msgspec.Raw(signals.encode())
+    return encoded
+
+
+def insert_columns(starts: Sequence[Start[Any]], on_conflict: str) -> tuple[object, ...]:
+    """The parameters of `insert.sql`, up to the signals."""
+    return (
+        [s.step.machine.name for s in starts],
+        [s.step.machine.version for s in starts],
+        [s.step.name for s in starts],
+        encode_states(starts),
+        [s.queue for s in starts],
+        empty_if_all_none([s.priority or None for s in starts]),
+        empty_if_all_none([s.partition_key for s in starts]),
+        empty_if_all_none([s.delay or None for s in starts]),
+        empty_if_all_none([s.schedule_at for s in starts]),
+        empty_if_all_none([s.unique_key for s in starts]),
+        empty_if_all_none(["{" + ",".join(s.unique_scope) + "}" if s.unique_scope else None for s in starts]),
+        on_conflict,
+        empty_if_all_none([encode_limits(s.limits) if s.limits else None for s in starts]),
+        empty_if_all_none([s.group for s in starts]),
+        empty_if_all_none([s.metadata for s in starts]),
+        empty_if_all_none([s.keep for s in starts]),
+        empty_if_all_none([encode_signals(s.signals) for s in starts]),
+    )
+
+
 def encode_states(starts: Sequence[Start[Any]]) -> list[str]:
     """The states of an insert. Raises `TooLarge` if they are too large together, before the rest is encoded."""
     states: list[str] = []
@@ -31,6 +95,7 @@ def encode_states(starts: Sequence[Start[Any]]) -> list[str]:
     for start in starts:
         state, _ = start.step.state_codec.encode_and_decode(start.state)
         size += len(state) + (len(start.metadata) if start.metadata is not None else 0)
+        size += sum(len(message.payload) for message in start.signals)
         if size > MAX_BATCH_BYTES:
             raise TooLarge(
                 f"the instances of one call are over {MAX_BATCH_BYTES:,} bytes of JSON: insert them in several calls, "

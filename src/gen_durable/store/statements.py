@@ -35,7 +35,7 @@ from gen_durable.store.row_decoder import (
     decode_release_result,
 )
 from gen_durable.store.schema import Schema
-from gen_durable.store.start_encoder import encode_limits, encode_states, policy_columns
+from gen_durable.store.start_encoder import insert_columns, policy_columns
 from gen_durable.store.types import (
     CancelResult,
     CascadeResult,
@@ -113,9 +113,9 @@ class StatementBuilder:
         s = f'"{schema.name}"'
         self._insert = (
             f"select ord, id, inserted, blocked_on from {s}.insert($1,$2,$3,$4{JSON},$5,$6,$7,$8,$9,$10,$11,$12,"  # noqa: S608
-            f"$13{JSON},$14,$15{JSON},$16,notify => false)"
+            f"$13{JSON},$14,$15{JSON},$16,$17{JSON},notify => false)"
         )
-        self._insert_as = self._insert.replace(",notify", ",$17,notify")
+        self._insert_as = self._insert.replace(",notify", ",$18,notify")
         self._allocate_ids = f"select {s}.allocate_ids($1)"
         self._id_of_key = f"select {s}.id_of_key($1)"
         self._live_id_of_key = f"select {s}.live_id_of_key($1)"
@@ -170,32 +170,15 @@ class StatementBuilder:
     def insert(self, starts: Sequence[Start[Any]], on_conflict: str) -> Statement[list[InsertResult]]:
         return Statement(
             self._insert,
-            (
-                [s.step.machine.name for s in starts],
-                [s.step.machine.version for s in starts],
-                [s.step.name for s in starts],
-                encode_states(starts),
-                [s.queue for s in starts],
-                empty_if_all_none([s.priority or None for s in starts]),
-                empty_if_all_none([s.partition_key for s in starts]),
-                empty_if_all_none([s.delay or None for s in starts]),
-                empty_if_all_none([s.schedule_at for s in starts]),
-                empty_if_all_none([s.unique_key for s in starts]),
-                empty_if_all_none(["{" + ",".join(s.unique_scope) + "}" if s.unique_scope else None for s in starts]),
-                on_conflict,
-                empty_if_all_none([encode_limits(s.limits) if s.limits else None for s in starts]),
-                empty_if_all_none([s.group for s in starts]),
-                empty_if_all_none([s.metadata for s in starts]),
-                empty_if_all_none([s.keep for s in starts]),
-            ),
+            insert_columns(starts, on_conflict),
             lambda rows: [InsertResult(row[1], row[2], row[3]) for row in rows],
         )
 
     def insert_as(
-        self, statement: Statement[list[InsertResult]], ids: list[int], states: list[str]
+        self, statement: Statement[list[InsertResult]], ids: list[int], states: list[str], signals: list[str | None]
     ) -> Statement[list[InsertResult]]:
-        """An `insert` with allocated ids, and the states that were encrypted for them."""
-        args = (*statement.args[:3], states, *statement.args[4:], ids)
+        """An `insert` with allocated ids, and the states and signals that were encrypted for them."""
+        args = (*statement.args[:3], states, *statement.args[4:16], signals, ids)
         return Statement(self._insert_as, args, statement.read)
 
     def allocate_ids(self, count: int) -> Statement[list[int]]:

@@ -64,6 +64,34 @@ async def signalling(app: Durable, handle: Handle[int]) -> None:
     await handle.signal(payment)  # E
 
 
+async def starting_with_signals(app: Durable, order: Order) -> None:
+    await app.insert(Checkout.start, order, signals=[payment.of(Order(1))])  # E
+    await app.insert(Checkout.start, order, signals=[payment.of()])  # E
+    await app.insert(Checkout.start, order, signals=[refusal.of(Paid(1))])  # E
+    await app.insert(Checkout.start, order, signals=[payment])  # E
+    await app.insert(Checkout.start, order, on_conflict="skip", signals=[(payment, Paid(1))])  # E
+    await app.insert_many([Start(Checkout.start, order, signals=[payment.of(100)])])  # E
+    await app.signal("order:1", payment, Order(1), or_start=Start(Checkout.start, order))  # E
+    await app.signal("order:1", payment, or_start=Start(Checkout.start, order))  # E
+    await app.signal(42, payment, Paid(1), or_start=Start(Checkout.start, order))  # E
+    await app.signal("order:1", payment, Paid(1), or_start=Start(Checkout.start, Parcel("a")))  # E
+    await app.signal("order:1", payment, Paid(1), or_start=greet)  # E
+    plain: bool = await app.signal("order:1", payment, Paid(1), or_start=Start(Checkout.start, order))  # E
+    print(plain, (await app.signal("order:1", payment, Paid(1))).handle)  # E
+
+
+async def debouncing(app: Durable, sync: SyncDurable) -> None:
+    await app.debounce(greet, 5, unique_key="greet", delay=5)  # E
+    await app.debounce(greet, unique_key="greet", delay=5)  # E
+    await app.debounce(greet, "ada", unique_key="greet")  # E
+    await app.debounce(greet, "ada", delay=5)  # E
+    await app.debounce(greet, "ada", unique_key="greet", delay=5, schedule_at=None)  # E
+    await app.debounce(greet, "ada", unique_key="greet", delay=5, unique="forever")  # E
+    one: Handle[int] = await app.debounce(greet, "ada", unique_key="greet", delay=5)  # E
+    two: SyncHandle[int] = sync.debounce(greet, "ada", unique_key="greet", delay=5)  # E
+    print(one, two)
+
+
 async def waiting(handle: Handle[int]) -> str:
     ending = await handle.wait(timeout="5s")  # E
     print(ending.result)  # E

@@ -48,6 +48,24 @@ async def sell(dsn: str) -> int:
                 assert_never(ending)
 
 
+async def signal_or_start(app: Durable, sync: SyncDurable) -> int:
+    start = Start(Checkout.start, Order(42), unique_key="order:42")
+    await app.insert(Checkout.start, Order(1), signals=[payment.of(Paid(100), dedup_key="evt-7"), refusal.of()])
+    reached = await app.signal("order:42", payment, Paid(100), dedup_key="evt-7", or_start=start)
+    handle: Handle[int] = reached.handle
+    if reached and not reached.is_new:
+        return await handle.result()
+    refused = await app.signal("order:42", refusal, or_start=start)
+    blocking: SyncHandle[int] = sync.signal("order:42", refusal, or_start=start).handle
+    return blocking.result() + (await refused.handle.result() if refused.is_delivered else 0)
+
+
+async def debounce(app: Durable, sync: SyncDurable) -> str:
+    handle: Handle[str] = await app.debounce(greet, "ada", unique_key="greet", delay=5, max_delay=timedelta(minutes=1))
+    same: SyncHandle[str] = sync.debounce(greet, "eve", unique_key=b"greet", delay=5, partition_key="greet", priority=1)
+    return same.result() + await handle.result()
+
+
 async def jobs(app: Durable) -> str:
     handle: Handle[str] = await app.insert(greet, "ada", delay=timedelta(minutes=1), priority=-10)
     skipped: Handle[str] | None = await app.insert(greet, "bob", unique_key=b"bob", on_conflict="skip")

@@ -4,6 +4,7 @@
 -- for none. schedule_ats: a time takes precedence over the delay. unique_scopes: each the text of an array of statuses.
 -- priorities: null means 0. limits: as resolve_limit_keys.sql takes them. groups: 'KIND/GROUP'. metadatas: objects or
 -- null. keeps: seconds to keep the row after its end, Infinity for good, null for the retention.
+-- signals: the first signals of each row, as send_first_signals.sql takes them; a row that is not inserted gets none.
 -- allocated_ids: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id is
 -- rejected.
 -- notify: wake the workers with the commit, one message per queue; the clients pass false and send their own.
@@ -29,6 +30,7 @@ create or replace function @schema.insert(
   groups text[] default '{}',
   metadatas jsonb[] default '{}',
   keeps float8[] default '{}',
+  signals jsonb[] default '{}',
   allocated_ids bigint[] default '{}',
   notify boolean default true
 )
@@ -116,6 +118,9 @@ begin
     )
     select array_agg(added.id), array_agg(distinct added.queue) filter (where notify) into new_ids, new_queues from added;
     inserted_ids := inserted_ids || new_ids;
+    if cardinality(signals) > 0 then
+      perform @schema.send_first_signals(ids, signals, new_ids);
+    end if;
     if new_queues is not null then
       perform @schema.notify_workers('queue', new_queues);
     end if;
@@ -164,7 +169,7 @@ begin
 end
 $$;
 
-comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], float8[], bigint[], boolean) is
+comment on function @schema.insert(text[], int[], text[], jsonb[], text[], smallint[], text[], float8[], timestamptz[], bytea[], text[], text, jsonb[], text[], jsonb[], float8[], jsonb[], bigint[], boolean) is
   'Inserts instances, one per array element. Returns the id of each, and whether it is new. on_conflict says what'
   ' happens if a unique key is taken: raise, skip or existing. Your commit wakes the workers; with notify => false they'
   ' find the instances when they poll, and your commit waits for no other.';

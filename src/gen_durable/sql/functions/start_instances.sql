@@ -2,7 +2,8 @@
 -- instances that other outcomes start without waiting for them.
 --
 -- Parameters: the arrays of flush with the fence, the kind, and extras: `children`, an array of objects, or `spawn`,
--- the same. A child with an id (lock_parent_and_allocate_ids.sql) keeps it.
+-- the same. A child with an id (lock_parent_and_allocate_ids.sql) keeps it. Its signals are those of
+-- send_first_signals.sql.
 -- Returns the queues in which rows became runnable.
 -- The fence is checked here as in flush, and a row with a pending cancel starts no instances; the lock guarantees that
 -- both checks agree. A child whose unique key is taken is neither inserted nor waited for. Rows are inserted in the
@@ -21,6 +22,9 @@ set enable_seqscan = off
 as $$
 declare
   woken_queues text[];
+  new_ids bigint[];         -- inserted rows that have first signals
+  receivers bigint[];       -- these and those that were not inserted,
+  first_signals jsonb[];    -- and their signals
 begin
   with source as (
     select outcome.id as starter, case outcome.kind when 'children' then outcome.id end as parent_id,
@@ -33,11 +37,11 @@ begin
       jsonb_to_recordset(outcome.extra -> case outcome.kind when 'children' then 'children' else 'spawn' end) as (
         fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
         schedule_at timestamptz, unique_key text, unique_scope text, limits jsonb, group_key text, id bigint,
-        metadata jsonb, keep float8
+        metadata jsonb, keep float8, signals jsonb
       )
     ) with ordinality as child (
       fsm, version, step, state, queue, priority, partition_key, delay, schedule_at, unique_key, unique_scope, limits,
-      group_key, id, metadata, keep, ord
+      group_key, id, metadata, keep, signals, ord
     )
     where outcome.kind = 'children' or outcome.extra ? 'spawn'
   ),
@@ -54,7 +58,8 @@ begin
   made as (
     insert into @schema.instances
       (id, fsm, fsm_version, step, state, queue, priority, partition_key, eligible_at, unique_key, unique_scope,
-       slot_key, rate_key, weight, group_key, parent_id, parent_round, metadata, keep_seconds)
+       slot_key, rate_key, weight, group_key, parent_id, parent_round, metadata, keep_seconds,
+       has_signals)
     overriding system value
     select start.child_id, start.fsm, start.version, start.step, coalesce(start.state, 'null'), start.queue,
            start.priority, start.partition_key,
@@ -64,14 +69,21 @@ begin
            ),
            decode(start.unique_key, 'hex'), coalesce(start.unique_scope, '{}')::@schema.durable_status[],
            limited.slot_key, limited.rate_key, limited.weight, start.group_key, start.parent_id, start.round,
-           start.metadata, start.keep
+           start.metadata, start.keep, start.signals is not null
     from numbered as start
     left join limited on limited.limits = start.limits
     order by decode(start.unique_key, 'hex'), start.child_id
     on conflict (unique_guard) where unique_guard is not null do nothing
-    returning queue
+    returning id, queue, has_signals
   )
-  select array_agg(distinct made.queue) into woken_queues from made;
+  select array_agg(distinct made.queue), array_agg(made.id) filter (where made.has_signals),
+         (select array_agg(start.child_id order by start.child_id) from numbered as start where start.signals is not null),
+         (select array_agg(start.signals order by start.child_id) from numbered as start where start.signals is not null)
+  into woken_queues, new_ids, receivers, first_signals
+  from made;
+  if new_ids is not null then
+    perform @schema.send_first_signals(receivers, first_signals, new_ids);
+  end if;
   return woken_queues;
 end
 $$;

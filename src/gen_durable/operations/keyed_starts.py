@@ -1,0 +1,139 @@
+"""Keyed starts: deliver a signal to the holder of a unique key or start one, and restart the delay of a waiting one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from gen_durable.core.row_encryption import encrypted_for_holder, encrypted_for_new
+from gen_durable.core.services import Services
+from gen_durable.durations import Duration
+from gen_durable.encryption import PayloadEncryption
+from gen_durable.errors import DatabaseUnavailable, Duplicate, InputError, NoTarget
+from gen_durable.handles import Handle, SignalOrStartResult, handle_of
+from gen_durable.operations.signal import is_delivered
+from gen_durable.signals import Signal
+from gen_durable.starts import LIVE, Start
+from gen_durable.store.keyed_starts import Debounce, KeyedStart, KeyedStartResult, SignalOrStart, encode_keyed_start
+from gen_durable.store.statements import Statement
+from gen_durable.store.types import FollowUps
+from gen_durable.validation import check_delay, check_key
+
+if TYPE_CHECKING:
+    from gen_durable.client import Durable
+
+R = TypeVar("R")
+HOLDER_TRIES: Final = 5
+
+
+def signal_or_start_call(
+    target: int | str | bytes | Handle[Any],
+    signal: Signal[Any],
+    payload: object,
+    dedup_key: str | None,
+    start: Start[Any],
+) -> SignalOrStart:
+    """A checked call of `signal_or_start.sql`. Raises `InputError` and `EncodeError`."""
+    if not isinstance(signal, Signal):
+        raise InputError(f"signal takes a Signal, got {type(signal).__name__}: declare it as Signal(name, type)")
+    if not isinstance(start, Start):
+        raise InputError(f"or_start takes Start(...), got {type(start).__name__}")
+    if not isinstance(target, (str, bytes)):
+        raise InputError("or_start needs a unique key as the target, since an id cannot be chosen: pass the key")
+    key = check_key(target, "unique_key")
+    if start.unique_key not in (None, key):
+        raise InputError(
+            f"or_start starts an instance under unique_key {start.unique_key!r}, but the signal goes to {key!r}: "
+            "give both the same key, or leave it out of Start"
+        )
+    message = signal.of(payload, dedup_key=dedup_key)
+    scope = start.unique_scope or LIVE
+    encoded = encode_keyed_start(start, scope, (*start.signals, message))
+    return SignalOrStart(key, message, encoded)
+
+
+def debounce_call(start: Start[Any], max_delay: Duration | None) -> Debounce:
+    """A checked call of `debounce.sql`. Raises `InputError` and `EncodeError`."""
+    if start.unique_key is None:
+        raise InputError("debounce needs a unique_key: calls with the same key are one")
+    seconds = None if max_delay is None else check_delay(max_delay, "max_delay")
+    if seconds is not None and seconds < start.delay:
+        raise InputError(f"max_delay must be at least the delay of {start.delay:g} s, got {seconds:g} s")
+    return Debounce(start.unique_key, encode_keyed_start(start, start.unique_scope), seconds)
+
+
+def keyed_start_statements(
+    call: KeyedStart,
+    encryption: PayloadEncryption | None,
+    keyed_start: Callable[[KeyedStart], Statement[KeyedStartResult]],
+    allocate_ids: Callable[[int], Statement[list[int]]],
+) -> Generator[Statement[Any], Any, KeyedStartResult]:
+    """The statements of a call, each sent the answer to the one before: one, if payloads are not encrypted.
+
+    An encrypted payload fits one instance. The first try is for a new one; the database refuses it by the id of the
+    holder, if there is one, and the next try is for that.
+    """
+    if encryption is None:
+        only: KeyedStartResult = yield keyed_start(call)
+        return only
+    (new_id,) = yield allocate_ids(1)
+    encrypted = encrypted_for_new(call, new_id, encryption)
+    for _ in range(HOLDER_TRIES):
+        result: KeyedStartResult = yield keyed_start(encrypted)
+        if result.verdict != "other_holder" or result.target is None:
+            return result
+        encrypted = encrypted_for_holder(encrypted, call, result.target, encryption)
+    raise DatabaseUnavailable(f"the holder of key {call.key!r} changed {HOLDER_TRIES} times during the call: try again")
+
+
+async def run_keyed_start(services: Services, call: KeyedStart, operation: str) -> KeyedStartResult:
+    """Run a call in transactions of the library, and wake the queue of its instance."""
+    statements = keyed_start_statements(
+        call, services.encryption, services.keyed_start_statements.keyed_start, services.statements.allocate_ids
+    )
+    # A second try after a lost answer restarts a delay once more, and finds a dedup key; a signal without one could
+    # be delivered twice.
+    may_run_twice = isinstance(call, Debounce) or call.message.dedup_key is not None
+    answer: Any = None
+    while True:
+        try:
+            statement = statements.send(answer)
+        except StopIteration as end:
+            result: KeyedStartResult = end.value
+            services.notifier.act_on_follow_ups(follow_ups_of(result))
+            return result
+        answer = await services.statement_runner.run(statement, operation, may_run_twice=may_run_twice)
+
+
+def signal_or_start_result(
+    app: Durable, result: KeyedStartResult, call: SignalOrStart, start: Start[R]
+) -> SignalOrStartResult[Handle[R]]:
+    """The result of a call for its caller. Raises `NoTarget` and `TooLarge`."""
+    if result.target is None or result.verdict == "no_target":
+        raise NoTarget(
+            f"signal {call.message.name!r}: key {call.key!r} is kept by an instance that has ended, and starts no other"
+        )
+    is_new = result.verdict == "started"
+    delivered = is_new or is_delivered(result.verdict, call.key, call.message.name)
+    return SignalOrStartResult(handle_of(app, start, result.target, is_new=is_new), is_new, delivered)
+
+
+def follow_ups_of(result: KeyedStartResult) -> FollowUps:
+    """What must follow the commit of a call."""
+    return FollowUps(
+        frozenset() if result.woken_queue is None else frozenset({result.woken_queue}),
+        frozenset() if result.cascade_origin is None else frozenset({result.cascade_origin}),
+    )
+
+
+def debounced_id(result: KeyedStartResult, start: Start[Any]) -> int:
+    """The instance that waits. Raises `Duplicate` if the key is held by one that cannot be postponed."""
+    if result.verdict == "taken" or result.target is None:
+        key = start.unique_key
+        raise Duplicate(
+            f"unique_key {key!r} is held by instance {result.target}, which has begun or is of another machine: "
+            "use a key that only debounce uses",
+            key=key,
+            existing_id=result.target,
+        )
+    return result.target

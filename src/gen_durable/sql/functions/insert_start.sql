@@ -1,0 +1,48 @@
+-- insert_start: insert one instance, given as an object, under a unique key, unless the key is taken.
+--
+-- Parameters: the key; start: an object as start_instances.sql takes it, of which only fsm and step are required; its
+-- unique_scope is that of a live holder by default. Its unique_key is not read.
+-- Returns the id, or null if the key is taken. The queue is not notified.
+-- Index, locks: those of insert, which waits for a transaction that inserts the same key.
+-- Guarded by tests/store/test_signal_or_start.py.
+create or replace function @schema.insert_start(key bytea, start jsonb)
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+declare
+  new_id bigint;
+begin
+  select added.id into new_id
+  from jsonb_to_record(start) as given (
+    fsm text, version int, step text, state jsonb, queue text, priority smallint, partition_key text, delay float8,
+    schedule_at timestamptz, unique_scope text, limits jsonb, group_key text, metadata jsonb, keep float8,
+    signals jsonb, id bigint
+  )
+  cross join lateral @schema.insert(
+    fsms => array[given.fsm],
+    versions => array[coalesce(given.version, 1)],
+    steps => array[given.step],
+    states => array[coalesce(given.state, 'null')],
+    queues => array[coalesce(given.queue, 'default')],
+    priorities => array[given.priority],
+    partition_keys => array[given.partition_key],
+    delays => array[given.delay],
+    schedule_ats => array[given.schedule_at],
+    unique_keys => array[insert_start.key],
+    unique_scopes => array[
+      coalesce(given.unique_scope, '{runnable,executing,awaiting_signal,awaiting_children}')
+    ],
+    on_conflict => 'skip',
+    limits => array_remove(array[given.limits], null),
+    groups => array[given.group_key],
+    metadatas => array[given.metadata],
+    keeps => array[given.keep],
+    signals => array_remove(array[given.signals], null),
+    allocated_ids => array_remove(array[given.id], null),
+    notify => false
+  ) as added;
+  return new_id;
+end
+$$;
