@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.support.drivers import CONNECTIONS, SIX
@@ -63,9 +62,9 @@ class Library(Machine):
 
 
 @pytest.fixture(params=[None, AesGcm({"k": bytes(32)})], ids=["clear", "encrypted"])
-def codec(request: pytest.FixtureRequest) -> Iterator[AesGcm | None]:
+def codec(request: pytest.FixtureRequest) -> AesGcm | None:
     """All of it with and without encryption."""
-    yield request.param
+    return cast("AesGcm | None", request.param)
 
 
 async def test_an_instance_begins_with_its_signals(engine: Opening, codec: AesGcm | None) -> None:

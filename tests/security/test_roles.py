@@ -41,6 +41,8 @@ from gen_durable.store.schema import Schema
 CLIENT = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", "ends_of", "get", "progress_of"} | {
     "notify_workers",
     "live_id_of_key",
+    "signal_or_start",
+    "debounce",
 }
 VIEWER = {"get", "instances_of", "list", "count", "history_of", "activities_of", "checkpoint_of", "progress_of"} | {
     "limit_states",

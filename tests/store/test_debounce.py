@@ -17,8 +17,8 @@ from gen_durable.store.keyed_starts import KeyedStartResult, KeyedStartStatement
 WAITING = {"unique_key": b"k", "unique_scope": "{runnable}"}
 
 
-def call(store: Store, number: int, delay: float = 60, max_delay: float | None = None, **options: Any) -> KeyedStartResult:  # fmt: skip
-    start = Start(M.s, number, unique_key="k", unique_scope=["runnable"], delay=delay, **options)
+def call(store: Store, number: int, max_delay: float | None = None, **options: Any) -> KeyedStartResult:
+    start = Start(M.s, number, unique_key="k", unique_scope=["runnable"], delay=60, **options)
     return store.run(KeyedStartStatementBuilder(store.schema).keyed_start(debounce_call(start, max_delay)))
 
 

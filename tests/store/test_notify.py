@@ -54,6 +54,21 @@ CALLS: dict[str, tuple[str, str, set[str]]] = {
         "select @schema.signal('k', 'go'NOTIFY)",
         {"queue:q"},
     ),
+    "signal_or_start": (
+        "",
+        """select @schema.signal_or_start('k', 'go', '1', '{"fsm": "m", "step": "s", "queue": "q"}'NOTIFY)""",
+        {"queue:q"},
+    ),
+    "signal_or_start of a holder": (
+        parked(1, queue="p", unique_key=b"k", unique_scope=LIVE),
+        """select @schema.signal_or_start('k', 'go', '1', '{"fsm": "m", "step": "s", "queue": "q"}'NOTIFY)""",
+        {"queue:p"},
+    ),
+    "debounce": (
+        instance(1, queue="q", partition_key="p", unique_key=b"k", unique_scope="{runnable}"),
+        """select @schema.debounce('k', '{"fsm": "m", "step": "s", "delay": 60}'NOTIFY)""",
+        {"queue:q", "cancel_children:1"},
+    ),
     "cancel": (
         parent(1, 1, queue="q") + instance(2, parent_id=1, parent_round=1),
         "select @schema.cancel(2, 'why'NOTIFY)",
@@ -125,7 +140,7 @@ def test_the_statements_of_the_clients_do_not_notify(dsn: str, schema: str, stor
         store.calls.remove_limit("l"),
     ]
     (allocated,) = store.run(store.calls.allocate_ids(1))
-    calls.append(store.calls.insert_as(calls[0], [allocated], ["{}"]))
+    calls.append(store.calls.insert_as(calls[0], [allocated], ["{}"], []))
     for call in calls:
         store.run(call)
     assert notified("select 1") == []
