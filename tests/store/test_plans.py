@@ -21,10 +21,13 @@ import pytest
 from tests.support.machine import KNOWN, M, child, fan_out, send
 from tests.support.store import Store
 
+from gen_durable.operations.keyed_starts import debounce_call, signal_or_start_call
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
+from gen_durable.signals import Signal
 from gen_durable.starts import Start
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, ProgressReport
+from gen_durable.store.keyed_starts import KeyedStartStatementBuilder
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
@@ -152,6 +155,16 @@ def step_status(instance: int) -> Callable[[Store], Statement[Any]]:
     return lambda s: Statement(s.schema.render(text), (instance,), list)
 
 
+def or_start(store: Store, key: str) -> Statement[Any]:
+    call = signal_or_start_call(key, Signal("go"), None, "d", Start(M.s, {}))
+    return KeyedStartStatementBuilder(store.schema).keyed_start(call)
+
+
+def debounce(store: Store, key: str) -> Statement[Any]:
+    start = Start(M.s, {}, unique_key=key, unique_scope=["runnable"], delay=5)
+    return KeyedStartStatementBuilder(store.schema).keyed_start(debounce_call(start, None))
+
+
 PKEY, PICK, UNIQUE, KEY = "instances_pkey", "instances_pick", "instances_unique", "instances_key"
 CRASHED = "instances_blocked"  # rows that run apart
 INBOX, DEDUP = "signals_inbox", "signals_dedup"
@@ -201,6 +214,14 @@ WORKS = {
         10,
         hashes=True,
     ),
+    "signal or start: a holder": Work(
+        lambda s: or_start(s, "p7"), frozenset({PKEY, UNIQUE, KEY, DEDUP, INBOX}), 0, hashes=True
+    ),
+    # The key has had 200 holders; each is looked up in the index of dedup keys.
+    "signal or start: a free key": Work(
+        lambda s: or_start(s, "e7"), frozenset({PKEY, UNIQUE, KEY, DEDUP, INBOX}), 3, hashes=True
+    ),
+    "debounce": Work(lambda s: debounce(s, "p7"), frozenset({PKEY, UNIQUE}), 0),
     "heartbeat": Work(lambda s: s.calls.heartbeat([(i, 1) for i in HELD], 60), frozenset({PKEY}), 5),
     "release": Work(lambda s: s.calls.release_claims([(i, 1, None, None) for i in HELD]), frozenset({PKEY}), 3),
     "reap": Work(lambda s: s.calls.reap(BATCH, None), frozenset({"instances_lease", SLOTS, PKEY, *CASCADES}), 5),

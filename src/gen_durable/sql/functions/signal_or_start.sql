@@ -28,15 +28,13 @@ as $$
 #variable_conflict use_variable
 declare
   new_id bigint;
-  has_ended boolean;
   receiver bigint;  -- the instance that has the dedup key
 begin
   if dedup_key is not null then
     perform @schema.require_read_committed();  -- the dedup key is looked for after the lock
   end if;
   for try in 1..20 loop
-    select i.id, i.finished_at is not null into target, has_ended
-    from @schema.instances i where i.unique_guard = key
+    select i.id into target from @schema.instances i where i.unique_guard = key
     for no key update;
     if target is null then
       new_id := @schema.insert_start(key, start);
@@ -64,8 +62,6 @@ begin
       target := new_id;
       verdict := 'started';
       select i.queue into woken_queue from @schema.instances i where i.id = new_id;
-    elsif has_ended then
-      verdict := 'no_target';
     elsif start ? 'id' and target is distinct from holder then
       verdict := 'other_holder';
     else
