@@ -65,7 +65,7 @@ def fingerprint(spec: MachineSpec, owner: Machine | Job[Any, Any], codec: str) -
 
 def find_signals(spec: MachineSpec, owner: Machine | Job[Any, Any]) -> list[Signal[Any]]:
     """The signals that the code of a machine or job refers to."""
-    found: dict[int, Signal[Any]] = {}
+    found: list[Signal[Any]] = []
     seen: set[int] = set()
     due: list[object] = [step.fn for step in spec.steps.values()]
     if isinstance(owner, Machine):
@@ -82,12 +82,11 @@ def find_signals(spec: MachineSpec, owner: Machine | Job[Any, Any]) -> list[Sign
             continue
         seen.add(id(value))
         if isinstance(value, Signal):
-            signal = cast("Signal[Any]", value)
-            found[id(signal)] = signal
+            found.append(cast(Any, value))
         elif isinstance(value, types.FunctionType) and value.__module__.partition(".")[0] in package:
             due += _referenced_values(value)
             due.append(inspect.unwrap(value))
-    return list(found.values())
+    return found
 
 
 def _referenced_values(function: types.FunctionType) -> Iterator[object]:
