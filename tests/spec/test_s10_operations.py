@@ -39,7 +39,10 @@ async def test_pick_changes_only_what_a_claim_is(engine: Opening) -> None:
         before = await e.row(handle)
         await e.claim(lease=30.0, worker="me")
         after = await e.row(handle)
-        assert differing(before, after) == {"status", "due_at", "locked_by", "lease_expires_at", "claims", "updated_at"}
+        assert differing(before, after) == {
+            *("status", "due_at", "locked_by", "lease_expires_at", "claims", "updated_at"),
+            "started_at",  # added to the specification: the time of the first claim
+        }
         assert (after["status"], after["locked_by"], after["claims"]) == ("executing", "me", 1)
         assert after["lease_expires_at"] - after["updated_at"] == timedelta(seconds=30)
 
