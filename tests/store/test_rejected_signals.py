@@ -141,6 +141,14 @@ def test_another_definition_tries_it_again_once(store: Store) -> None:
     assert store.row(1)["status"] == "awaiting_signal"
 
 
+def test_of_several_signals_only_those_that_others_rejected_are_tried_again(store: Store) -> None:
+    """Also if they belong to one instance."""
+    mine = {**REJECTED, "rejected_by": ["new"]}
+    store.given(parked(1) + signal(7, 1, **mine) + signal(8, 1, **REJECTED))
+    assert retry(store, "new").ids == [8]
+    assert {s["id"]: s["rejection"] for s in store.inbox()} == {7: "no", 8: None}
+
+
 def test_an_old_worker_that_gets_it_first_does_not_end_it(store: Store) -> None:
     """Its fingerprint is there already, and stays there once: the new one tries again."""
     store.given(parked(1, has_signals=True) + signal(7, 1, **REJECTED))
