@@ -18,7 +18,7 @@ from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected
 from gen_durable.registry import Registry
 from gen_durable.store.types import Claim, Commit
-from gen_durable.telemetry import Event, Events, StaleOutcome, StateUndecodable, StepCommitted
+from gen_durable.telemetry import ClaimLost, Event, Events, StaleOutcome, StateUndecodable, StepCommitted
 
 
 class Two(Machine, history_keep=20):
@@ -160,7 +160,7 @@ def test_a_claim_without_an_outcome_is_put_back_or_removed(caplog: pytest.LogCap
         ("postpone", running.active, "all are busy"),
         ("remove", running.active),
     ]
-    assert running.seen == [StateUndecodable(1, "Two", "one", "no number")]
+    assert running.seen == [StateUndecodable(1, "Two", "one", "no number"), ClaimLost(1, "Two", "one")]
     for text in ("of Two.one: no number", "is put back: all are busy", "the claim was lost during a step"):
         assert text in caplog.text
 

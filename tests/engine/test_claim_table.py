@@ -19,8 +19,10 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import DEFAULT_REASON, LIMIT_REST, USUAL_REST, ClaimTable
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
+from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.registry import Registry
+from gen_durable.store.schema import Schema
 from gen_durable.store.types import Claim
 from gen_durable.telemetry import ClaimLost, Events
 
@@ -58,6 +60,7 @@ class Holder:
             slots=self.slots,
             tasks=self.tasks,
             registry=Registry(jobs=[noop]),
+            fingerprints=Fingerprints(Registry(jobs=[noop]), ""),
             notifier=cast(Any, self),
             events=events,
             max_crashes=None,
@@ -90,6 +93,8 @@ class Holder:
 
 
 class _NoStatements:
+    schema = Schema("none")
+
     def release_claims(self, rows: object, longest_delay: float) -> object:
         return rows
 

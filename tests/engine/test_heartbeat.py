@@ -23,6 +23,7 @@ from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
+from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.registry import Registry
 from gen_durable.telemetry import ClaimLost, EventLoopBlocked
@@ -62,6 +63,7 @@ class Beating:
             slots=slots,
             tasks=tasks,
             registry=Registry([], [rest]),
+            fingerprints=Fingerprints(Registry([], [rest]), ""),
             notifier=services.notifier,
             events=e.app.events,
             max_crashes=None,

@@ -17,6 +17,7 @@ from gen_durable.core.services import services_of
 from gen_durable.engine import reaper as reaper_module
 from gen_durable.engine.crashed_rows import CrashedRows
 from gen_durable.engine.reaper import UNKNOWN_STEPS_EVERY, Reaper
+from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.store.types import FollowUps
@@ -74,6 +75,7 @@ class Reaping:
             services.statements,
             WorkerOptions(**(given | options)),
             registry=Registry([], [double]),
+            fingerprints=Fingerprints(Registry([], [double]), ""),
             notifier=cast(Any, self.told),
             events=e.app.events,
             dead_letters=cast(Any, self.told),

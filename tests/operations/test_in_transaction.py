@@ -186,7 +186,7 @@ async def test_taken_keys(dsn: str, schema: str, kind: str) -> None:
         with pytest.raises(NoTarget):
             async with caller.transaction(commit=True):
                 await caller.signal(10**12, note, "nobody")
-        with pytest.raises(UnknownLimit, match="set_limit"):
+        with pytest.raises(UnknownLimit, match="limits set nothing"):
             async with caller.transaction(commit=True):
                 await caller.insert(echo, NASTY, limit="nothing")
 

@@ -31,7 +31,7 @@ from gen_durable import (
 )
 from gen_durable.core.services import services_of
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError
-from gen_durable.telemetry import InstanceDeadLettered, StateUndecodable
+from gen_durable.telemetry import InstanceDeadLettered, SignalRejected, StateUndecodable
 
 
 @dataclass
@@ -95,6 +95,9 @@ async def everything(e: Engine) -> Looked:
         waiting = await e.app.insert(Waiter.wait, Secret("x"))
         await e.rows.until(waiting, status="awaiting_signal")
         await e.app.signal(waiting.id, Signal("told", str), CANARY)
+        (rejected, *_) = await e.seen.until(SignalRejected)
+        looked.texts += [rejected.reason, repr(await e.app.signals(waiting.id, payloads=True))]
+        await e.app.signal(waiting.id, told, Secret(CANARY, 1))
         endings.append(await e.end(waiting))
         bad = "insert into @.instances (fsm, step, state) values ('Waiter', 'wait', $1) returning id"
         await e.rows.fetch(bad, f'["{CANARY}"]')

@@ -33,6 +33,7 @@ from gen_durable import (
     Durable,
     Failed,
     Finished,
+    Handle,
     Instance,
     Machine,
     Next,
@@ -48,7 +49,7 @@ from gen_durable.contrib.aes import AesGcm
 from gen_durable.core.services import services_of
 from gen_durable.encryption import PayloadContext
 from gen_durable.errors import ConfigError, DecodeError, EncodeError, NoTarget
-from gen_durable.telemetry import StateUndecodable
+from gen_durable.telemetry import SignalRejected, StateUndecodable
 
 KEY = secrets.token_bytes(32)
 
@@ -209,19 +210,43 @@ SWAPS: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("swap", SWAPS)
-async def test_what_was_moved_or_changed_is_refused(engine: Opening, swap: str) -> None:
-    """Ciphertext of another row, field or signal: the step does not run, the row is put back, and says why."""
+STATE_SWAPS = [swap for swap, sql in SWAPS.items() if sql.startswith("update @.instances")]
+
+
+async def swapped(e: Engine, swap: str) -> list[Handle[str]]:
+    """Two instances that wait and have their signals; of the first, something was moved or changed."""
+    handles = [await e.app.insert(Waiter.wait, Secret(f"{n}"), queue="q") for n in range(2)]
+    async with e.worker(Waiter(), queues={"q": 5}):
+        for handle in handles:
+            await e.rows.until(handle, status="awaiting_signal")
+    for handle in handles:
+        await handle.signal(Signal("plain", str), "x")
+        await handle.signal(told, Secret(CANARY, handle.id))
+    assert await e.rows.fetch(SWAPS[swap] + " returning 1", *(handle.id for handle in handles))
+    return handles
+
+
+@pytest.mark.parametrize("swap", [swap for swap in SWAPS if swap not in STATE_SWAPS])
+async def test_a_signal_that_was_moved_or_changed_is_rejected(engine: Opening, swap: str) -> None:
+    """Ciphertext of another row, field or signal is set aside with the reason; the instance waits for another."""
     async with engine(codec=aes()) as e:
-        mine, other = [await e.app.insert(Waiter.wait, Secret(f"{n}"), queue="q") for n in range(2)]
+        mine, other = await swapped(e, swap)
         async with e.worker(Waiter(), queues={"q": 5}):
-            for handle in (mine, other):
-                await e.rows.until(handle, status="awaiting_signal")
-        for handle in (mine, other):
-            await handle.signal(Signal("plain", str), "x")
-            await handle.signal(told, Secret(CANARY, handle.id))
-        changed = await e.rows.fetch(SWAPS[swap] + " returning 1", mine.id, other.id)
-        assert changed
+            (event, *_) = await e.seen.until(SignalRejected)
+            assert event.id == mine.id
+            assert ("stored in clear" if "clear" in swap else "it was changed or copied") in event.reason
+            assert await e.end(other) == Finished(other.id, f"{CANARY}/1")
+            row = await e.rows.until(mine, status="awaiting_signal")
+            assert (row["result"], row["crashes"], row["attempt"]) == (None, 0, 0)
+            await mine.signal(told, Secret("good"))
+            assert await e.end(mine) == Finished(mine.id, "good/0")
+
+
+@pytest.mark.parametrize("swap", STATE_SWAPS)
+async def test_a_state_that_was_moved_or_changed_is_refused(engine: Opening, swap: str) -> None:
+    """Ciphertext of another row or field: the step does not run, the row is put back, and says why."""
+    async with engine(codec=aes()) as e:
+        mine, other = await swapped(e, swap)
         async with e.worker(Waiter(), queues={"q": 5}):
             (event, *_) = await e.seen.until(StateUndecodable)
             assert event.id == mine.id
