@@ -63,6 +63,18 @@ begin
   end if;
 
   if large_inboxes is not null then
+    -- By the index alone: below the bounds of one name in total, no name can have reached them.
+    large_inboxes := array(
+      select large.id from unnest(large_inboxes) as large (id)
+      cross join lateral (
+        select count(*) as count, sum(s.size) as bytes from @schema.signals s
+        where s.target_id = large.id and not s.consumed
+      ) as inbox
+      where inbox.count >= 10000
+        or inbox.bytes + (select max(call.total) from unnest(totals) as call (total)) > 64000000
+    );
+  end if;
+  if cardinality(large_inboxes) > 0 then
     with unread as materialized (
       select s.target_id, s.name, count(*) as count, sum(s.size) as bytes
       from @schema.signals s
