@@ -85,6 +85,14 @@ def test_a_repeated_call_under_a_kept_key_is_a_duplicate(store: Store) -> None:
     assert call(store, 1, "d").verdict == "duplicate"
 
 
+def test_a_rejected_signal_does_not_count(store: Store) -> None:
+    """A signal that no worker could read has freed its dedup key: it may be sent again, corrected."""
+    store.given(
+        ended(1, unique_key=b"k", unique_scope="{}") + signal(1, 1, dedup_key="d", consumed=True, rejection="no")
+    )
+    assert call(store, 1, "d").verdict == "started"
+
+
 def test_other_keys_do_not_count(store: Store) -> None:
     """A dedup key is per unique key."""
     store.given(instance(1, unique_key=b"other", unique_scope=LIVE) + signal(1, 1, dedup_key="d"))
