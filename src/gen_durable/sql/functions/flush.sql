@@ -91,8 +91,8 @@ begin
       given.kind = 'continue' as keeps_claim,
       given.kind in ('next', 'retry') as is_runnable,
       given.kind = 'retry' or (given.kind = 'await' and given.step is null) as keeps_visit,
-      -- The step runs again with the same signals: by itself, or when an operator retries the instance.
-      given.kind in ('retry', 'fail', 'cancel') as keeps_awaits
+      -- The step runs again with the same signals: by itself, or if an operator retries the instance.
+      given.kind in ('retry', 'fail', 'cancel') as repeats_step
     from unnest(ids, claims, seqs, kinds, steps, payloads, delays, errors, extras)
       as given (id, epoch, seq, kind, step, value, delay, error, extra)
   ),
@@ -125,13 +125,13 @@ begin
       end,
       await_deadline = case
         when outcome.kind in ('await', 'children') then statement_timestamp() + make_interval(secs => outcome.delay)
-        when outcome.keeps_awaits then i.await_deadline
+        when outcome.repeats_step then i.await_deadline
       end,
       awaits = case
         when outcome.kind = 'await' then array(select jsonb_array_elements_text(outcome.extra -> 'awaits'))
-        when outcome.keeps_awaits then i.awaits
+        when outcome.repeats_step then i.awaits
       end,
-      timed_out = i.timed_out and outcome.keeps_awaits,
+      timed_out = i.timed_out and outcome.repeats_step,
       seen = case
         when outcome.kind = 'await' then array(select jsonb_array_elements_text(outcome.extra -> 'seen')::bigint)
       end,
@@ -152,15 +152,17 @@ begin
         when outcome.extra ? 'partition_key' then outcome.extra ->> 'partition_key' else i.partition_key
       end,
       last_error = case
-        when outcome.kind in ('retry', 'fail', 'cancel') then coalesce(outcome.error, i.last_error)
+        when outcome.repeats_step then coalesce(outcome.error, i.last_error)
       end,
       error_type = case
-        when outcome.error is null then case when outcome.kind in ('retry', 'fail', 'cancel') then i.error_type end
-        when outcome.kind in ('retry', 'fail', 'cancel') then outcome.extra ->> 'error_type'
+        when not outcome.repeats_step then null
+        when outcome.error is null then i.error_type
+        else outcome.extra ->> 'error_type'
       end,
       last_traceback = case
-        when outcome.error is null then case when outcome.kind in ('retry', 'fail', 'cancel') then i.last_traceback end
-        when outcome.kind in ('retry', 'fail', 'cancel') then outcome.extra ->> 'traceback'
+        when not outcome.repeats_step then null
+        when outcome.error is null then i.last_traceback
+        else outcome.extra ->> 'traceback'
       end,
       locked_by = case when outcome.keeps_claim then i.locked_by end,
       lease_expires_at = case when outcome.keeps_claim then i.lease_expires_at end,
