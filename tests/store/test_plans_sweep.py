@@ -18,6 +18,7 @@ from tests.support.store import Store
 from gen_durable.config import WorkerOptions
 from gen_durable.engine.crashed_rows import CrashedRows
 from gen_durable.engine.reaper import UNBLOCK_BATCH, Reaper
+from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.registry import Registry
@@ -85,6 +86,7 @@ def test_six_rounds_of_the_reaper_find_every_missed_row_among_100_000_keys(block
         blocked.calls,
         WorkerOptions(queues={}),
         registry=Registry((), ()),
+        fingerprints=Fingerprints(Registry((), ()), ""),
         notifier=cast(Any, woken),
         events=Events(),
         dead_letters=None,
