@@ -10,7 +10,9 @@ PUBLIC = [
     "checkpoint",
     "close",
     "count",
+    "debounce",
     "delete",
+    "delete_signals",
     "events",
     "get",
     "handle",
@@ -22,10 +24,13 @@ PUBLIC = [
     "list_all",
     "open",
     "progress",
+    "rejected_signals",
     "remove_limit",
+    "restore_signals",
     "retry",
     "set_limit",
     "signal",
+    "signals",
 ]
 
 

@@ -161,8 +161,7 @@ class Mailbox(Writing):
     @step
     async def take(self, box: Box, ctx: Context) -> Outcome[Box]:
         with self.effects.of(ctx):
-            letters = tuple(ping.codec.decode(r.payload) for r in ctx.awaited if r.name == ping.name)
-            taken = Box(box.steps + 1, box.got + letters)
+            taken = Box(box.steps + 1, box.got + tuple(ctx.take_all(ping)))
             return Done(taken) if ctx.take(bye) is not None else Next(self.wait, taken)
 
 
