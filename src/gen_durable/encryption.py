@@ -76,7 +76,7 @@ class PayloadEncryption:
 
     @property
     def identity(self) -> str:
-        """What the codec can read, for fingerprints: its class and, if it has one, its attribute `fingerprint`."""
+        """Identifies the codec in fingerprints: its class and, if it has one, its attribute `fingerprint`."""
         kind = type(self._codec)
         own = getattr(self._codec, "fingerprint", "")
         return f"{kind.__module__}.{kind.__qualname__}/{own}/{'clear' if self._clear else ''}"

@@ -61,7 +61,7 @@ def _hint(name: str, known: tuple[str, ...]) -> str:
 
 
 def _unit(name: str, option: str) -> str:
-    """What the option takes, where the other word takes something else."""
+    """The value that the option takes, where the other word takes something else."""
     match option:
         case "delay":
             return " It takes a timedelta or a number of seconds."

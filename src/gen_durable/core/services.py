@@ -96,7 +96,7 @@ class Services:
 
     @property
     def codec_identity(self) -> str:
-        """What the codec can read, for fingerprints; "" without a codec."""
+        """Identifies the codec in fingerprints; "" without a codec."""
         return "" if self.encryption is None else self.encryption.identity
 
     @property

@@ -119,7 +119,7 @@ def signal_or_start_result(
 
 
 def follow_ups_of(result: KeyedStartResult) -> FollowUps:
-    """What must follow the commit of a call."""
+    """The follow-ups of a committed call."""
     return FollowUps(
         frozenset() if result.woken_queue is None else frozenset({result.woken_queue}),
         frozenset() if result.cascade_origin is None else frozenset({result.cascade_origin}),

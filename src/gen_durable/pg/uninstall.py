@@ -27,7 +27,7 @@ _NO_RIGHT: Final = "42501"
 
 @dataclass(frozen=True, slots=True)
 class InstalledContent:
-    """What an uninstall would remove: the version, how many instances have not ended and have, the prefix of roles.
+    """The content that an uninstall would remove: the version, how many instances have not ended and have, the prefix of roles.
 
     `workers` have claims whose lease has not expired.
     """
@@ -41,7 +41,7 @@ class InstalledContent:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What an uninstall has removed. `kept_objects` names some objects of others that stay, with their schema."""
+    """The result of an uninstall. `kept_objects` names some objects of others that stay, with their schema."""
 
     roles: tuple[str, ...]
     kept_objects: tuple[str, ...]
@@ -49,7 +49,7 @@ class Removal:
 
 
 async def read_content(connection: PersistentConnection, schema: Schema) -> InstalledContent:
-    """What is installed. Raises `SchemaMissing`, `SchemaTooNew` or `SchemaConflict` if it cannot be uninstalled."""
+    """Reads the installed version. Raises `SchemaMissing`, `SchemaTooNew` or `SchemaConflict` if it cannot be uninstalled."""
     driver_connection = await _connect(connection)
     installed = await _read_own(connection, schema)
     return await _read_content(driver_connection, schema, installed)

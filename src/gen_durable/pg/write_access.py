@@ -12,7 +12,7 @@ from gen_durable.store.statements import Statement
 
 @dataclass(frozen=True, slots=True)
 class WriteAccess:
-    """What a session may do. `may_claim`: the login may call `pick`, and that function may update rows."""
+    """The rights of a session. `may_claim`: the login may call `pick`, and that function may update rows."""
 
     is_read_only: bool
     may_claim: bool

@@ -27,7 +27,7 @@ FIRST_SIGNAL_AT: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclasses.dataclass(slots=True)
 class MadeExecution:
-    """What a context reads of its claim (`StepExecution`)."""
+    """The part of a claim that a context reads (`StepExecution`)."""
 
     step_errors: int
     timed_out: bool
