@@ -27,7 +27,7 @@ _NO_RIGHT: Final = "42501"
 
 @dataclass(frozen=True, slots=True)
 class InstalledContent:
-    """The content that an uninstall would remove: the version, how many instances have not ended and have, the prefix of roles.
+    """The content that an uninstall would remove: its version, its instances (live and ended), the prefix of its roles.
 
     `workers` have claims whose lease has not expired.
     """
@@ -49,7 +49,7 @@ class Removal:
 
 
 async def read_content(connection: PersistentConnection, schema: Schema) -> InstalledContent:
-    """Reads the installed version. Raises `SchemaMissing`, `SchemaTooNew` or `SchemaConflict` if it cannot be uninstalled."""
+    """Read the installed content. Raises `SchemaMissing`, `SchemaTooNew` or `SchemaConflict` if it must stay."""
     driver_connection = await _connect(connection)
     installed = await _read_own(connection, schema)
     return await _read_content(driver_connection, schema, installed)
