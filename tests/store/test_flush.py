@@ -180,7 +180,7 @@ def test_await_with_a_timeout_is_due_at_its_deadline(store: Store) -> None:
     (claim,) = store.pick().claims
     assert (claim.awaits, claim.inbox, claim.step, claim.epoch) == (["go"], (), "t", 2)
     row = store.row(1)
-    assert (claim.timed_out, row["timed_out"], row["seen"]) == (True, True, None)
+    assert (claim.timed_out, row["timed_out_claim"], row["seen"]) == (True, 2, None)
     assert row["await_deadline"] is not None, "kept with awaits"
 
 
@@ -232,10 +232,10 @@ def test_an_end_keeps_the_inbox_until_retention(store: Store, kind: str) -> None
 )
 def test_only_outcomes_that_keep_the_awaits_keep_timed_out(store: Store, kind: str, timed_out: bool) -> None:
     """A retry, by the step or by an operator, runs the step as it was woken."""
-    store.given(executing(1, awaits=["go"], timed_out=True, await_deadline=seconds(-1)))
+    store.given(executing(1, awaits=["go"], timed_out_claim=1, await_deadline=seconds(-1)))
     store.flush(Commit(1, 1, 0, kind, step="t", error="no" if kind in ("fail", "cancel") else None))
     row = store.row(1)
-    assert (row["timed_out"], row["awaits"], row["await_deadline"] is not None) == (
+    assert (row["timed_out_claim"] is not None, row["awaits"], row["await_deadline"] is not None) == (
         timed_out,
         ["go"] if timed_out else None,
         timed_out,

@@ -57,7 +57,7 @@ def test_a_signal_of_another_name_does_not(store: Store) -> None:
     assert store.row(1)["status"] == "awaiting_signal"
 
 
-@pytest.mark.parametrize("columns", [{"awaits": ["go"], "timed_out": True}, {}], ids=["timed out", "awaits nothing"])
+@pytest.mark.parametrize("columns", [{"awaits": ["go"], "timed_out_claim": 1}, {}], ids=["timed out", "awaits nothing"])
 def test_a_row_that_would_run_without_the_signal_runs(store: Store, columns: dict[str, object]) -> None:
     store.given(executing(1, **columns) + signal(7, 1))
     assert reject(store, 7).woken_queues == ["default"]
@@ -241,7 +241,7 @@ def test_a_row_that_a_deleted_signal_had_woken_waits_again(store: Store) -> None
     [
         executing(1, awaits=["go"]),
         instance(1),
-        instance(1, awaits=["go"], timed_out=True),
+        instance(1, awaits=["go"], timed_out_claim=1),
         ended(1, status="failed", awaits=["go"]),
     ],
     ids=["executes", "awaits nothing", "timed out", "ended"],

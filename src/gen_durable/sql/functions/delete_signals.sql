@@ -42,7 +42,7 @@ begin
     blocked_on = null,
     unique_scope = @schema.unique_scope_after(i.unique_scope, 'awaiting_signal'),
     updated_at = now()
-  where i.id = old.id and deleted > 0 and i.status = 'runnable' and i.awaits is not null and not i.timed_out
+  where i.id = old.id and deleted > 0 and i.status = 'runnable' and i.awaits is not null and i.timed_out_claim is null
     and not exists (
       select from @schema.signals other
       where other.target_id = i.id and not other.consumed and other.name = any (i.awaits)

@@ -131,7 +131,7 @@ begin
         when outcome.kind = 'await' then array(select jsonb_array_elements_text(outcome.extra -> 'awaits'))
         when outcome.repeats_step then i.awaits
       end,
-      timed_out = i.timed_out and outcome.repeats_step,
+      timed_out_claim = case when outcome.repeats_step then i.timed_out_claim end,
       seen = case
         when outcome.kind = 'await' then array(select jsonb_array_elements_text(outcome.extra -> 'seen')::bigint)
       end,

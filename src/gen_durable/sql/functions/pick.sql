@@ -13,7 +13,7 @@
 --   with_payloads     false leaves out inbox, children and journal: the worker sets a row aside whose claim cannot be
 --                     read (engine/picker.py)
 -- Returns one row per claim, the most urgent first. `limited` is the slot that the row takes, '' for a row with a rate
--- limit only; is_woken_by_deadline is true for the first claim after a deadline, and mostly null otherwise.
+-- limit only; is_woken_by_deadline is true for the claim that a deadline caused, and not for later ones.
 -- If there is anything to report, one more row has a null id and only `report`:
 --   queues    {queue: {unmet, next_due, contended, needs_slot, floors, last_group}}: `unmet` if fewer rows than demanded
 --             were found; then next_due is the number of seconds until the next row is due (null if no row waits),
@@ -313,7 +313,9 @@ begin
         lease_expires_at = now() + make_interval(secs => lease),
         started_at = coalesce(i.started_at, now()),
         -- A row that its deadline makes due still waits: a signal, or the last child, would have made it runnable.
-        timed_out = i.timed_out or i.status in ('awaiting_signal', 'awaiting_children'),
+        timed_out_claim = case
+          when i.status in ('awaiting_signal', 'awaiting_children') then i.claims + 1 else i.timed_out_claim
+        end,
         joined = i.joined or i.status = 'awaiting_children',
         await_deadline = case when i.awaits is not null then i.await_deadline end,
         children_pending = 0,
@@ -337,13 +339,9 @@ begin
       coalesce(i.slot_key, case when i.rate_key is not null then '' end),
       case when with_payloads and i.has_signals then @schema.inbox_of(i.id) end,
       case when with_payloads and i.joined then @schema.children_of(i.id, i.round) end,
-      i.visit, i.step_errors, i.crashes, i.timed_out,
+      i.visit, i.step_errors, i.crashes, i.timed_out_claim is not null,
       case when with_payloads and i.has_journal then @schema.journal_of_claim(i.id, i.visit) end,
-      case when i.timed_out then (
-        -- The row before this statement: an execution before a crash, or an earlier claim, had its deadline already.
-        select before.status in ('awaiting_signal', 'awaiting_children')
-        from @schema.instances before where before.id = i.id
-      ) end,
+      i.timed_out_claim = i.claims,
       null::jsonb
     from claimed i
     order by i.priority, i.eligible_at, i.id;

@@ -57,7 +57,7 @@ begin
 
   parked := array(
     select i.id from @schema.instances i
-    where i.id = any (held) and i.cancel_reason is null and i.awaits is not null and not i.timed_out
+    where i.id = any (held) and i.cancel_reason is null and i.awaits is not null and i.timed_out_claim is null
       and not exists (
         select from @schema.signals other
         where other.target_id = i.id and not other.consumed and other.name = any (i.awaits)

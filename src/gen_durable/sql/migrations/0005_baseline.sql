@@ -53,6 +53,7 @@ create table @schema.instances (
   visit             bigint not null default 0,
   round             bigint not null default 0,
   parent_round      bigint,
+  timed_out_claim   bigint,
   fsm_version       int not null default 1,
   step_errors       int not null default 0,
   crashes           int not null default 0,
@@ -64,7 +65,6 @@ create table @schema.instances (
   has_signals       boolean not null default false,
   has_journal       boolean not null default false,
   joined            boolean not null default false,
-  timed_out         boolean not null default false,
   claimed_ahead     boolean not null default false,
   fsm               text not null check (fsm <> ''),
   step              text not null check (step <> ''),
@@ -140,8 +140,8 @@ comment on column @schema.instances.has_signals is
 comment on column @schema.instances.has_journal is
   'Whether a checkpoint, an activity or progress was ever written; without one, pick skips the journal.';
 comment on column @schema.instances.joined is 'Whether its children have woken it: the claim then carries their results.';
-comment on column @schema.instances.timed_out is
-  'Whether the deadline has woken it; kept until the woken step progresses.';
+comment on column @schema.instances.timed_out_claim is
+  'The number of the claim that its deadline caused; kept until the woken step progresses. Null if none has.';
 comment on column @schema.instances.slot_key is 'The concurrency limit of the step: NAME or NAME/PARTITION.';
 comment on column @schema.instances.rate_key is 'The rate limit of the step: NAME or NAME/PARTITION.';
 comment on column @schema.instances.weight is 'The number of tokens of the rate limit that one execution takes; null for 1.';
