@@ -160,7 +160,7 @@ class Start(Generic[R_co]):
         self.limits: tuple[Limit, ...] = limits_of(limit, "limit") if limit is not None else self.step.limits_for(state)
         self.group = check_group(group) if group is not None else None
         self.metadata = encode_metadata(metadata) if metadata else None
-        self.signals = _check_signals(signals)
+        self.signals = _check_signals(signals) if signals != () else ()
 
     def __repr__(self) -> str:
         return f"Start({self.step.machine.name}.{self.step.name})"
@@ -198,6 +198,8 @@ def _check_signals(signals: Iterable[SignalMessage]) -> tuple[SignalMessage, ...
 
 def _scope_of(key: bytes | None, unique: Unique | None, scope: Iterable[Scope] | None) -> tuple[Scope, ...]:
     """The statuses in which an instance holds its key. Raises `InputError`."""
+    if key is None and unique is None and scope is None:
+        return ()
     if unique not in (None, "live", "forever"):
         raise InputError(f"unique must be 'live' or 'forever', got {unique!r}")
     if unique is not None and scope is not None:

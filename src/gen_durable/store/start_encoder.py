@@ -84,7 +84,7 @@ def insert_columns(starts: Sequence[Start[Any]], on_conflict: str) -> tuple[obje
         empty_if_all_none([s.group for s in starts]),
         empty_if_all_none([s.metadata for s in starts]),
         empty_if_all_none([s.keep for s in starts]),
-        empty_if_all_none([encode_signals(s.signals) for s in starts]),
+        empty_if_all_none([encode_signals(s.signals) if s.signals else None for s in starts]),
     )
 
 
@@ -95,7 +95,8 @@ def encode_states(starts: Sequence[Start[Any]]) -> list[str]:
     for start in starts:
         state, _ = start.step.state_codec.encode_and_decode(start.state)
         size += len(state) + (len(start.metadata) if start.metadata is not None else 0)
-        size += sum(len(message.payload) for message in start.signals)
+        if start.signals:
+            size += sum(len(message.payload) for message in start.signals)
         if size > MAX_BATCH_BYTES:
             raise TooLarge(
                 f"the instances of one call are over {MAX_BATCH_BYTES:,} bytes of JSON: insert them in several calls, "
