@@ -28,7 +28,7 @@ from gen_durable.operations.in_transaction import Notify, TransactionCalls, chec
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.instance_admin import AdminOperations
 from gen_durable.operations.signal_admin import SignalOperations
-from gen_durable.operations.signal_methods import SignalMethods
+from gen_durable.operations.signal_and_debounce import SignalMethods
 from gen_durable.pg.pool import DriverPool
 from gen_durable.signals import SignalMessage
 from gen_durable.starts import Scope, Start, Startable, StartOptions, Unique, step_of

@@ -23,7 +23,7 @@ from gen_durable.limits import Limit, StepLimit, limits_of
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, ScheduleChildren
 from gen_durable.retention import MachineRetention, Retention, retention_of
 from gen_durable.retry_policy import RetryPolicy, check_policy
-from gen_durable.retry_targets import check_then, then_name
+from gen_durable.step_after_retries import check_then, then_name
 from gen_durable.validation import check_delay, check_name, check_positive_duration
 
 ON_ERROR_TIMEOUT: Final = 60.0  # seconds

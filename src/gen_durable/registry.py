@@ -16,7 +16,7 @@ from gen_durable.jobs import Job
 from gen_durable.machines import Machine, MachineSpec, StepSpec
 from gen_durable.retention import Retention
 from gen_durable.retry_policy import DEFAULT_POLICY, RetryPolicy
-from gen_durable.retry_targets import check_then_type
+from gen_durable.step_after_retries import check_then_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from gen_durable.operations.keyed_starts import (
     signal_or_start_result,
 )
 from gen_durable.operations.signal import is_delivered, outgoing_signal, send_signal
-from gen_durable.operations.signal_methods import DebounceOptions
+from gen_durable.operations.signal_and_debounce import DebounceOptions
 from gen_durable.pg.caller_connection import caller_connection_of
 from gen_durable.signals import Signal
 from gen_durable.starts import Start, Startable

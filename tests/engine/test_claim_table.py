@@ -19,9 +19,9 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import DEFAULT_REASON, LIMIT_REST, USUAL_REST, ClaimTable
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.registry import Registry
+from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.store.schema import Schema
 from gen_durable.store.types import Claim
 from gen_durable.telemetry import ClaimLost, Events

@@ -23,9 +23,9 @@ from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
-from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.registry import Registry
+from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.telemetry import ClaimLost, EventLoopBlocked
 
 LEASE = 30.0

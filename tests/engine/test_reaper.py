@@ -17,9 +17,9 @@ from gen_durable.core.services import services_of
 from gen_durable.engine import reaper as reaper_module
 from gen_durable.engine.crashed_rows import CrashedRows
 from gen_durable.engine.reaper import UNKNOWN_STEPS_EVERY, Reaper
-from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
+from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.store.types import FollowUps
 from gen_durable.telemetry import ClaimsReaped, InstanceDeadLettered, RowsUnblocked, UnknownStepsFound
 

@@ -123,7 +123,7 @@ async def test_a_slot_that_is_wanted_back_comes_before_the_buffer() -> None:
     await settled()
     assert track.begun == [1, 2, 3]
     assert (track.queue.running, track.queue.lent, first.has_slot) == (2, 1, False)
-    back = asyncio.create_task(track.slots.wait_for_slot_after_commit(first))
+    back = asyncio.create_task(track.slots.wait_for_slot_to_continue(first))
     await settled()
     assert not back.done()
     await track.end(2)
@@ -137,7 +137,7 @@ async def test_a_slot_is_lent_only_while_steps_are_short() -> None:
     track = Track(prefetch=1)
     first, *_ = await track.take(1, 2, 3)
     track.slots.lend_slot_during_commit(first)
-    await track.slots.wait_for_slot_after_commit(first)
+    await track.slots.wait_for_slot_to_continue(first)
     assert (track.begun, track.queue.running, track.queue.lent) == ([1, 2], 2, 0)
 
 
@@ -148,7 +148,7 @@ async def test_a_slot_that_nobody_has_borrowed_comes_back_at_once() -> None:
     track.slots.changed.clear()
     track.slots.lend_slot_during_commit(first)
     assert track.slots.changed.is_set()
-    await track.slots.wait_for_slot_after_commit(first)
+    await track.slots.wait_for_slot_to_continue(first)
     assert (track.queue.running, track.queue.lent, first.has_slot) == (1, 0, True)
 
 
@@ -159,7 +159,7 @@ async def test_a_slot_is_not_lost_with_the_claim_that_wanted_it(given: bool) -> 
     first, *_ = await track.take(1, 2, 3, 4)
     track.slots.lend_slot_during_commit(first)
     await settled()
-    back = asyncio.create_task(track.slots.wait_for_slot_after_commit(first))
+    back = asyncio.create_task(track.slots.wait_for_slot_to_continue(first))
     await settled()
     if given:
         track.ends[2].set_result(None)
@@ -184,7 +184,7 @@ async def test_nothing_is_begun_while_stopping() -> None:
     track.slots.lend_slot_during_commit(first)
     await settled()
     track.slots.stopping = True
-    back = asyncio.create_task(track.slots.wait_for_slot_after_commit(first))
+    back = asyncio.create_task(track.slots.wait_for_slot_to_continue(first))
     await settled()
     await track.end(2)
     assert back.done()
@@ -311,7 +311,7 @@ async def test_the_wait_for_a_slot_is_not_part_of_a_step(clock: Clock) -> None:
     clock.now += 0.5
     track.slots.lend_slot_during_commit(first)
     clock.now += 5
-    await track.slots.wait_for_slot_after_commit(first)
+    await track.slots.wait_for_slot_to_continue(first)
     clock.now += 0.5
     await track.end(1)
     track.queue.adapt_prefetch(clock.now)

@@ -18,10 +18,10 @@ from tests.support.store import Store
 from gen_durable.config import WorkerOptions
 from gen_durable.engine.crashed_rows import CrashedRows
 from gen_durable.engine.reaper import UNBLOCK_BATCH, Reaper
-from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.registry import Registry
+from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.store.schema import Schema
 from gen_durable.telemetry import Events
 

@@ -203,13 +203,13 @@ async def test_cancelled_while_it_waits_for_its_slot(engine: Opening, monkeypatc
     """The slot that was lent is not lost, and the instance goes on."""
     monkeypatch.setattr(QueueSlots, "may_lend_slots", property(lambda _: True))
     waiting = asyncio.Event()
-    regain = Slots.wait_for_slot_after_commit
+    regain = Slots.wait_for_slot_to_continue
 
-    async def wait_for_slot_after_commit(slots: Slots, active: Any) -> None:
+    async def wait_for_slot_to_continue(slots: Slots, active: Any) -> None:
         waiting.set()
         await regain(slots, active)
 
-    monkeypatch.setattr(Slots, "wait_for_slot_after_commit", wait_for_slot_after_commit)
+    monkeypatch.setattr(Slots, "wait_for_slot_to_continue", wait_for_slot_to_continue)
     async with engine() as e, e.worker(Chain(), **{**ONE_SLOT, "prefetch": 1}) as worker:
         first = await e.app.insert(Chain.one, "first")
         await soon(entered.wait())

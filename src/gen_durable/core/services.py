@@ -17,7 +17,7 @@ from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import ConfigError
 from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
-from gen_durable.pg.write_access import read_write_access
+from gen_durable.pg.write_access import write_access_statement
 from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.keyed_starts import KeyedStartStatementBuilder
@@ -112,7 +112,7 @@ class Services:
 
     async def check_write_access(self) -> None:
         """Raise `DatabaseUnavailable` or `DatabaseRefused` if a worker cannot write here."""
-        statement = read_write_access(self.schema)
+        statement = write_access_statement(self.schema)
         (await self.engine_statement_runner.run(statement, "start", may_run_twice=True)).check(self.schema)
 
     @property

@@ -153,7 +153,7 @@ class ClaimRunner:
                 try:
                     result = await committing
                     if not active.has_slot and result is not STALE:
-                        await self._slots.wait_for_slot_after_commit(active)
+                        await self._slots.wait_for_slot_to_continue(active)
                 except (OutcomeRejected, asyncio.CancelledError) as error:
                     return await self._end_unanswered_commit(active, encoded, error)
                 if result is STALE:
@@ -223,17 +223,17 @@ class ClaimRunner:
                 if self._events.active:
                     self._events.emit(StaleOutcome(claim.id, claim.machine, active.entry.spec.name))
             case CommitResult.CANCEL_REQUESTED:
-                self._spawn_after_commit(active, self._end_cancelled_claim(active, took))
+                self._spawn_after_refused_commit(active, self._end_cancelled_claim(active, took))
             case UnusableLimit():
                 self._put_back_until_limit(active, result)
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
-                self._spawn_after_commit(active, self._commit_error(active, result, encoded.commit))
+                self._spawn_after_refused_commit(active, self._commit_error(active, result, encoded.commit))
             case _:
                 assert_never(result)
 
-    def _spawn_after_commit(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn_after_refused_commit(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         active.has_outcome = False
         self._slots.spawn(active, self._treat_exit_as_engine_error(active, coroutine))
 
@@ -248,7 +248,7 @@ class ClaimRunner:
         """Report an end to local waiters, plan the pick of a delayed row, wake the queue of a freed partition key."""
         claim, commit = active.claim, encoded.commit
         if commit.seq % TRIM_EVERY == TRIM_REMAINDER:
-            self._trim_history(active, commit)
+            self._request_history_trim(active, commit)
         match commit.kind:
             case "done":
                 self._completions.report_end(claim.id, Status.DONE, commit.value, None, commit.began + commit.took)
@@ -263,7 +263,7 @@ class ClaimRunner:
         if claim.partition_key is not None:
             self._notifier.wake(claim.queue)
 
-    def _trim_history(self, active: ActiveClaim, commit: Commit) -> None:
+    def _request_history_trim(self, active: ActiveClaim, commit: Commit) -> None:
         if self._history_trimmer is not None:
             self._history_trimmer.add(commit.id, commit.seq + 1, active.entry.spec.machine.history_keep)
 
@@ -335,7 +335,7 @@ class ClaimRunner:
             except UnusableLimit as error:
                 return self._put_back_until_limit(active, error)
             except OutcomeRejected:
-                encoded = await self._executor.encode_failure(claim, entry, rejected)
+                encoded = await self._executor.encode_final_fail(claim, entry, rejected)
                 encoded.commit.began, encoded.commit.took = former.began, former.took
                 result = await self._committer.commit(encoded.commit)
         except OutcomeRejected as again:
@@ -352,7 +352,7 @@ class ClaimRunner:
         if claim.crashes >= MIN_CRASHES:
             self._claims.report_outcome_after_crashes(active)
         if encoded.commit.seq % TRIM_EVERY == TRIM_REMAINDER:
-            self._trim_history(active, encoded.commit)
+            self._request_history_trim(active, encoded.commit)
         advance_claim(claim, encoded)
         active.entry = self._registry.get(claim.machine, claim.version, claim.step)
 

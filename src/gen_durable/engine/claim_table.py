@@ -19,10 +19,10 @@ from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.errors import SignalFault
-from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.registry import Registry
+from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim

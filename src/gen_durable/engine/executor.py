@@ -146,7 +146,7 @@ class Executor:
         """Run `on_error` for an error found after the step: a refused outcome, or a transaction rolled back."""
         return await self.answer_error(claim, entry, self._make_context(claim, entry.spec), error, may_continue=False)
 
-    async def encode_failure(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
+    async def encode_final_fail(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
         """A `Fail` for an instance whose `on_error` answer was refused too, with a reason that can be stored."""
         return await self._encode_fail(claim, entry, self._make_context(claim, entry.spec), describe(error), error)
 

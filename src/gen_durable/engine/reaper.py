@@ -18,9 +18,9 @@ from gen_durable.core.notifier import Notifier
 from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
-from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
+from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import ReapedClaim, UnknownStep

@@ -38,9 +38,9 @@ from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
-from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.registry import Registry
+from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.telemetry import QueueDrained
 
 log = logging.getLogger("gen_durable.worker")

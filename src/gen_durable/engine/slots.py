@@ -201,7 +201,7 @@ class Slots:
             self._fill_free_slots(queue, now)
             self.changed.set()
 
-    async def wait_for_slot_after_commit(self, active: ActiveClaim) -> None:
+    async def wait_for_slot_to_continue(self, active: ActiveClaim) -> None:
         """Wait for a slot for a claim that continues. It comes before buffered claims."""
         if active.has_slot:
             return

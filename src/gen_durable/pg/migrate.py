@@ -63,7 +63,7 @@ def library_version(schema: Schema) -> int:
 
 def migration_script(schema: Schema, current: int) -> str:
     """The SQL that brings a database from version `current` to this library's; empty when there is nothing to do."""
-    return "\n".join(file.text for file in _missing_files(schema, current))
+    return "\n".join(file.text for file in _files_to_apply(schema, current))
 
 
 async def check_schema(connection: PersistentConnection | Pool, schema: Schema) -> None:
@@ -120,7 +120,7 @@ async def _migrate_once(connection: PersistentConnection, schema: Schema, roles:
         )
         installed = await read_installed(connection, schema)
         check_can_migrate(installed, schema)
-        missing = _missing_files(schema, installed.version)
+        missing = _files_to_apply(schema, installed.version)
         for file in missing:
             await _run_file(driver_connection, file)
         present = await driver_connection.fetchval(schema.render("select roles from @schema.installation"))
@@ -132,7 +132,7 @@ async def _migrate_once(connection: PersistentConnection, schema: Schema, roles:
     return [m.version for m in find_missing_migrations(schema, installed.version)]
 
 
-def _missing_files(schema: Schema, current: int) -> list[SqlFile]:
+def _files_to_apply(schema: Schema, current: int) -> list[SqlFile]:
     """The SQL that brings a database from version `current` to this library's, in order."""
     missing = find_missing_migrations(schema, current)
     if not missing:

@@ -28,7 +28,7 @@ class WriteAccess:
             )
 
 
-def read_write_access(schema: Schema) -> Statement[WriteAccess]:
+def write_access_statement(schema: Schema) -> Statement[WriteAccess]:
     """The rights of the session. Functions that run as their owner (roles.sql) need no rights on tables."""
     text = (
         "select pg_catalog.pg_is_in_recovery() or pg_catalog.current_setting('transaction_read_only') "

@@ -40,10 +40,10 @@ from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected, UnreadableSignal
-from gen_durable.fingerprints import Fingerprints
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
 from gen_durable.retry_policy import RetryPolicy
+from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.types import Claim, FollowUps
 from gen_durable.telemetry import Event, Events, OutcomePostponed, SignalRejected, StateUndecodable, StepCommitted

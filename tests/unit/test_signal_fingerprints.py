@@ -15,8 +15,8 @@ from tests.support import canaries
 from gen_durable import Await, Context, Done, Machine, Outcome, Signal, job, step
 from gen_durable.contrib.aes import AesGcm
 from gen_durable.encryption import PayloadEncryption
-from gen_durable.fingerprints import Fingerprints, find_signals, fingerprint
 from gen_durable.registry import Registry
+from gen_durable.signal_fingerprints import Fingerprints, find_signals, fingerprint
 
 
 @dataclass
