@@ -53,7 +53,7 @@ class Checkout(Machine, queue="checkout", retry=RetryPolicy(attempts=6)):
 async def main() -> None:
     async with Durable() as app, Worker(app, machines=[Checkout(), Pack()], queues={"default": 10, "checkout": 5}):
         order = Order(42, ("tea", "cup"))
-        # However often this program runs, order 42 is charged once: its key stays taken after its end.
+        # However often this program runs, order 42 is started once: its key stays taken after its end.
         handle = await app.insert(
             Checkout.start, order, unique_key="order:42", unique="forever", on_conflict="existing"
         )
