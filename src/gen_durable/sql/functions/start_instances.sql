@@ -76,11 +76,17 @@ begin
     on conflict (unique_guard) where unique_guard is not null do nothing
     returning id, queue, has_signals
   )
-  select array_agg(distinct made.queue), array_agg(made.id) filter (where made.has_signals),
-         (select array_agg(start.child_id order by start.child_id) from numbered as start where start.signals is not null),
-         (select array_agg(start.signals order by start.child_id) from numbered as start where start.signals is not null)
+  select started.queues, started.receivers, messages.receivers, messages.signals
   into woken_queues, new_ids, receivers, first_signals
-  from made;
+  from (
+    select array_agg(distinct made.queue) as queues, array_agg(made.id) filter (where made.has_signals) as receivers
+    from made
+  ) as started
+  cross join (
+    select array_agg(start.child_id order by start.child_id) filter (where start.signals is not null) as receivers,
+      array_agg(start.signals order by start.child_id) filter (where start.signals is not null) as signals
+    from numbered as start
+  ) as messages;
   if new_ids is not null then
     perform @schema.send_first_signals(receivers, first_signals, new_ids);
   end if;
