@@ -12,6 +12,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
   select latest.visit, latest.step, latest.name, latest.attempt, latest.started_at, latest.duration,

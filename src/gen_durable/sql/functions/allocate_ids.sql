@@ -6,6 +6,7 @@ returns bigint[]
 language sql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
   select array(
     select nextval('@schema.instances_id_seq'::regclass) from generate_series(1, least(allocate_ids.count, 100000))

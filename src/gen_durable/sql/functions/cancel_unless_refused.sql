@@ -13,6 +13,7 @@ create or replace function @schema.cancel_unless_refused(
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   size constant int := cardinality(ids);

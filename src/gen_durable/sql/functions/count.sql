@@ -11,6 +11,7 @@ returns table (value bigint, exact boolean)
 language plpgsql  -- not stable: a stable function may not run EXPLAIN
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
 declare

@@ -9,6 +9,7 @@ returns bigint
 language sql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
   select (
     select count(*) from (

@@ -7,6 +7,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
   select declared.fsm, declared.done, declared.failed, declared.cancelled
   from @schema.retentions declared

@@ -7,6 +7,7 @@ returns bigint
 language sql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
   with deleted as (
     delete from @schema.rate_buckets bucket where bucket.key = any (array(

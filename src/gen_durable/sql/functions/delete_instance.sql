@@ -9,6 +9,7 @@ returns table (id bigint, was text, deleted boolean, waiting bigint)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set lock_timeout = '5s'
 as $$

@@ -13,6 +13,7 @@ returns table (id bigint, deleted bigint, woken_queues text[])
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set lock_timeout = '5s'
 as $$

@@ -12,6 +12,7 @@ create or replace function @schema.first_of_next_priority(
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 begin

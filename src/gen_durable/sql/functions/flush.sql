@@ -41,6 +41,7 @@ returns table (
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set lock_timeout = '1s'  -- a row that a long transaction has locked must not delay its batch (unlocked_ids.sql)
 set enable_seqscan = off
 set enable_hashjoin = off

@@ -5,6 +5,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
   select coalesce(
     (select i.indisvalid from pg_index i where i.indexrelid = to_regclass('@schema.instances_metadata')), false

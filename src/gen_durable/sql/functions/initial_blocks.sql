@@ -15,6 +15,7 @@ returns text[]
 language sql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
   select array_agg(case when ranked.place > ranked.admitted then ranked.gate end order by ranked.position)
   from (

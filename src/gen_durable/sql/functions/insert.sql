@@ -38,6 +38,7 @@ returns table (ord int, id bigint, inserted boolean, blocked_on text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -206,6 +207,7 @@ returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_variable
 declare

@@ -10,6 +10,7 @@ returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   new_id bigint;

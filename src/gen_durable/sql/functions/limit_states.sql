@@ -12,6 +12,7 @@ returns table (
 language sql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
   with usage as (
     select counted.kind, counted.key, sum(counted.taken) as taken, sum(counted.waiting) as waiting

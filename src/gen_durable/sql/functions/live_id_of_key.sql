@@ -7,6 +7,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
   select i.id from @schema.instances i where i.unique_guard = live_id_of_key.key and i.finished_at is null

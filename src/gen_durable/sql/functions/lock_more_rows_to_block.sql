@@ -13,6 +13,7 @@ returns tid[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   bulk constant int := 1000;

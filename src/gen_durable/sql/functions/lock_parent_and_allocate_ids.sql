@@ -11,6 +11,7 @@ returns bigint[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set lock_timeout = '1s'  -- as in flush
 set enable_seqscan = off
 as $$

@@ -9,6 +9,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
   select session_user = current_user or (
     select i.roles is null or has_column_privilege(session_user, '@schema.instances'::regclass, named, 'select')

@@ -9,6 +9,7 @@ returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
   perform pg_notify(replace('@schema', '"', '') || '_wake', kind || ':' || message.argument)

@@ -8,6 +8,7 @@ returns table (gate text, queue text)
 language sql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
   with recursive waiting as (
     select wanted.gate, (

@@ -7,6 +7,7 @@ returns text[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   key text;

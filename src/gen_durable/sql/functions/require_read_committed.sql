@@ -10,6 +10,7 @@ returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then

@@ -10,6 +10,7 @@ returns table (ord int, verdict text, woken_queue text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_mergejoin = off
 set lock_timeout = '5s'

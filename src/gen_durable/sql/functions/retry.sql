@@ -16,6 +16,7 @@ returns table (id bigint, was text, woken_queue text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set lock_timeout = '5s'
 as $$

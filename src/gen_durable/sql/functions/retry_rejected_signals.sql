@@ -15,6 +15,7 @@ create or replace function @schema.retry_rejected_signals(
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_mergejoin = off
 as $$

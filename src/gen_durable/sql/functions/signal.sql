@@ -18,6 +18,7 @@ returns table (ord int, target bigint, verdict text, woken_queue text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_mergejoin = off
 as $$
@@ -169,6 +170,7 @@ returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   delivery record;
@@ -189,6 +191,7 @@ returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   delivery record;

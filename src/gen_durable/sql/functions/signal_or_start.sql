@@ -20,6 +20,7 @@ create or replace function @schema.signal_or_start(
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_mergejoin = off
@@ -83,6 +84,7 @@ returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   first_signal constant jsonb := jsonb_build_object('name', name, 'payload', payload, 'dedup_key', dedup_key);

@@ -7,6 +7,7 @@ returns table (id bigint)
 language sql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
   select i.id from @schema.instances i where i.id = any (ids) order by i.id for no key update skip locked
