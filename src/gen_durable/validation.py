@@ -26,8 +26,8 @@ MAX_INBOX: Final = 10_000  # signal.sql
 MAX_CLAIM_PART: Final = 64_000_000  # bytes: of an inbox (signal.sql), of children, of the activities of a visit
 MAX_METADATA: Final = 8_000
 MAX_DELAY: Final = timedelta(days=36_500)
-MIN_YEAR: Final = 2  # 0005_baseline.sql
-MAX_YEAR: Final = 9998  # 0005_baseline.sql
+MIN_YEAR: Final = 2  # require_valid_starts.sql
+MAX_YEAR: Final = 9998  # require_valid_starts.sql
 _MAX_SECONDS: Final = MAX_DELAY.total_seconds()
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")

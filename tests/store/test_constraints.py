@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 import pytest
-from tests.support.rows import ended, executing, instance, parked, signal
+from tests.support.rows import ended, executing, instance, signal
 from tests.support.store import Store
 
 LIMIT = "insert into @schema.limits (name, kind, slots, period, burst) values "
@@ -24,19 +24,6 @@ PROGRESS = "insert into @schema.progress (instance_id, step) values (1, 's');"
 
 ENDS = ("done", "failed", "cancelled")
 UNFIT = {
-    "fewer-than-no-children": instance(1, children_pending=-1),
-    "no-machine": instance(1, fsm=""),
-    "no-step": instance(1, step=""),
-    "no-queue": instance(1, queue=""),
-    "empty-partition-key": instance(1, partition_key=""),
-    "empty-unique-key": instance(1, unique_key=b""),
-    "due-never": instance(1, eligible_at="infinity"),
-    "due-since-ever": instance(1, eligible_at="-infinity"),
-    "due-in-a-year-that-python-cannot-read": instance(1, eligible_at="10000-01-01 00:00+00"),
-    "blocked-for-ever": instance(1, eligible_at="infinity", blocked_on="partition/k", partition_key="k"),
-    "waiting-for-ever": parked(1, await_deadline="infinity"),
-    "token-at-no-time": instance(1, rate_key="r", token_at="infinity"),
-    "unknown-on-failure": instance(1, on_failure="shrug"),
     "nameless-signal": instance(1) + signal(1, 1, name=""),
     "empty-dedup-key": instance(1) + signal(1, 1, dedup_key=""),
     "rejected-signal-in-the-inbox": instance(1) + signal(1, 1, rejection="no"),
@@ -49,9 +36,6 @@ UNFIT = {
     "rate-with-slots": LIMIT + "('r', 'rate', 1, 1, 1)",
     "rate-without-burst": LIMIT + "('r', 'rate', null, 1, null)",
     "bucket-of-a-thousand-years": LIMIT + "('r', 'rate', null, 3e10, 1)",
-    "keep-of-a-thousand-years": instance(1, keep_seconds="3e10"),
-    "keep-below-zero": instance(1, keep_seconds=-1),
-    "keep-of-nan": instance(1, keep_seconds="NaN"),
     **{f"retention-{end}": f"insert into @schema.retentions (fsm, {end}) values ('m', 3e10)" for end in ENDS},
     "nameless-activity": instance(1, has_journal=True) + ACTIVITY.format(name=""),
 }

@@ -51,6 +51,11 @@ begin
       verdict := 'other_holder';
       return;
     end if;
+    perform @schema.require_valid_starts(
+      array[start ->> 'fsm'], array[coalesce((start ->> 'version')::int, 1)], array[start ->> 'step'],
+      array[coalesce(debounce.state, start -> 'state', 'null')], array[waiting.queue], '{}',
+      array[coalesce((start ->> 'delay')::float8, 0)], '{}', '{}', '{}', '{}', '{}'
+    );
     update @schema.instances i set
       state = coalesce(debounce.state, start -> 'state', 'null'),
       step = start ->> 'step',

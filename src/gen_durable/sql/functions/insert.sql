@@ -61,6 +61,10 @@ begin
     raise exception 'on_conflict must be raise, skip or existing, not %', on_conflict using errcode = '22023';
   end if;
 
+  perform @schema.require_valid_starts(
+    fsms, versions, steps, states, queues, partition_keys, delays, schedule_ats, unique_keys, groups, metadatas, keeps
+  );
+
   -- Ids in input order, so that rows of equal priority run in the order of the input.
   if cardinality(allocated_ids) = 0 then
     select array_agg(nextval('@schema.instances_id_seq'::regclass)) into ids from generate_series(1, total);
@@ -106,12 +110,16 @@ begin
              given.unique_key, coalesce(given.unique_scope, '{}')::@schema.durable_status[], given.slot_key,
              given.rate_key, given.weight,
              given.group_key, given.metadata, given.keep_seconds, starter
-      from unnest(ids, fsms, versions, steps, states, queues, priorities, partition_keys, delays, schedule_ats,
-                  unique_keys, unique_scopes, holders, blocked, slot_keys, rate_keys, weights, groups, metadatas,
-                  keeps)
-        with ordinality as given (id, fsm, version, step, state, queue, priority, partition_key, delay, schedule_at,
-                                  unique_key, unique_scope, holder, blocked_on, slot_key, rate_key, weight, group_key,
-                                  metadata, keep_seconds, ord)
+      -- In the list of columns, not in FROM: there each array would be written to a tuple store first.
+      from (
+        select unnest(ids) as id, unnest(fsms) as fsm, unnest(versions) as version, unnest(steps) as step,
+          unnest(states) as state, unnest(queues) as queue, unnest(priorities) as priority,
+          unnest(partition_keys) as partition_key, unnest(delays) as delay, unnest(schedule_ats) as schedule_at,
+          unnest(unique_keys) as unique_key, unnest(unique_scopes) as unique_scope, unnest(holders) as holder,
+          unnest(blocked) as blocked_on, unnest(slot_keys) as slot_key, unnest(rate_keys) as rate_key,
+          unnest(weights) as weight, unnest(groups) as group_key, unnest(metadatas) as metadata,
+          unnest(keeps) as keep_seconds, generate_series(1, total) as ord
+      ) as given
       where given.holder is null
       order by given.unique_key, given.ord
       on conflict (unique_guard) where unique_guard is not null do nothing
@@ -178,7 +186,7 @@ comment on function @schema.insert(text[], int[], text[], jsonb[], text[], small
 -- One instance, from psql or any other client: `select gen_durable.insert('Checkout', 'start', '{"id": 42}')`.
 --
 -- Parameters: those of the array overload, each with a default, so that a call names only what it needs. The checks are
--- those of the Python client (validation.py), and raise 22023. unique_scope: 'live' or 'forever'. keep: how long
+-- those of the array overload and of the Python client (validation.py), and raise 22023. unique_scope: 'live' or 'forever'. keep: how long
 -- the row is kept after its end; for good if its key is forever. delay, or schedule_at.
 -- limits: an array of names, or of [name, partition or null, weight]. Returns the id; null if on_conflict is 'skip' and
 -- the key is taken.
@@ -211,7 +219,6 @@ set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_variable
 declare
-  max_delay constant interval := interval '36500 days';
   problem text;
   seconds constant float8 := extract(epoch from delay);
   keep_seconds constant float8 := case
@@ -219,38 +226,17 @@ declare
   end;
   new_id bigint;
 begin
-  select format('%s must be 1 to 200 characters out of A-Z a-z 0-9 _ . : - , got %s', given.what,
-    coalesce(quote_literal(left(given.name, 80)), 'null')) into problem
-  from (values ('machine', machine), ('step', step), ('queue', queue)) as given (what, name)
-  where (given.name ~ '^[A-Za-z0-9_.:-]{1,200}$') is not true limit 1;
-  if problem is null then
-    select format('%s must have 1 to 512 bytes, got %s', given.what, octet_length(given.key)) into problem
-    from (values
-      ('unique_key', unique_key), ('partition_key', partition_key), ('group_key', substring(group_key from '/(.*)'))
-    ) as given (what, key)
-    where octet_length(given.key) not between 1 and 512 limit 1;
-  end if;
-  problem := coalesce(problem, case
+  problem := case
     when unique_scope is null or unique_scope not in ('live', 'forever')
       then format('unique_scope must be live or forever, got %s', coalesce(quote_literal(left(unique_scope, 80)), 'null'))
     when unique_scope = 'forever' and unique_key is null then 'unique_scope forever needs a unique_key'
-    when extract(epoch from keep) < 0 or keep > max_delay then format('keep must be from 0 to 36500 days, got %s', keep)
     when (priority between -32768 and 32767) is not true
       then format('priority must be a number from -32768 to 32767 (lower runs earlier), got %s', priority)
-    when version is null or version < 1 then format('version must be a number from 1 on, got %s', version)
     when delay is not null and schedule_at is not null then 'give either delay or schedule_at, not both'
-    when seconds < 0 or delay > max_delay then format('delay must be from 0 to 36500 days, got %s', delay)
-    when schedule_at < '0002-01-01 00:00+00' or schedule_at >= '9999-01-01 00:00+00'
-      then 'schedule_at must be in the years 2 to 9998 in UTC'
     when octet_length(state::text) > 1000000
       then format('the state is %s bytes of JSON, at most 1000000 are allowed', octet_length(state::text))
-    when jsonb_path_exists(state, 'strict $.**{64} ? (@.type() == "array" || @.type() == "object")')
-      then 'the state is nested deeper than 64 levels'
-    when jsonb_typeof(metadata) <> 'object' then 'metadata must be a JSON object'
     when octet_length(metadata::text) > 8000
       then format('metadata is %s bytes of JSON, at most 8000 are allowed', octet_length(metadata::text))
-    when group_key is not null and group_key !~ '^[A-Za-z0-9_.:-]{1,200}/.'
-      then 'group_key must be a kind and a group, such as tenant/acme'
     when jsonb_typeof(limits) <> 'array' or exists (
       select from jsonb_array_elements(limits) as named (item)
       where not coalesce(case jsonb_typeof(named.item)
@@ -260,7 +246,7 @@ begin
           and coalesce(named.item ->> 2, '1') ~ '^[1-9][0-9]{0,8}$'
       end, false)
     ) then 'limits must be an array of names, or of [name, partition, weight], such as ["stripe"]'
-  end);
+  end;
   if problem is not null then
     raise exception using errcode = '22023', message = problem;
   end if;

@@ -20,6 +20,9 @@ create type @schema.durable_status as enum (
 
 -- Columns of fixed width come first: Postgres finds them at a constant offset, without reading the ones before.
 --
+-- No CHECKs: Postgres parses the text of each one again in every statement that writes a row. Functions check what comes
+-- from outside (require_valid_starts.sql).
+--
 -- parent_id has no foreign key: it would lock the parent for every inserted child, and search for children for every
 -- row that gc deletes. A child never outlives the barrier of its parent (gc.sql), so no reader meets a dangling id.
 create table @schema.instances (
@@ -28,9 +31,8 @@ create table @schema.instances (
   inserted_at       timestamptz not null default now(),
   updated_at        timestamptz not null default now(),
   -- Moments that Python can read, none of them infinite: Postgres before 17 cannot compute with infinity, so one such
-  -- row would fail every pick of its queue.
-  eligible_at       timestamptz not null default now()
-    check (eligible_at >= '0002-01-01 00:00+00' and eligible_at < '9999-01-01 00:00+00'),
+  -- row would fail every pick of its queue (require_valid_starts.sql).
+  eligible_at       timestamptz not null default now(),
   await_deadline    timestamptz,
   lease_expires_at  timestamptz,
   started_at        timestamptz,
@@ -43,9 +45,9 @@ create table @schema.instances (
       when status = 'awaiting_signal'    then coalesce(token_at, await_deadline)
       when status = 'awaiting_children'  then coalesce(token_at, await_deadline)
     end
-  ) stored check (due_at < '9999-01-01 00:00+00'),  -- also deadlines and tokens
+  ) stored,
   token_at          timestamptz,
-  keep_seconds      float8 check (keep_seconds between 0 and 3.2e9 or keep_seconds = 'Infinity'),
+  keep_seconds      float8,
   -- Counters that grow for ever: at 500 wake-ups a second an int overflows in 50 days.
   attempt           bigint not null default 0,
   claims            bigint not null default 0,
@@ -57,7 +59,7 @@ create table @schema.instances (
   fsm_version       int not null default 1,
   step_errors       int not null default 0,
   crashes           int not null default 0,
-  children_pending  int not null default 0 check (children_pending >= 0),
+  children_pending  int not null default 0,
   children_needed   int,
   status            @schema.durable_status not null default 'runnable',
   priority          smallint not null default 0,
@@ -66,10 +68,10 @@ create table @schema.instances (
   has_journal       boolean not null default false,
   joined            boolean not null default false,
   claimed_ahead     boolean not null default false,
-  fsm               text not null check (fsm <> ''),
-  step              text not null check (step <> ''),
-  queue             text not null default 'default' check (queue <> ''),
-  partition_key     text check (partition_key <> ''),
+  fsm               text not null,
+  step              text not null,
+  queue             text not null default 'default',
+  partition_key     text,
   slot_key          text collate "C",
   rate_key          text collate "C",
   weight            int,
@@ -80,14 +82,14 @@ create table @schema.instances (
   error_type        text,
   last_traceback    text,
   cancel_reason     text,
-  on_failure        text check (on_failure in ('wake', 'cancel_rest')),
+  on_failure        text,
   cancel_rest       boolean,
   awaits            text[],
   seen              bigint[],
   inserted_by       text,
   state             jsonb not null default '{}',
   result            jsonb,
-  unique_key        bytea check (unique_key <> ''),
+  unique_key        bytea,
   unique_scope      @schema.durable_status[] not null default '{}',
   -- The key while the status is in the scope. The update that takes a row out of its scope also empties the scope, so a
   -- row never takes its guard a second time and no transition can collide.
