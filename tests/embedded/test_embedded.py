@@ -298,7 +298,7 @@ def test_a_server_that_does_not_start_shows_its_log(
     data_directory.until_quiet()
     with (data_directory.layout.data / "postgresql.conf").open("a") as settings:
         settings.write("no_such_setting = on\n")
-    monkeypatch.setattr("gen_durable.embedded.user_process._START_TIMEOUT", 1.0)
+    monkeypatch.setattr("gen_durable.embedded.join_server._START_TIMEOUT", 1.0)
     with pytest.raises(EmbeddedUnavailable, match=r"(?s)did not start within 1 seconds.*no_such_setting"):
         embedded.start(data_directory.directory)
     assert not data_directory.is_held()

@@ -183,7 +183,7 @@ def test_claims_that_have_not_begun_are_released() -> None:
 def test_after_a_stray_cancellation_the_row_is_put_back(caplog: pytest.LogCaptureFixture) -> None:
     """And every queue is picked from: the transaction of the step may have committed."""
     running = Running()
-    running.runner.handle_stray_cancellation(running.active)
+    running.runner.handle_cancellation_by_other_code(running.active)
     assert running.parts.calls == [
         ("postpone", running.active, "its task was cancelled outside of its step"),
         ("wake_workers",),
@@ -195,7 +195,7 @@ def test_after_a_stray_cancellation_an_unanswered_outcome_is_sent_once_more() ->
     """The row is not put back: only the answer tells where it is."""
     running = Running()
     encoded = running.active.unanswered = EncodedOutcome(Commit(1, 1, 0, "done", took=2.5), "Done")
-    running.runner.handle_stray_cancellation(running.active)
+    running.runner.handle_cancellation_by_other_code(running.active)
     ((name, commit, receiver),) = running.parts.calls
     assert name == "enqueue"
     assert commit is encoded.commit
@@ -207,7 +207,7 @@ def test_after_a_stray_cancellation_an_unanswered_outcome_is_sent_once_more() ->
 def test_a_stray_cancellation_after_the_claim_has_ended_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     running = Running()
     running.parts.has_claim = False
-    running.runner.handle_stray_cancellation(running.active)
+    running.runner.handle_cancellation_by_other_code(running.active)
     assert (running.parts.calls, caplog.text) == ([], "")
 
 
@@ -247,7 +247,7 @@ async def test_a_claim_that_is_found_lost_does_not_wait_for_the_slot_that_it_has
         active.has_slot = False
 
     parts.execute, parts.commit, parts.lend_slot_during_commit = execute, lambda _: answer, lend_slot_during_commit
-    await running.runner.run(running.active)
+    await running.runner.run_claim(running.active)
     assert parts.calls == [("remove", running.active)]
     assert not running.active.has_slot
 

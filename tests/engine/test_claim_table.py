@@ -75,7 +75,7 @@ class Holder:
     def cancel_children(self, origin: int | None) -> None:
         self.cascades.append(origin)
 
-    async def run(self, active: ActiveClaim) -> None:
+    async def run_claim(self, active: ActiveClaim) -> None:
         self.begun.append(active.claim.id)
         await asyncio.sleep(60)
 
@@ -85,7 +85,7 @@ class Holder:
     def release_unstarted(self, claims: list[ActiveClaim]) -> None:
         raise AssertionError(claims)
 
-    def handle_stray_cancellation(self, active: ActiveClaim) -> None:
+    def handle_cancellation_by_other_code(self, active: ActiveClaim) -> None:
         pass
 
     def hold(self, *claims: Claim) -> list[ActiveClaim]:

@@ -50,7 +50,7 @@ class Track:
         self.errors: list[tuple[int, str]] = []
         self.released: list[int] = []
 
-    async def run(self, active: ActiveClaim) -> None:
+    async def run_claim(self, active: ActiveClaim) -> None:
         self.begun.append(active.claim.id)
         self.ends[active.claim.id] = asyncio.get_running_loop().create_future()
         try:
@@ -66,7 +66,7 @@ class Track:
     def release_unstarted(self, claims: list[ActiveClaim]) -> None:
         self.released += [active.claim.id for active in claims]
 
-    def handle_stray_cancellation(self, active: ActiveClaim) -> None:
+    def handle_cancellation_by_other_code(self, active: ActiveClaim) -> None:
         self.errors.append((active.claim.id, "cancelled"))
 
     async def take(self, *ids: int, priority: int = 0) -> list[ActiveClaim]:

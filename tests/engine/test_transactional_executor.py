@@ -376,5 +376,5 @@ async def test_connections_are_closed(dsn: str, how: str) -> None:
     if how == "close":
         await soon(executor.close())
     else:
-        executor.terminate()
+        executor.terminate_connections()
     assert (driver_connection.is_closed(), connection.is_closed) == (True, True)

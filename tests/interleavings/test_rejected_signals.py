@@ -36,7 +36,9 @@ async def test_reject_deliver(exploring: Exploring, calls: StatementBuilder) -> 
 
 
 async def test_without_the_lock_a_signal_is_slept_on(exploring: Exploring, calls: StatementBuilder) -> None:
-    cure = Cure("reject_signals", "where i.id = any (ids) order by i.id for no key update", "where i.id = any (ids)")
+    cure = Cure(
+        "reject_unreadable_signals", "where i.id = any (ids) order by i.id for no key update", "where i.id = any (ids)"
+    )
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             WAITING, [reject(calls)], [calls.signal([GO])], woken, begin=True, first_fault=True

@@ -91,7 +91,7 @@ WORKER = CLIENT | {
         "list",
         "count",
     ),
-    *("count_taken_slots", "reject_signals", "retry_rejected_signals", "signals_of", "rejected_signals"),
+    *("count_taken_slots", "reject_unreadable_signals", "retry_rejected_signals", "signals_of", "rejected_signals"),
 }
 ADMIN = CLIENT | VIEWER | {"retry", "delete_instance", "set_limit", "remove_limit", "restore_signals", "delete_signals"}
 MAY_CALL: dict[str, set[str]] = {

@@ -21,7 +21,7 @@ import pytest
 
 from gen_durable import embedded
 from gen_durable.embedded import binaries, find_postmaster, layout, locks
-from gen_durable.embedded import user_process as embedded_user
+from gen_durable.embedded import join_server as embedded_join
 from gen_durable.embedded.account import Account
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ class EmbeddedDirectory:
         if not self.is_quiet():
             # Asked, a supervisor need not linger; a server whose supervisor was killed gets one to be asked.
             before = self.supervisors()
-            embedded_user.ensure_supervisor(self.layout, binaries.find())
+            embedded_join.ensure_supervisor(self.layout, binaries.find())
             self.until(lambda: self.supervisors() != before or self.alive(before[-1]), "a supervisor")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.supervisors()[-1], signal.SIGTERM)

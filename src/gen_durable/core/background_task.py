@@ -57,9 +57,9 @@ class BackgroundTask(ABC):
 
     def _restart_if_cancelled(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() and not self._stopping:
-            task.get_loop().call_later(RESTART_SECONDS, self._restart, task)
+            task.get_loop().call_later(RESTART_SECONDS, self._restart_after_cancellation, task)
 
-    def _restart(self, cancelled: asyncio.Task[None]) -> None:
+    def _restart_after_cancellation(self, cancelled: asyncio.Task[None]) -> None:
         if self._task is cancelled and not self._stopping:
             log.warning("%s was cancelled by other code and starts again", self._name)
             self.start()

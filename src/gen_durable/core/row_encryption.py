@@ -41,7 +41,7 @@ class RowEncryption:
         self._pool = pool
         self._statements = statements
 
-    def decrypt(self, claim: Claim) -> None:
+    def decrypt_claim(self, claim: Claim) -> None:
         """Decrypt the state, signals and children of a claim, once. The journal is separate.
 
         Raises `DecodeError`, and `UnreadableSignal` after the rest is decrypted: the claim is then without the signals

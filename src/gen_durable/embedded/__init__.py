@@ -39,7 +39,7 @@ from gen_durable.errors import EmbeddedUnavailable
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from gen_durable.embedded.user_process import UserProcess
+    from gen_durable.embedded.join_server import ServerShare
 
 __all__ = ["EmbeddedServer", "release", "start"]
 
@@ -56,7 +56,7 @@ class EmbeddedServer:
     directory: Path
     """The directory of the data. Delete it while no process uses it to start afresh."""
 
-    _user: UserProcess = field(repr=False, compare=False)
+    _user: ServerShare = field(repr=False, compare=False)
 
     @property
     def notice(self) -> str:
@@ -91,13 +91,13 @@ def start(directory: Path | None = None) -> EmbeddedServer:
     if sys.platform == "win32":
         raise EmbeddedUnavailable("The embedded server runs on Linux and macOS only. Pass a DSN or set DATABASE_URL.")
     # Imported late: these need fcntl, which Windows lacks, and users there get the error above.
-    from gen_durable.embedded import address, binaries, user_process
+    from gen_durable.embedded import address, binaries, join_server
     from gen_durable.embedded.layout import prepare
 
     found = binaries.find()
     layout = prepare(Path.cwd() / ".gen_durable" if directory is None else directory)
     dsn = f"postgresql://postgres@/postgres?host={address.ensure_connectable_directory(layout)}&port={address.PORT}"
-    server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=user_process.join_server(layout, found))
+    server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=join_server.join(layout, found))
     logger.info("%s", server.notice)
     return server
 

@@ -101,7 +101,7 @@ class ClaimRunner:
         self._cancel_timeout = options.cancel_timeout.total_seconds()
         self._large_state_lock = asyncio.Lock()
 
-    def run(self, active: ActiveClaim) -> Coroutine[Any, Any, None]:
+    def run_claim(self, active: ActiveClaim) -> Coroutine[Any, Any, None]:
         """Execute the step of a claim and commit its outcome, and again while the claim is kept."""
         claim = active.claim
         if claim.is_large:
@@ -185,7 +185,7 @@ class ClaimRunner:
         """Release claims that have not begun, for another worker to run."""
         self._claims.release_soon(claims)
 
-    def handle_stray_cancellation(self, active: ActiveClaim) -> None:
+    def handle_cancellation_by_other_code(self, active: ActiveClaim) -> None:
         """Return the row of a task that was cancelled by user code, not by the engine: by a timer that a step has left.
 
         An outcome that was handed to the committer is sent again, because only its answer tells where the row is. (The
@@ -371,7 +371,7 @@ class ClaimRunner:
                 log.warning("instance %d of %s is put back: %s", claim.id, active.entry.spec.label, error)
                 self._claims.postpone(active, str(error))
             case UnreadableSignal():
-                self._claims.reject_signals(active, error.faults)
+                self._claims.reject_unreadable_signals(active, error.faults)
             case LeaseLost():
                 log.warning("instance %d: the claim was lost during a step", claim.id)
                 if self._events.active and self._claims.has(active):  # else a heartbeat has reported it

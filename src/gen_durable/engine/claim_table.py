@@ -177,7 +177,7 @@ class ClaimTable:
         """Make a row runnable again after a rest; `reason` becomes its last error."""
         self._start_release([(active, rest.first, reason)], rest.longest)
 
-    def reject_signals(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
+    def reject_unreadable_signals(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
         """Set signals aside that this worker cannot read, and put the row back, in a task."""
         task = self._tasks.spawn(self._reject_signals(active, faults))
         task.add_done_callback(lambda _: self.remove(active))  # as in _start_release

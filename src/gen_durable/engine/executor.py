@@ -133,7 +133,7 @@ class Executor:
     def _decode_state(self, claim: Claim, entry: Entry) -> object:
         try:
             if self._encryption is not None:
-                self._encryption.decrypt(claim)
+                self._encryption.decrypt_claim(claim)
             if claim.journal is not None:
                 self._journal.step_journal(claim, claim.seq)
             return entry.spec.state_codec.decode(claim.state)
@@ -258,7 +258,7 @@ class Executor:
         try:
             if self._encryption is not None:
                 with contextlib.suppress(UnreadableSignal):  # on_cancel runs without these signals
-                    self._encryption.decrypt(claim)
+                    self._encryption.decrypt_claim(claim)
             state = entry.spec.state_codec.decode(claim.state)
             ctx = self._make_context(claim, entry.spec)
             await self._hooks.call(

@@ -250,7 +250,7 @@ class Runtime:
             self.tasks.cancel_all()
             for connection in self._connections:
                 connection.terminate()
-            self._transactional.terminate()
+            self._transactional.terminate_connections()
             await self.committer.cancel_flushes()
             await self._journal.close()
             self._threads.close()

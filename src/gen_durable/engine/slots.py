@@ -29,13 +29,13 @@ NEVER: Final = float("inf")
 class Runner(Protocol):
     """Runs a claim in its slot: the `ClaimRunner`, which this module must not import."""
 
-    def run(self, active: ActiveClaim, /) -> Coroutine[Any, Any, None]: ...
+    def run_claim(self, active: ActiveClaim, /) -> Coroutine[Any, Any, None]: ...
 
     def handle_engine_error(self, active: ActiveClaim, error: BaseException, /) -> None: ...
 
     def release_unstarted(self, claims: list[ActiveClaim], /) -> None: ...
 
-    def handle_stray_cancellation(self, active: ActiveClaim, /) -> None: ...
+    def handle_cancellation_by_other_code(self, active: ActiveClaim, /) -> None: ...
 
 
 class QueueSlots:
@@ -174,7 +174,7 @@ class Slots:
     def start_cancelled_claim(self, active: ActiveClaim) -> None:
         """Start a buffered claim out of turn: one that has a cancel request, and so runs no step."""
         self.remove_from_buffer(active)
-        self.spawn(active, self.runner.run(active))
+        self.spawn(active, self.runner.run_claim(active))
 
     def spawn(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as the task of a claim, without a slot."""
@@ -241,7 +241,7 @@ class Slots:
     def _start_task(self, queue: QueueSlots, active: ActiveClaim, now: float) -> None:
         queue.running += 1
         active.started_at = now
-        task = self._loop.create_task(self.runner.run(active))
+        task = self._loop.create_task(self.runner.run_claim(active))
         active.task = task
         self._tasks.running.add(task)
         task.add_done_callback(functools.partial(self._end_task, queue, active))
@@ -263,7 +263,7 @@ class Slots:
         """A task that ends without an outcome must not leave its row to the heartbeat."""
         if task.cancelled():
             if not active.claim.is_interrupted and not active.has_outcome:
-                self.runner.handle_stray_cancellation(active)
+                self.runner.handle_cancellation_by_other_code(active)
         elif (error := task.exception()) is not None:
             self.runner.handle_engine_error(active, error)
 

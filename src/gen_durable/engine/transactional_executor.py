@@ -123,7 +123,7 @@ class TransactionalExecutor:
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self._connections), return_exceptions=True)
 
-    def terminate(self) -> None:
+    def terminate_connections(self) -> None:
         for connection in self._connections:
             connection.terminate()
 

@@ -26,7 +26,7 @@ declare
     'declare_retentions', 'declared_retentions', 'trim_history',
     'count_due_unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_step_limit', 'release_step_limit',
     'delete_full_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
-    'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'count_taken_slots', 'reject_signals',
+    'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'count_taken_slots', 'reject_unreadable_signals',
     'retry_rejected_signals', 'signals_of', 'rejected_signals'
   ];
   admin constant text[] := client || viewer || array[

@@ -47,7 +47,7 @@ class SignalStatementBuilder:
         s = f'"{schema.name}"'
         columns = "id, target_id, machine, name, state, inserted_at, size, dedup_key, reason, payload::text"
         self._inbox_page = f"select {s}.inbox_page($1,$2,$3,$4,$5)"
-        self._reject = f"select rejected, woken_queues from {s}.reject_signals($1,$2,$3,$4,$5)"  # noqa: S608
+        self._reject = f"select rejected, woken_queues from {s}.reject_unreadable_signals($1,$2,$3,$4,$5)"  # noqa: S608
         self._retry = (
             "select readmitted, woken_queues, last_target, last_signal "  # noqa: S608
             f"from {s}.retry_rejected_signals($1,$2,$3,$4,$5,$6)"

@@ -98,7 +98,7 @@ class Stepper:
         self._side_connections = SlowCommitConnections(services.connection_target, 1)
         self._threads = ThreadPool(1)
         self._tasks = TaskSet()
-        self._notifier = NonWakingNotifier(services)
+        self._notifier = SilentNotifier(services)
         self._journal = UnpausedJournalWriter(
             services.pool,
             services.schema.name,
@@ -196,7 +196,7 @@ class Stepper:
         self._outcomes.pop(claim.id, None)
         active = self._claims.register(claim, time.monotonic())
         await self._cancel_children()
-        active.task = self._tasks.spawn(self._runner.run(active))
+        active.task = self._tasks.spawn(self._runner.run_claim(active))
         try:
             await asyncio.shield(active.task)
             while self._tasks.running or not self._committer.is_idle:
@@ -311,7 +311,7 @@ class Stepper:
         return Execution(claim.id, claim.machine, claim.version, step, claim.attempt, outcome, error)
 
 
-class NonWakingNotifier(Notifier):
+class SilentNotifier(Notifier):
     """Sends no wake-ups, since the next claim finds what became runnable; remembers that children must be cancelled."""
 
     def __init__(self, services: Services) -> None:

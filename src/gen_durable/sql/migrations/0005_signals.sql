@@ -33,5 +33,5 @@ create unique index signals_dedup on @schema.signals (target_id, dedup_key)
 -- them; delete_signals_trg finds them here when the instance is deleted. signal and inbox_of add up the sizes.
 create index signals_inbox on @schema.signals (target_id, consumed, id) include (size);
 
--- retry_rejected_signals, rejected_signals, reject_signals: rejected signals, by instance. Empty in most databases.
+-- retry_rejected_signals, rejected_signals, reject_unreadable_signals: rejected signals, by instance. Empty in most databases.
 create index signals_rejected on @schema.signals (target_id, id) where rejection is not null;

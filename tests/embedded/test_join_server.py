@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from tests.support.embedded import Clock, EmbeddedDirectory, open_files
 
-from gen_durable.embedded import locks, user_process
+from gen_durable.embedded import join_server, locks
 from gen_durable.embedded.binaries import Binaries
+from gen_durable.embedded.join_server import SupervisorGuard, ensure_supervisor, join
 from gen_durable.embedded.layout import Layout
 from gen_durable.embedded.probe import ServerState
-from gen_durable.embedded.user_process import SupervisorGuard, ensure_supervisor, join_server
 from gen_durable.errors import EmbeddedUnavailable
 
 BINARIES = Binaries(Path("/nonexistent"))
@@ -57,13 +57,13 @@ def guards() -> Callable[[], int]:
 
 @pytest.fixture
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_process, "_GUARD_INTERVAL", 0.001)
+    monkeypatch.setattr(join_server, "_GUARD_INTERVAL", 0.001)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(user_process, "time", clock)
+    monkeypatch.setattr(join_server, "time", clock)
     return clock
 
 
@@ -76,7 +76,7 @@ def spawned(prepared: Layout, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> 
         if layout == prepared:  # another server of this process has a guard, too
             times.append(clock.now)
 
-    monkeypatch.setattr(user_process, "ensure_supervisor", ensure)
+    monkeypatch.setattr(join_server, "ensure_supervisor", ensure)
     return times
 
 
@@ -138,7 +138,7 @@ def test_a_supervisor_is_started_with_the_lock_and_nothing_else_stays_open(
     ensure_supervisor(prepared, BINARIES)
     assert open_files(prepared.directory) == []
     assert locks.is_free(prepared.supervisor_lock)
-    main = Path(user_process.__file__).with_name("__main__.py")
+    main = Path(join_server.__file__).with_name("__main__.py")
     assert (tmp_path / "arguments").read_text().startswith(f"-S -P {main} {prepared.directory} /nonexistent ")
     assert (tmp_path / "directory").read_text() == "/\n"
     assert prepared.log.read_text() == "said\n"
@@ -180,11 +180,11 @@ def test_a_large_log_is_begun_anew(
 def test_a_server_that_does_not_finish_stopping_is_an_error(prepared: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its supervisor holds the users' lock for too long."""
     prepared.log.write_text("stopping\n")
-    monkeypatch.setattr(user_process, "_START_TIMEOUT", 0.01)
+    monkeypatch.setattr(join_server, "_START_TIMEOUT", 0.01)
     lock = locks.try_lock_exclusively(prepared.users_lock)
     assert lock is not None
     with pytest.raises(EmbeddedUnavailable, match=r"(?s)does not finish stopping. Its log says:\nstopping"):
-        join_server(prepared, BINARIES)
+        join(prepared, BINARIES)
     lock.close()
 
 
@@ -197,8 +197,8 @@ def join_in_states(
     def read(_socket: Path) -> ServerState:
         return [state for since, state in states.items() if began + since <= clock.now][-1]
 
-    monkeypatch.setattr(user_process.probe, "read_server_state", read)
-    user = join_server(prepared, BINARIES)
+    monkeypatch.setattr(join_server.probe, "read_server_state", read)
+    user = join(prepared, BINARIES)
     assert not locks.is_free(prepared.users_lock)
     user.release()
 

@@ -1,4 +1,4 @@
-"""One process's use of the server: a share of `users.lock`, and a thread that replaces a killed supervisor.
+"""Join the server: take a share of `users.lock`, and start a thread that replaces a killed supervisor.
 
 The share is taken before anything else, so that the server cannot stop while the process joins it.
 """
@@ -63,7 +63,7 @@ class SupervisorGuard:
                 return  # the interpreter is shutting down and starts no process any more
 
 
-class UserProcess:
+class ServerShare:
     """One call of `start`: keeps the server running until `release`."""
 
     def __init__(self, share: Lock, guard: SupervisorGuard) -> None:
@@ -78,7 +78,7 @@ class UserProcess:
         self._share.close()
 
 
-def join_server(layout: Layout, binaries: Binaries) -> UserProcess:
+def join(layout: Layout, binaries: Binaries) -> ServerShare:
     """Become a user of the server. Returns when it accepts connections."""
     share = locks.wait_for_shared_lock(layout.users_lock, _START_TIMEOUT)
     if share is None:
@@ -92,7 +92,7 @@ def join_server(layout: Layout, binaries: Binaries) -> UserProcess:
         raise
     guard = SupervisorGuard(layout, binaries)
     guard.start()
-    return UserProcess(share, guard)
+    return ServerShare(share, guard)
 
 
 def ensure_supervisor(layout: Layout, binaries: Binaries) -> None:
