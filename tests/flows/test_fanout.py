@@ -210,7 +210,7 @@ async def test_all_or_none(dsn: str, schema: str) -> None:
                         kills += await connection.fetchval(
                             "select count(*) from (select pg_terminate_backend(pid) from pg_stat_activity"
                             " where query like $1 and state <> 'idle') as t",
-                            f'%"{schema}".start_instances(%',
+                            f'%"{schema}".insert_started_instances(%',
                         )
                     seen.add(await count_of(dsn, schema))
             assert (await waiting).result == list(range(5000))
@@ -331,13 +331,13 @@ async def test_large_children_go_in_statements_of_bounded_size(
     monkeypatch.setattr(outcome_encoder, "CHUNK_BYTES", 5000)
     monkeypatch.setattr(many_children, "INSERT_BYTES", 5000)
     sent: list[int] = []
-    start_instances = StatementBuilder.start_instances
+    insert_started_instances = StatementBuilder.insert_started_instances
 
     def counted(self: StatementBuilder, commit: Commit, children: str) -> Any:
         sent.append(len(children))
-        return start_instances(self, commit, children)
+        return insert_started_instances(self, commit, children)
 
-    monkeypatch.setattr(StatementBuilder, "start_instances", counted)
+    monkeypatch.setattr(StatementBuilder, "insert_started_instances", counted)
     async with Durable(dsn, schema=schema) as app, Worker(app, machines=[Wide()], jobs=[long], queues=QUEUES):
         assert (await ended(await app.insert(Wide.spread, 20))).result == 20_000
     assert max(sent) < 5100

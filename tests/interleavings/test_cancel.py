@@ -70,8 +70,8 @@ async def test_without_its_condition_a_flush_leads_on_from_a_marked_row(
 async def test_without_its_condition_a_marked_row_starts_children(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    """Without its condition, start_instances makes children of a round that never begins."""
-    cure = Cure("start_instances", " and (parent.cancel_reason is null or outcome.kind = 'done')")
+    """Without its condition, insert_started_instances makes children of a round that never begins."""
+    cure = Cure("insert_started_instances", " and (parent.cancel_reason is null or outcome.kind = 'done')")
     async with exploring(cure) as explorer:
         report = await explorer.explore(
             executing(1), cancelling(calls, 1, cascade=False), [calls.flush([SPREAD])], lambda _: None, first_fault=True
@@ -237,7 +237,7 @@ HEAD = instance(1, partition_key="k", eligible_at=seconds(-9)) + instance(
 def admitting(calls: StatementBuilder) -> list[Statement[Any]]:
     """The part of a pick that finds out whether row 2 may run, and blocks it if not."""
     text = (
-        "select allowed from @schema.admit_partitions(array("
+        "select allowed from @schema.admit_rows_by_partition(array("
         "select i.ctid from @schema.instances i where i.id = 2 for no key update), '{}', '{}', 10)"
     )
     return [Statement(calls.schema.render(text), (), list)]

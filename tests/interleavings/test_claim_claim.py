@@ -100,9 +100,9 @@ TRY_LOCK = "where pg_try_advisory_xact_lock(@schema.gate_lock_id(@schema.gate_na
 @pytest.mark.parametrize(
     "cure",
     [
-        pytest.param(Cure("admit_partitions", TRY_LOCK, ";"), id="no-lock-of-the-key"),
+        pytest.param(Cure("admit_rows_by_partition", TRY_LOCK, ";"), id="no-lock-of-the-key"),
         pytest.param(
-            Cure("admit_partitions", "not key_state.is_busy and candidate.id", "candidate.id"),
+            Cure("admit_rows_by_partition", "not key_state.is_busy and candidate.id", "candidate.id"),
             id="no-look-at-who-executes",
         ),
     ],
@@ -117,7 +117,7 @@ async def test_without_its_cure_two_claims_collide(exploring: Exploring, calls: 
 async def test_without_the_head_check_order_breaks(exploring: Exploring, calls: StatementBuilder) -> None:
     """Without the look at who comes before, a later row of the key runs first, or two of them."""
     cure = Cure(
-        "admit_partitions", "(not key_state.is_busy and candidate.id = key_state.head)", "not key_state.is_busy"
+        "admit_rows_by_partition", "(not key_state.is_busy and candidate.id = key_state.head)", "not key_state.is_busy"
     )
     async with exploring(cure) as explorer:
         report = await explorer.explore(PAIR, [picks(calls, "a", 2)], [picks(calls, "b")], head_only, first_fault=True)

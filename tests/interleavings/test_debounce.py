@@ -15,7 +15,7 @@ from gen_durable.starts import Start
 from gen_durable.store.keyed_starts import KeyedStartResult, KeyedStartStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 
-QUIET = ("insert_start", "send_first_signals", "notify_workers")
+QUIET = ("insert_if_key_free", "send_first_signals", "notify_workers")
 WAITING = instance(1, state="0", unique_key=b"k", unique_scope="{runnable}", eligible_at=seconds(-1))
 
 

@@ -17,7 +17,7 @@ from gen_durable.store.types import Commit, LimitAnswer
 
 DONE = Commit(1, 1, 0, "done")
 # No partition keys here, except where it is said.
-NOT_HERE = ["admit_partitions", "unblock_partitions", "unblock_rate", "resolve_limit_keys"]
+NOT_HERE = ["admit_rows_by_partition", "unblock_partitions", "unblock_rate", "keys_of_limits"]
 
 
 def slots(count: int) -> str:
@@ -95,7 +95,7 @@ POLICY = (
     [
         pytest.param(Cure("flush", "more := @schema.unblock(freed_gates, true);"), id="no-hand-over"),
         pytest.param(Cure("unblock", WAIT, "null;"), id="no-lock-of-the-gate"),
-        pytest.param(Cure("admit_limits", GATE, ";"), id="no-lock-of-the-gate-in-the-pick"),
+        pytest.param(Cure("admit_rows_by_limit", GATE, ";"), id="no-lock-of-the-gate-in-the-pick"),
     ],
 )
 async def test_without_its_cure_a_row_is_stranded_at_a_slot(
@@ -124,7 +124,7 @@ async def test_pick_pick_of_one_slot(exploring: Exploring, calls: StatementBuild
 
 
 async def test_without_the_gate_two_take_one_slot(exploring: Exploring, calls: StatementBuilder) -> None:
-    async with exploring(Cure("admit_limits", GATE, ";"), quiet=NOT_HERE) as explorer:
+    async with exploring(Cure("admit_rows_by_limit", GATE, ";"), quiet=NOT_HERE) as explorer:
         report = await explorer.explore(TWO, [picks(calls, "a")], [picks(calls, "b")], not_above(1), first_fault=True)
     assert len(report.faults) == 1
 
@@ -144,7 +144,8 @@ async def test_grant_grant_of_a_cold_bucket(exploring: Exploring, calls: Stateme
 
 
 async def test_without_the_gate_a_token_is_granted_twice(exploring: Exploring, calls: StatementBuilder) -> None:
-    async with exploring(Cure("admit_limits", GATE, ";"), quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
+    cure = Cure("admit_rows_by_limit", GATE, ";")
+    async with exploring(cure, quiet=[*NOT_HERE, "unblock", "unblock_slots"]) as explorer:
         report = await explorer.explore(TOKENS, [picks(calls, "a")], [picks(calls, "b")], one_token, first_fault=True)
     assert len(report.faults) == 1
 
@@ -167,7 +168,8 @@ async def test_policy_pick_fewer_slots(exploring: Exploring, calls: StatementBui
 async def test_without_the_lock_of_the_policy_a_pick_goes_by_the_old_one(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    async with exploring(Cure("admit_limits", POLICY, "where true "), quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
+    cure = Cure("admit_rows_by_limit", POLICY, "where true ")
+    async with exploring(cure, quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(
             FEWER, [changes(calls, 1)], [picks(calls, "b", 2)], new_policy, first_fault=True
         )
@@ -191,7 +193,8 @@ async def test_policy_pick_more_slots(exploring: Exploring, calls: StatementBuil
 async def test_without_the_lock_of_the_policy_rows_are_left_behind(
     exploring: Exploring, calls: StatementBuilder
 ) -> None:
-    async with exploring(Cure("admit_limits", POLICY, "where true "), quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
+    cure = Cure("admit_rows_by_limit", POLICY, "where true ")
+    async with exploring(cure, quiet=[*NOT_HERE, "reapply_limit"]) as explorer:
         report = await explorer.explore(MORE, [changes(calls, 3)], [picks(calls, "b", 2)], all_free, first_fault=True)
     assert len(report.faults) == 1
 
@@ -360,7 +363,7 @@ def slot_passes_on(end: End) -> None:
 
 async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring, calls: StatementBuilder) -> None:
     """The slot is kept for a row that can be picked; the pick finds that its partition key is busy: another gets it."""
-    async with exploring(quiet=["unblock_partitions", "unblock_rate", "admit_limits"]) as explorer:
+    async with exploring(quiet=["unblock_partitions", "unblock_rate", "admit_rows_by_limit"]) as explorer:
         report = await explorer.explore(KEYED, [calls.flush([DONE])], [picks(calls, "b", 2)], slot_passes_on)
     assert report.faults == []
 
@@ -369,11 +372,11 @@ async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring,
     "cure",
     [
         pytest.param(
-            Cure("admit_partitions", "woken_queues := woken_queues || @schema.unblock(slot_gates, false);"),
+            Cure("admit_rows_by_partition", "woken_queues := woken_queues || @schema.unblock(slot_gates, false);"),
             id="no-hand-over",
         ),
         pytest.param(
-            Cure("admit_partitions", "where pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate))\n"),
+            Cure("admit_rows_by_partition", "where pg_try_advisory_xact_lock(@schema.gate_lock_id(wanted.gate))\n"),
             id="no-lock-of-the-slot",
         ),
     ],
@@ -381,7 +384,7 @@ async def test_flush_of_a_slot_and_a_row_whose_key_is_busy(exploring: Exploring,
 async def test_without_its_cure_a_busy_key_keeps_a_slot(
     exploring: Exploring, calls: StatementBuilder, cure: Cure
 ) -> None:
-    async with exploring(cure, quiet=["unblock_partitions", "unblock_rate", "admit_limits"]) as explorer:
+    async with exploring(cure, quiet=["unblock_partitions", "unblock_rate", "admit_rows_by_limit"]) as explorer:
         report = await explorer.explore(
             KEYED, [calls.flush([DONE])], [picks(calls, "b", 2)], slot_passes_on, first_fault=True
         )

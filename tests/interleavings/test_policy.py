@@ -109,7 +109,7 @@ async def test_put_back_declare(exploring: Exploring, calls: StatementBuilder) -
             assert (row["step"], row["slot_key"], row["seq"], row["last_error"]) == ("s", None, 0, REASON)
             assert 1 <= (row["eligible_at"] - row["updated_at"]).total_seconds() < 1.2
 
-    quiet = [name for name in NOT_HERE if name != "resolve_limit_keys"] + ["reapply_limit"]
+    quiet = [name for name in NOT_HERE if name != "keys_of_limits"] + ["reapply_limit"]
     async with exploring(also=FLUSH_OR_REJECT, quiet=quiet) as explorer:
         report = await explorer.explore(
             executing(1), [flushes(1), puts_back], [changes(calls, 1)], written_or_resting, begin=True

@@ -20,7 +20,7 @@ from gen_durable.store.types import Commit
 
 go = Signal("go", int)
 KEY = {"unique_key": b"k", "unique_scope": LIVE}
-QUIET = ("insert_start", "send_first_signals", "notify_workers")
+QUIET = ("insert_if_key_free", "send_first_signals", "notify_workers")
 
 # The dedup key is looked for before the call has the key, and not afterwards.
 EARLY = (

@@ -55,7 +55,7 @@ WORKER = CLIENT | {
         "pick",
         "flush",
         "lock_parent_and_allocate_ids",
-        "start_instances",
+        "insert_started_instances",
         "inbox_page",
         "children_page",
         "activities_page",
@@ -65,7 +65,7 @@ WORKER = CLIENT | {
         "unblock_missed",
         "release_claims",
         "gc",
-        "gc_kept",
+        "gc_rows_with_keep",
         "declare_retentions",
         "declared_retentions",
         "trim_history",
@@ -91,7 +91,8 @@ WORKER = CLIENT | {
         "list",
         "count",
     ),
-    *("count_taken_slots", "reject_unreadable_signals", "retry_rejected_signals", "signals_of", "rejected_signals"),
+    *("count_taken_slots", "reject_unreadable_signals", "retry_signals_others_rejected"),
+    *("signals_of", "rejected_signals"),
 }
 ADMIN = CLIENT | VIEWER | {"retry", "delete_instance", "set_limit", "remove_limit", "restore_signals", "delete_signals"}
 MAY_CALL: dict[str, set[str]] = {

@@ -141,5 +141,5 @@ def test_debounce_refuses(store: Store, changed: dict[str, object], words: str, 
 def test_a_signal_that_starts_refuses(store: Store) -> None:
     """The start of signal_or_start goes the same way."""
     with pytest.raises(SqlError, match="step must be 1 to 200 characters"):
-        store.sql("select @schema.insert_start('k', $1::jsonb)", json.dumps({"fsm": "m", "step": "a b"}))
+        store.sql("select @schema.insert_if_key_free('k', $1::jsonb)", json.dumps({"fsm": "m", "step": "a b"}))
     assert store.rows() == []

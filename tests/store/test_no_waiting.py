@@ -163,11 +163,11 @@ CASES = {
         lambda s: (s.run(s.calls.gc(1, 1, 1, 10)).deleted, [row["id"] for row in s.rows()]),
         (1, [1]),
     ),
-    "gc_kept": Case(
+    "gc_rows_with_keep": Case(
         ended(1, keep_seconds=1) + ended(2, keep_seconds=1),
         ROW.format(1),
         lambda s: (
-            s.run(RetentionStatementBuilder(s.schema).gc_kept(10)).deleted,
+            s.run(RetentionStatementBuilder(s.schema).gc_rows_with_keep(10)).deleted,
             [row["id"] for row in s.rows()],
         ),
         (1, [1]),
@@ -239,9 +239,9 @@ PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
         ROW.format(1),
         lambda s: s.calls.lock_parent_and_allocate_ids(Commit(1, 1, 0, "children"), 2),
     ),
-    "start_instances": (
+    "insert_started_instances": (
         instance(90, unique_key=b"taken", unique_scope="{runnable}"),
-        lambda s: s.calls.start_instances(Commit(1, 1, 0, "children"), json.dumps([child("taken", id=91)])),
+        lambda s: s.calls.insert_started_instances(Commit(1, 1, 0, "children"), json.dumps([child("taken", id=91)])),
     ),
     "retry": (ROW.format(2), lambda s: s.reads.retry(2, None)),
     "delete_instance": (ROW.format(2), lambda s: s.reads.delete_instance(2, None)),

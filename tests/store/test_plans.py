@@ -245,8 +245,8 @@ WORKS = {
         frozenset({"instances_finished", PKEY, INBOX, *JOURNAL, "retentions_pkey"}),
         16,
     ),
-    "gc_kept": Work(
-        lambda s: RetentionStatementBuilder(s.schema).gc_kept(BATCH),
+    "gc_rows_with_keep": Work(
+        lambda s: RetentionStatementBuilder(s.schema).gc_rows_with_keep(BATCH),
         frozenset({"instances_keep_passed", PKEY, INBOX, *JOURNAL}),
         16,
     ),

@@ -12,7 +12,7 @@ from tests.worker.test_options_lease import double
 from gen_durable import Finished
 
 BROKEN_INBOX = """
-create or replace function @.inbox_of(target bigint) returns jsonb language plpgsql as $$
+create or replace function @.inbox_of_claim(target bigint) returns jsonb language plpgsql as $$
 begin
   if exists (select from @.instances i where i.id = target and i.metadata ? 'broken') then
     raise exception 'total size of jsonb array elements exceeds the maximum' using errcode = '{code}';
@@ -26,7 +26,7 @@ end $$
 async def breaking(engine: Opening, code: str) -> AsyncIterator[Engine]:
     """An engine whose inboxes of broken rows cannot be read. Schemas are used again, so the function is put back."""
     async with engine() as e:
-        definition = await e.rows.value("select pg_get_functiondef('@.inbox_of'::regproc)")
+        definition = await e.rows.value("select pg_get_functiondef('@.inbox_of_claim'::regproc)")
         await e.rows.fetch(BROKEN_INBOX.replace("{code}", code))
         try:
             yield e

@@ -97,7 +97,7 @@ class Gc(BackgroundTask):
 
     def _statement(self, walk: Walk, batch: int, skip: int) -> Statement[GcResult]:
         if walk.retention_seconds is None:
-            return self._retention_statements.gc_kept(batch, skip=skip, after=walk.after)
+            return self._retention_statements.gc_rows_with_keep(batch, skip=skip, after=walk.after)
         return self._statements.gc(
             *self._retention.seconds, batch, skip=skip, after=walk.after, min_age=walk.retention_seconds
         )

@@ -12,7 +12,7 @@ from gen_durable.errors import OutcomeRejected
 from gen_durable.pg.faults import ConnectionLost, SqlError, describe_for_log, detail_and_hint_of, message_of, sqlstate
 from gen_durable.store.types import Commit
 
-UNKNOWN_LIMIT: Final = "GD002"  # resolve_limit_keys.sql
+UNKNOWN_LIMIT: Final = "GD002"  # keys_of_limits.sql
 WEIGHT_NEVER_GRANTED: Final = "GD003"
 
 

@@ -17,7 +17,7 @@ def to_error(error: BaseException, operation: str, schema: str) -> GenDurableErr
             return _to_duplicate_error(error)
         case "GD002":
             return UnknownLimit(f"{operation}: {message_of(error)}. {detail_and_hint_of(error)[1]}")
-        case "GD003" | "GD004" | "GD005":  # raised by resolve_limit_keys.sql and set_limit.sql
+        case "GD003" | "GD004" | "GD005":  # raised by keys_of_limits.sql and set_limit.sql
             return InputError(f"{operation}: {message_of(error)}")
         case "GD006":  # raised by require_read_committed.sql
             return InputError(f"{operation}: {message_of(error)}: use READ COMMITTED for it")

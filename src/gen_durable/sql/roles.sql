@@ -21,13 +21,13 @@ declare
   viewer constant text[] := array['get', 'instances_of', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
     'progress_of', 'limit_states', 'count_taken_slots', 'signals_of', 'rejected_signals'];
   worker constant text[] := client || array[
-    'pick', 'flush', 'lock_parent_and_allocate_ids', 'start_instances', 'inbox_page', 'children_page',
-    'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'gc_kept',
+    'pick', 'flush', 'lock_parent_and_allocate_ids', 'insert_started_instances', 'inbox_page', 'children_page',
+    'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'gc_rows_with_keep',
     'declare_retentions', 'declared_retentions', 'trim_history',
     'count_due_unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_step_limit', 'release_step_limit',
     'delete_full_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',
     'activities_of', 'checkpoint_of', 'instances_of', 'list', 'count', 'count_taken_slots', 'reject_unreadable_signals',
-    'retry_rejected_signals', 'signals_of', 'rejected_signals'
+    'retry_signals_others_rejected', 'signals_of', 'rejected_signals'
   ];
   admin constant text[] := client || viewer || array[
     'retry', 'delete_instance', 'set_limit', 'remove_limit', 'restore_signals', 'delete_signals'

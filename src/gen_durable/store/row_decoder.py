@@ -31,7 +31,7 @@ from gen_durable.store.types import (
     UnmetDemand,
 )
 
-TOO_LARGE: Final = "true"  # inbox_of.sql, children_of.sql
+TOO_LARGE: Final = "true"  # inbox_of_claim.sql, children_of_claim.sql
 LARGE_JOURNAL: Final = '{"activities": true'  # journal_of_claim.sql; jsonb writes this key first
 INSTANCE: Final = (
     "i.id, i.fsm, i.fsm_version, i.step, i.status, i.queue, i.priority, i.partition_key, i.unique_key, i.awaits, "

@@ -50,7 +50,7 @@ class SignalStatementBuilder:
         self._reject = f"select rejected, woken_queues from {s}.reject_unreadable_signals($1,$2,$3,$4,$5)"  # noqa: S608
         self._retry = (
             "select readmitted, woken_queues, last_target, last_signal "  # noqa: S608
-            f"from {s}.retry_rejected_signals($1,$2,$3,$4,$5,$6)"
+            f"from {s}.retry_signals_others_rejected($1,$2,$3,$4,$5,$6)"
         )
         self._restore = f"select verdict, woken_queue from {s}.restore_signals($1,false)"  # noqa: S608
         self._delete = f"select id, deleted, woken_queues from {s}.delete_signals($1,$2,$3)"  # noqa: S608

@@ -18,7 +18,7 @@ from gen_durable.validation import MAX_BATCH_BYTES
 
 
 def encode_limits(limits: Sequence[Limit]) -> str:
-    """Limits as the JSON that `resolve_limit_keys.sql` reads."""
+    """Limits as the JSON that `keys_of_limits.sql` reads."""
     return encode([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
 
 
@@ -40,7 +40,10 @@ def encode_signals(messages: Sequence[SignalMessage]) -> str | None:
 
 
 def encode_start(start: Start[Any]) -> dict[str, object]:
-    """An instance as the JSON object that `start_instances.sql` and `insert_start.sql` read. Raises `EncodeError`."""
+    """An instance as the JSON object of `insert_started_instances.sql` and `insert_if_key_free.sql`.
+
+    Raises `EncodeError`.
+    """
     state, _ = start.step.state_codec.encode_and_decode(start.state)
     encoded: dict[str, object] = {
         "fsm": start.step.machine.name,

@@ -27,9 +27,9 @@ class HarnessStatements:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._snapshots = _read_sql(schema, "snapshots")
+        self._snapshots = _read_sql(schema, "instance_snapshots")
         self._due_queues = _read_sql(schema, "due_queues")
-        self._shifts = _read_sql(schema, "shifts")
+        self._shifts = _read_sql(schema, "timestamp_shifts")
         self._fire_timeouts = _read_sql(schema, "fire_timeouts")
         self._expire = _read_sql(schema, "expire")
         self.delete_all_instances = _read_sql(schema, "delete_all_instances")

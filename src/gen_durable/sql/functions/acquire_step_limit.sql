@@ -7,7 +7,7 @@
 --   wait_seconds  if granted: until the token arrives; else: until the request should be repeated, null if unknown
 --   has_ticket    the ticket is stored, so the step must release it (release_step_limit.sql)
 --   is_lost       the claim is no longer the caller's
--- Raises GD002 and GD003, as resolve_limit_keys.sql.
+-- Raises GD002 and GD003, as keys_of_limits.sql.
 -- Concurrency: a ticket is a place in line. It has a slot if the executing rows and the tickets before it leave one.
 -- Blocked rows come after all tickets, since the steps that hold tickets run already.
 -- Rate: a token that arrives within a second is taken at once, and the step sleeps until then.
@@ -31,7 +31,7 @@ declare
   moment timestamptz;
   deficit_seconds float8;  -- until the bucket holds enough tokens; negative if it holds more
 begin
-  perform @schema.resolve_limit_keys(array[jsonb_build_array(jsonb_build_array(name, part, weight))]);
+  perform @schema.keys_of_limits(array[jsonb_build_array(jsonb_build_array(name, part, weight))]);
   perform pg_advisory_xact_lock_shared(hashtext('@schema'), @schema.limit_lock_key(name));
   select stored.kind, stored.slots, stored.period, stored.burst into policy
   from @schema.limits stored where stored.name = name;
@@ -42,7 +42,7 @@ begin
   is_granted := false;
   has_ticket := false;
   if is_lost or policy.kind is null then
-    is_granted := not is_lost;  -- the limit was removed after resolve_limit_keys had read it
+    is_granted := not is_lost;  -- the limit was removed after keys_of_limits had read it
     return;
   end if;
   perform pg_advisory_xact_lock(

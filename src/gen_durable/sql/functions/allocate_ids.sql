@@ -1,4 +1,4 @@
--- allocate_ids: ids for instances whose payloads must contain them before the insert (insert.sql, start_instances.sql).
+-- allocate_ids: ids for instances whose payloads must contain them before the insert (insert.sql, insert_started_instances.sql).
 --
 -- Returns `count` ids, ascending, at most 100,000. An unused id is lost, as after a rollback.
 create or replace function @schema.allocate_ids(count int)

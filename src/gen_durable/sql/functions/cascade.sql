@@ -81,7 +81,7 @@ begin
   select array_agg(found_child.reason order by found_child.id), array_agg(found_child.origin order by found_child.id)
   into reasons, origins
   from unnest(ids, reasons, origins) as found_child (id, reason, origin) where found_child.id = any (locked_ids);
-  select * into outcome from @schema.cancel_unless_refused(locked_ids, reasons, origins);
+  select * into outcome from @schema.cancel_skipping_refused_rows(locked_ids, reasons, origins);
   with visited as materialized (
     select taken.id, count(found_child.id) = share as has_more, max(found_child.id) as last,
       least(taken.first_skipped, min(found_child.id) filter (
@@ -106,7 +106,7 @@ begin
     begin
       unblocked := @schema.unblock(gates, true);
     exception when others then
-      if not @schema.is_refusal(sqlstate) then
+      if not @schema.is_caused_by_data(sqlstate) then
         raise;
       end if;
     end;

@@ -19,7 +19,7 @@ declare
     (wanted ->> 'inserted_before')::timestamptz, (wanted ->> 'updated_before')::timestamptz,
     (wanted ->> 'finished_before')::timestamptz
   );
-  newest constant bigint := coalesce(@schema.id_above_time(before), 9223372036854775807);
+  newest constant bigint := coalesce(@schema.id_bound_before_time(before), 9223372036854775807);
   query record;
   examined int;
   lowest bigint;

@@ -18,7 +18,7 @@ as $$
     select i.fsm, i.fsm_version, i.step, i.queue
     from @schema.instances i
     where i.queue = known_queue.queue and i.due_at <= now()
-      and @schema.step_name(i.fsm, i.fsm_version, i.step) <> all (known)
+      and @schema.qualified_step_name(i.fsm, i.fsm_version, i.step) <> all (known)
     limit 1000
   ) as unknown
   group by unknown.fsm, unknown.fsm_version, unknown.step, unknown.queue

@@ -1,7 +1,7 @@
 -- debounce: insert an instance that waits for a delay or, if one waits under the key, restart its delay and replace its
 -- state by the newest.
 --
--- Parameters: the key; start: the instance, as insert_start.sql takes it, with a delay; its unique_scope is set here.
+-- Parameters: the key; start: the instance, as insert_if_key_free.sql takes it, with a delay; its unique_scope is set here.
 -- max_delay: seconds from the insert of the instance after which it is not postponed further, or null. holder, state: for
 -- states that are encrypted for one instance: `state` is for this holder, the one in `start` for the id in `start`.
 -- If another instance holds the key, the verdict is 'other_holder' and nothing is written.
@@ -36,7 +36,7 @@ begin
     from @schema.instances i where i.unique_guard = key
     for no key update;
     if not found then
-      target := @schema.insert_start(key, start || '{"unique_scope": "{runnable}"}');
+      target := @schema.insert_if_key_free(key, start || '{"unique_scope": "{runnable}"}');
       continue when target is null;
       verdict := 'started';
       woken_queue := coalesce(start ->> 'queue', 'default');

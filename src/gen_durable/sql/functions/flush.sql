@@ -23,7 +23,7 @@
 -- The fence is id + claims + seq and needs no status: every exit from executing that is not the worker's own outcome
 -- increments claims, the worker's own increments seq. All effects of an outcome depend on the rows that the fenced
 -- update returned.
--- A delay counts from the statement, here and in insert and start_instances: a transactional step, or the caller's
+-- A delay counts from the statement, here and in insert and insert_started_instances: a transactional step, or the caller's
 -- transaction, may have begun long before, and now() is its beginning.
 -- Index: the primary key throughout. Nested loops are forced: a generic plan that misjudges the number of executing
 -- rows turns a flush of 500 from 9 into 100 ms.
@@ -77,7 +77,7 @@ begin
   -- that holds its key, not for a lock on it. With the change first, two parents that start each other's keys would
   -- deadlock (tests/interleavings: spawn_spawn_of_each_other).
   if starts_instances then
-    spawn_queues := @schema.start_instances(ids, claims, seqs, kinds, extras);
+    spawn_queues := @schema.insert_started_instances(ids, claims, seqs, kinds, extras);
   end if;
 
   with outcomes as (
@@ -262,7 +262,7 @@ begin
 
   if limited_ids is not null then
     update @schema.instances i set slot_key = limited.slot_key, rate_key = limited.rate_key, weight = limited.weight
-    from @schema.resolve_limit_keys(limit_specs) as keys
+    from @schema.keys_of_limits(limit_specs) as keys
     cross join lateral unnest(limited_ids, keys.slot_keys, keys.rate_keys, keys.weights)
       as limited (id, slot_key, rate_key, weight)
     where i.id = limited.id;

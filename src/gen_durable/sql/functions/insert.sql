@@ -2,7 +2,7 @@
 --
 -- Parameters: one array per column; an array whose values are all null may be shorter. delays: seconds from now, null
 -- for none. schedule_ats: a time takes precedence over the delay. unique_scopes: each the text of an array of statuses.
--- priorities: null means 0. limits: as resolve_limit_keys.sql takes them. groups: 'KIND/GROUP'. metadatas: objects or
+-- priorities: null means 0. limits: as keys_of_limits.sql takes them. groups: 'KIND/GROUP'. metadatas: objects or
 -- null. keeps: seconds to keep the row after its end, Infinity for good, null for the retention.
 -- signals: the first signals of each row, as send_first_signals.sql takes them; a row that is not inserted gets none.
 -- allocated_ids: the ids of the rows, from allocate_ids, for a caller that must know them first; any other id is
@@ -84,7 +84,7 @@ begin
 
   if cardinality(limits) > 0 then
     select keys.slot_keys, keys.rate_keys, keys.weights into slot_keys, rate_keys, weights
-    from @schema.resolve_limit_keys(limits) as keys;
+    from @schema.keys_of_limits(limits) as keys;
   end if;
 
   -- Of the rows of one gate only the first can run at once, so the others stay out of the pick index. With unique keys

@@ -4,7 +4,7 @@
 -- page, the most instances to return; scan, the most rows to examine.
 -- Returns the ids, and rest: the id below which the next page begins, null at the end. A page may be short or empty
 -- without being the last: `scan` rows were examined, and the rest is left to the next call.
--- Index: filter_sql.sql, id_above_time.sql; instances_metadata, if it exists and the newest rows have not filled the
+-- Index: filter_sql.sql, id_bound_before_time.sql; instances_metadata, if it exists and the newest rows have not filled the
 -- page.
 -- Locks: none. `rows 1`: with the default of a thousand, a statement that joins the ids is estimated so high that it is
 -- compiled in a session with `jit`.
@@ -24,7 +24,7 @@ declare
     (wanted ->> 'inserted_before')::timestamptz, (wanted ->> 'updated_before')::timestamptz,
     (wanted ->> 'finished_before')::timestamptz
   );
-  below constant bigint := least(coalesce(after, 9223372036854775807), @schema.id_above_time(before));
+  below constant bigint := least(coalesce(after, 9223372036854775807), @schema.id_bound_before_time(before));
   few constant int := scan / 4;
   rare constant int := scan / 20;  -- such rows are scattered over the table, one page each
   query record;
@@ -49,7 +49,7 @@ begin
   if examined = scan then
     rest := lowest;
     if wanted ? 'inserted_after' and (
-      -- As in id_above_time.sql: all rows below were inserted before.
+      -- As in id_bound_before_time.sql: all rows below were inserted before.
       select i.inserted_at + interval '1 hour' < (wanted ->> 'inserted_after')::timestamptz
       from @schema.instances i where i.id = lowest
     ) then

@@ -85,7 +85,7 @@ begin
           or i.claimed_ahead as has_gates
         from @schema.instances i
         where i.queue = queue_name and i.priority = level_priority and i.group_key = this_group and i.due_at <= now()
-          and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)
+          and @schema.qualified_step_name(i.fsm, i.fsm_version, i.step) = any (known)
           and i.ctid <> all (already_found || found_rows)
         order by i.due_at, i.id
         limit least(share, demand)
@@ -98,7 +98,7 @@ begin
             or i.claimed_ahead as has_gates
           from @schema.instances i
           where i.ctid = any (ungrouped) and i.due_at <= now()
-            and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)
+            and @schema.qualified_step_name(i.fsm, i.fsm_version, i.step) = any (known)
             and i.ctid <> all (already_found || found_rows)
           order by i.due_at, i.id
           limit least(share, demand)

@@ -3,7 +3,7 @@
 -- Parameters, the arrays in parallel:
 --   worker, lease     goes to locked_by; the length of the lease in seconds
 --   queues, demands   the queues to search, and how many rows to claim in each
---   known             the steps that the worker can run (step_name.sql)
+--   known             the steps that the worker can run (qualified_step_name.sql)
 --   floors            {queue: [[priority, due_at, id], ...]}, as an earlier pick has reported them
 --   fair              {queue: [kind of its groups, the group served last or null]} for fair queues
 --   free              how many rows of each queue start at once; the others are claimed ahead, and must leave limits and
@@ -29,7 +29,7 @@
 -- Sizes: a queue whose states come to more than 1 MB is cut short and searched again by the next pick, so that the queues
 -- of a worker do not wait for the large states of one. A compressed state counts as a hundred times its size, which is the
 -- most that it can be; if that is too much, rows_up_to_size.sql measures.
--- Gates: admit_partitions.sql and admit_limits.sql decide which rows may run, and block the others, so that each row is
+-- Gates: admit_rows_by_partition.sql and admit_rows_by_limit.sql decide which rows may run, and block the others, so that each row is
 -- skipped once. Fair queues: lock_fair_rows.sql finds the rows.
 -- Index: instances_pick, one (queue, priority) at a time: stepping from priority to priority
 -- (first_of_next_priority.sql), the search never reads rows that are due in the future, however urgent.
@@ -184,7 +184,7 @@ begin
             from @schema.instances i
             where i.queue = queue_name and i.priority = level_priority and i.due_at <= now()
               and (i.due_at, i.id) >= (head_due_at, head_id)
-              and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)
+              and @schema.qualified_step_name(i.fsm, i.fsm_version, i.step) = any (known)
             order by i.due_at, i.id
             limit demand
             for no key update skip locked
@@ -223,7 +223,7 @@ begin
             select admission.allowed, admission.denied, admission.contended, queues_to_wake || admission.woken_queues,
               admission.keys, admission.ids, admission.blocked_groups
             into found_rows, denied, contended_count, queues_to_wake, admitted_keys, admitted_ids, refused
-            from @schema.admit_partitions(
+            from @schema.admit_rows_by_partition(
               found_rows, claimed_keys, claimed_ids, case when skipped_count < 10 then 10 else 1 end
             ) as admission;
             claimed_keys := claimed_keys || admitted_keys;
@@ -239,7 +239,7 @@ begin
             select admission.allowed, admission.denied, contended_count + admission.contended,
               queues_to_wake || admission.woken_queues, admission.slots, admission.blocked_groups
             into found_rows, denied_by_limits, contended_count, queues_to_wake, admitted_slots, refused
-            from @schema.admit_limits(
+            from @schema.admit_rows_by_limit(
               found_rows, claimed_rows, claimed_slots, case when skipped_count < 10 then 10 else 1 end
             ) as admission;
             claimed_slots := claimed_slots || admitted_slots;
@@ -338,8 +338,8 @@ begin
       i.id, i.fsm, i.fsm_version, i.step, i.state, i.attempt, i.claims, i.seq, i.queue, i.priority, i.partition_key,
       i.unique_key, i.parent_id, i.awaits,
       coalesce(i.slot_key, case when i.rate_key is not null then '' end),
-      case when with_payloads and i.has_signals then @schema.inbox_of(i.id) end,
-      case when with_payloads and i.joined then @schema.children_of(i.id, i.round) end,
+      case when with_payloads and i.has_signals then @schema.inbox_of_claim(i.id) end,
+      case when with_payloads and i.joined then @schema.children_of_claim(i.id, i.round) end,
       i.visit, i.step_errors, i.crashes, i.timed_out_claim is not null,
       case when with_payloads and i.has_journal then @schema.journal_of_claim(i.id, i.visit) end,
       i.timed_out_claim = i.claims,

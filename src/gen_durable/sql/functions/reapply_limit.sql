@@ -2,7 +2,7 @@
 --
 -- Parameter: the name of the limit. Returns the queues of the unblocked rows.
 -- Rows with a token_at in the future are blocked again, so that unblock computes it anew by the new policy. A row whose
--- token_at has passed is left alone: it can be picked, and admit_limits decides by the new policy.
+-- token_at has passed is left alone: it can be picked, and admit_rows_by_limit decides by the new policy.
 -- Keys of a limit are its name, or 'NAME/PARTITION'; '0' is the character after '/', so NAME/ .. NAME0 is the range of
 -- the latter.
 -- Index: instances_token_due, instances_blocked, stepping from gate to gate.

@@ -1,7 +1,7 @@
 -- signal_or_start: deliver a signal to the live holder of a unique key or, if the key is free, insert an instance that
 -- has the signal in its inbox. Never both, never neither, and never two instances.
 --
--- Parameters: the key; the signal; start: the instance, as insert_start.sql takes it, with the signal among its `signals`.
+-- Parameters: the key; the signal; start: the instance, as insert_if_key_free.sql takes it, with the signal among its `signals`.
 -- holder: for payloads that are encrypted for one instance. `payload` is for this holder, those in `start` are for the
 -- id in `start`. If another instance holds the key, the verdict is 'other_holder' and nothing is written.
 -- Returns the instance; a verdict: 'started', 'delivered', 'duplicate' (an instance of this key has received the dedup
@@ -38,7 +38,7 @@ begin
     select i.id into target from @schema.instances i where i.unique_guard = key
     for no key update;
     if target is null then
-      new_id := @schema.insert_start(key, start);
+      new_id := @schema.insert_if_key_free(key, start);
       continue when new_id is null;
     end if;
 

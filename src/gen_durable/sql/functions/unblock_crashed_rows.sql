@@ -27,7 +27,7 @@ begin
       where i.ctid = any (array(
         select i.ctid from @schema.instances i
         where i.blocked_on = gate and i.eligible_at <= now()
-          and @schema.step_name(i.fsm, i.fsm_version, i.step) = any (known)
+          and @schema.qualified_step_name(i.fsm, i.fsm_version, i.step) = any (known)
         order by i.priority, i.eligible_at, i.id
         limit case when gate = @schema.gate_name('crashed', queue_name) then wanted else 1 end
         for no key update skip locked

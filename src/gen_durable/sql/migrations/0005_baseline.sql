@@ -173,19 +173,19 @@ create index instances_pick on @schema.instances (queue, priority, due_at, id) w
 -- reap: claims by the end of their lease.
 create index instances_lease on @schema.instances (lease_expires_at) where status = 'executing';
 
--- admit_partitions: at most one claim per partition key. The locks of pick prevent a conflict; the index proves it.
+-- admit_rows_by_partition: at most one claim per partition key. The locks of pick prevent a conflict; the index proves it.
 create unique index instances_partition on @schema.instances (partition_key)
   where status = 'executing' and partition_key is not null;
 
--- admit_partitions, unblock: the first row of a partition key among those that may be picked, which keeps its order.
+-- admit_rows_by_partition, unblock: the first row of a partition key among those that may be picked, which keeps its order.
 create index instances_partition_order on @schema.instances (partition_key, priority, due_at, id)
   where due_at is not null and partition_key is not null;
 
--- admit_partitions, unblock: the first row that waits for a partition key; unblock_missed: all gates with waiting rows.
+-- admit_rows_by_partition, unblock: the first row that waits for a partition key; unblock_missed: all gates with waiting rows.
 create index instances_blocked on @schema.instances (blocked_on, priority, eligible_at, id)
   where blocked_on is not null;
 
--- admit_partitions, unblock: the row that a partition key has admitted and that now waits for a limit; no other row of
+-- admit_rows_by_partition, unblock: the row that a partition key has admitted and that now waits for a limit; no other row of
 -- the key may overtake it.
 create index instances_partition_admitted on @schema.instances (partition_key)
   where partition_key is not null and (token_at is not null or not starts_with(blocked_on, 'partition/'));
@@ -194,14 +194,14 @@ create index instances_partition_admitted on @schema.instances (partition_key)
 create index instances_limited on @schema.instances (blocked_on, queue, priority, eligible_at, id)
   where not starts_with(blocked_on, 'partition/');
 
--- admit_limits, unblock: how many rows of a concurrency limit execute (slot), and how many may be picked (slot_due).
+-- admit_rows_by_limit, unblock: how many rows of a concurrency limit execute (slot), and how many may be picked (slot_due).
 -- slot_due wraps due_at in coalesce: with the plain column instances_pick would fit as well, and a planner with
 -- statistics of an empty queue takes that one and reads all of it (tests/store/test_plans_limits.py).
 create index instances_slot on @schema.instances (slot_key) where status = 'executing' and slot_key is not null;
 create index instances_slot_due on @schema.instances (slot_key, queue, coalesce(due_at, 'infinity'))
   where slot_key is not null and coalesce(due_at, 'infinity') < 'infinity';
 
--- admit_limits: rows of a rate limit that have not been refused a token yet; due_at is wrapped as above.
+-- admit_rows_by_limit: rows of a rate limit that have not been refused a token yet; due_at is wrapped as above.
 create index instances_rate_due on @schema.instances (rate_key, coalesce(due_at, 'infinity'))
   where rate_key is not null and token_at is null and coalesce(due_at, 'infinity') < 'infinity';
 
@@ -215,7 +215,7 @@ create index instances_group on @schema.instances (queue, priority, group_key, d
 -- insert, signal: at most one instance holds a unique key.
 create unique index instances_unique on @schema.instances (unique_guard) where unique_guard is not null;
 
--- children_of, children_page: the children of a round, in the order of their start.
+-- children_of_claim, children_page: the children of a round, in the order of their start.
 create index instances_parent on @schema.instances (parent_id, parent_round, id) where parent_id is not null;
 
 -- The transaction that ends a parent, or opens its barrier early, inserts a row here; cascade cancels the children
@@ -266,7 +266,7 @@ comment on column @schema.limits.period is 'Of a rate limit: the seconds between
 comment on column @schema.limits.burst is 'Of a rate limit: how many tokens a full bucket holds.';
 comment on column @schema.limits.declared is 'The limit as a worker has last declared it in code.';
 
--- admit_limits locks and updates the row of each bucket it takes tokens from.
+-- admit_rows_by_limit locks and updates the row of each bucket it takes tokens from.
 create table @schema.rate_buckets (
   key            text collate "C" primary key,
   drained_until  timestamptz not null

@@ -1,4 +1,4 @@
--- snapshots: instances as a test sees them, oldest first.
+-- instance_snapshots: instances as a test sees them, oldest first.
 --
 -- Parameters: an id, a unique key, a machine's name (null matches all); whether ended instances are left out. A key also
 -- finds instances that no longer hold it. Returns one row per instance; due_in is in seconds, null if only an event can

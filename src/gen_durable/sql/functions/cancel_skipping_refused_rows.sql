@@ -1,11 +1,11 @@
--- cancel_unless_refused: end_or_request_cancel past rows that the database does not let change, because a trigger or a
+-- cancel_skipping_refused_rows: end_or_request_cancel past rows that the database does not let change, because a trigger or a
 -- constraint of the user raises an error for them. A refused batch is halved until the row is alone.
 --
 -- Parameters: as for end_or_request_cancel; the children of all rows are cancelled too. Returns as end_or_request_cancel;
 -- refused, the ids that were left as they are, and refusal, the SQLSTATE of one of them.
 -- Index and locks: as end_or_request_cancel.
 -- Guarded by tests/store/test_cascade.py.
-create or replace function @schema.cancel_unless_refused(
+create or replace function @schema.cancel_skipping_refused_rows(
   ids bigint[], reasons text[], origins bigint[],
   out ended bigint[], out requested bigint[], out woken_queues text[], out cascade_origins bigint[],
   out workers_with_cancel_requests text[], out freed_gates text[], out refused bigint[], out refusal text
@@ -25,7 +25,7 @@ begin
     from @schema.end_or_request_cancel(ids, reasons, array_fill(true, array[size]), origins);
     return;
   exception when others then
-    if not @schema.is_refusal(sqlstate) then
+    if not @schema.is_caused_by_data(sqlstate) then
       raise;
     end if;
     refusal := sqlstate;
@@ -35,9 +35,9 @@ begin
     return;
   end if;
   select * into ended, requested, woken_queues, cascade_origins, workers_with_cancel_requests, freed_gates, refused, refusal
-  from @schema.cancel_unless_refused(ids[:half], reasons[:half], origins[:half]);
+  from @schema.cancel_skipping_refused_rows(ids[:half], reasons[:half], origins[:half]);
   select * into other
-  from @schema.cancel_unless_refused(ids[half + 1:], reasons[half + 1:], origins[half + 1:]);
+  from @schema.cancel_skipping_refused_rows(ids[half + 1:], reasons[half + 1:], origins[half + 1:]);
   ended := ended || other.ended;
   requested := requested || other.requested;
   woken_queues := woken_queues || other.woken_queues;

@@ -1,11 +1,11 @@
--- insert_start: insert one instance, given as an object, under a unique key, unless the key is taken.
+-- insert_if_key_free: insert one instance, given as an object, under a unique key, unless the key is taken.
 --
--- Parameters: the key; start: an object as start_instances.sql takes it, of which only fsm and step are required; its
+-- Parameters: the key; start: an object as insert_started_instances.sql takes it, of which only fsm and step are required; its
 -- unique_scope is that of a live holder by default. Its unique_key is not read.
 -- Returns the id, or null if the key is taken. The queue is not notified.
 -- Index, locks: those of insert, which waits for a transaction that inserts the same key.
 -- Guarded by tests/store/test_signal_or_start.py.
-create or replace function @schema.insert_start(key bytea, start jsonb)
+create or replace function @schema.insert_if_key_free(key bytea, start jsonb)
 returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -31,7 +31,7 @@ begin
     partition_keys => array[given.partition_key],
     delays => array[given.delay],
     schedule_ats => array[given.schedule_at],
-    unique_keys => array[insert_start.key],
+    unique_keys => array[insert_if_key_free.key],
     unique_scopes => array[
       coalesce(given.unique_scope, '{runnable,executing,awaiting_signal,awaiting_children}')
     ],

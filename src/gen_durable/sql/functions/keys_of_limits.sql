@@ -1,4 +1,4 @@
--- resolve_limit_keys: translate the limits that rows name into the keys that are stored with the rows.
+-- keys_of_limits: translate the limits that rows name into the keys that are stored with the rows.
 --
 -- Parameter: per row null, or [[name, partition or null, weight], ...].
 -- Returns arrays of the same length: the key of the concurrency limit, the key of the rate limit, and the weight if it
@@ -7,7 +7,7 @@
 -- kind.
 -- Index: the primary key of limits. Locks: none.
 -- Guarded by tests/flows/test_limit_errors.py.
-create or replace function @schema.resolve_limit_keys(
+create or replace function @schema.keys_of_limits(
   limits_of_rows jsonb[], out slot_keys text[], out rate_keys text[], out weights int[]
 )
 language plpgsql

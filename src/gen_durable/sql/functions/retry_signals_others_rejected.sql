@@ -1,4 +1,4 @@
--- retry_rejected_signals: let a worker try signals again that other definitions could not read.
+-- retry_signals_others_rejected: let a worker try signals again that other definitions could not read.
 --
 -- Parameters, the first three in parallel: the machines, versions and fingerprints of the worker; the instance and the
 -- signal after which to begin; the most rejected signals to look at.
@@ -8,7 +8,7 @@
 -- Without rejected signals this reads one page of an empty index.
 -- Index: signals_rejected, primary keys. Locks: the rows in id order, SKIP LOCKED; a locked one is left to a later round.
 -- Guarded by tests/store/test_rejected_signals.py.
-create or replace function @schema.retry_rejected_signals(
+create or replace function @schema.retry_signals_others_rejected(
   machines text[], versions int[], fingerprints text[], after_target bigint, after_signal bigint, batch int,
   out readmitted bigint[], out woken_queues text[], out last_target bigint, out last_signal bigint
 )

@@ -1,10 +1,10 @@
--- id_above_time: an id such that all rows inserted before a moment are below it, or null if there is no such bound.
+-- id_bound_before_time: an id such that all rows inserted before a moment are below it, or null if there is no such bound.
 --
 -- Ids are allocated in the order of time, and inserted_at is the beginning of the transaction. If no transaction
 -- inserts after having been open for an hour, all ids above a row that was inserted an hour after the moment are of
 -- later rows. Found by bisection: in whatever order the rows are, the search ends at such a row.
 -- Index: primary key, about forty rows of it. Locks: none.
-create or replace function @schema.id_above_time(moment timestamptz)
+create or replace function @schema.id_bound_before_time(moment timestamptz)
 returns bigint
 language plpgsql
 stable

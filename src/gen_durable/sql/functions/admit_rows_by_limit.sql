@@ -1,4 +1,4 @@
--- admit_limits: decide by limit which of the rows that pick has found may run, and block the others.
+-- admit_rows_by_limit: decide by limit which of the rows that pick has found may run, and block the others.
 --
 -- Parameters: due rows that this transaction has locked; the rows it has claimed already; the slot keys of those, once
 -- per row; `many`: if so many rows of a gate are blocked at once, up to 1,000 more of that gate are blocked too.
@@ -20,7 +20,7 @@
 -- Long because: one statement decides about slots and tokens together, and its parts share the candidates.
 -- Guarded by tests/store/test_limits.py, tests/interleavings/test_limits.py (test_pick_pick_of_one_slot,
 -- test_policy_pick_fewer_slots).
-create or replace function @schema.admit_limits(
+create or replace function @schema.admit_rows_by_limit(
   found_rows tid[], claimed_rows tid[], claimed_slots text[], many int,
   out allowed tid[], out slots text[], out denied int, out contended int, out woken_queues text[],
   out blocked_groups jsonb

@@ -1,4 +1,4 @@
--- start_instances: insert the children of parents that this transaction has locked and is about to park, and the
+-- insert_started_instances: insert the children of parents that this transaction has locked and is about to park, and the
 -- instances that other outcomes start without waiting for them.
 --
 -- Parameters: the arrays of flush with the fence, the kind, and extras: `children`, an array of objects, or `spawn`,
@@ -10,7 +10,7 @@
 -- order of their keys (insert.sql).
 -- Index: instances_unique, primary key. Locks: none beyond those of flush and of the keys.
 -- Guarded by tests/interleavings/test_unique.py and test_cancel.py.
-create or replace function @schema.start_instances(
+create or replace function @schema.insert_started_instances(
   ids bigint[], claims bigint[], seqs bigint[], kinds text[], extras jsonb[]
 )
 returns text[]
@@ -30,7 +30,7 @@ begin
   with source as (
     select outcome.id as starter, case outcome.kind when 'children' then outcome.id end as parent_id,
            case outcome.kind when 'children' then parent.round + 1 end as round, child.*
-    from unnest(ids, start_instances.claims, seqs, kinds, extras) as outcome (id, epoch, seq, kind, extra)
+    from unnest(ids, insert_started_instances.claims, seqs, kinds, extras) as outcome (id, epoch, seq, kind, extra)
     join @schema.instances parent
       on parent.id = outcome.id and parent.claims = outcome.epoch and parent.seq = outcome.seq
       and (parent.cancel_reason is null or outcome.kind = 'done')  -- as flush accepts an end
@@ -49,7 +49,7 @@ begin
   limited as materialized (
     select wanted.limits, keys.slot_keys[1] as slot_key, keys.rate_keys[1] as rate_key, keys.weights[1] as weight
     from (select distinct start.limits from source as start where start.limits is not null) as wanted
-    cross join lateral @schema.resolve_limit_keys(array[wanted.limits]) as keys
+    cross join lateral @schema.keys_of_limits(array[wanted.limits]) as keys
   ),
   -- Ids in the order in which the parent lists them, whatever the order of the keys.
   numbered as materialized (

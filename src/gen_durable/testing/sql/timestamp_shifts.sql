@@ -1,4 +1,4 @@
--- shifts: one UPDATE for every table of the schema, which moves all its timestamps back by the interval $1.
+-- timestamp_shifts: one UPDATE for every table of the schema, which moves all its timestamps back by the interval $1.
 --
 -- Parameter: the name of the schema. Returns statements. They are built from the catalog, so that a timestamp in a
 -- table or column of a later version is included: a partial shift would separate timestamps that belong together.
