@@ -31,7 +31,7 @@ from gen_durable.operations.signal_admin import SignalOperations
 from gen_durable.operations.signal_and_debounce import SignalMethods
 from gen_durable.pg.pool import DriverPool
 from gen_durable.signals import SignalMessage
-from gen_durable.starts import Scope, Start, Startable, StartOptions, Unique, step_of
+from gen_durable.starts import Scope, Start, Startable, StartOptions, Unique, to_step_spec
 from gen_durable.store.schema import DEFAULT_SCHEMA, Schema
 from gen_durable.telemetry import Events
 
@@ -283,7 +283,7 @@ class Durable(AdminOperations, SignalOperations, SignalMethods):
         `cancel` only the live holder.
         """
         instance, key = parse_target(target, self._services)
-        spec = step_of(step, "handle")
+        spec = to_step_spec(step, "handle")
         return Handle(self, key or cast("int", instance), spec.result_codec, spec.machine.name)
 
     async def set_limit(self, name: str, policy: Policy) -> bool:

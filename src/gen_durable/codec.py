@@ -47,7 +47,7 @@ class Codec(Generic[T]):
         self._type = type_
         self._what = what
         model: Any = type_ if _is_pydantic(type_) else None
-        self._plain_class = _classes_of_value(type_)
+        self._plain_class = _accepted_classes(type_)
         try:
             decoder = msgspec.json.Decoder(cast(Any, type_), dec_hook=_decode_hook)
             info = msgspec.inspect.type_info(cast(Any, type_))
@@ -248,7 +248,7 @@ def _is_pydantic(type_: object) -> bool:
     return isinstance(type_, type) and hasattr(type_, "model_validate_json") and hasattr(type_, "model_dump")
 
 
-def _classes_of_value(type_: object) -> tuple[type, ...] | None:
+def _accepted_classes(type_: object) -> tuple[type, ...] | None:
     """The classes that a value must be an instance of, where the annotation names classes."""
     if type_ is None:
         return (type(None),)

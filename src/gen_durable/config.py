@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias, TypedDict, cast
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError
 from gen_durable.instances import Instance
-from gen_durable.option_hints import unknown_option
-from gen_durable.retention import Retention, retention_of
+from gen_durable.retention import Retention, to_retention
+from gen_durable.unknown_options import unknown_option_error
 from gen_durable.validation import check_delay, check_name, check_positive_duration
 
 MIN_MAX_CRASHES: Final = 3
@@ -95,14 +95,14 @@ class WorkerOptions:
             "max_poll_interval",
             "cancel_timeout",
         ):
-            _store_duration(self, name, check_positive_duration)
+            _convert_duration_field(self, name, check_positive_duration)
         for name in ("reap_interval", "gc_interval"):
             if getattr(self, name) is not None:
-                _store_duration(self, name, check_positive_duration)
+                _convert_duration_field(self, name, check_positive_duration)
         for name in ("drain_timeout", "run_ahead_time"):
-            _store_duration(self, name, check_delay)
+            _convert_duration_field(self, name, check_delay)
         if self.gc_retention is not None and not isinstance(self.gc_retention, Retention):
-            _store_duration(self, "gc_retention", check_delay)
+            _convert_duration_field(self, "gc_retention", check_delay)
         for name in ("gc_batch", "min_demand", "flush_batch"):
             _check_int(name, getattr(self, name), 1)
         _check_int("run_ahead_steps", self.run_ahead_steps, 0)
@@ -144,7 +144,7 @@ class WorkerOptions:
         """The options of `Worker(queues=..., **settings)`, with numbers of seconds read as durations."""
         for name in settings:
             if name not in WorkerSettings.__annotations__:
-                raise unknown_option("Worker", [name], WorkerSettings.__annotations__, ConfigError)
+                raise unknown_option_error("Worker", [name], WorkerSettings.__annotations__, ConfigError)
         checked = cast("dict[str, Any]", settings)  # __post_init__ turns numbers of seconds into timedelta
         return cls(**checked) if queues is None else cls(queues=dict(queues), **checked)
 
@@ -161,7 +161,7 @@ class WorkerOptions:
     @property
     def retention(self) -> Retention:
         """`gc_retention` by status."""
-        return retention_of(self.gc_retention, "gc_retention")
+        return to_retention(self.gc_retention, "gc_retention")
 
 
 def _check_queues(queues: Mapping[str, int | Queue]) -> None:
@@ -173,7 +173,7 @@ def _check_queues(queues: Mapping[str, int | Queue]) -> None:
             _check_int(f"the concurrency of queue {name!r}", slots, 1)
 
 
-def _store_duration(options: object, name: str, check: Callable[..., float]) -> None:
+def _convert_duration_field(options: object, name: str, check: Callable[..., float]) -> None:
     """Replace a checked duration of a frozen dataclass by its `timedelta`."""
     seconds = check(getattr(options, name), name, ConfigError)
     object.__setattr__(options, name, timedelta(seconds=seconds))

@@ -182,9 +182,9 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
 
     def results(self, step: Startable[S, R]) -> list[R]:
         """The results of this round's children that are done, of the machine or job of `step`; in start order."""
-        from gen_durable.starts import step_of  # not at the top: the types of outcomes refer to Context
+        from gen_durable.starts import to_step_spec  # not at the top: the types of outcomes refer to Context
 
-        spec = step_of(step, "ctx.results")
+        spec = to_step_spec(step, "ctx.results")
         codec = spec.result_codec
         return [
             cast(R, codec.decode(raw))
@@ -194,9 +194,9 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
 
     async def stream_results(self, step: Startable[S, R]) -> AsyncIterator[R]:
         """Like `results`, but read page by page; there is no maximum."""
-        from gen_durable.starts import step_of
+        from gen_durable.starts import to_step_spec
 
-        spec = step_of(step, "ctx.stream_results")
+        spec = to_step_spec(step, "ctx.stream_results")
         async for child in self.stream_children():
             if (raw := _raw_result_if_of_machine(child, spec)) is not None:
                 yield cast(R, spec.result_codec.decode(raw))
@@ -209,7 +209,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         """
         if self._limits is None:
             raise InputError("ctx.limit needs a worker: this context was built without one")
-        return self._limits.lease(self.id, self.claim, self._slot, Limit(name, partition, weight))
+        return self._limits.limit_context(self.id, self.claim, self._slot, Limit(name, partition, weight))
 
     @property
     def step_errors(self) -> int:
@@ -272,8 +272,10 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         its parameters by name. In a transactional step, run activities before the first use of `ctx.connection`: they
         are not undone by a rollback.
         """
-        retry = _take_policy(kwargs)
-        return await self._write_to_journal("ctx.run", self._step_journal.run(name, fn, args, kwargs, retry=retry))
+        retry = _pop_retry_policy(kwargs)
+        return await self._write_to_journal(
+            "ctx.run", self._step_journal.run_activity(name, fn, args, kwargs, retry=retry)
+        )
 
     def progress(
         self, fraction: float | None = None, message: str | None = None, *, detail: object = None, branch: str = ""
@@ -343,11 +345,11 @@ class SyncContext:
     def run(self, name: str, fn: Callable[Args, R], /, *args: Args.args, **kwargs: Args.kwargs) -> R: ...
     def run(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """See `Context.run`. A `def` function is called in the thread of the step."""
-        retry = _take_policy(kwargs)
-        return self._journal.run_actions_blocking(self._step_journal.run(name, fn, args, kwargs, retry=retry))
+        retry = _pop_retry_policy(kwargs)
+        return self._journal.run_actions_blocking(self._step_journal.run_activity(name, fn, args, kwargs, retry=retry))
 
 
-def _take_policy(kwargs: dict[str, Any]) -> RetryPolicy | None:
+def _pop_retry_policy(kwargs: dict[str, Any]) -> RetryPolicy | None:
     """Remove the policy from the arguments of `run`. Any other value under its name belongs to the function."""
     return kwargs.pop("retry") if isinstance(kwargs.get("retry"), RetryPolicy) else None
 

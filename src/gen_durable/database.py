@@ -19,7 +19,7 @@ from gen_durable.pg.dsn import find_tls_weakness
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check_schema, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
-from gen_durable.pg.session_settings import read_role_settings
+from gen_durable.pg.session_settings import role_settings_statement
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.schema import Schema
@@ -123,7 +123,8 @@ class Database:
         """Find the database, then migrate or check its schema."""
         try:
             if self._caller_pool is None or self._dsn is not None:
-                found = ConnectionTarget(await self._find_dsn(), pooled=True if self._pooler is not None else None)
+                own_dsn = await self._find_dsn_or_start_embedded()
+                found = ConnectionTarget(own_dsn, pooled=True if self._pooler is not None else None)
                 for dsn in (found.dsn, self._listen_dsn):
                     if dsn is not None and (weak := find_tls_weakness(dsn, os.environ)) is not None:
                         log.warning("%s", weak)
@@ -158,7 +159,7 @@ class Database:
                 await check_schema(connection, self.schema)
             self.installation = await connection.run(JournalStatementBuilder(self.schema).installation_token())
             if connection.target.pooled:
-                (await connection.run(read_role_settings())).check()
+                (await connection.run(role_settings_statement())).check()
         finally:
             await connection.close()
         if connection.target.pooled and self._pooler is None:
@@ -177,7 +178,7 @@ class Database:
         elif installation != self.installation:
             raise ConfigError("pool= and dsn lead to different databases")
 
-    async def _find_dsn(self) -> str:
+    async def _find_dsn_or_start_embedded(self) -> str:
         if self._dsn is not None:
             return self._dsn
         if dsn := os.environ.get("DATABASE_URL"):

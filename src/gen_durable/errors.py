@@ -134,7 +134,7 @@ class InstanceFailed(GenDurableError):
     """`Handle.result` was called for an instance that has failed. `reason` is its last error."""
 
     def __init__(self, id: int, machine: str | None, reason: str) -> None:  # noqa: A002  # the instance's id
-        super().__init__(f"{_label(id, machine)} has failed: {reason}")
+        super().__init__(f"{_describe_instance(id, machine)} has failed: {reason}")
         self.id = id
         self.machine = machine
         self.reason = reason
@@ -147,7 +147,7 @@ class InstanceCancelled(GenDurableError):
     """`Handle.result` was called for an instance that was cancelled. `reason` is that of the cancel."""
 
     def __init__(self, id: int, machine: str | None, reason: str) -> None:  # noqa: A002  # the instance's id
-        super().__init__(f"{_label(id, machine)} was cancelled: {reason}")
+        super().__init__(f"{_describe_instance(id, machine)} was cancelled: {reason}")
         self.id = id
         self.machine = machine
         self.reason = reason
@@ -160,7 +160,7 @@ class WaitTimeout(GenDurableError, TimeoutError):
     """`Handle.result` reached its timeout before the instance ended. The instance continues."""
 
     def __init__(self, id: int, machine: str | None, reason: str) -> None:  # noqa: A002  # the instance's id
-        super().__init__(f"{_label(id, machine)} {reason}")
+        super().__init__(f"{_describe_instance(id, machine)} {reason}")
         self.id = id
         self.machine = machine
         self.reason = reason
@@ -218,5 +218,5 @@ class EmbeddedUnavailable(GenDurableError):
     """No DSN is configured and the embedded server cannot run."""
 
 
-def _label(id: int, machine: str | None) -> str:  # noqa: A002  # the instance's id
+def _describe_instance(id: int, machine: str | None) -> str:  # noqa: A002  # the instance's id
     return f"instance {id}" if machine is None else f"instance {id} ({machine})"

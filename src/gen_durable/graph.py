@@ -146,9 +146,9 @@ def _policy_edges(step: StepSpec, policy: RetryPolicy) -> Iterator[Edge]:
     """The edges of a policy that the step or its machine names."""
     if policy.attempts != 1:
         yield Edge(step.name, step.name, "error", "retry")
-    if step.then is not None:
+    if step.step_after_retries is not None:
         count = f"after {policy.attempts} attempt{'' if policy.attempts == 1 else 's'}"
-        yield Edge(step.name, step.then.name, "error", count)
+        yield Edge(step.name, step.step_after_retries.name, "error", count)
 
 
 def _default_error_edges(spec: MachineSpec) -> Iterator[Edge]:

@@ -58,7 +58,7 @@ class Handle(Generic[R]):
 
         Raises `InstanceFailed`, `InstanceCancelled`, or, after `timeout`, `WaitTimeout` (a `TimeoutError`).
         """
-        return result_of(await self.wait(timeout), self.machine, timeout)
+        return result_or_raise(await self.wait(timeout), self.machine, timeout)
 
     async def wait(self, timeout: Duration | None = None) -> Ending[R]:
         """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""
@@ -145,7 +145,7 @@ class SignalOrStartResult(Generic[H_co]):
         return self.is_delivered
 
 
-def result_of(ending: Ending[R], machine: str | None, timeout: Duration | None) -> R:
+def result_or_raise(ending: Ending[R], machine: str | None, timeout: Duration | None) -> R:
     """The result of an ended instance; raises for every other ending."""
     match ending:
         case Finished(result=result):

@@ -15,19 +15,19 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 from gen_durable.context import Context
 from gen_durable.durations import Duration
 from gen_durable.errors import DefinitionError
-from gen_durable.journal import HISTORY_KEEP, History, check_history, check_history_keep
+from gen_durable.journal import HISTORY_KEEP, History, check_history_keep, check_history_option
 from gen_durable.limits import StepLimit
 from gen_durable.machines import (
     MachineSpec,
     StepSpec,
     check_limit,
     check_retention,
-    check_transactional,
     check_version,
+    require_async_function,
     resolve_hints,
 )
 from gen_durable.retention import MachineRetention
-from gen_durable.retry_policy import DEFAULT_POLICY, RetryPolicy, check_policy
+from gen_durable.retry_policy import DEFAULT_POLICY, RetryPolicy, check_retry_policy
 from gen_durable.validation import check_delay, check_name
 
 A = TypeVar("A")
@@ -171,12 +171,12 @@ def job(
         check_name(queue, f"the queue of job {label!r}", DefinitionError)
         _check_job_policy(retry, f"the retry of job {label!r}")
         check_version(version, f"job {label!r}")
-        check_history(history, f"job {label!r}")
+        check_history_option(history, f"job {label!r}")
         check_history_keep(history_keep, f"job {label!r}")
         seconds = None if timeout is None else check_delay(timeout, f"the timeout of job {label!r}", DefinitionError)
         check_limit(limit, f"the limit of job {label!r}")
         if transactional:
-            check_transactional(function, f"job {label!r}")
+            require_async_function(function, f"job {label!r}")
         steps: dict[str, StepSpec] = {}
         kept = check_retention(retention, f"job {label!r}")
         machine = MachineSpec(label, version, queue, steps, _read_job_hints, history, history_keep, kept)
@@ -194,7 +194,7 @@ def job(
 def _check_job_policy(retry: RetryPolicy, what: str) -> None:
     if retry is None:  # pyright: ignore[reportUnnecessaryComparison]  # what users pass is not checked
         raise DefinitionError(f"{what} must be a RetryPolicy, got None: write RetryPolicy(attempts=1) for no retries")
-    check_policy(retry, what)
+    check_retry_policy(retry, what)
     if retry.then is not None:
         raise DefinitionError(f"{what} has then=, but a job has only one step: write a Machine, or leave it out")
 

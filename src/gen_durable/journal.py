@@ -15,7 +15,7 @@ HISTORY_KEEP: Final = 1000
 """How many of its newest outcomes the history of an instance keeps by default."""
 
 
-def check_history(history: History, what: str) -> History:
+def check_history_option(history: History, what: str) -> History:
     """Check the `history` of a machine or job."""
     if history not in get_args(History):
         raise DefinitionError(f"the history of {what} must be 'off', 'transitions' or 'states', got {history!r}")
@@ -29,7 +29,7 @@ def check_history_keep(length: int | None, what: str) -> int | None:
     return length
 
 
-def check_last(last: int | None) -> int | None:
+def check_last_argument(last: int | None) -> int | None:
     """Check `last`, the number of newest entries to read."""
     if last is not None and (not isinstance(last, int) or isinstance(last, bool) or not 0 <= last < 2**31):
         raise InputError(f"last must be a whole number from 0 on, got {last!r}")

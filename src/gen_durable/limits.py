@@ -102,7 +102,7 @@ StepLimit: TypeAlias = LimitNames | Callable[[Any], LimitNames]
 """The limits of a step, or a function that computes them from its state."""
 
 
-def limits_of(names: LimitNames, where: str, error: type[GenDurableError] = InputError) -> tuple[Limit, ...]:
+def to_limits(names: LimitNames, where: str, error: type[GenDurableError] = InputError) -> tuple[Limit, ...]:
     """The argument `limit=` as `Limit` values. Raises `error` if it is malformed."""
     several = names if isinstance(names, list) else [names]
     return tuple(_to_limit(name, where, error) for name in several)
@@ -126,17 +126,17 @@ def _to_limit(name: object, where: str, error: type[GenDurableError]) -> Limit:
     )
 
 
-def check_policies(limits: Mapping[str, Policy]) -> dict[str, Policy]:
+def check_limit_policies(limits: Mapping[str, Policy]) -> dict[str, Policy]:
     """Check the argument `limits=` of a worker."""
     if not isinstance(limits, Mapping):
         raise ConfigError(f"limits must map names to Concurrency or Rate, got {type(limits).__name__}")
     return {
-        check_name(name, "the name of a limit", ConfigError): check_policy(name, policy)
+        check_name(name, "the name of a limit", ConfigError): check_limit_policy(name, policy)
         for name, policy in limits.items()
     }
 
 
-def check_policy(name: str, policy: object) -> Policy:
+def check_limit_policy(name: str, policy: object) -> Policy:
     """Check one policy."""
     if not isinstance(policy, Concurrency | Rate):
         raise ConfigError(f"limit {name!r} must be Concurrency(...) or Rate(...), got {type(policy).__name__}")

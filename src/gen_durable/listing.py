@@ -81,7 +81,7 @@ class Count:
     exact: bool
 
 
-def filter_json(filters: Mapping[str, object]) -> str:
+def encode_filters(filters: Mapping[str, object]) -> str:
     """Filters as the JSON that `filter_sql.sql` reads. Raises `InputError`. A filter that is None is ignored."""
     found: dict[str, object] = {}
     for name, value in filters.items():

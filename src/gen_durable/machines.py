@@ -18,11 +18,11 @@ from gen_durable.codec import Codec, codec_for
 from gen_durable.context import Context
 from gen_durable.durations import Duration
 from gen_durable.errors import DefinitionError
-from gen_durable.journal import HISTORY_KEEP, History, check_history, check_history_keep
-from gen_durable.limits import Limit, StepLimit, limits_of
+from gen_durable.journal import HISTORY_KEEP, History, check_history_keep, check_history_option
+from gen_durable.limits import Limit, StepLimit, to_limits
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, ScheduleChildren
-from gen_durable.retention import MachineRetention, Retention, retention_of
-from gen_durable.retry_policy import RetryPolicy, check_policy
+from gen_durable.retention import MachineRetention, Retention, to_retention
+from gen_durable.retry_policy import RetryPolicy, check_retry_policy
 from gen_durable.step_after_retries import check_then, then_name
 from gen_durable.validation import check_delay, check_name, check_positive_duration
 
@@ -63,7 +63,7 @@ class StepSpec:
         if self.limit is None:
             return ()
         names = self.limit(state) if callable(self.limit) else self.limit
-        return limits_of(names, f"the limit of step {self.label}")
+        return to_limits(names, f"the limit of step {self.label}")
 
     @cached_property
     def label(self) -> str:
@@ -76,7 +76,7 @@ class StepSpec:
         return self.machine.retry if self.own_retry is None else self.own_retry
 
     @cached_property
-    def then(self) -> StepSpec | None:
+    def step_after_retries(self) -> StepSpec | None:
         """The step that runs when the policy is used up. Under a policy of the machine, that step itself has none."""
         policy = self.retry
         if policy is None or policy.then is None:
@@ -170,8 +170,8 @@ def step(
         seconds = None if timeout is None else check_delay(timeout, what, DefinitionError)
         check_limit(limit, f"the limit of step {durable!r}")
         if transactional:
-            check_transactional(plain, f"step {durable!r}")
-        policy = check_policy(retry, f"the retry of step {durable!r}")
+            require_async_function(plain, f"step {durable!r}")
+        policy = check_retry_policy(retry, f"the retry of step {durable!r}")
         cast(Any, function).__gen_durable_step__ = _Mark(durable, old, seconds, limit, transactional, policy)
         return function
 
@@ -216,7 +216,7 @@ class Machine:
         label = check_name(cls.__name__ if name is None else name, "a machine's name", DefinitionError)
         check_name(queue, f"the queue of machine {label!r}", DefinitionError)
         check_version(version, f"machine {label!r}")
-        check_history(history, f"machine {label!r}")
+        check_history_option(history, f"machine {label!r}")
         check_history_keep(history_keep, f"machine {label!r}")
         steps: dict[str, StepSpec] = {}
         policy, timeout = _inherit_error_options(cls, label, retry, on_error_timeout)
@@ -289,7 +289,7 @@ def _inherit_error_options(
     """The policy and the timeout of `on_error`: as given, else as the nearest base class has them."""
     specs = (base.__dict__.get("__gen_durable__") for base in cls.__mro__)
     nearest: MachineSpec | None = next((spec for spec in specs if spec is not None), None)
-    policy = check_policy(retry, f"the retry of machine {label!r}")
+    policy = check_retry_policy(retry, f"the retry of machine {label!r}")
     if policy is None and nearest is not None:
         policy = nearest.retry
     if on_error_timeout is not None:
@@ -326,10 +326,10 @@ def _check_signature(function: Callable[..., object], label: str) -> None:
 def check_limit(limit: StepLimit | None, what: str) -> None:
     """Check the limit of a step or job, unless it is a function."""
     if limit is not None and not callable(limit):
-        limits_of(limit, what, DefinitionError)
+        to_limits(limit, what, DefinitionError)
 
 
-def check_transactional(function: Callable[..., Any], what: str) -> None:
+def require_async_function(function: Callable[..., Any], what: str) -> None:
     """Raise `DefinitionError` unless the function is `async def`: its transaction is an asyncpg connection."""
     if not inspect.iscoroutinefunction(function):
         raise DefinitionError(
@@ -340,7 +340,7 @@ def check_transactional(function: Callable[..., Any], what: str) -> None:
 
 def check_retention(retention: MachineRetention, what: str) -> Retention | None:
     """The declared retention of a machine or job; None for "worker"."""
-    return None if retention == "worker" else retention_of(retention, f"the retention of {what}", DefinitionError)
+    return None if retention == "worker" else to_retention(retention, f"the retention of {what}", DefinitionError)
 
 
 def check_version(version: int, what: str) -> int:

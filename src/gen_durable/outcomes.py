@@ -14,10 +14,10 @@ from typing_extensions import TypeIs
 
 from gen_durable.durations import Duration
 from gen_durable.errors import InvalidOutcome
-from gen_durable.limits import LimitNames, limits_of
-from gen_durable.option_hints import option_names, unknown_option
-from gen_durable.starts import BoundStep, Start, step_of
+from gen_durable.limits import LimitNames, to_limits
+from gen_durable.starts import BoundStep, Start, to_step_spec
 from gen_durable.tracebacks import is_group
+from gen_durable.unknown_options import option_names, unknown_option_error
 from gen_durable.validation import (
     MAX_CHILDREN,
     MAX_SPAWNED,
@@ -88,8 +88,8 @@ class Next(Outcome[R_co]):
         **unknown: Never,
     ) -> None:
         if unknown:
-            raise unknown_option("Next", unknown, option_names(Next))
-        self.step = step_of(step, "Next")
+            raise unknown_option_error("Next", unknown, option_names(Next))
+        self.step = to_step_spec(step, "Next")
         self.state: object = state
         self.delay = check_delay(delay, "Next(delay=)") if delay is not None else 0.0
         self.queue = check_name(queue, "Next(queue=)") if queue is not None else None
@@ -97,7 +97,7 @@ class Next(Outcome[R_co]):
         self.partition_key = (
             check_text_key(partition_key, "Next(partition_key=)") if isinstance(partition_key, str) else partition_key
         )
-        self.limits = limits_of(limit, "Next(limit=)") if limit is not None else None
+        self.limits = to_limits(limit, "Next(limit=)") if limit is not None else None
         self.run_ahead = run_ahead
         self.spawn = _check_spawned(spawn, "Next(spawn=)") if spawn else ()
 
@@ -111,7 +111,7 @@ class Retry(Outcome[Never]):
 
     def __init__(self, state: object, delay: Duration = 0, **unknown: Never) -> None:
         if unknown:
-            raise unknown_option("Retry", unknown, option_names(Retry))
+            raise unknown_option_error("Retry", unknown, option_names(Retry))
         self.state = state
         self.delay = check_delay(delay, "Retry(delay=)")
 
@@ -153,9 +153,9 @@ class Await(Outcome[R_co]):
         **unknown: object,
     ) -> None:
         if unknown:
-            raise unknown_option("Await", unknown, option_names(Await))
+            raise unknown_option_error("Await", unknown, option_names(Await))
         self.names = _signal_names(signals)
-        self.then = step_of(then, "Await(then=)") if then is not None else None
+        self.then = to_step_spec(then, "Await(then=)") if then is not None else None
         self.state = state
         self.timeout = check_delay(timeout, "Await(timeout=)") if timeout is not None else None
 
@@ -189,7 +189,7 @@ class ScheduleChildren(Outcome[R_co]):
         **unknown: Never,
     ) -> None:
         if unknown:
-            raise unknown_option("ScheduleChildren", unknown, option_names(ScheduleChildren))
+            raise unknown_option_error("ScheduleChildren", unknown, option_names(ScheduleChildren))
         if not isinstance(children, Iterable):
             raise InvalidOutcome(
                 f"ScheduleChildren takes a list of Start(...) values, got {type(children).__name__}: "
@@ -205,7 +205,7 @@ class ScheduleChildren(Outcome[R_co]):
                 raise InvalidOutcome(
                     f"ScheduleChildren(join={join}) can never be reached by {len(self.children)} children"
                 )
-        self.then = step_of(then, "ScheduleChildren(then=)")
+        self.then = to_step_spec(then, "ScheduleChildren(then=)")
         self.state: object = state
         self.needed = _children_needed(join)
         self.timeout = check_delay(timeout, "ScheduleChildren(timeout=)") if timeout is not None else None
@@ -261,7 +261,7 @@ class Done(Outcome[R_co]):
     def __init__(self, result: R_co, *, spawn: Iterable[Start[Any]] = ()) -> None: ...
     def __init__(self, result: object = None, *, spawn: Iterable[Start[Any]] = (), **unknown: object) -> None:
         if unknown:
-            raise unknown_option("Done", unknown, option_names(Done))
+            raise unknown_option_error("Done", unknown, option_names(Done))
         self.result = result
         self.spawn = _check_spawned(spawn, "Done(spawn=)") if spawn else ()
 
@@ -278,7 +278,7 @@ class Fail(Outcome[Never]):
 
     def __init__(self, reason: str | BaseException) -> None:
         self.error = None if isinstance(reason, str) else reason
-        self.reason = reason if isinstance(reason, str) else describe(reason)
+        self.reason = reason if isinstance(reason, str) else describe_error(reason)
 
 
 AnyOutcome: TypeAlias = "Next[Any] | Retry | Await[Any] | ScheduleChildren[Any] | Done[Any] | Fail"
@@ -292,24 +292,24 @@ def is_outcome(value: object) -> TypeIs[AnyOutcome]:
     return isinstance(value, OUTCOMES)
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception as it is stored in `last_error`: its type and its message; of a group also its first parts."""
-    return clean_error(_describe(error, 0))
+    return clean_error(_describe_exception(error, 0))
 
 
-def _describe(error: BaseException, depth: int) -> str:
+def _describe_exception(error: BaseException, depth: int) -> str:
     kind = type(error).__name__
     try:
-        words = _describe_parts(error, depth) if is_group(error) and depth < MAX_NESTED_GROUPS else str(error)
+        words = _describe_group_parts(error, depth) if is_group(error) and depth < MAX_NESTED_GROUPS else str(error)
         return f"{kind}: {words}" if words else kind
     except BaseException:  # user code: a SystemExit of it would end the process
         return f"{kind}: (its str() raised)"
 
 
-def _describe_parts(group: BaseExceptionGroup[BaseException], depth: int) -> str:
+def _describe_group_parts(group: BaseExceptionGroup[BaseException], depth: int) -> str:
     """The parts of a group: `str` of it has only their number."""
     count = len(group.exceptions)
-    parts = [_describe(part, depth + 1) for part in group.exceptions[:MAX_DESCRIBED_PARTS]]
+    parts = [_describe_exception(part, depth + 1) for part in group.exceptions[:MAX_DESCRIBED_PARTS]]
     shown = [part if len(part) <= MAX_DESCRIBED_PART else part[: MAX_DESCRIBED_PART - 3] + "..." for part in parts]
     rest = [f"and {count - len(parts)} more"] if count > len(parts) else []
     return f"{count} error{'s' if count > 1 else ''} ({group.message}): {', '.join([*shown, *rest])}"

@@ -16,7 +16,7 @@ from gen_durable.jobs import Job
 from gen_durable.machines import Machine, MachineSpec, StepSpec
 from gen_durable.retention import Retention
 from gen_durable.retry_policy import DEFAULT_POLICY, RetryPolicy
-from gen_durable.step_after_retries import check_then_type
+from gen_durable.step_after_retries import check_then_state_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Registry:
         for step in spec.steps.values():
             _ = step.state_codec  # resolves annotations now, so that a mistake stops the start and not a row
             _ = step.result_codec
-            check_then_type(step)
+            check_then_state_type(step)
             entry = Entry.from_spec(step, owner)
             for name in (step.name, *step.aliases):
                 self._entries[spec.name, spec.version, name] = entry

@@ -39,7 +39,7 @@ MachineRetention: TypeAlias = Duration | Retention | Literal["worker"] | None
 """The retention of a machine or job: a time for all ends, one for each, None for good, or that of the worker."""
 
 
-def retention_of(
+def to_retention(
     given: Duration | Retention | None, what: str, error: type[GenDurableError] = ConfigError
 ) -> Retention:
     """A retention as users write it: one duration or None stands for all three ways of ending."""

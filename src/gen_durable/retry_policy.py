@@ -82,7 +82,7 @@ DEFAULT_POLICY: Final = RetryPolicy()
 """The policy of jobs, and of machines without an `on_error`."""
 
 
-def check_policy(retry: RetryPolicy | None, what: str) -> RetryPolicy | None:
+def check_retry_policy(retry: RetryPolicy | None, what: str) -> RetryPolicy | None:
     """Check a `retry=` argument."""
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise DefinitionError(

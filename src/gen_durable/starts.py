@@ -1,4 +1,4 @@
-"""`Start`, the description of an instance to start, and `step_of`, which reads the step or job that a user passed.
+"""`Start`, the description of an instance to start, and `to_step_spec`, which reads the step or job that a user passed.
 
 Both check their arguments without I/O. Clients insert `Start` values; outcomes carry them as children and spawns.
 """
@@ -16,9 +16,9 @@ from typing_extensions import TypedDict, Unpack
 from gen_durable.codec import encode_metadata
 from gen_durable.durations import Duration
 from gen_durable.errors import GenDurableError, InputError, InvalidOutcome, TooLarge
-from gen_durable.limits import Limit, LimitNames, limits_of
-from gen_durable.option_hints import option_names, unknown_option
+from gen_durable.limits import Limit, LimitNames, to_limits
 from gen_durable.signals import SignalMessage
+from gen_durable.unknown_options import option_names, unknown_option_error
 from gen_durable.validation import (
     check_delay,
     check_group,
@@ -144,8 +144,8 @@ class Start(Generic[R_co]):
         **unknown: object,
     ) -> None:
         if unknown:
-            raise unknown_option("insert (or Start)", unknown, option_names(Start))
-        self.step = step_of(step, "Start", InputError)
+            raise unknown_option_error("insert (or Start)", unknown, option_names(Start))
+        self.step = to_step_spec(step, "Start", InputError)
         self.state = state
         self.queue = check_name(queue, "queue") if queue is not None else self.step.machine.queue
         self.priority = check_priority(priority)
@@ -155,9 +155,9 @@ class Start(Generic[R_co]):
         self.delay = check_delay(delay, "delay") if delay is not None else 0.0
         self.schedule_at = check_schedule(schedule_at, "schedule_at") if schedule_at is not None else None
         self.unique_key = check_key(unique_key, "unique_key") if unique_key is not None else None
-        self.unique_scope = _scope_of(self.unique_key, unique, unique_scope)
+        self.unique_scope = _resolve_unique_scope(self.unique_key, unique, unique_scope)
         self.keep = check_delay(keep, "keep") if keep is not None else math.inf if unique == "forever" else None
-        self.limits: tuple[Limit, ...] = limits_of(limit, "limit") if limit is not None else self.step.limits_for(state)
+        self.limits: tuple[Limit, ...] = to_limits(limit, "limit") if limit is not None else self.step.limits_for(state)
         self.group = check_group(group) if group is not None else None
         self.metadata = encode_metadata(metadata) if metadata else None
         self.signals = _check_signals(signals) if signals != () else ()
@@ -166,7 +166,7 @@ class Start(Generic[R_co]):
         return f"Start({self.step.machine.name}.{self.step.name})"
 
 
-def step_of(step: object, where: str, error: type[GenDurableError] = InvalidOutcome) -> StepSpec:
+def to_step_spec(step: object, where: str, error: type[GenDurableError] = InvalidOutcome) -> StepSpec:
     """The spec of a step or job; raises `error`, naming `where` it was passed, for any other value."""
     spec = getattr(step, "__gen_durable_step__", None)
     if spec is not None and hasattr(spec, "machine"):
@@ -196,7 +196,7 @@ def _check_signals(signals: Iterable[SignalMessage]) -> tuple[SignalMessage, ...
     return several
 
 
-def _scope_of(key: bytes | None, unique: Unique | None, scope: Iterable[Scope] | None) -> tuple[Scope, ...]:
+def _resolve_unique_scope(key: bytes | None, unique: Unique | None, scope: Iterable[Scope] | None) -> tuple[Scope, ...]:
     """The statuses in which an instance holds its key. Raises `InputError`."""
     if key is None and unique is None and scope is None:
         return ()
@@ -209,11 +209,11 @@ def _scope_of(key: bytes | None, unique: Unique | None, scope: Iterable[Scope] |
             raise InputError("unique='forever' needs a unique_key")
         return ()
     if scope is not None:
-        return _check_scope(scope)
+        return _check_unique_scope(scope)
     return FOREVER if unique == "forever" else LIVE
 
 
-def _check_scope(scope: Iterable[Scope]) -> tuple[Scope, ...]:
+def _check_unique_scope(scope: Iterable[Scope]) -> tuple[Scope, ...]:
     if not isinstance(scope, Iterable):
         raise InputError(f"unique_scope takes a list of statuses, got {type(scope).__name__}")
     several = tuple(dict.fromkeys(scope))

@@ -27,18 +27,18 @@ def check_then(cls: type, spec: StepSpec) -> None:
     name = then_name(then)
     if spec.machine.find(name) is None:
         raise DefinitionError(f"{where} leads to {name!r}: machine {spec.machine.name!r} has no such step")
-    if spec.then is None and spec.own_retry is not None:
+    if spec.step_after_retries is None and spec.own_retry is not None:
         raise DefinitionError(f"{where} leads to the step itself, so it would never end")
     try:
-        _ = spec.state_type, spec.then.state_type if spec.then is not None else None
+        _ = spec.state_type, spec.step_after_retries.state_type if spec.step_after_retries is not None else None
     except DefinitionError:
         return  # a type that is defined later: the registry of a worker checks again
-    check_then_type(spec)
+    check_then_state_type(spec)
 
 
-def check_then_type(spec: StepSpec) -> None:
+def check_then_state_type(spec: StepSpec) -> None:
     """Raise `DefinitionError` unless the `then=` of the step's policy takes the state of the step."""
-    target = spec.then
+    target = spec.step_after_retries
     if target is None or target.state_type is Any or target.state_type == spec.state_type:
         return
     if set(_union_members(spec.state_type)) <= set(_union_members(target.state_type)):

@@ -30,7 +30,7 @@ class StepExecution(Protocol):
 class LimitService(Protocol):
     """Acquires limits for `ctx.limit`. Each worker has one."""
 
-    def lease(self, instance: int, epoch: int, step_limit: str | None, limit: Limit) -> LimitContext:
+    def limit_context(self, instance: int, epoch: int, step_limit: str | None, limit: Limit) -> LimitContext:
         """A context manager that acquires `limit`; `step_limit` is the limit whose slot the step has already."""
         ...
 
@@ -93,7 +93,7 @@ class StepTransaction:
             raise InputError("ctx.connection was used after its step had ended: await every write before returning")
         return self._connection
 
-    def end(self) -> None:
+    def reject_further_use(self) -> None:
         """Reject all further use: a task that the step left running must not write."""
         self._connection = None
 
@@ -137,7 +137,7 @@ class StepJournalService(Protocol):
         """Delete the checkpoint."""
         ...
 
-    def run(
+    def run_activity(
         self,
         name: str,
         fn: Callable[..., Any],

@@ -29,11 +29,11 @@ from gen_durable.operations.in_transaction import Notify, TransactionCalls, chec
 from gen_durable.operations.insert import OnConflict, insert
 from gen_durable.operations.instance_admin import SyncAdminOperations
 from gen_durable.operations.signal_admin import SyncSignalOperations
-from gen_durable.pg.caller_connection import caller_connection_of
+from gen_durable.pg.caller_connection import resolve_caller_connection
 from gen_durable.starts import Start, Startable, StartOptions
 from gen_durable.store.schema import DEFAULT_SCHEMA
 from gen_durable.sync_handles import SyncHandle
-from gen_durable.sync_signals import SyncSignalMethods
+from gen_durable.sync_signal_and_debounce import SyncSignalMethods
 from gen_durable.telemetry import Events
 
 S = TypeVar("S")
@@ -182,7 +182,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
         a Django database and selects its connection of this thread.
         """
         start = Start(step, state, **options)
-        (handle,) = self._insert([start], on_conflict, caller_connection_of(connection, using), notify)
+        (handle,) = self._insert([start], on_conflict, resolve_caller_connection(connection, using), notify)
         return handle
 
     @overload
@@ -215,7 +215,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
         using: str | None = None,
     ) -> list[SyncHandle[R]] | list[SyncHandle[R] | None]:
         """Start many instances in one transaction; see `Durable.insert_many`, and `insert` for `connection`."""
-        handles = self._insert(list(starts), on_conflict, caller_connection_of(connection, using), notify)
+        handles = self._insert(list(starts), on_conflict, resolve_caller_connection(connection, using), notify)
         return cast("list[SyncHandle[R]]", handles)  # only "skip" returns None, as the overloads say
 
     def _insert(
@@ -240,7 +240,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
         using: str | None = None,
     ) -> Cancellation:
         """Cancel an instance, and with `cascade` all its descendants; see `Durable.cancel`, and `insert`."""
-        caller_connection = caller_connection_of(connection, using)
+        caller_connection = resolve_caller_connection(connection, using)
         check_notify(notify, caller_connection)
         if caller_connection is not None:
             instance, key = parse_target(self._unwrap_handle(target), services_of(self._app))

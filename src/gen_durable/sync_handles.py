@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from gen_durable.durations import Duration
-from gen_durable.handles import Handle, result_of
+from gen_durable.handles import Handle, result_or_raise
 from gen_durable.instances import Cancellation, Ending, Instance
 from gen_durable.signals import Signal
 
@@ -37,7 +37,7 @@ class SyncHandle(Generic[R]):
 
     def result(self, timeout: Duration | None = None) -> R:
         """Wait until the instance has ended and return its result; see `Handle.result` for what it raises."""
-        return result_of(self.wait(timeout), self.machine, timeout)
+        return result_or_raise(self.wait(timeout), self.machine, timeout)
 
     def wait(self, timeout: Duration | None = None) -> Ending[R]:
         """Wait until the instance has ended, or for `timeout`: `Finished`, `Failed`, `Cancelled` or `Pending`."""

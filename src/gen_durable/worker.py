@@ -26,7 +26,7 @@ from gen_durable.core.services import services_of
 from gen_durable.engine.runtime import Runtime
 from gen_durable.errors import ConfigError
 from gen_durable.jobs import Job
-from gen_durable.limits import Policy, check_policies
+from gen_durable.limits import Policy, check_limit_policies
 from gen_durable.machines import Machine
 from gen_durable.operations.limits import declare_limit
 from gen_durable.operations.retention import declare_retentions
@@ -56,7 +56,7 @@ class Worker:
         self._services = services_of(app)
         self.options = WorkerOptions.from_settings(queues, options)
         self._registry = Registry(machines, jobs)
-        self._limits = check_policies(limits) if limits is not None else {}
+        self._limits = check_limit_policies(limits) if limits is not None else {}
         if not self._registry.specs and self.options.queues:
             raise ConfigError("a worker with queues needs machines or jobs; one for maintenance only takes queues={}")
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"

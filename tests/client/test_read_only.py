@@ -11,6 +11,7 @@ import asyncpg
 import psycopg
 import pytest
 from tests.support.engine import Opening
+from tests.support.roles import PASSWORD, login_dsn
 from typer.testing import CliRunner
 
 from gen_durable import Concurrency, Durable, Signal, SyncDurable, Worker, job
@@ -91,11 +92,11 @@ async def test_a_worker_refuses_to_start_there(dsn: str, schema: str) -> None:
 async def test_a_worker_refuses_to_start_with_a_login_that_only_reads(dsn: str, schema: str) -> None:
     """It may read the tables and call the functions, which run with its rights."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f"create role {schema}_reader login".encode())
+        connection.execute(f"create role {schema}_reader login password '{PASSWORD}'".encode())
         connection.execute(f"grant usage on schema {schema} to {schema}_reader".encode())
         connection.execute(f"grant select on all tables in schema {schema} to {schema}_reader".encode())
     try:
-        async with Durable(dsn.replace("postgres@", f"{schema}_reader@"), schema=schema) as app:
+        async with Durable(login_dsn(dsn, f"{schema}_reader"), schema=schema) as app:
             assert (await app.count()).value == 0
             with pytest.raises(DatabaseRefused, match=f"its login is read-only in schema '{schema}'"):
                 await Worker(app, jobs=[double]).start()

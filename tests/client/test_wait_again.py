@@ -28,7 +28,7 @@ async def test_an_end_that_is_told_late(dsn: str, schema: str) -> None:
         returned = time.perf_counter()
         waiting = asyncio.create_task(handle.wait(SOON))
         await asyncio.sleep(0.05)
-        services_of(app).completions.report_end(handle.id, Status.FAILED, None, "of an earlier try", returned)
+        services_of(app).completion_watcher.report_end(handle.id, Status.FAILED, None, "of an earlier try", returned)
         await asyncio.sleep(0.05)
         assert not waiting.done()
         async with Worker(app, jobs=[double]):
@@ -40,7 +40,7 @@ async def test_an_answer_that_was_read_before(dsn: str, schema: str, monkeypatch
     async with Durable(dsn, schema=schema, migrate=True) as app:
         handle = await app.insert(double, 1)
         read, late = asyncio.Event(), asyncio.Event()
-        ask = services_of(app).completions._pool.run_idempotent
+        ask = services_of(app).completion_watcher._pool.run_idempotent
 
         async def slowly(call: Any) -> Any:
             rows = await ask(call)
@@ -52,7 +52,7 @@ async def test_an_answer_that_was_read_before(dsn: str, schema: str, monkeypatch
 
         await app.cancel(handle.id, reason="wrong")
         monkeypatch.setattr(
-            type(services_of(app).completions._pool), "run_idempotent", lambda _self, call: slowly(call)
+            type(services_of(app).completion_watcher._pool), "run_idempotent", lambda _self, call: slowly(call)
         )
         first = asyncio.create_task(handle.wait(SOON))
         await read.wait()

@@ -154,7 +154,7 @@ async def test_an_end_before_the_wait_has_the_database_asked(engine: Opening, mo
         handle = await e.app.insert(never_run, 1)
         waiting = asyncio.create_task(handle.wait(seconds(60)))
         await other.app.cancel(handle.id, reason="enough")
-        services_of(e.app).completions.report_end(handle.id, Status.DONE, "1", None, returned_at=0.0)
+        services_of(e.app).completion_watcher.report_end(handle.id, Status.DONE, "1", None, returned_at=0.0)
         assert await soon(waiting) == Cancelled(handle.id, "enough")
 
 
@@ -166,7 +166,7 @@ async def test_pages_are_read_until_one_is_not_full(engine: Opening, monkeypatch
         for handle in handles[:3]:
             await handle.cancel(reason="ten letter")
         due = {handle.id: [asyncio.get_running_loop().create_future()] for handle in handles}
-        await soon(services_of(e.app).completions._poll(list(due), due))
+        await soon(services_of(e.app).completion_watcher._poll(list(due), due))
         assert [future.done() for (future,) in due.values()] == [True, True, True, False]
 
 
@@ -221,7 +221,7 @@ async def test_a_wait_that_has_ended_leaves_nothing(engine: Opening) -> None:
     """However it ended; a poll that was planned for it is left out."""
     async with engine() as e:
         handle = await e.app.insert(never_run, 1)
-        watcher = services_of(e.app).completions
+        watcher = services_of(e.app).completion_watcher
         await handle.wait(seconds(0))
         watcher._poll_soon(handle.id, WatchedInstance())
         assert watcher._take_due_instances() == {}

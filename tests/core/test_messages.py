@@ -15,7 +15,7 @@ from gen_durable.core.messages import (
     QueueReady,
     decode,
     encode,
-    messages_of,
+    follow_up_messages,
 )
 from gen_durable.store.types import NO_FOLLOW_UPS, FollowUps
 
@@ -58,7 +58,7 @@ def test_an_unknown_payload_is_ignored(payload: str, caplog: pytest.LogCaptureFi
 
 def test_wakeups_stand_for_one_message_each() -> None:
     follow_ups = FollowUps(frozenset({"a", "b"}), frozenset({1, None}), frozenset({"w"}))
-    assert set(messages_of(follow_ups)) == {
+    assert set(follow_up_messages(follow_ups)) == {
         QueueReady("a"),
         QueueReady("b"),
         CancelChildren(1),

@@ -97,7 +97,7 @@ async def test_every_queue_and_every_worker_is_woken(dsn: str, schema: str) -> N
         await listening(notifier, one)
         notifier.add_worker(two)
         notifier.wake_queues(["a", "b"])
-        notifier.wake_workers()
+        notifier.wake_local_workers()
         for endpoint in (one, two):
             assert [endpoint.calls.get_nowait() for _ in range(3)] == ["wake a", "wake b", "wake all"]
             notifier.remove_worker(endpoint)

@@ -8,7 +8,7 @@ from gen_durable.client import Durable
 from gen_durable.core.services import services_of
 from gen_durable.errors import ConfigError
 
-WHILE_OPEN = ("pool", "connection_target", "notifier", "completions", "installation")
+WHILE_OPEN = ("pool", "connection_target", "notifier", "completion_watcher", "installation_id")
 
 
 async def test_what_exists_only_while_open(dsn: str, schema: str) -> None:
@@ -41,7 +41,7 @@ async def test_a_fork_hands_over_what_is_the_parents(dsn: str, schema: str) -> N
     app = Durable(dsn, schema=schema)
     await app.open()
     services = services_of(app)
-    parents = (services.commit_watcher, services.completions, services.notifier, services.pool)
+    parents = (services.commit_watcher, services.completion_watcher, services.notifier, services.pool)
     assert services.abandon_after_fork() == parents
     assert (services.is_open, services.commit_watcher) == (False, None)
     await services._notifier.close()

@@ -107,7 +107,7 @@ def test_the_queue_of_a_partition_key_is_woken_when_it_is_free() -> None:
 
 def test_the_outcome_of_a_row_that_crashed_twice_is_counted() -> None:
     running = Running(crashes=2)
-    assert running.answer(COMMITTED, "next")[1:] == [("report_outcome_after_crashes", running.active)]
+    assert running.answer(COMMITTED, "next")[1:] == [("allow_more_crashed_rows", running.active)]
     assert Running(crashes=1).answer(COMMITTED, "next")[1:] == []
 
 
@@ -147,7 +147,7 @@ def test_a_kept_claim_counts_its_crashes_and_its_history_at_each_outcome() -> No
     """As a claim that has ended does."""
     running = Running(crashes=2)
     running.runner._advance_to_next_step(running.active, EncodedOutcome(Commit(1, 1, 99, "continue", "two"), "Next"))
-    assert running.parts.calls == [("report_outcome_after_crashes", running.active), ("add", 1, 100, 20)]
+    assert running.parts.calls == [("allow_more_crashed_rows", running.active), ("add", 1, 100, 20)]
 
 
 def test_a_claim_without_an_outcome_is_put_back_or_removed(caplog: pytest.LogCaptureFixture) -> None:
@@ -186,7 +186,7 @@ def test_after_a_stray_cancellation_the_row_is_put_back(caplog: pytest.LogCaptur
     running.runner.handle_cancellation_by_other_code(running.active)
     assert running.parts.calls == [
         ("postpone", running.active, "its task was cancelled outside of its step"),
-        ("wake_workers",),
+        ("wake_local_workers",),
     ]
     assert "instance 1: code of Two.one cancelled its task outside of its step" in caplog.text
 

@@ -14,6 +14,7 @@ from tests.support.engine import Engine, Opening
 from gen_durable import Start, Status, job
 from gen_durable.context import Child
 from gen_durable.core.services import services_of
+from gen_durable.decoder_fingerprints import Fingerprints
 from gen_durable.engine import claim_table
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import DEFAULT_REASON, LIMIT_REST, USUAL_REST, ClaimTable
@@ -21,7 +22,6 @@ from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.registry import Registry
-from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.store.schema import Schema
 from gen_durable.store.types import Claim
 from gen_durable.telemetry import ClaimLost, Events
@@ -182,7 +182,7 @@ async def test_rows_that_cannot_be_released_are_left_to_a_reaper(caplog: pytest.
 async def test_a_claim_that_was_lost_stops() -> None:
     """A running one is interrupted, and a buffered one does not start. One that has ended meanwhile is not reported."""
     holder = Holder()
-    holder.table.add([claim(1), claim(2), claim(3)], 0.0)
+    holder.table.add_and_start([claim(1), claim(2), claim(3)], 0.0)
     await asyncio.sleep(0)
     running, buffered, ended = holder.table.all()
     holder.slots.remove_from_buffer(ended)
@@ -224,9 +224,9 @@ async def test_leases_that_are_old_enough_are_extended_in_the_order_of_ids(monke
 async def test_claims_that_have_not_begun_are_withdrawn_in_the_order_of_ids() -> None:
     """They are marked at once, and removed when their rows are returned. A claim whose task has run is not touched."""
     holder = Holder()
-    holder.table.add([claim(5)], 0.0)
+    holder.table.add_and_start([claim(5)], 0.0)
     await asyncio.sleep(0)
-    holder.table.add([claim(4), claim(3)], 0.0)
+    holder.table.add_and_start([claim(4), claim(3)], 0.0)
     withdrawn = holder.table.withdraw_not_begun()
     assert [(active.claim.id, active.claim.is_interrupted) for active in withdrawn] == [(3, True), (4, True)]
     assert len(holder.table) == 3
@@ -238,7 +238,7 @@ async def test_claims_that_have_not_begun_are_withdrawn_in_the_order_of_ids() ->
 
 async def test_a_claim_whose_task_has_not_run_yet_is_interrupted_when_it_is_withdrawn() -> None:
     holder = Holder()
-    holder.table.add([claim(1)], 0.0)
+    holder.table.add_and_start([claim(1)], 0.0)
     holder.table.drop_withdrawn(holder.table.withdraw_not_begun())
     await holder.tasks.wait(10)
     assert (holder.begun, len(holder.table)) == ([], 0)
@@ -247,7 +247,7 @@ async def test_a_claim_whose_task_has_not_run_yet_is_interrupted_when_it_is_with
 async def test_a_cancel_request_reaches_a_claim_once() -> None:
     """A buffered one starts out of turn. A repeated request changes nothing, nor does one for a row that has ended."""
     holder = Holder()
-    holder.table.add([claim(1), claim(2)], 0.0)
+    holder.table.add_and_start([claim(1), claim(2)], 0.0)
     await asyncio.sleep(0)
     running, buffered = holder.table.all()
     holder.table.apply_cancel_requests({1: "first", 2: "second", 77: "unknown"})
@@ -297,7 +297,7 @@ async def test_rows_that_crashed_twice_are_counted_while_they_are_held() -> None
     assert (crashed.is_idle, crashed.free_count) == (True, 1)
     (other,) = holder.hold(claim(3, crashes=2))
     queue.reset_for_pick()
-    holder.table.report_outcome_after_crashes(other)
+    holder.table.allow_more_crashed_rows(other)
     assert (crashed.is_idle, crashed.free_count, queue.has_work) == (True, 2, True)
 
 
@@ -315,11 +315,11 @@ async def test_children_that_a_join_has_not_waited_for_are_cancelled() -> None:
 async def test_a_stopping_worker_starts_no_claim(caplog: pytest.LogCaptureFixture) -> None:
     """It releases the claims of a pick that was under way; without claims it does not ask the database."""
     holder = Holder()
-    holder.table.add([], 0.0)
+    holder.table.add_and_start([], 0.0)
     assert not holder.tasks.running
     await holder.table.release([])
     assert caplog.text == ""
     holder.slots.stopping = True
-    holder.table.add([claim(1), claim(2)], 0.0)
+    holder.table.add_and_start([claim(1), claim(2)], 0.0)
     await holder.tasks.wait(10)
     assert (holder.begun, len(holder.table)) == ([], 0)

@@ -47,7 +47,7 @@ class Notifications:
     def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         self._published.append(follow_ups)
 
-    def wake_workers(self) -> None:
+    def wake_local_workers(self) -> None:
         self._published.append(None)
 
 

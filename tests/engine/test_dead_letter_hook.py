@@ -75,15 +75,15 @@ async def test_instances_that_come_meanwhile_wait_for_their_turn(dsn: str, schem
         first, second, third = await insert(app, 3)
         calls = Calls(2)
         hook = hook_of(app, calls.call_later)
-        hook.add([])
+        hook.enqueue_calls([])
         assert find_tasks() == []
         for number in (first, second):
-            hook.add([number])
-        hook.add([])
+            hook.enqueue_calls([number])
+        hook.enqueue_calls([])
         (task,) = find_tasks()
         calls.go.set()
         await asyncio.wait_for(task, 10)
-        hook.add([third])
+        hook.enqueue_calls([third])
         assert len(find_tasks()) == 1
         await asyncio.wait_for(hook.close(10), 10)
         assert (calls.ids, calls.most, calls.running) == ([first, second, third], 1, 0)
@@ -100,7 +100,7 @@ async def test_an_instance_that_is_gone_or_cannot_be_read_is_logged(
         calls = Calls(1)
         calls.go.set()
         hook = hook_of(app, calls.call, statements)
-        hook.add([unreadable, 0, readable])
+        hook.enqueue_calls([unreadable, 0, readable])
         await asyncio.wait_for(hook.close(10), 10)
         assert calls.ids == [readable]
         assert caplog.messages == [
@@ -120,7 +120,7 @@ async def test_a_hook_that_exits_is_logged_with_its_frames(
             raise SystemExit(one.state)
 
         hook = hook_of(app, exits)
-        hook.add([number])
+        hook.enqueue_calls([number])
         await asyncio.wait_for(hook.close(10), 10)
         (message,) = caplog.messages
         assert message.startswith(f"on_dead_letter raised SystemExit for instance {number}\n")
@@ -135,7 +135,7 @@ async def test_the_end_waits_for_a_call_and_then_cancels_it(dsn: str, schema: st
         calls = Calls(1)
         hook = hook_of(app, calls.call)
         await hook.close(10)  # nothing was called
-        hook.add(several)
+        hook.enqueue_calls(several)
         (task,) = find_tasks()
         await asyncio.wait_for(calls.all.wait(), 10)
         await asyncio.wait_for(hook.close(0.01), 10)
@@ -149,7 +149,7 @@ async def test_the_thread_of_a_hook_ends_with_it(dsn: str, schema: str) -> None:
         (number,) = await insert(app, 1)
         threads: list[threading.Thread] = []
         hook = hook_of(app, lambda one: threads.append(threading.current_thread()))
-        hook.add([number])
+        hook.enqueue_calls([number])
         await asyncio.wait_for(hook.close(10), 10)
         (thread,) = threads
         assert thread is not threading.current_thread()

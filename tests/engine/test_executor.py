@@ -99,7 +99,7 @@ async def test_an_answer_after_the_step_ends_the_claim(threads: ThreadPool) -> N
     claim, entry = claim_of(Scripted(go_on), "fails")
     encoded = await make_executor(threads).execute(claim, entry, may_continue=True)
     assert (encoded.commit.kind, encoded.commit.error) == ("continue", "ValueError: no")
-    encoded = await make_executor(threads).answer_error_after_step(claim, entry, ValueError("later"))
+    encoded = await make_executor(threads).handle_error_after_step(claim, entry, ValueError("later"))
     assert (encoded.commit.kind, encoded.commit.error) == ("next", "ValueError: later")
 
 
@@ -110,7 +110,7 @@ async def test_on_error_may_start_many_children(threads: ThreadPool) -> None:
         return ScheduleChildren([Start(leaf, n) for n in range(2500)], then=WORK, state="")
 
     claim, entry = claim_of(Scripted(fan_out))
-    encoded = await make_executor(threads).answer_error_after_step(claim, entry, ValueError("no"))
+    encoded = await make_executor(threads).handle_error_after_step(claim, entry, ValueError("no"))
     assert encoded.commit.many_children is not None
     assert len(encoded.commit.many_children.encoded) == 2500
 

@@ -13,7 +13,7 @@ from tests.support.engine import Engine, opened
 from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine import gc as gc_module
-from gen_durable.engine.gc import Gc, Walk, walks_of
+from gen_durable.engine.gc import Gc, Walk, walks_for_retentions
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.retention import Retention
 from gen_durable.telemetry import InstancesCollected
@@ -119,6 +119,6 @@ async def test_rate_buckets_that_have_refilled_are_deleted_in_each_round(dsn: st
 def test_there_is_one_walk_for_each_retention() -> None:
     """Equal ones share it, those that are kept for ever have none; rows with a keep of their own have one."""
     own = Retention(done=timedelta(seconds=5), failed=None, cancelled=timedelta(seconds=3))
-    assert walks_of([own]) == [Walk(3.0), Walk(5.0), Walk(None)]
+    assert walks_for_retentions([own]) == [Walk(3.0), Walk(5.0), Walk(None)]
     other = Retention(done=timedelta(0), failed=timedelta(seconds=5), cancelled=timedelta(0))
-    assert walks_of([own, other]) == [Walk(0.0), Walk(3.0), Walk(5.0), Walk(None)]
+    assert walks_for_retentions([own, other]) == [Walk(0.0), Walk(3.0), Walk(5.0), Walk(None)]

@@ -16,6 +16,7 @@ from tests.support.engine import Engine, opened
 
 from gen_durable import job
 from gen_durable.core.services import services_of
+from gen_durable.decoder_fingerprints import Fingerprints
 from gen_durable.engine import heartbeat as heartbeat_module
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
@@ -25,7 +26,6 @@ from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.faults import ConnectionLost
 from gen_durable.registry import Registry
-from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.telemetry import ClaimLost, EventLoopBlocked
 
 LEASE = 30.0

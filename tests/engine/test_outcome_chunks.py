@@ -10,7 +10,7 @@ import pytest
 from gen_durable import Context, Done, Machine, Next, Outcome, ScheduleChildren, Start, job, step
 from gen_durable.engine.outcome_encoder import CHUNK_BYTES, EncodedOutcome, encode_outcome
 from gen_durable.errors import TooLarge
-from gen_durable.starts import step_of
+from gen_durable.starts import to_step_spec
 from gen_durable.store.types import Claim
 
 SIZE = 100_000
@@ -34,13 +34,13 @@ def starts(count: int, size: int = SIZE) -> list[Start[Any]]:
 def encode(outcome: Outcome[Any]) -> EncodedOutcome:
     claim = Claim(1, "Starter", 1, "begin", "0", 0, 1, 0, "default", 0, None, None, None, None)
     ctx = Context(1, "Starter", 1, "begin", 0, "default", 0, None, None, None, "w", 1, 0)
-    return encode_outcome(claim, step_of(Starter.begin, "test"), ctx, outcome, may_continue=False)
+    return encode_outcome(claim, to_step_spec(Starter.begin, "test"), ctx, outcome, may_continue=False)
 
 
 def finish(encoded: EncodedOutcome) -> int:
     """Encode the rest. Returns how many chunks it took."""
     chunks = 1
-    while encoded.encode_more():
+    while encoded.encode_next_chunk():
         chunks += 1
     return chunks
 

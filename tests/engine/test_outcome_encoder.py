@@ -31,7 +31,7 @@ from gen_durable.errors import EncodeError, InvalidOutcome, TooLarge
 from gen_durable.limits import LimitNames
 from gen_durable.outcomes import UNCHANGED
 from gen_durable.signals import Received
-from gen_durable.starts import step_of
+from gen_durable.starts import to_step_spec
 from gen_durable.store.types import Claim
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -96,7 +96,7 @@ def encode(
     **columns: Any,
 ) -> EncodedOutcome:
     ctx = Context(1, "Plain", 1, "begin", 0, "default", 0, None, None, None, "w", 2, 3, awaited=awaited)
-    spec = step_of(ran, "test")
+    spec = to_step_spec(ran, "test")
     return encode_outcome(claim_of(**columns), spec, ctx, outcome, may_continue=may_continue, error=error)
 
 
@@ -253,7 +253,7 @@ def test_the_reason_of_a_failure_takes_precedence_over_the_error_of_the_step() -
 def test_an_outcome_has_what_the_history_of_its_machine_keeps(
     ran: Any, attempt: int, ran_step: str | None, extra: object
 ) -> None:
-    cancelled = encode_cancel_outcome(claim_of(attempt=attempt, parent_id=9), step_of(ran, "test"), "too late")
+    cancelled = encode_cancel_outcome(claim_of(attempt=attempt, parent_id=9), to_step_spec(ran, "test"), "too late")
     for encoded in (encode(Done(1), ran=ran, attempt=attempt), cancelled):
         assert (encoded.commit.ran_step, extra_of(encoded)) == (ran_step, extra)
     commit = cancelled.commit
@@ -322,7 +322,7 @@ def test_as_many_as_a_chunk_go_in_one_statement(kind: str, monkeypatch: pytest.M
 
     few = encode_starts(3)
     assert (few.remaining_starts, few.commit.many_children, len(extra_of(few)[kind])) == (None, None, 3)
-    assert not few.encode_more()
+    assert not few.encode_next_chunk()
     assert encode_starts(4).remaining_starts is not None
     monkeypatch.setattr(outcome_encoder, "CHUNK", 1000)
     monkeypatch.setattr(outcome_encoder, "CHUNK_BYTES", 9)  # a state has three bytes
@@ -339,7 +339,7 @@ def test_a_generator_of_a_step_in_a_thread_is_not_iterated_on_the_loop() -> None
     ):
         encoded = encode(ScheduleChildren(children, then=PLAIN.other, state=7), ran=ran)
         assert (encoded.remaining_starts is not None, encoded.commit.many_children is not None) == (is_later, is_later)
-        assert encoded.encode_more() is False
+        assert encoded.encode_next_chunk() is False
         many = encoded.commit.many_children
         assert len(extra_of(encoded)["children"] if many is None else many.encoded) == 2
 
@@ -349,7 +349,7 @@ def test_many_children_keep_their_unique_keys(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(outcome_encoder, "CHUNK", 1)
     children = [Start(leaf, "a", unique_key="k"), Start(leaf, "b"), Start(leaf, "c", unique_key="l")]
     encoded = encode(ScheduleChildren(children, then=PLAIN.other, state=7))
-    while encoded.encode_more():
+    while encoded.encode_next_chunk():
         pass
     many = encoded.commit.many_children
     assert many is not None
@@ -366,7 +366,7 @@ def test_the_bytes_of_all_chunks_are_bounded(kind: str, monkeypatch: pytest.Monk
         if kind == "children":
             outcome = ScheduleChildren(starts(4), then=PLAIN.other, state=7)
         encoded = encode(outcome)
-        while encoded.encode_more():
+        while encoded.encode_next_chunk():
             pass
         many = encoded.commit.many_children
         return many.size if many is not None else 4 * len('"0"')
@@ -384,7 +384,7 @@ def test_the_children_of_a_generator_are_counted_and_checked(monkeypatch: pytest
     monkeypatch.setattr("gen_durable.outcomes.MAX_CHILDREN", 3)
     encoded = encode(ScheduleChildren(starts(4), then=PLAIN.other, state=7))
     with pytest.raises(InvalidOutcome, match="got 4 children, at most 3"):
-        encoded.encode_more()
+        encoded.encode_next_chunk()
     with pytest.raises(InvalidOutcome, match=r"takes Start\(\.\.\.\) values, got int"):
         encode(ScheduleChildren(iter([7]), then=PLAIN.other, state=7))  # type: ignore[arg-type]
 

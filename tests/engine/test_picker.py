@@ -18,7 +18,7 @@ from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine import picker as picker_module
 from gen_durable.engine.picker import Picker
-from gen_durable.engine.scan_floors import ScanFloors
+from gen_durable.engine.scan_positions import ScanPositions
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.connection import PersistentConnection
@@ -283,9 +283,9 @@ async def test_the_floors_of_a_slow_pick_are_sent_with_the_next(
 ) -> None:
     """They are kept with the duration of the statement."""
     updates: list[tuple[PickResult, str | None, float]] = []
-    monkeypatch.setattr(ScanFloors, "update", lambda _, *arguments: updates.append(arguments))
+    monkeypatch.setattr(ScanPositions, "update", lambda _, *arguments: updates.append(arguments))
     async with Durable(dsn, schema=schema) as app, picking(app) as (pick, link, _):
-        monkeypatch.setattr(ScanFloors, "pick_argument", lambda *_: "{}")
+        monkeypatch.setattr(ScanPositions, "pick_argument", lambda *_: "{}")
 
         async def wait() -> None:
             await asyncio.sleep(0.02)

@@ -14,12 +14,12 @@ from tests.worker.test_options_lease import dead_claim, double
 
 from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
+from gen_durable.decoder_fingerprints import Fingerprints
 from gen_durable.engine import reaper as reaper_module
-from gen_durable.engine.crashed_rows import CrashedRows
+from gen_durable.engine.crashed_row_slots import CrashedRowSlots
 from gen_durable.engine.reaper import UNKNOWN_STEPS_EVERY, Reaper
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
-from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.store.types import FollowUps
 from gen_durable.telemetry import ClaimsReaped, InstanceDeadLettered, RowsUnblocked, UnknownStepsFound
 
@@ -55,7 +55,7 @@ class Told:
         for queue in queues:
             self.wake(queue)
 
-    def add(self, ids: Iterable[int]) -> None:
+    def enqueue_calls(self, ids: Iterable[int]) -> None:
         self.dead += ids
 
 
@@ -67,7 +67,7 @@ class Reaping:
         given: dict[str, Any] = {"reap_interval": timedelta(seconds=INTERVAL), "max_crashes": 3}
         self.e = e
         self.told = Told()
-        self.crashed = CrashedRows(None)
+        self.crashed = CrashedRowSlots(None)
         self.link = Counting(services.connection_target)
         self.link.texts = []
         self.reaper = Reaper(

@@ -81,7 +81,7 @@ class Track:
             for i in ids
         ]
         for held in several:
-            self.slots.start(held, self.now())
+            self.slots.start_or_buffer(held, self.now())
         await settled()
         return several
 

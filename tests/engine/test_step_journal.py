@@ -75,7 +75,7 @@ class Performed:
 def run(one: StepJournal, name: str, fn: Any, *args: Any, **options: Any) -> tuple[Any, Performed]:
     done = Performed()
     given = {"retry": None, "kwargs": {}, **options}
-    return done.perform(one.run(name, fn, args, **given)), done
+    return done.perform(one.run_activity(name, fn, args, **given)), done
 
 
 def fail(done: Performed, one: StepJournal, error: Exception, retry: RetryPolicy | None) -> list[str | None]:
@@ -85,7 +85,7 @@ def fail(done: Performed, one: StepJournal, error: Exception, retry: RetryPolicy
         raise error
 
     with pytest.raises(type(error)) as raised:
-        done.perform(one.run("fails", raises, (), {}, retry=retry))
+        done.perform(one.run_activity("fails", raises, (), {}, retry=retry))
     assert raised.value is error
     return [record.error for record in done.records]
 
@@ -125,7 +125,7 @@ def test_a_policy_with_a_next_step_is_refused_before_the_call() -> None:
     """`then=` is for steps."""
     done = Performed()
     with pytest.raises(InputError, match=r"activity 'call': RetryPolicy\(then=\) is for steps"):
-        done.perform(journal().run("call", int, (), {}, retry=RetryPolicy(then="refund")))
+        done.perform(journal().run_activity("call", int, (), {}, retry=RetryPolicy(then="refund")))
     assert done.records == []
 
 
@@ -152,8 +152,8 @@ def test_a_stored_journal_answers_and_is_counted_on() -> None:
 def test_a_page_of_activities_is_added() -> None:
     """The number of the last one is returned, after which the next page begins."""
     one = journal({"activities": True})
-    assert one.add_page('[[1,"a",true,"1"],[2,"b",false,null]]') == 2
-    assert one.add_page('[[3,"b",true,"22"]]') == 3
+    assert one.load_activities_page('[[1,"a",true,"1"],[2,"b",false,null]]') == 2
+    assert one.load_activities_page('[[3,"b",true,"22"]]') == 3
     assert (run(one, "a", Performed)[0], run(one, "b", Performed)[0], one.size) == (1, 22, 3)
 
 
@@ -248,7 +248,7 @@ def test_activities_are_encrypted_for_their_place() -> None:
     assert run(one, "call", lambda a: a + 1, 1)[1].records[0].error is None
     failed = Performed()
     with pytest.raises(ValueError, match="no"):
-        failed.perform(one.run("other", int, ("no",), {}, retry=None))
+        failed.perform(one.run_activity("other", int, ("no",), {}, retry=None))
     assert failed.records[0].result is None
     assert failed.records[0].error is not None
     assert "no" not in failed.records[0].error

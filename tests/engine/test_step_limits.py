@@ -98,7 +98,7 @@ async def test_a_lost_answer_is_not_a_second_place(room: Callable[[], Any]) -> N
     """With one slot, a step that had two places would wait for itself."""
     async with room() as r:
         r.asked.lose = 1
-        async with asyncio.timeout(5), r.limits.lease(1, 1, None, L):
+        async with asyncio.timeout(5), r.limits.limit_context(1, 1, None, L):
             assert await r.tickets() == 1
         assert await r.tickets() == 0
         assert r.rung == ["q"]
@@ -122,12 +122,12 @@ async def test_cancelled_before_the_answer(room: Callable[[], Any]) -> None:
 
 async def test_cancelled_in_the_line(room: Callable[[], Any]) -> None:
     async with room() as r:
-        async with r.limits.lease(1, 1, None, L):
+        async with r.limits.limit_context(1, 1, None, L):
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2), r.limits.lease(2, 1, None, L):
+                async with asyncio.timeout(0.2), r.limits.limit_context(2, 1, None, L):
                     raise AssertionError("two in one slot")
             assert await r.tickets() == 1
-        async with asyncio.timeout(5), r.limits.lease(2, 1, None, L):
+        async with asyncio.timeout(5), r.limits.limit_context(2, 1, None, L):
             pass
 
 
@@ -136,7 +136,7 @@ async def test_the_next_in_line_enters(room: Callable[[], Any]) -> None:
         inside: list[int] = []
 
         async def visit(claim: int) -> None:
-            async with r.limits.lease(claim, 1, None, L):
+            async with r.limits.limit_context(claim, 1, None, L):
                 inside.append(claim)
                 assert len(inside) == 1
                 await asyncio.sleep(0.05)
@@ -154,7 +154,7 @@ async def test_a_claim_that_was_lost(room: Callable[[], Any]) -> None:
 
 
 async def test_the_slot_that_the_step_has_already(room: Callable[[], Any]) -> None:
-    async with room() as r, asyncio.timeout(5), r.limits.lease(1, 1, "l", L):
+    async with room() as r, asyncio.timeout(5), r.limits.limit_context(1, 1, "l", L):
         assert await r.tickets() == 0
 
 
@@ -164,7 +164,7 @@ async def test_tokens(room: Callable[[], Any]) -> None:
         await r.link.run(r.calls.set_limit("r", Rate(10, timedelta(seconds=1)), declared=False))
         began = asyncio.get_running_loop().time()
         for _ in range(3):
-            async with r.limits.lease(1, 1, None, Limit("r")):
+            async with r.limits.limit_context(1, 1, None, Limit("r")):
                 pass
         assert asyncio.get_running_loop().time() - began > 0.15
         assert await r.tickets() == 0
@@ -188,7 +188,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 async def test_a_limit_that_is_removed_lets_those_in_line_enter(room: Callable[[], Any], slept: list[float]) -> None:
     """A ticket is still released in the end; between two requests there are growing pauses, shortened at random."""
-    async with room() as r, asyncio.timeout(10), r.limits.lease(1, 1, None, L):
+    async with room() as r, asyncio.timeout(10), r.limits.limit_context(1, 1, None, L):
         entering = asyncio.create_task(r.limits.acquire(2, 1, L))
         while len(slept) < 6 or await r.tickets() < 2:  # noqa: ASYNC110 - requests have no event
             await asyncio.sleep(0)
@@ -206,7 +206,7 @@ async def test_a_token_that_comes_late_is_asked_for_again_then(room: Callable[[]
     """Not before: the database says how long to wait. A removed limit needs no ticket."""
     async with room() as r:
         await r.link.run(r.calls.set_limit("r", Rate(1, timedelta(seconds=60)), declared=False))
-        async with asyncio.timeout(10), r.limits.lease(1, 1, None, Limit("r")):
+        async with asyncio.timeout(10), r.limits.limit_context(1, 1, None, Limit("r")):
             pass
         entering = asyncio.create_task(r.limits.acquire(1, 1, Limit("r")))
         while not slept:  # noqa: ASYNC110

@@ -58,7 +58,7 @@ def counts(pool: ThreadPool) -> tuple[int, int, int]:
 
 
 async def call(pool: ThreadPool, function: Callable[[], Any]) -> Any:
-    return await (await pool.start(function))
+    return await (await pool.start_call(function))
 
 
 async def test_one_thread_serves_calls_that_follow_each_other() -> None:
@@ -75,7 +75,7 @@ async def test_calls_run_side_by_side_up_to_the_size(blocked: Blocked) -> None:
     """An idle thread takes one call, a new thread the other; a third call waits, and takes the first free thread."""
     pool = ThreadPool(2)
     first = await soon(call(pool, threading.current_thread))
-    running = [await soon(pool.start(blocked)), await soon(pool.start(blocked))]
+    running = [await soon(pool.start_call(blocked)), await soon(pool.start_call(blocked))]
     await blocked.until_entered(2)
     assert first in blocked.threads
     assert counts(pool) == (2, 0, 0)
@@ -93,7 +93,7 @@ async def test_calls_run_side_by_side_up_to_the_size(blocked: Blocked) -> None:
 async def test_close_ends_all_threads(blocked: Blocked) -> None:
     """Idle ones at once, a busy one after its call."""
     pool = ThreadPool(2)
-    running = [await soon(pool.start(blocked)) for _ in range(2)]
+    running = [await soon(pool.start_call(blocked)) for _ in range(2)]
     await blocked.until_entered(2)
     pool.close()
     blocked.may_return.set()
@@ -106,7 +106,7 @@ async def test_close_ends_all_threads(blocked: Blocked) -> None:
 async def test_start_returns_when_the_call_has_begun() -> None:
     """A call whose future is cancelled directly afterwards runs, and counts as abandoned."""
     pool, ended = ThreadPool(2), threading.Event()
-    done = await soon(pool.start(lambda: ended.wait(10)))
+    done = await soon(pool.start_call(lambda: ended.wait(10)))
     done.cancel()
     await asyncio.sleep(0)
     assert counts(pool) == (1, 0, 1)
@@ -125,8 +125,8 @@ async def test_a_waiting_call_that_is_cancelled_never_runs(blocked: Blocked) -> 
     ran: list[bool] = []
     pool, function = ThreadPool(1), Function()
     forgotten = weakref.ref(function)
-    running = await soon(pool.start(blocked))
-    waiting = asyncio.create_task(pool.start(function))
+    running = await soon(pool.start_call(blocked))
+    waiting = asyncio.create_task(pool.start_call(function))
     del function
     await asyncio.sleep(0)
     waiting.cancel()
@@ -148,7 +148,7 @@ async def test_a_call_that_is_cancelled_as_it_begins_is_abandoned(
 ) -> None:
     """The thread has taken it, and the event loop does not know so yet: the thread is replaced."""
     pool = ThreadPool(1)
-    starting = asyncio.create_task(pool.start(blocked))
+    starting = asyncio.create_task(pool.start_call(blocked))
     await asyncio.sleep(0)
     assert blocked.entered.acquire(timeout=10)  # blocks the event loop meanwhile
     starting.cancel()
@@ -162,7 +162,7 @@ async def test_a_call_that_is_cancelled_as_it_begins_is_abandoned(
 async def test_a_call_that_has_ended_is_not_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     """Its future is cancelled after its end, before the event loop has its answer."""
     pool, may_return = ThreadPool(1), threading.Event()
-    done = await soon(pool.start(lambda: may_return.wait(10)))
+    done = await soon(pool.start_call(lambda: may_return.wait(10)))
     may_return.set()
     deadline = time.monotonic() + 10
     while pool._idle < 1 and time.monotonic() < deadline:
@@ -177,7 +177,7 @@ async def test_a_call_that_has_ended_is_not_abandoned(caplog: pytest.LogCaptureF
 async def test_a_waiting_call_gets_the_replacement_of_an_abandoned_thread(blocked: Blocked) -> None:
     """At once, while the abandoned call still runs; the surplus thread ends, and the counts are right afterwards."""
     pool = ThreadPool(1)
-    abandoned = await soon(pool.start(blocked))
+    abandoned = await soon(pool.start_call(blocked))
     waiting = asyncio.create_task(call(pool, lambda: "served"))
     await asyncio.sleep(0)
     abandoned.cancel()
@@ -192,7 +192,7 @@ async def test_a_waiting_call_gets_the_replacement_of_an_abandoned_thread(blocke
 
 async def test_a_thread_is_replaced_only_when_a_call_needs_it(blocked: Blocked) -> None:
     pool = ThreadPool(1)
-    (await soon(pool.start(blocked))).cancel()
+    (await soon(pool.start_call(blocked))).cancel()
     await asyncio.sleep(0)
     assert counts(pool) == (1, 0, 1)
     assert await soon(call(pool, lambda: "served")) == "served"
@@ -207,7 +207,7 @@ async def test_replacements_are_bounded_and_logged(
     monkeypatch.setattr(thread_pool, "LONGEST_WAIT", 0.02)
     pool = ThreadPool(2)
     for _ in range(4):
-        (await soon(pool.start(blocked))).cancel()
+        (await soon(pool.start_call(blocked))).cancel()
         await asyncio.sleep(0)
     assert counts(pool) == (4, 0, 4)
     assert [(r.levelno, r.getMessage().partition(" threads")[0]) for r in caplog.records] == [
@@ -216,7 +216,7 @@ async def test_replacements_are_bounded_and_logged(
         (logging.ERROR, "abandoned calls hold 3"),
     ]
     with pytest.raises(NoFreeThread, match="hold 4 threads of a worker with threads=2"):
-        await soon(pool.start(blocked))
+        await soon(pool.start_call(blocked))
     blocked.may_return.set()
     await when(lambda: counts(pool)[0] == 2 and counts(pool)[2] == 0)
     assert await soon(call(pool, lambda: "served")) == "served"
@@ -231,9 +231,9 @@ async def test_a_call_is_not_refused_while_replacements_are_allowed(
     monkeypatch.setattr(thread_pool, "LONGEST_WAIT", 0.01)
     other = Blocked()
     pool = ThreadPool(1)
-    (await soon(pool.start(blocked))).cancel()
+    (await soon(pool.start_call(blocked))).cancel()
     await asyncio.sleep(0)
-    running = await soon(pool.start(other))
+    running = await soon(pool.start_call(other))
     waiting = asyncio.create_task(call(pool, lambda: "served"))
     await asyncio.sleep(0.05)
     assert not waiting.done()

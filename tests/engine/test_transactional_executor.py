@@ -361,7 +361,7 @@ async def test_without_a_connection_a_commit_is_looked_for_again_after_a_pause(
     monkeypatch.setattr(transactional_executor, "FIRST_PAUSE", 60)
     caplog.set_level(logging.INFO, "gen_durable.worker")
     executor = make_executor(NOWHERE, StatementBuilder(Schema()))
-    task = asyncio.create_task(executor._find_commit(executor._connections[0], Commit(7, 1, 0, "done")))
+    task = asyncio.create_task(executor._check_lost_commit(executor._connections[0], Commit(7, 1, 0, "done")))
     assert await until_logged(caplog, "instance 7: its commit cannot be checked yet") == 1
     task.cancel()
     await asyncio.wait([task])

@@ -10,18 +10,18 @@ from tests.support.exploring import Exploring
 from tests.support.machine import M
 from tests.support.rows import instance, seconds
 
-from gen_durable.operations.keyed_starts import debounce_call
+from gen_durable.operations.start_or_update import make_debounce
 from gen_durable.starts import Start
-from gen_durable.store.keyed_starts import KeyedStartResult, KeyedStartStatementBuilder
+from gen_durable.store.start_or_update import StartOrUpdateResult, StartOrUpdateStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 
 QUIET = ("insert_if_key_free", "send_first_signals", "notify_workers")
 WAITING = instance(1, state="0", unique_key=b"k", unique_scope="{runnable}", eligible_at=seconds(-1))
 
 
-def debounce(calls: StatementBuilder, number: int) -> Statement[KeyedStartResult]:
+def debounce(calls: StatementBuilder, number: int) -> Statement[StartOrUpdateResult]:
     start = Start(M.s, number, unique_key="k", unique_scope=["runnable"], delay=60)
-    return KeyedStartStatementBuilder(calls.schema).keyed_start(debounce_call(start, None))
+    return StartOrUpdateStatementBuilder(calls.schema).start_or_update(make_debounce(start, None))
 
 
 def never_lost(end: End) -> None:

@@ -64,7 +64,9 @@ async def test_reject_flush(exploring: Exploring, calls: StatementBuilder) -> No
 async def test_restore_deliver(exploring: Exploring, calls: StatementBuilder, by: str) -> None:
     """A signal with the dedup key of one that is restored: one of the two has the key, and the row is woken."""
     admin = SignalStatementBuilder(calls.schema)
-    restore = admin.restore([7]) if by == "operator" else admin.retry_rejected([("m", 1, "new")], (0, 0), 10)
+    restore = (
+        admin.restore([7]) if by == "operator" else admin.retry_signals_others_rejected([("m", 1, "new")], (0, 0), 10)
+    )
 
     def once(end: End) -> None:
         verdict = end.right[0][0][1]

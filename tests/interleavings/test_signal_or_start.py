@@ -11,10 +11,10 @@ from tests.support.exploring import Exploring
 from tests.support.machine import M, park
 from tests.support.rows import LIVE, executing, instance, parked
 
-from gen_durable.operations.keyed_starts import signal_or_start_call
+from gen_durable.operations.start_or_update import make_signal_or_start
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
-from gen_durable.store.keyed_starts import KeyedStartResult, KeyedStartStatementBuilder
+from gen_durable.store.start_or_update import StartOrUpdateResult, StartOrUpdateStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit
 
@@ -41,9 +41,9 @@ EARLY = (
 )
 
 
-def or_start(calls: StatementBuilder, number: int, dedup_key: str | None = None) -> Statement[KeyedStartResult]:
-    call = signal_or_start_call("k", go, number, dedup_key, Start(M.s, {}))
-    return KeyedStartStatementBuilder(calls.schema).keyed_start(call)
+def or_start(calls: StatementBuilder, number: int, dedup_key: str | None = None) -> Statement[StartOrUpdateResult]:
+    call = make_signal_or_start("k", go, number, dedup_key, Start(M.s, {}))
+    return StartOrUpdateStatementBuilder(calls.schema).start_or_update(call)
 
 
 def live(end: End) -> list[int]:

@@ -312,7 +312,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([60, 900, 3600]))
     def time_passes(self, seconds: int) -> None:
-        for statement in self.store.run(self.statements.shift_statements()):
+        for statement in self.store.run(self.statements.list_time_shift_statements()):
             self.store.sql(statement, timedelta(seconds=seconds))
         self.model.jumped += seconds
 

@@ -18,7 +18,7 @@ from tests.support.drivers import CONNECTIONS, CallerConnection
 from tests.support.rows import executing, parked
 
 from gen_durable import Await, Context, Done, Durable, Machine, Outcome, Signal, SyncDurable, Worker, job, step
-from gen_durable.core.commit_watcher import CommitWatcher
+from gen_durable.core.caller_transaction_watcher import CallerTransactionWatcher
 from gen_durable.core.services import services_of
 from gen_durable.errors import InputError
 
@@ -172,13 +172,13 @@ async def test_sqlalchemy_reports_each_commit_once(
 ) -> None:
     """However many calls the transaction has, and however long it takes: no check has to come first."""
     reports: list[object] = []
-    check_soon = CommitWatcher.check_soon
+    check_soon = CallerTransactionWatcher.check_soon
 
-    def report(watcher: CommitWatcher, committing: object = None) -> None:
+    def report(watcher: CallerTransactionWatcher, committing: object = None) -> None:
         reports.append(committing)
         check_soon(watcher, committing)
 
-    monkeypatch.setattr(CommitWatcher, "check_soon", report)
+    monkeypatch.setattr(CallerTransactionWatcher, "check_soon", report)
     async with listening(dsn, schema) as ear, CONNECTIONS[kind](dsn, schema) as caller:
         async with caller.transaction(commit=True):
             await caller.insert(echo, "in", queue="first")

@@ -51,6 +51,16 @@ def test_no_password_is_shown() -> None:
     assert [host.name for host in hosts.hosts] == ["one", "two"]
 
 
+def test_a_password_beside_settings_of_the_server() -> None:
+    """An option that is not known may be a piece of a password, so no host is named; the DSN is read all the same."""
+    found = split_hosts("postgresql:///db?host=one,two&password=hush&work_mem=4MB&connect_timeout=3")
+    assert [host.name for host in found.hosts] == ["host 1", "host 2"]
+    assert [host.dsn for host in found.hosts] == [
+        f"postgresql:///db?{WRITING}&host={name}&password=hush&work_mem=4MB" for name in ("one", "two")
+    ]
+    assert found.timeout == 3
+
+
 @pytest.mark.parametrize("password", ["hu,sh/x", "hu,sh?x", "hu,sh#x", "12,3/x"])
 def test_a_password_that_is_not_encoded(password: str) -> None:
     """Its pieces are not taken for hosts, which are named in messages."""

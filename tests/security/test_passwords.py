@@ -18,7 +18,7 @@ from gen_durable.cli.app import app as cli
 from gen_durable.cli.database import describe_dsn
 from gen_durable.errors import GenDurableError
 from gen_durable.pg.connection import ConnectionTarget
-from gen_durable.pg.dsn import find_tls_weakness, may_show_password, split_hosts
+from gen_durable.pg.dsn import find_tls_weakness, may_leak_password, split_hosts
 
 # Each piece is a word that no message contains by itself.
 PASSWORDS = {
@@ -144,5 +144,5 @@ def test_no_part_is_named(dsn: str) -> None:
 )
 def test_a_clear_dsn_is_named(dsn: str) -> None:
     """Messages about it say where it leads."""
-    assert not may_show_password(dsn)
+    assert not may_leak_password(dsn)
     assert describe_dsn(dsn) != "the database"

@@ -65,7 +65,7 @@ WORKER = CLIENT | {
         "unblock_missed",
         "release_claims",
         "gc",
-        "gc_rows_with_keep",
+        "gc_kept_rows",
         "declare_retentions",
         "declared_retentions",
         "trim_history",

@@ -10,23 +10,23 @@ from tests.support.machine import KNOWN, M
 from tests.support.rows import LIVE, executing, instance, seconds
 from tests.support.store import Store
 
-from gen_durable.operations.keyed_starts import debounce_call
+from gen_durable.operations.start_or_update import make_debounce
 from gen_durable.starts import Start
-from gen_durable.store.keyed_starts import KeyedStartResult, KeyedStartStatementBuilder
+from gen_durable.store.start_or_update import StartOrUpdateResult, StartOrUpdateStatementBuilder
 
 WAITING = {"unique_key": b"k", "unique_scope": "{runnable}"}
 
 
-def call(store: Store, number: int, max_delay: float | None = None, **options: Any) -> KeyedStartResult:
+def call(store: Store, number: int, max_delay: float | None = None, **options: Any) -> StartOrUpdateResult:
     start = Start(M.s, number, unique_key="k", unique_scope=["runnable"], delay=60, **options)
-    return store.run(KeyedStartStatementBuilder(store.schema).keyed_start(debounce_call(start, max_delay)))
+    return store.run(StartOrUpdateStatementBuilder(store.schema).start_or_update(make_debounce(start, max_delay)))
 
 
 def test_the_first_call_starts(store: Store) -> None:
     """The instance waits for the delay, and holds the key until it is claimed."""
     result = call(store, 1, queue="q")
     assert result.target is not None
-    assert result == KeyedStartResult(result.target, "started", "q", None)
+    assert result == StartOrUpdateResult(result.target, "started", "q", None)
     row = store.row(result.target)
     assert (row["unique_guard"], row["state"], row["queue"]) == (b"k", "1", "q")
     assert row["eligible_in"] == pytest.approx(60, abs=20)
@@ -35,7 +35,7 @@ def test_the_first_call_starts(store: Store) -> None:
 def test_a_later_call_restarts_the_delay(store: Store) -> None:
     """With the newest state, in the queue of the first."""
     store.given(instance(1, eligible_at=seconds(1), queue="q", state="0", **WAITING))
-    assert call(store, 1, queue="elsewhere") == KeyedStartResult(1, "restarted", "q", None)
+    assert call(store, 1, queue="elsewhere") == StartOrUpdateResult(1, "restarted", "q", None)
     (row,) = store.rows()
     assert (row["state"], row["queue"], row["step"]) == ("1", "q", "s")
     assert store.row(1)["eligible_in"] == pytest.approx(60, abs=20)
@@ -66,7 +66,7 @@ def test_a_claim_frees_the_key(store: Store) -> None:
     store.pick()
     result = call(store, 2)
     assert (result.verdict, len(store.rows())) == ("started", 2)
-    assert call(store, 3) == KeyedStartResult(result.target, "restarted", "default", None)
+    assert call(store, 3) == StartOrUpdateResult(result.target, "restarted", "default", None)
     assert [row["state"] for row in store.rows()] == ["{}", "3"]
 
 
@@ -90,7 +90,7 @@ def test_other_holders_are_left_alone(store: Store, given: str) -> None:
     """A key that a plain insert has taken: an instance that has begun keeps it, and one of another machine."""
     store.given(given)
     before = store.rows()
-    assert call(store, 1) == KeyedStartResult(1, "taken", None, None)
+    assert call(store, 1) == StartOrUpdateResult(1, "taken", None, None)
     assert store.rows() == before
 
 
@@ -100,7 +100,7 @@ def test_a_row_at_a_gate_keeps_its_place(store: Store) -> None:
         executing(2, partition_key="p")
         + instance(1, eligible_at=seconds(-1), partition_key="p", blocked_on="partition/p", **WAITING)
     )
-    assert call(store, 1) == KeyedStartResult(1, "restarted", "default", None)
+    assert call(store, 1) == StartOrUpdateResult(1, "restarted", "default", None)
     row = store.row(1)
     assert (row["state"], row["blocked_on"]) == ("1", "partition/p")
     assert row["eligible_in"] < 0

@@ -12,7 +12,7 @@ from tests.support.rows import LIVE, ended, executing, instance, parent, parked,
 from tests.support.store import Store
 
 from gen_durable.instances import Instance
-from gen_durable.listing import Count, Page, decode_cursor, filter_json
+from gen_durable.listing import Count, Page, decode_cursor, encode_filters
 from gen_durable.starts import Start
 from gen_durable.store.row_decoder import decode_instance
 from gen_durable.store.statements import Statement
@@ -22,14 +22,14 @@ HOUR = timedelta(hours=1)
 
 
 def page(store: Store, limit: int = 50, after: str | None = None, **filters: Any) -> Page:
-    return store.run(store.reads.list(filter_json(filters), decode_cursor(after), limit, payloads=False))
+    return store.run(store.reads.list(encode_filters(filters), decode_cursor(after), limit, payloads=False))
 
 
 def ids(store: Store, **filters: Any) -> list[int]:
     """All that fit, on one page; counting them says the same."""
     found = page(store, **filters)
     assert found.cursor is None
-    assert store.run(store.reads.count(filter_json(filters))) == Count(len(found), exact=True)
+    assert store.run(store.reads.count(encode_filters(filters))) == Count(len(found), exact=True)
     return [one.id for one in found]
 
 
@@ -99,7 +99,7 @@ def test_what_is_listed(zoo: Store) -> None:
     """Instances come without states and results unless asked for, else as `get` tells them."""
     (light,) = page(zoo, status="executing")
     assert (light.raw_state, light.raw_result, light.machine, light.locked_by) == (None, None, "other", "w")
-    (whole,) = zoo.run(zoo.reads.list(filter_json({"status": "executing"}), None, 9, payloads=True))
+    (whole,) = zoo.run(zoo.reads.list(encode_filters({"status": "executing"}), None, 9, payloads=True))
     assert whole == zoo.run(zoo.calls.get(2, None))
     (blocked,) = page(zoo, partition_key="p", status="runnable")
     assert (blocked.blocked_on, blocked.due_at, blocked.metadata) == ("partition/p", None, {})
@@ -144,7 +144,7 @@ def cut(store: Store, below: int | None, limit: int, scan: int, **filters: Any) 
     """A call that looks at few rows."""
     call = Statement(
         store.schema.render("select ids, rest from @schema.list($1, $2, $3, $4)"),
-        (filter_json(filters), below, limit, scan),
+        (encode_filters(filters), below, limit, scan),
         lambda rows: (rows[0][0] or [], rows[0][1]),
     )
     return store.run(call)
@@ -186,7 +186,7 @@ def test_counts_that_are_estimated(store: Store) -> None:
 
     def count(most: int, scan: int, **filters: Any) -> tuple[int, bool]:
         text = store.schema.render("select value, exact from @schema.count($1, $2, $3, 10000)")
-        return store.run(Statement(text, (filter_json(filters), most, scan), lambda rows: (rows[0][0], rows[0][1])))
+        return store.run(Statement(text, (encode_filters(filters), most, scan), lambda rows: (rows[0][0], rows[0][1])))
 
     assert count(2000, 5000) == (2000, True)
     assert count(100, 5000, step="t") == (500, False)  # all pages are in the sample
@@ -200,7 +200,7 @@ def test_the_planner_never_estimates_none(store: Store) -> None:
     store.sql("insert into @schema.instances (fsm, step) select 'm', 's' from generate_series(1, 3000) n")
     store.given("analyze @schema.instances")
     text = store.schema.render("select value, exact from @schema.count($1, 100, 100, 1)")
-    counted = Statement(text, (filter_json({"step": "none"}),), lambda rows: (rows[0][0], rows[0][1]))
+    counted = Statement(text, (encode_filters({"step": "none"}),), lambda rows: (rows[0][0], rows[0][1]))
     assert store.run(counted) == (0, False)
 
 
@@ -226,7 +226,7 @@ def test_metadata_index(zoo: Store) -> None:
         " from generate_series(1, 100) n"
     )
     assert cut(zoo, None, 5, 50, metadata={"tenant": "acme"}) == ([], 151)
-    zoo.sql(zoo.schema.metadata_index)
+    zoo.sql(zoo.schema.metadata_index_script)
     zoo.sql("select @schema.has_metadata_index()")
     assert cut(zoo, None, 5, 50, metadata={"tenant": "acme"}) == ([8, 7], None)
     assert cut(zoo, None, 1, 50, metadata={"tenant": "acme"}) == ([8], 8)
@@ -234,11 +234,11 @@ def test_metadata_index(zoo: Store) -> None:
     assert cut(zoo, None, 5, 50, metadata={"tenant": "acme"}, status="runnable") == ([8], None)
     assert cut(zoo, 100, 5, 4, metadata={"tenant": "many"}) == ([], 6)  # too many to be told at once
     for filters, expected in (({}, (2, True)), ({"status": "runnable"}, (1, True)), ({"status": "failed"}, (0, True))):
-        what = filter_json({"metadata": {"tenant": "acme"}, **filters})
+        what = encode_filters({"metadata": {"tenant": "acme"}, **filters})
         ((value, exact),) = zoo.sql("select value, exact from @schema.count($1, 100, 50)", what)
         assert (value, exact) == expected
     ((_, exact),) = zoo.sql(
-        "select value, exact from @schema.count($1, 100, 50)", filter_json({"metadata": {"tenant": "many"}})
+        "select value, exact from @schema.count($1, 100, 50)", encode_filters({"metadata": {"tenant": "many"}})
     )
     assert not exact
 
@@ -270,4 +270,4 @@ def test_moments_of_insertion_bound_the_search(store: Store) -> None:
     assert cut(store, None, 50, 20, inserted_after=now - 10.5 * HOUR) == ([*range(300, 289, -1)], None)
     assert cut(store, None, 50, 11, inserted_after=now - 10.5 * HOUR) == ([*range(300, 289, -1)], 290)  # perhaps more
     assert cut(store, None, 2, 10, **old, inserted_after=now - 152 * HOUR) == ([150, 149], None)
-    assert store.run(store.reads.count(filter_json(old))) == Count(50, exact=True)
+    assert store.run(store.reads.count(encode_filters(old))) == Count(50, exact=True)

@@ -163,11 +163,11 @@ CASES = {
         lambda s: (s.run(s.calls.gc(1, 1, 1, 10)).deleted, [row["id"] for row in s.rows()]),
         (1, [1]),
     ),
-    "gc_rows_with_keep": Case(
+    "gc_kept_rows": Case(
         ended(1, keep_seconds=1) + ended(2, keep_seconds=1),
         ROW.format(1),
         lambda s: (
-            s.run(RetentionStatementBuilder(s.schema).gc_rows_with_keep(10)).deleted,
+            s.run(RetentionStatementBuilder(s.schema).gc_kept_rows(10)).deleted,
             [row["id"] for row in s.rows()],
         ),
         (1, [1]),
@@ -214,7 +214,7 @@ CASES = {
     "rejected signals": Case(
         "".join(parked(i) + signal(6 + i, i, consumed=True, rejection="no", rejected_by=["a"]) for i in (1, 2)),
         ROW.format(1),
-        lambda s: s.run(SignalStatementBuilder(s.schema).retry_rejected([("m", 1, "b")], (0, 0), 9)).ids,
+        lambda s: s.run(SignalStatementBuilder(s.schema).retry_signals_others_rejected([("m", 1, "b")], (0, 0), 9)).ids,
         [8],
     ),
     "unlocked": Case(

@@ -140,7 +140,7 @@ def test_the_statements_of_the_clients_do_not_notify(dsn: str, schema: str, stor
         store.calls.remove_limit("l"),
     ]
     (allocated,) = store.run(store.calls.allocate_ids(1))
-    calls.append(store.calls.insert_as(calls[0], [allocated], ["{}"], []))
+    calls.append(store.calls.insert_with_ids(calls[0], [allocated], ["{}"], []))
     for call in calls:
         store.run(call)
     assert notified("select 1") == []

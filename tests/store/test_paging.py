@@ -14,7 +14,7 @@ from tests.support.length import short_or_long
 from tests.support.rows import executing, instance, parent
 from tests.support.store import Store
 
-from gen_durable.listing import filter_json
+from gen_durable.listing import encode_filters
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
 
@@ -105,9 +105,9 @@ class Traffic:
 
 def fitting(store: Store, filters: dict[str, Any]) -> set[int]:
     """All that fit now, by one plain query without pages."""
-    text = store.sql("select filters from @schema.filter_sql($1)", filter_json(filters))[0][0]
+    text = store.sql("select filters from @schema.filter_sql($1)", encode_filters(filters))[0][0]
     text = text.replace("$1", "$1::jsonb").replace("true", "$1::jsonb is not null", 1)
-    return {row[0] for row in store.sql(f"select i.id from @schema.instances i where {text}", filter_json(filters))}
+    return {row[0] for row in store.sql(f"select i.id from @schema.instances i where {text}", encode_filters(filters))}
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_no_row_is_missed_and_none_is_seen_twice(store: Store, name: str, scan: 
         steady, seen, below, pages = fitting(store, filters), list[int](), None, 0
         while True:
             text = store.schema.render("select ids, rest from @schema.list($1, $2, 6, $3)")
-            call = Statement(text, (filter_json(filters), below, scan), lambda rows: (rows[0][0] or [], rows[0][1]))
+            call = Statement(text, (encode_filters(filters), below, scan), lambda rows: (rows[0][0] or [], rows[0][1]))
             fits_now = fitting(store, filters)
             ids, below = store.run(call)
             assert set(ids) <= fits_now

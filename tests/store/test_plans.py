@@ -21,15 +21,15 @@ import pytest
 from tests.support.machine import KNOWN, M, child, fan_out, send
 from tests.support.store import Store
 
-from gen_durable.operations.keyed_starts import debounce_call, signal_or_start_call
+from gen_durable.operations.start_or_update import make_debounce, make_signal_or_start
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.signals import Signal
 from gen_durable.starts import Start
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, ProgressReport
-from gen_durable.store.keyed_starts import KeyedStartStatementBuilder
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
+from gen_durable.store.start_or_update import StartOrUpdateStatementBuilder
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
 
@@ -156,13 +156,13 @@ def step_status(instance: int) -> Callable[[Store], Statement[Any]]:
 
 
 def or_start(store: Store, key: str) -> Statement[Any]:
-    call = signal_or_start_call(key, Signal("go"), None, "d", Start(M.s, {}))
-    return KeyedStartStatementBuilder(store.schema).keyed_start(call)
+    call = make_signal_or_start(key, Signal("go"), None, "d", Start(M.s, {}))
+    return StartOrUpdateStatementBuilder(store.schema).start_or_update(call)
 
 
 def debounce(store: Store, key: str) -> Statement[Any]:
     start = Start(M.s, {}, unique_key=key, unique_scope=["runnable"], delay=5)
-    return KeyedStartStatementBuilder(store.schema).keyed_start(debounce_call(start, None))
+    return StartOrUpdateStatementBuilder(store.schema).start_or_update(make_debounce(start, None))
 
 
 PKEY, PICK, UNIQUE, KEY = "instances_pkey", "instances_pick", "instances_unique", "instances_key"
@@ -245,8 +245,8 @@ WORKS = {
         frozenset({"instances_finished", PKEY, INBOX, *JOURNAL, "retentions_pkey"}),
         16,
     ),
-    "gc_rows_with_keep": Work(
-        lambda s: RetentionStatementBuilder(s.schema).gc_rows_with_keep(BATCH),
+    "gc_kept_rows": Work(
+        lambda s: RetentionStatementBuilder(s.schema).gc_kept_rows(BATCH),
         frozenset({"instances_keep_passed", PKEY, INBOX, *JOURNAL}),
         16,
     ),

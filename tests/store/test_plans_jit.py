@@ -10,13 +10,13 @@ import pytest
 from tests.store.test_plans import WORKS, journal, plans_of
 from tests.support.store import Store
 
-from gen_durable.listing import filter_json
+from gen_durable.listing import encode_filters
 
 READS = {
     "get": lambda s: s.calls.get(1, None),
-    "list": lambda s: s.reads.list(filter_json({"status": "failed"}), None, 20, payloads=True),
-    "list by metadata": lambda s: s.reads.list(filter_json({"metadata": {"a": 1}}), None, 20, payloads=True),
-    "count": lambda s: s.reads.count(filter_json({"machine": "m"})),
+    "list": lambda s: s.reads.list(encode_filters({"status": "failed"}), None, 20, payloads=True),
+    "list by metadata": lambda s: s.reads.list(encode_filters({"metadata": {"a": 1}}), None, 20, payloads=True),
+    "count": lambda s: s.reads.count(encode_filters({"machine": "m"})),
     "checkpoint of one": lambda s: journal(s).checkpoint_of(1, None),
     "limits": lambda s: s.calls.limits(),
     "id of key": lambda s: s.calls.id_of_key(b"k"),

@@ -17,7 +17,7 @@ import pytest
 from tests.store.test_plans import counted, plans_of
 from tests.support.store import Store
 
-from gen_durable.listing import Filters, filter_json
+from gen_durable.listing import Filters, encode_filters
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
@@ -162,7 +162,7 @@ def check_plans(big: Store, dsn: str, call: Statement[Any], index: str) -> None:
 
 
 def calls(big: Store, look: Look) -> dict[str, Statement[Any]]:
-    what = filter_json(look.filters)
+    what = encode_filters(look.filters)
     return {"list": big.reads.list(what, None, 50, payloads=False), "count": big.reads.count(what)}
 
 
@@ -192,15 +192,15 @@ def test_what_is_found(big: Store, name: str) -> None:
     below: int | None = None
     while True:
         text = big.schema.render("select ids, rest from @schema.list($1, $2, 1000)")
-        ids, below = big.run(Statement(text, (filter_json(filters), below), lambda rows: (rows[0][0], rows[0][1])))
+        ids, below = big.run(Statement(text, (encode_filters(filters), below), lambda rows: (rows[0][0], rows[0][1])))
         found += ids or []
         if below is None:
             break
-    filter_text = big.sql("select filters from @schema.filter_sql($1)", filter_json(filters))[0][0]
+    filter_text = big.sql("select filters from @schema.filter_sql($1)", encode_filters(filters))[0][0]
     fits = filter_text.replace("$1", "$1::jsonb").replace("true", "$1::jsonb is not null", 1)
-    plain = big.sql(f"select i.id from @schema.instances i where {fits} order by i.id desc", filter_json(filters))
+    plain = big.sql(f"select i.id from @schema.instances i where {fits} order by i.id desc", encode_filters(filters))
     assert found == [row[0] for row in plain]
-    count = big.run(big.reads.count(filter_json(filters)))
+    count = big.run(big.reads.count(encode_filters(filters)))
     if count.exact:
         assert count.value == len(found)
     elif len(found) > 5000:

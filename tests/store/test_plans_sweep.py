@@ -16,12 +16,12 @@ from tests.store.test_plans import counted
 from tests.support.store import Store
 
 from gen_durable.config import WorkerOptions
-from gen_durable.engine.crashed_rows import CrashedRows
+from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.engine.crashed_row_slots import CrashedRowSlots
 from gen_durable.engine.reaper import UNBLOCK_BATCH, Reaper
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.registry import Registry
-from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.store.schema import Schema
 from gen_durable.telemetry import Events
 
@@ -90,7 +90,7 @@ def test_six_rounds_of_the_reaper_find_every_missed_row_among_100_000_keys(block
         notifier=cast(Any, woken),
         events=Events(),
         dead_letters=None,
-        crashed=CrashedRows(None),
+        crashed=CrashedRowSlots(None),
     )
     for _ in range(6):
         blocked._runner.run(reaper.run_once())

@@ -19,7 +19,7 @@ def reject(store: Store, *ids: int, target: int = 1, epoch: int = 1, mark: str =
 
 
 def retry(store: Store, mark: str = "new", *, batch: int = 100, after: tuple[int, int] = (0, 0)) -> RetryRejectedResult:
-    return store.run(SignalStatementBuilder(store.schema).retry_rejected([("m", 1, mark)], after, batch))
+    return store.run(SignalStatementBuilder(store.schema).retry_signals_others_rejected([("m", 1, mark)], after, batch))
 
 
 def restore(store: Store, *ids: int) -> list[tuple[str, str | None]]:

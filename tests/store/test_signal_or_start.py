@@ -10,25 +10,25 @@ from tests.support.machine import M
 from tests.support.rows import LIVE, ended, executing, instance, parked, seconds, signal
 from tests.support.store import Store
 
-from gen_durable.operations.keyed_starts import signal_or_start_call
+from gen_durable.operations.start_or_update import make_signal_or_start
 from gen_durable.signals import Signal
 from gen_durable.starts import FOREVER, Start
-from gen_durable.store.keyed_starts import KeyedStartResult, KeyedStartStatementBuilder
+from gen_durable.store.start_or_update import StartOrUpdateResult, StartOrUpdateStatementBuilder
 
 go = Signal("go", int)
 EVER = "{" + ",".join(FOREVER) + "}"
 
 
-def call(store: Store, payload: int, dedup_key: str | None = None, **options: Any) -> KeyedStartResult:
-    made = signal_or_start_call("k", go, payload, dedup_key, Start(M.s, {"n": payload}, **options))
-    return store.run(KeyedStartStatementBuilder(store.schema).keyed_start(made))
+def call(store: Store, payload: int, dedup_key: str | None = None, **options: Any) -> StartOrUpdateResult:
+    made = make_signal_or_start("k", go, payload, dedup_key, Start(M.s, {"n": payload}, **options))
+    return store.run(StartOrUpdateStatementBuilder(store.schema).start_or_update(made))
 
 
 def test_a_free_key_starts(store: Store) -> None:
     """The instance has all options of its start, the key, the start's own signals, and then the signal."""
     result = call(store, 1, "d", queue="q", priority=3, delay=60, metadata={"a": 1}, signals=[go.of(0)])
     (row,) = store.rows()
-    assert result == KeyedStartResult(row["id"], "started", "q", None)
+    assert result == StartOrUpdateResult(row["id"], "started", "q", None)
     assert (row["unique_guard"], row["queue"], row["priority"], row["state"]) == (b"k", "q", 3, '{"n": 1}')
     assert (row["metadata"], row["has_signals"], row["status"]) == ('{"a": 1}', True, "runnable")
     assert store.row(row["id"])["eligible_in"] == pytest.approx(60, abs=20)
@@ -42,7 +42,7 @@ def test_a_live_holder_receives(store: Store, given: str) -> None:
     store.sql("update @schema.instances set unique_key = 'k', unique_scope = $1::text::@schema.durable_status[]", LIVE)
     is_parked = store.row(1)["status"] == "awaiting_signal"
     result = call(store, 1, signals=[go.of(0)])
-    assert result == KeyedStartResult(1, "delivered", "default" if is_parked else None, None)
+    assert result == StartOrUpdateResult(1, "delivered", "default" if is_parked else None, None)
     assert [s["payload"] for s in store.inbox()] == ["1"]
     assert len(store.rows()) == 1
 
@@ -56,7 +56,7 @@ def test_the_end_of_a_holder_frees_its_key(store: Store) -> None:
 def test_a_key_that_is_kept_has_no_target(store: Store) -> None:
     """Under a key that an ended instance still holds, nothing is started and nothing is delivered."""
     store.given(ended(1, unique_key=b"k", unique_scope=EVER))
-    assert call(store, 1) == KeyedStartResult(1, "no_target", None, None)
+    assert call(store, 1) == StartOrUpdateResult(1, "no_target", None, None)
     assert (len(store.rows()), store.inbox()) == (1, [])
 
 
@@ -64,18 +64,18 @@ def test_a_dedup_key_counts_for_all_instances_of_the_key(store: Store) -> None:
     """A repeated call is a duplicate after a start, after its end, and while a later instance lives."""
     first = call(store, 1, "d").target
     assert first is not None
-    assert call(store, 1, "d") == KeyedStartResult(first, "duplicate", None, None)
+    assert call(store, 1, "d") == StartOrUpdateResult(first, "duplicate", None, None)
     store.pick()
     store.sql(
         "update @schema.instances set status = 'done', finished_at = now(), unique_scope = '{}', locked_by = null, "
         "lease_expires_at = null"
     )
-    assert call(store, 1, "d") == KeyedStartResult(first, "duplicate", None, None)
+    assert call(store, 1, "d") == StartOrUpdateResult(first, "duplicate", None, None)
     assert len(store.rows()) == 1
     second = call(store, 2, "e")
     assert second.verdict == "started"
-    assert call(store, 1, "d") == KeyedStartResult(first, "duplicate", None, None)
-    assert call(store, 2, "e") == KeyedStartResult(second.target, "duplicate", None, None)
+    assert call(store, 1, "d") == StartOrUpdateResult(first, "duplicate", None, None)
+    assert call(store, 2, "e") == StartOrUpdateResult(second.target, "duplicate", None, None)
     assert [s["payload"] for s in store.inbox()] == ["1", "2"]
 
 
@@ -108,7 +108,7 @@ def test_the_newest_instances_of_a_key_count(store: Store) -> None:
     first = call(store, 1, "d")
     store.sql("update @schema.instances set status = 'done', finished_at = now(), unique_scope = '{}' where id = $1",
               first.target)  # fmt: skip
-    assert call(store, 1, "d") == KeyedStartResult(first.target, "duplicate", None, None)
+    assert call(store, 1, "d") == StartOrUpdateResult(first.target, "duplicate", None, None)
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from gen_durable.engine.crashed_rows import CrashedRows
+from gen_durable.engine.crashed_row_slots import CrashedRowSlots
 from gen_durable.store.types import Claim
 
 
@@ -14,7 +14,7 @@ class Claimed:
 
     def __init__(self) -> None:
         self.claims: asyncio.Queue[Claim] = asyncio.Queue()
-        self.crashed = CrashedRows(None)
+        self.crashed = CrashedRowSlots(None)
         self.unanswered_count = 0
         self.woken: asyncio.Queue[str] = asyncio.Queue()
         self.full: list[str] = []
@@ -22,7 +22,7 @@ class Claimed:
         self.postponed: list[tuple[int, str]] = []
         self.leased_at = 0.0
 
-    def add(self, claims: list[Claim], leased_at: float) -> None:
+    def add_and_start(self, claims: list[Claim], leased_at: float) -> None:
         self.leased_at = leased_at
         for claim in claims:
             self.claims.put_nowait(claim)

@@ -13,7 +13,7 @@ from gen_durable.context import Context
 from gen_durable.errors import DefinitionError, EncodeError
 from gen_durable.jobs import Job, job
 from gen_durable.retry_policy import Abort, RetryPolicy
-from gen_durable.starts import step_of
+from gen_durable.starts import to_step_spec
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ async def test_calling_a_job_calls_its_function() -> None:
 
 def test_a_job_is_a_machine_with_one_step() -> None:
     """Its row has the job's name and the step `run`."""
-    spec = step_of(send, "test")
+    spec = to_step_spec(send, "test")
     assert (spec.label, spec.machine.version, spec.machine.queue, spec.is_async) == ("send.run", 1, "default", True)
     assert list(spec.machine.steps) == ["run"]
     assert (send.name, spec.retry) == ("send", RetryPolicy(attempts=20, backoff=backoff))
@@ -50,7 +50,7 @@ def test_a_job_is_a_machine_with_one_step() -> None:
 
 def test_options() -> None:
     """Name, version, queue, attempts and timeout are as given."""
-    spec = step_of(shout, "test")
+    spec = to_step_spec(shout, "test")
     assert (spec.machine.name, spec.machine.version, spec.machine.queue) == ("shout.v2", 4, "loud")
     assert (spec.timeout, spec.is_async, shout.wants_context) == (5.0, False, True)
     assert spec.retry == RetryPolicy(attempts=3)
@@ -58,7 +58,7 @@ def test_options() -> None:
 
 def test_argument_and_result_types_come_from_the_annotations() -> None:
     """The argument is decoded as what the function takes."""
-    spec = step_of(send, "test")
+    spec = to_step_spec(send, "test")
     assert spec.state_codec.decode(b'{"to": "ada"}') == Mail("ada")
     assert spec.result_codec.decode(b"3") == 3
 
@@ -118,7 +118,7 @@ def test_jobs_without_an_argument() -> None:
         (False, True),
         (True, False),
     ]
-    spec = step_of(made[0], "test")
+    spec = to_step_spec(made[0], "test")
     assert spec.state_codec.encode(None) == b"null"
     assert spec.result_codec.decode(b"1") == 1
     with pytest.raises(EncodeError, match=r"the state of tick\.run takes None, got int"):

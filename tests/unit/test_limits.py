@@ -9,7 +9,7 @@ import pytest
 
 from gen_durable.errors import ConfigError, DefinitionError, InputError, TooLarge
 from gen_durable.jobs import job
-from gen_durable.limits import MAX_SLOTS, Concurrency, Limit, Rate, check_policies, limits_of
+from gen_durable.limits import MAX_SLOTS, Concurrency, Limit, Rate, check_limit_policies, to_limits
 from gen_durable.starts import Start
 
 DAY = timedelta(days=1)
@@ -53,20 +53,20 @@ def test_the_period_is_from_one_token_to_the_next() -> None:
 
 def test_a_limit_is_named_in_three_ways() -> None:
     """By its name, with a partition, or with a weight; or by a list of these."""
-    assert limits_of("a", "x") == (Limit("a"),)
-    assert limits_of(("a", "t/1"), "x") == (Limit("a", "t/1"),)
-    assert limits_of(["a", Limit("b", "t", weight=3)], "x") == (Limit("a"), Limit("b", "t", 3))
-    assert limits_of([], "x") == ()
-    assert [limit.key for limit in limits_of(["a", ("a", "t/1")], "x")] == ["a", "a/t/1"]
+    assert to_limits("a", "x") == (Limit("a"),)
+    assert to_limits(("a", "t/1"), "x") == (Limit("a", "t/1"),)
+    assert to_limits(["a", Limit("b", "t", weight=3)], "x") == (Limit("a"), Limit("b", "t", 3))
+    assert to_limits([], "x") == ()
+    assert [limit.key for limit in to_limits(["a", ("a", "t/1")], "x")] == ["a", "a/t/1"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 201, 5, None, ("a",), ("a", 5), ("a", ""), ("a", "b", 3), {"a": 1}])
 def test_other_names_are_refused(name: Any) -> None:
     """With the kind of error that the place asks for, and where it was said."""
     with pytest.raises(InputError):
-        limits_of(name, "limit")
+        to_limits(name, "limit")
     with pytest.raises(DefinitionError, match="the limit of step x"):
-        limits_of(name, "the limit of step x", DefinitionError)
+        to_limits(name, "the limit of step x", DefinitionError)
     if name is not None:
         with pytest.raises(InputError):
             Start(some, 1, limit=name)
@@ -87,7 +87,7 @@ def test_a_partition_is_as_long_as_a_key() -> None:
 
 
 def test_what_a_worker_declares() -> None:
-    assert check_policies({"a": Concurrency(1)}) == {"a": Concurrency(1)}
+    assert check_limit_policies({"a": Concurrency(1)}) == {"a": Concurrency(1)}
     for wrong in ({"a": 3}, {"a/b": Concurrency(1)}, {5: Concurrency(1)}, [Concurrency(1)], {"": Rate(1, DAY)}):
         with pytest.raises(ConfigError):
-            check_policies(wrong)  # type: ignore[arg-type]
+            check_limit_policies(wrong)  # type: ignore[arg-type]

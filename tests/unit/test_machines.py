@@ -15,7 +15,7 @@ from gen_durable.jobs import job
 from gen_durable.machines import Machine, StepSpec, step
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome
 from gen_durable.signals import Signal
-from gen_durable.starts import step_of
+from gen_durable.starts import to_step_spec
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Shop(Machine, queue="shop", version=3):
 
 
 def spec_of(fn: Callable[..., Any]) -> StepSpec:
-    return step_of(fn, "test")
+    return to_step_spec(fn, "test")
 
 
 def test_a_machine_has_a_name_a_version_a_queue_and_steps() -> None:

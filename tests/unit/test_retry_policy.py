@@ -202,8 +202,8 @@ def test_then_is_a_step_of_the_same_machine() -> None:
 
     for cls in (Shop, Child):
         steps = cls.__gen_durable__.steps
-        assert [steps[name].then for name in ("start", "other", "by_alias")] == [steps["refund.v2"]] * 3
-        assert steps["refund.v2"].then is None
+        assert [steps[name].step_after_retries for name in ("start", "other", "by_alias")] == [steps["refund.v2"]] * 3
+        assert steps["refund.v2"].step_after_retries is None
 
 
 def test_then_that_is_no_step() -> None:
@@ -265,8 +265,8 @@ def test_then_takes_the_same_state() -> None:
         async def start(self, order: Order, ctx: Context) -> Outcome[int]:
             return Done(1)
 
-    assert Wide.__gen_durable__.steps["anything"].then is None
-    assert Wide.__gen_durable__.steps["perhaps"].then is Wide.__gen_durable__.steps["anything"]
+    assert Wide.__gen_durable__.steps["anything"].step_after_retries is None
+    assert Wide.__gen_durable__.steps["perhaps"].step_after_retries is Wide.__gen_durable__.steps["anything"]
 
 
 class Early(Machine):

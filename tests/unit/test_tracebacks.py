@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable.outcomes import Fail, describe
+from gen_durable.outcomes import Fail, describe_error
 from gen_durable.tracebacks import MAX_TRACEBACK, error_type_of, format_traceback
 
 
@@ -157,8 +157,8 @@ def test_large_groups_are_bounded(depth: int, width: int) -> None:
     error = nested(depth, width)
     text = format_traceback(error)
     assert text is None or len(text.encode()) <= MAX_TRACEBACK
-    assert len(describe(error)) <= 8000
-    assert describe(error).startswith(f"ExceptionGroup: {width} error")
+    assert len(describe_error(error)) <= 8000
+    assert describe_error(error).startswith(f"ExceptionGroup: {width} error")
 
 
 def compiled(filename: str, name: str, source: str) -> Callable[[], object]:
@@ -214,7 +214,7 @@ class Hostile(ExceptionGroup[Exception]):
 def test_a_class_that_raises_in_its_attributes() -> None:
     error = Hostile("x", [ValueError()])
     assert format_traceback(error) == "(its traceback cannot be formatted)"
-    assert describe(error) == "Hostile: (its str() raised)"
+    assert describe_error(error) == "Hostile: (its str() raised)"
 
 
 def test_the_type_of_an_error() -> None:
@@ -231,13 +231,13 @@ def test_the_type_of_an_error() -> None:
 def test_a_group_is_described_by_its_parts() -> None:
     """In the order of the parts, up to five; a part of a part too."""
     group = ExceptionGroup("both", [ConnectionError("no route"), ValueError("bad")])
-    assert describe(group) == "ExceptionGroup: 2 errors (both): ConnectionError: no route, ValueError: bad"
+    assert describe_error(group) == "ExceptionGroup: 2 errors (both): ConnectionError: no route, ValueError: bad"
     outer = ExceptionGroup("all", [group, *(KeyError(n) for n in range(9))])
-    assert describe(outer) == (
+    assert describe_error(outer) == (
         "ExceptionGroup: 10 errors (all): ExceptionGroup: 2 errors (both): ConnectionError: no route, ValueError: bad, "
         "KeyError: 0, KeyError: 1, KeyError: 2, KeyError: 3, and 5 more"
     )
-    assert len(describe(ExceptionGroup("x", [ValueError("y" * 9000)]))) < 600
+    assert len(describe_error(ExceptionGroup("x", [ValueError("y" * 9000)]))) < 600
 
 
 def test_fail_keeps_the_exception_it_was_given() -> None:

@@ -287,7 +287,7 @@ async def test_a_pick_that_returns_while_the_worker_stops_is_given_back(engine: 
         services = services_of(e.app)
         picked = await services.pool.run(services.statements.pick(worker.name, {"aside": 1}, ["hold/1/run"], 60))
         worker._runtime.stop_starting_claims()
-        worker._runtime.claims.add(list(picked.claims), time.monotonic())
+        worker._runtime.claims.add_and_start(list(picked.claims), time.monotonic())
         row = await e.rows.until(handle, status="runnable")
         assert (row["crashes"], row["locked_by"]) == (0, None)
         await e.rows.when(lambda: no_claims(worker))

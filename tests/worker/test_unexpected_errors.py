@@ -61,7 +61,7 @@ async def test_a_cascade_that_fails_says_so(
     monkeypatch.setattr(StatementBuilder, "cascade", failing(StatementBuilder.cascade, 1))
     async with engine() as e:
         cascader = services_of(e.app).notifier.cascader
-        cascader.start(7)
+        cascader.start_cascade(7)
         while cascader._tasks:
             await soon(next(iter(cascader._tasks.values())))
     assert "cascade of instance 7 failed (TypeError)" in caplog.text

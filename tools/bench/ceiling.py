@@ -19,7 +19,7 @@ from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import encode_outcome
 from gen_durable.pg.connect import connect
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.starts import step_of
+from gen_durable.starts import to_step_spec
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim, Commit
 from tools.bench.process_main import Parent
@@ -104,8 +104,8 @@ async def fan(parent: Parent, app: Durable, *, children: int, batch: int = BATCH
     outcome = await Fan().spread(children, cast(Context, None))
     assert isinstance(outcome, ScheduleChildren)
     shown = cast(Context, SimpleNamespace(awaited=()))
-    spawned = encode_outcome(parent_claim, step_of(Fan.spread, "fan"), shown, outcome, may_continue=False)
-    while spawned.encode_more():
+    spawned = encode_outcome(parent_claim, to_step_spec(Fan.spread, "fan"), shown, outcome, may_continue=False)
+    while spawned.encode_next_chunk():
         pass
     many_children = spawned.commit.many_children
     if many_children is None:

@@ -23,7 +23,7 @@ import asyncpg
 from rich.console import Console
 from rich.table import Table
 
-from gen_durable.listing import Filters, filter_json
+from gen_durable.listing import Filters, encode_filters
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.instance_admin import AdminStatementBuilder
@@ -154,7 +154,7 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
         cases = filter_cases(rows, parent, datetime.now(UTC))
         timed = [await measure(connection, schema, name, what, options.rounds) for name, what in cases]
         if options.metadata_index:
-            await migration_connection.run_script(schema.metadata_index)
+            await migration_connection.run_script(schema.metadata_index_script)
             timed += [
                 await measure(connection, schema, f"{name}, with its index", what, options.rounds)
                 for name, what in cases
@@ -175,7 +175,7 @@ async def measure(
     connection: asyncpg.Connection[Any], schema: Schema, name: str, filters: Mapping[str, Any], rounds: int
 ) -> Timed:
     """Time a first page and a count, `rounds` times each."""
-    reads, what = AdminStatementBuilder(schema), filter_json(filters)
+    reads, what = AdminStatementBuilder(schema), encode_filters(filters)
     page, listed = await _time(connection, reads.list(what, None, 50, payloads=False), rounds)
     count, counted = await _time(connection, reads.count(what), rounds)
     more = "" if page.cursor is None else ", more"

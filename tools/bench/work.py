@@ -132,7 +132,7 @@ async def work(parent: Parent, app: Durable, **options: Any) -> None:
         at = time.monotonic()
 
     # Called once per committed end, and by no other code here: the cheapest place to count.
-    services_of(app).completions.report_end = ended  # type: ignore[method-assign, assignment]
+    services_of(app).completion_watcher.report_end = ended  # type: ignore[method-assign, assignment]
     await parent.wait_for_start()
     async with worker(app, **options):
         reported = 0

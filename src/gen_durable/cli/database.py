@@ -18,7 +18,7 @@ import typer
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.dsn import may_show_password, split_hosts
+from gen_durable.pg.dsn import may_leak_password, split_hosts
 from gen_durable.pg.faults import MALFORMED_DSN, READ_ONLY_DATABASE, ConnectionLost, SqlError
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
@@ -93,7 +93,7 @@ def check_dsn(dsn: str) -> str:
 
 def describe_dsn(dsn: str) -> str:
     """The hosts and the database of a DSN, without user and password."""
-    if may_show_password(dsn):
+    if may_leak_password(dsn):
         return "the database"
     hosts = [_format_host(urlsplit(host.dsn)) for host in split_hosts(dsn).hosts]
     return f"{','.join(hosts)}{urlsplit(dsn).path}"

@@ -59,7 +59,7 @@ async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, rol
             names = ", ".join(f"{roles}_{role}" for role in ("worker", "client", "viewer", "admin"))
             typer.echo(f"schema {schema.name}: grant {names} to the logins that need them")
         if index:
-            await database.connection.run_script(schema.metadata_index)
+            await database.connection.run_script(schema.metadata_index_script)
             typer.echo(f"schema {schema.name}: metadata is indexed")
 
 
@@ -75,7 +75,7 @@ async def _print_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str
     if roles is not None:
         typer.echo(f"begin;\n{SETTINGS};\n\n{schema.roles_script(roles)}\ncommit;")
     if index:
-        typer.echo(f"{schema.metadata_index.rstrip()};")
+        typer.echo(f"{schema.metadata_index_script.rstrip()};")
 
 
 async def _read_installed_version(dsn: str | None, schema: Schema) -> int:

@@ -30,7 +30,7 @@ from gen_durable.context import Context
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.machines import Machine, step
-from gen_durable.outcomes import Done, Fail, Outcome, Retry, describe
+from gen_durable.outcomes import Done, Fail, Outcome, Retry, describe_error
 from gen_durable.validation import check_delay
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
 
     async def on_error(self, state: Delivery, ctx: Context, error: Exception) -> Outcome[Delivered]:
         """Retry after a back-off, or fail with the reason."""
-        reason = str(error) if isinstance(error, Undelivered) else describe(error)
+        reason = str(error) if isinstance(error, Undelivered) else describe_error(error)
         if isinstance(error, Undelivered) and error.final:
             return Fail(f"webhook to {state.host}: {reason}")
         if ctx.step_errors + 1 >= self._max_attempts:

@@ -39,7 +39,7 @@ class BackgroundTask(ABC):
         """Begin to call `run_once`."""
         self._stopping = False
         self._task = asyncio.get_running_loop().create_task(self._run_until_stopped(), name=f"gen_durable {self._name}")
-        self._task.add_done_callback(self._restart_if_cancelled)
+        self._task.add_done_callback(self._schedule_restart_if_cancelled)
 
     async def stop(self) -> None:
         """Stop, interrupting a pause or a statement under way."""
@@ -55,7 +55,7 @@ class BackgroundTask(ABC):
         if self._task is not None:
             self._task.cancel()
 
-    def _restart_if_cancelled(self, task: asyncio.Task[None]) -> None:
+    def _schedule_restart_if_cancelled(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() and not self._stopping:
             task.get_loop().call_later(RESTART_SECONDS, self._restart_after_cancellation, task)
 

@@ -72,7 +72,7 @@ def decode(payload: str) -> Message | None:
     return None
 
 
-def messages_of(follow_ups: FollowUps) -> Iterator[Message]:
+def follow_up_messages(follow_ups: FollowUps) -> Iterator[Message]:
     """The messages that follow-ups stand for."""
     for queue in follow_ups.queues:
         yield QueueReady(queue)

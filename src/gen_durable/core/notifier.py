@@ -12,9 +12,16 @@ import time
 from collections.abc import Iterable
 from typing import Final, Protocol, assert_never
 
-from gen_durable.core.cascader import Cascader
+from gen_durable.core.cancel_cascader import CancelCascader
 from gen_durable.core.listener import Listener
-from gen_durable.core.messages import CancelChildren, CheckCancelRequests, Message, QueueReady, encode, messages_of
+from gen_durable.core.messages import (
+    CancelChildren,
+    CheckCancelRequests,
+    Message,
+    QueueReady,
+    encode,
+    follow_up_messages,
+)
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
@@ -75,7 +82,7 @@ class Notifier:
         self._full_pick_sent_at: dict[str, float] = {}
         self._missed: dict[str, asyncio.TimerHandle] = {}
         self._missed_sent_at: dict[str, float] = {}
-        self.cascader = Cascader(statement_runner, statements, self)
+        self.cascader = CancelCascader(statement_runner, statements, self)
 
     @property
     def listener(self) -> Listener | None:
@@ -108,11 +115,11 @@ class Notifier:
 
     def cancel_children(self, origin: int | None) -> None:
         """Cancel the listed descendants of `origin`, or (None) of any, in the background."""
-        self.cascader.start(origin)
+        self.cascader.start_cascade(origin)
 
     def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         """Act on the follow-ups of a transaction: here where this process can, else by messages to others."""
-        for message in messages_of(follow_ups):
+        for message in follow_up_messages(follow_ups):
             match message:
                 case QueueReady(queue):
                     self.wake(queue)
@@ -139,7 +146,7 @@ class Notifier:
             case _:
                 assert_never(message)
 
-    def wake_workers(self) -> None:
+    def wake_local_workers(self) -> None:
         """Pick from every queue of this process's workers: which queues have new rows is unknown."""
         for worker in self._workers.values():
             worker.wake_all()

@@ -20,7 +20,7 @@ from gen_durable.errors import UnreadableSignal
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_error
-from gen_durable.store.keyed_starts import KeyedStart, SignalOrStart, for_holder
+from gen_durable.store.start_or_update import SignalOrStart, StartOrUpdate, with_holder_payload
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Claim, Commit, InsertResult, OutgoingSignal
 
@@ -124,7 +124,7 @@ def encrypted_insert(
 ) -> Statement[list[InsertResult]]:
     """An insert with its states and first signals encrypted for the ids that were allocated."""
     states, signals = cast("list[str]", statement.args[3]), cast("list[str | None]", statement.args[16])
-    return statements.insert_as(
+    return statements.insert_with_ids(
         statement,
         ids,
         [encryption.encrypt(state, instance, STATE) for instance, state in zip(ids, states, strict=True)],
@@ -152,7 +152,7 @@ def encrypt_start(start: dict[str, msgspec.Raw], instance: int, encryption: Payl
         start["signals"] = msgspec.Raw(encrypt_first_signals(bytes(start["signals"]), instance, encryption))
 
 
-def encrypted_for_new(call: KeyedStart, instance: int, encryption: PayloadEncryption) -> KeyedStart:
+def encrypted_for_new(call: StartOrUpdate, instance: int, encryption: PayloadEncryption) -> StartOrUpdate:
     """A keyed start that is encrypted for a new instance, and for no holder."""
     start = dict(call.start)
     encrypt_start(start, instance, encryption)
@@ -160,14 +160,14 @@ def encrypted_for_new(call: KeyedStart, instance: int, encryption: PayloadEncryp
 
 
 def encrypted_for_holder(
-    encrypted: KeyedStart, clear: KeyedStart, holder: int, encryption: PayloadEncryption
-) -> KeyedStart:
+    encrypted: StartOrUpdate, clear: StartOrUpdate, holder: int, encryption: PayloadEncryption
+) -> StartOrUpdate:
     """A keyed start that is encrypted for a new instance, and now also for the holder of its key."""
     if isinstance(clear, SignalOrStart):
         payload, field = clear.message.payload, signal_field(clear.message.name)
     else:
         payload, field = bytes(clear.start["state"]).decode(), STATE
-    return for_holder(encrypted, holder, encryption.encrypt(payload, holder, field))
+    return with_holder_payload(encrypted, holder, encryption.encrypt(payload, holder, field))
 
 
 def encrypted_signal(outgoing: OutgoingSignal, target: int, encryption: PayloadEncryption) -> OutgoingSignal:

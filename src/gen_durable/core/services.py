@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gen_durable.core.commit_watcher import CommitWatcher
+from gen_durable.core.caller_transaction_watcher import CallerTransactionWatcher
 from gen_durable.core.completion_watcher import CompletionWatcher
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.statement_runner import StatementRunner
@@ -20,10 +20,10 @@ from gen_durable.pg.pool import Pool
 from gen_durable.pg.write_access import write_access_statement
 from gen_durable.store.instance_admin import AdminStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
-from gen_durable.store.keyed_starts import KeyedStartStatementBuilder
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.signals import SignalStatementBuilder
+from gen_durable.store.start_or_update import StartOrUpdateStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import Events
 
@@ -47,10 +47,10 @@ class Services:
         "events",
         "is_open",
         "journal_statements",
-        "keyed_start_statements",
         "retention_statements",
         "schema",
         "signal_statements",
+        "start_or_update_statements",
         "statement_runner",
         "statements",
     )
@@ -61,14 +61,14 @@ class Services:
         self.statements = StatementBuilder(self.schema)
         self.journal_statements = JournalStatementBuilder(self.schema)
         self.admin_statements = AdminStatementBuilder(self.schema)
-        self.keyed_start_statements = KeyedStartStatementBuilder(self.schema)
+        self.start_or_update_statements = StartOrUpdateStatementBuilder(self.schema)
         self.retention_statements = RetentionStatementBuilder(self.schema)
         self.signal_statements = SignalStatementBuilder(self.schema)
         self.events = Events()
         self.encryption = encryption
         self.statement_runner = StatementRunner(self._get_client_pool, self.schema.name)
         self.engine_statement_runner = StatementRunner(self._get_pool, self.schema.name)
-        self.commit_watcher: CommitWatcher | None = None  # None unless open: other threads look at it
+        self.commit_watcher: CallerTransactionWatcher | None = None  # None unless open: other threads look at it
         self.is_open = False
 
     @property
@@ -89,7 +89,7 @@ class Services:
         return self._notifier
 
     @property
-    def completions(self) -> CompletionWatcher:
+    def completion_watcher(self) -> CompletionWatcher:
         """Waits for instances to end."""
         self.check_open()
         return self._completions
@@ -100,7 +100,7 @@ class Services:
         return "" if self.encryption is None else self.encryption.identity
 
     @property
-    def installation(self) -> str:
+    def installation_id(self) -> str:
         """The id of the database, which idempotency keys contain."""
         self.check_open()
         return self._installation
@@ -136,7 +136,7 @@ class Services:
         self._installation = database.installation
         self._notifier = Notifier(database.pool, self.statements, self.engine_statement_runner, database.listen_target)
         self._completions = CompletionWatcher(database.pool, self.statements)
-        self.commit_watcher = CommitWatcher(database.pool, self._notifier, self.events)
+        self.commit_watcher = CallerTransactionWatcher(database.pool, self._notifier, self.events)
         self.is_open = True
 
     async def close(self) -> None:

@@ -25,12 +25,12 @@ from gen_durable.config import WorkerOptions
 from gen_durable.core.completion_watcher import CompletionWatcher
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.claim_reader import ClaimReader, UnreadableClaim
 from gen_durable.engine.claim_table import LIMIT_REST, ClaimTable
 from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer
-from gen_durable.engine.crashed_rows import MIN_CRASHES
+from gen_durable.engine.crashed_row_slots import MIN_CRASHES
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.history_trimmer import TRIM_EVERY, TRIM_REMAINDER, HistoryTrimmer
+from gen_durable.engine.large_claim_reader import LargeClaimReader, UnreadableClaim
 from gen_durable.engine.outcome_encoder import EncodedOutcome, advance_claim
 from gen_durable.engine.outcome_rejection import UnusableLimit
 from gen_durable.engine.slots import Slots
@@ -74,7 +74,7 @@ class ClaimRunner:
         executor: Executor,
         transactional: TransactionalExecutor,
         committer: Committer,
-        reader: ClaimReader,
+        reader: LargeClaimReader,
         *,
         registry: Registry,
         claims: ClaimTable,
@@ -105,7 +105,7 @@ class ClaimRunner:
         """Execute the step of a claim and commit its outcome, and again while the claim is kept."""
         claim = active.claim
         if claim.is_large:
-            return self._run_large(active)
+            return self._read_parts_and_run(active)
         return self._run_steps(active) if len(claim.state) < LARGE_STATE else self._run_with_large_state(active)
 
     async def _run_with_large_state(self, active: ActiveClaim) -> None:
@@ -114,10 +114,10 @@ class ClaimRunner:
             await asyncio.sleep(0)
         await self._run_steps(active)
 
-    async def _run_large(self, active: ActiveClaim) -> None:
+    async def _read_parts_and_run(self, active: ActiveClaim) -> None:
         """Run a claim after its large parts were read. Its slot is kept until its outcome is committed."""
         try:
-            async with self._reader.read(active.claim):
+            async with self._reader.read_large_parts(active.claim):
                 await self._run_steps(active)
         except UnreadableClaim as error:
             log.error("instance %d of %s: %s", active.claim.id, active.claim.machine, error)
@@ -155,7 +155,7 @@ class ClaimRunner:
                     if not active.has_slot and result is not STALE:
                         await self._slots.wait_for_slot_to_continue(active)
                 except (OutcomeRejected, asyncio.CancelledError) as error:
-                    return await self._end_unanswered_commit(active, encoded, error)
+                    return await self._handle_failed_continue(active, encoded, error)
                 if result is STALE:
                     return self.receive_commit_result(active, encoded, took, result)
                 if result is CANCEL_REQUESTED:
@@ -200,7 +200,7 @@ class ClaimRunner:
             self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, encoded.commit.took))
             return
         self._claims.postpone(active, "its task was cancelled outside of its step")
-        self._notifier.wake_workers()  # a transaction may have committed without an answer
+        self._notifier.wake_local_workers()  # a transaction may have committed without an answer
 
     def receive_commit_result(
         self, active: ActiveClaim, encoded: EncodedOutcome, took: float, result: CommitResult | OutcomeRejected
@@ -212,7 +212,7 @@ class ClaimRunner:
             case CommitResult.COMMITTED:
                 self._claims.remove(active)
                 if active.claim.crashes >= MIN_CRASHES:
-                    self._claims.report_outcome_after_crashes(active)
+                    self._claims.allow_more_crashed_rows(active)
                 self._report_end_and_plan_pick(active, encoded)
                 if self._events.active:
                     self._emit_committed(active, encoded, took)
@@ -225,17 +225,17 @@ class ClaimRunner:
             case CommitResult.CANCEL_REQUESTED:
                 self._spawn_after_refused_commit(active, self._end_cancelled_claim(active, took))
             case UnusableLimit():
-                self._put_back_until_limit(active, result)
+                self._postpone_for_unusable_limit(active, result)
             case OutcomeRejected() if encoded.commit.kind == "cancel":
                 self._claims.postpone(active, str(result))
             case OutcomeRejected():
-                self._spawn_after_refused_commit(active, self._commit_error(active, result, encoded.commit))
+                self._spawn_after_refused_commit(active, self._handle_rejected_outcome(active, result, encoded.commit))
             case _:
                 assert_never(result)
 
     def _spawn_after_refused_commit(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         active.has_outcome = False
-        self._slots.spawn(active, self._treat_exit_as_engine_error(active, coroutine))
+        self._slots.spawn_without_slot(active, self._treat_exit_as_engine_error(active, coroutine))
 
     async def _treat_exit_as_engine_error(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         """Treat SystemExit as an error of the engine: out of a task, asyncio passes it on to the whole event loop."""
@@ -267,14 +267,14 @@ class ClaimRunner:
         if self._history_trimmer is not None:
             self._history_trimmer.add(commit.id, commit.seq + 1, active.entry.spec.machine.history_keep)
 
-    async def _end_unanswered_commit(
+    async def _handle_failed_continue(
         self, active: ActiveClaim, encoded: EncodedOutcome, error: OutcomeRejected | asyncio.CancelledError
     ) -> None:
         """The task of a claim that was meant to go on has no answer to its outcome."""
         if isinstance(error, UnusableLimit):
-            return self._put_back_until_limit(active, error)
+            return self._postpone_for_unusable_limit(active, error)
         if isinstance(error, OutcomeRejected):
-            return await self._commit_error(active, error, encoded.commit)
+            return await self._handle_rejected_outcome(active, error, encoded.commit)
         active.unanswered = encoded
         raise error
 
@@ -294,11 +294,11 @@ class ClaimRunner:
             encoded, result = await self._transactional.execute(active)
         except StepRaised as raised:
             took = time.perf_counter() - started
-            encoded = await self._executor.answer_error_after_step(active.claim, active.entry, raised.error)
+            encoded = await self._executor.handle_error_after_step(active.claim, active.entry, raised.error)
             encoded.commit.began, encoded.commit.took = started, took
             await self._commit_claim_end(active, encoded, took)
         except UnusableLimit as error:
-            self._put_back_until_limit(active, error)
+            self._postpone_for_unusable_limit(active, error)
         else:
             self.receive_commit_result(active, encoded, time.perf_counter() - started, result)
 
@@ -319,13 +319,13 @@ class ClaimRunner:
         active.has_outcome = True
         self._committer.enqueue(encoded.commit, ClaimEndReceiver(self, active, encoded, took))
 
-    async def _commit_error(self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit) -> None:
+    async def _handle_rejected_outcome(self, active: ActiveClaim, rejected: OutcomeRejected, former: Commit) -> None:
         """Treat an outcome that the database refused as an error of the step. If the answer of `on_error` is refused
         too, the instance fails.
         """
         claim, entry = active.claim, active.entry
         try:
-            encoded = await self._executor.answer_error_after_step(claim, entry, rejected)
+            encoded = await self._executor.handle_error_after_step(claim, entry, rejected)
         except UnreadableSignal as unreadable:
             return self._end_without_outcome(active, unreadable)
         encoded.commit.began, encoded.commit.took = former.began, former.took
@@ -333,7 +333,7 @@ class ClaimRunner:
             try:
                 result = await self._committer.commit(encoded.commit)
             except UnusableLimit as error:
-                return self._put_back_until_limit(active, error)
+                return self._postpone_for_unusable_limit(active, error)
             except OutcomeRejected:
                 encoded = await self._executor.encode_final_fail(claim, entry, rejected)
                 encoded.commit.began, encoded.commit.took = former.began, former.took
@@ -350,7 +350,7 @@ class ClaimRunner:
         """Bring a kept claim to its next step."""
         claim = active.claim
         if claim.crashes >= MIN_CRASHES:
-            self._claims.report_outcome_after_crashes(active)
+            self._claims.allow_more_crashed_rows(active)
         if encoded.commit.seq % TRIM_EVERY == TRIM_REMAINDER:
             self._request_history_trim(active, encoded.commit)
         advance_claim(claim, encoded)
@@ -380,7 +380,7 @@ class ClaimRunner:
             case _:
                 assert_never(error)
 
-    def _put_back_until_limit(self, active: ActiveClaim, error: UnusableLimit) -> None:
+    def _postpone_for_unusable_limit(self, active: ActiveClaim, error: UnusableLimit) -> None:
         """Return a row whose outcome names a limit that cannot be used yet. Its step runs again after a short rest."""
         claim = active.claim
         log.warning("instance %d of %s is put back: %s", claim.id, active.entry.spec.label, error)

@@ -14,15 +14,15 @@ import time
 from typing import Final, NamedTuple
 
 from gen_durable.core.notifier import Notifier
+from gen_durable.decoder_fingerprints import Fingerprints
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
+from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.errors import SignalFault
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.registry import Registry
-from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
@@ -84,11 +84,11 @@ class ClaimTable:
         self._registry = registry
         self._notifier = notifier
         self._events = events
-        self.crashed = CrashedRows(max_crashes)
+        self.crashed = CrashedRowSlots(max_crashes)
         self._claims: dict[int, ActiveClaim] = {}
         self._lock = threading.Lock()
 
-    def add(self, claims: list[Claim], leased_at: float) -> None:
+    def add_and_start(self, claims: list[Claim], leased_at: float) -> None:
         """Start the claims of a pick, or buffer them behind busy slots. A stopping worker gives them back."""
         now = time.monotonic()
         late: list[ActiveClaim] = []
@@ -97,7 +97,7 @@ class ClaimTable:
             if self._slots.stopping:
                 late.append(active)
             else:
-                self._slots.start(active, now)
+                self._slots.start_or_buffer(active, now)
         if late:
             self.release_soon(late)
 
@@ -129,7 +129,7 @@ class ClaimTable:
         if active.claim.crashes >= MIN_CRASHES:
             self.crashed.remove(active.claim)
 
-    def report_outcome_after_crashes(self, active: ActiveClaim) -> None:
+    def allow_more_crashed_rows(self, active: ActiveClaim) -> None:
         """A row that had crashed twice in a row has an outcome: more of them may run together."""
         self.crashed.remove(active.claim)
         self.crashed.raise_concurrency()
@@ -213,7 +213,7 @@ class ClaimTable:
     ) -> None:
         task = self._tasks.spawn(self._release_rows(returns, longest_delay))
         # In a callback too: other code may have cancelled the task before it began. The leases then end.
-        task.add_done_callback(lambda _: self._remove_all(returns))
+        task.add_done_callback(lambda _: self._remove_released(returns))
 
     async def _release_rows(
         self,
@@ -238,9 +238,9 @@ class ClaimTable:
                 type(error).__name__,
             )
         finally:  # also if other code has cancelled this task
-            self._remove_all(returns)
+            self._remove_released(returns)
 
-    def _remove_all(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
+    def _remove_released(self, returns: list[tuple[ActiveClaim, float | None, str | None]]) -> None:
         for active, _, _ in returns:
             self.remove(active)
 

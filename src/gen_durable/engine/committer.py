@@ -175,9 +175,9 @@ class Committer:
 
     def _start_flush(self) -> None:
         self._task = task = self._loop.create_task(self._flush_queued(), name="gen_durable flush")
-        task.add_done_callback(self._end_flush)
+        task.add_done_callback(self._restart_flush_if_queued)
 
-    def _end_flush(self, task: asyncio.Task[None]) -> None:
+    def _restart_flush_if_queued(self, task: asyncio.Task[None]) -> None:
         """Send what was queued meanwhile, and the outcomes of a flush that code outside of the engine has cancelled."""
         self._task = None
         if self._is_closing:
@@ -305,19 +305,19 @@ class Committer:
         side = self._fan_outs if is_large(entry[0]) else self._locked
         task = self._loop.create_task(self._flush_until_answered([entry], side))
         self._aside.add(task)
-        task.add_done_callback(functools.partial(self._end_flush_aside, entry))
+        task.add_done_callback(functools.partial(self._restart_cancelled_flush_aside, entry))
 
-    def _end_flush_aside(self, entry: _Entry, task: asyncio.Task[None]) -> None:
+    def _restart_cancelled_flush_aside(self, entry: _Entry, task: asyncio.Task[None]) -> None:
         self._aside.discard(task)
         if task.cancelled() and not self._is_closing:
-            self._start_flush_aside(entry)  # as in _end_flush
+            self._start_flush_aside(entry)  # as in _restart_flush_if_queued
 
 
 def notify_after_flush(notifier: Notifier, flushed: FlushResult) -> None:
     """Wake what a flush made runnable, and start the cascades it began."""
     if flushed.already_committed_ids:
         # An earlier try committed some of it, and its answer, which named the queues, is lost: wake every queue.
-        notifier.wake_workers()
+        notifier.wake_local_workers()
     elif flushed.follow_ups:
         notifier.act_on_follow_ups(flushed.follow_ups)
 

@@ -46,7 +46,7 @@ class DeadLetterHook:
         self._waiting: list[int] = []
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, ids: Iterable[int]) -> None:
+    def enqueue_calls(self, ids: Iterable[int]) -> None:
         """Call the hook for each of these instances."""
         self._waiting += ids
         if self._waiting and (self._task is None or self._task.done()):
@@ -90,6 +90,6 @@ class DeadLetterHook:
         if inspect.iscoroutinefunction(self._hook):
             answer = self._hook(instance)
         else:
-            answer = await (await self._threads.start(partial(self._hook, instance)))
+            answer = await (await self._threads.start_call(partial(self._hook, instance)))
         if inspect.isawaitable(answer):
             await answer

@@ -27,7 +27,7 @@ from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, UnreadableSignal
 from gen_durable.jobs import Job
 from gen_durable.machines import Machine, StepSpec
-from gen_durable.outcomes import UNCHANGED, Done, Fail, Next, Outcome, Retry, ScheduleChildren, describe
+from gen_durable.outcomes import UNCHANGED, Done, Fail, Next, Outcome, Retry, ScheduleChildren, describe_error
 from gen_durable.registry import Entry
 from gen_durable.retry_policy import Abort, RetryPolicy
 from gen_durable.signals import Received
@@ -49,7 +49,7 @@ class StepRaised(Exception):
     """Wraps what a transactional step raised, so that its transaction is rolled back before `on_error` runs."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(describe(error))
+        super().__init__(describe_error(error))
         self.error = error
 
 
@@ -128,7 +128,7 @@ class Executor:
             error = _to_step_cancelled(entry.spec, raised)
         if transaction is not None:
             raise StepRaised(error) from error
-        return await self.answer_error(claim, entry, ctx, error, may_continue=may_continue)
+        return await self.handle_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
     def _decode_state(self, claim: Claim, entry: Entry) -> object:
         try:
@@ -140,15 +140,17 @@ class Executor:
         except UnreadableSignal:
             raise
         except BaseException as error:  # types of the user are built here: a SystemExit would end the process
-            raise UndecodableState(describe(error)) from error
+            raise UndecodableState(describe_error(error)) from error
 
-    async def answer_error_after_step(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
+    async def handle_error_after_step(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
         """Run `on_error` for an error found after the step: a refused outcome, or a transaction rolled back."""
-        return await self.answer_error(claim, entry, self._make_context(claim, entry.spec), error, may_continue=False)
+        context = self._make_context(claim, entry.spec)
+        return await self.handle_step_error(claim, entry, context, error, may_continue=False)
 
     async def encode_final_fail(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
         """A `Fail` for an instance whose `on_error` answer was refused too, with a reason that can be stored."""
-        return await self._encode_fail(claim, entry, self._make_context(claim, entry.spec), describe(error), error)
+        context = self._make_context(claim, entry.spec)
+        return await self._encode_fail(claim, entry, context, describe_error(error), error)
 
     def encode_cancel_outcome(self, claim: Claim, entry: Entry, reason: str) -> EncodedOutcome:
         """The outcome that ends a cancelled instance."""
@@ -171,7 +173,7 @@ class Executor:
         encoded = encode_outcome(claim, entry.spec, ctx, fail, may_continue=False, error=error, second=second)
         return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
 
-    async def answer_error(
+    async def handle_step_error(
         self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         """Answer an error of a step: by its retry policy, by `on_error`, or by failing the instance."""
@@ -182,7 +184,7 @@ class Executor:
         _log_traceback(claim, entry.spec.label, error)
         handler = "its retry policy"
         try:
-            answer = self._answer_by_policy(claim, entry, error)
+            answer = self._outcome_by_policy(claim, entry, error)
             if answer is None:
                 handler = "on_error"
                 encoded = await self._call_on_error(claim, entry, ctx, error, may_continue=may_continue)
@@ -201,10 +203,10 @@ class Executor:
         except BaseException as raised:
             second = raised
         _log_traceback(claim, f"{handler} of {entry.spec.label}", second)
-        reason = f"{describe(error)} (and then {handler} raised {describe(second)})"
+        reason = f"{describe_error(error)} (and then {handler} raised {describe_error(second)})"
         return await self._encode_fail(claim, entry, ctx, reason, error, second=second)
 
-    def _answer_by_policy(self, claim: Claim, entry: Entry, error: Exception) -> Outcome[Any] | None:
+    def _outcome_by_policy(self, claim: Claim, entry: Entry, error: Exception) -> Outcome[Any] | None:
         """The answer of the step's retry policy; None if `on_error` must be called.
 
         The policy counts the exceptions of this visit: `attempt` also counts crashes and returned `Retry`s.
@@ -212,18 +214,18 @@ class Executor:
         policy, errors = entry.retry, claim.step_errors + 1
         if policy is not None and policy.covers(error):
             if not policy.is_used_up(errors):
-                return Retry(UNCHANGED, delay=self._pause_before_retry(policy, claim.step_errors))
-            if entry.spec.then is not None:
-                then = entry.spec.then.fn.__get__(entry.owner)
+                return Retry(UNCHANGED, delay=self._retry_delay(policy, claim.step_errors))
+            if entry.spec.step_after_retries is not None:
+                then = entry.spec.step_after_retries.fn.__get__(entry.owner)
                 # Decoded again: the failed execution may have changed its own copy of the state.
                 return Next(then, entry.spec.state_codec.decode(claim.state))
             if not entry.has_on_error:
-                return Fail(clean_error(f"{describe(error)} (attempt {errors} of {policy.attempts})"))
+                return Fail(clean_error(f"{describe_error(error)} (attempt {errors} of {policy.attempts})"))
         if entry.has_on_error:
             return None
         return Fail(clean_error(f"aborted: {error.reason}") if isinstance(error, Abort) else error)
 
-    def _pause_before_retry(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
+    def _retry_delay(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
         return policy.backoff(earlier_errors)
 
     async def _call_on_error(
@@ -275,10 +277,10 @@ class Executor:
             raised: BaseException = error
         except BaseException as error:
             raised = error
-        # The kind of the error, as in answer_error.
+        # The kind of the error, as in handle_step_error.
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(raised).__name__)
         _log_traceback(claim, f"on_cancel of {entry.spec.label}", raised)
-        return clean_error(f"{reason} (and then on_cancel raised {describe(raised)})")
+        return clean_error(f"{reason} (and then on_cancel raised {describe_error(raised)})")
 
     def _make_context(self, claim: Claim, spec: StepSpec, transaction: StepTransaction | None = None) -> Context:
         # Positional, because keyword arguments cost half a microsecond per step.
@@ -314,9 +316,9 @@ class Executor:
         while more:
             if spec.is_async:
                 await asyncio.sleep(YIELD_SECONDS)
-                more = encoded.encode_more()
+                more = encoded.encode_next_chunk()
             else:
-                more = await (await self._threads.start(encoded.encode_more))
+                more = await (await self._threads.start_call(encoded.encode_next_chunk))
 
     async def _call_in_thread(
         self, claim: Claim, entry: Entry, state: object, ctx: Context, *, may_continue: bool
@@ -334,7 +336,7 @@ class Executor:
             return encode_outcome(claim, entry.spec, ctx, outcome, may_continue=may_continue)
 
         # A timeout bounds the execution, not the wait for a free thread.
-        done = await self._threads.start(functools.partial(contextvars.copy_context().run, call))
+        done = await self._threads.start_call(functools.partial(contextvars.copy_context().run, call))
         result = await _await_within_timeout(done, entry.spec)
         return await result if inspect.isawaitable(result) else result
 
@@ -342,7 +344,9 @@ class Executor:
 def _to_step_cancelled(spec: StepSpec, raised: BaseException) -> StepCancelled:
     """The error of a step that raised a cancellation, a SystemExit or the like."""
     is_cancelled = isinstance(raised, asyncio.CancelledError)
-    what = "was cancelled from inside" if is_cancelled else f"raised {describe(raised)}, which does not end a worker"
+    what = (
+        "was cancelled from inside" if is_cancelled else f"raised {describe_error(raised)}, which does not end a worker"
+    )
     error = StepCancelled(f"step {spec.label} {what}")
     error.__cause__ = raised  # it has the frames
     return error

@@ -57,7 +57,7 @@ class Gc(BackgroundTask):
         self._interval_seconds = (options.gc_interval or timedelta(0)).total_seconds()
         self._retention = options.retention
         self._declared: dict[str, Retention] = {}
-        self._walks = walks_of([self._retention])
+        self._walks = walks_for_retentions([self._retention])
         self._batch_size = options.gc_batch
         self._runner = SkippingBatchRunner("gc")
         self._rounds = 0
@@ -67,7 +67,7 @@ class Gc(BackgroundTask):
         declared = await self._connection.run(self._retention_statements.declared_retentions())
         if declared != self._declared:  # a shorter retention applies to rows that a walk has passed
             self._declared = declared
-            self._walks = walks_of([self._retention, *declared.values()])
+            self._walks = walks_for_retentions([self._retention, *declared.values()])
         has_more = [await self._delete_batch(walk) for walk in self._walks]
         if any(has_more):
             return 0.0
@@ -85,7 +85,7 @@ class Gc(BackgroundTask):
         async def delete(batch: int, skip: int) -> int:
             nonlocal after, has_more
             # The position stays until the batch is complete: `skip` counts from it.
-            result = await self._connection.run(self._statement(walk, batch, skip))
+            result = await self._connection.run(self._delete_statement(walk, batch, skip))
             after, has_more = result.visited_until, result.more
             if result.deleted and self._events.active:
                 self._events.emit(InstancesCollected(result.deleted))
@@ -95,15 +95,15 @@ class Gc(BackgroundTask):
         walk.after = after
         return has_more
 
-    def _statement(self, walk: Walk, batch: int, skip: int) -> Statement[GcResult]:
+    def _delete_statement(self, walk: Walk, batch: int, skip: int) -> Statement[GcResult]:
         if walk.retention_seconds is None:
-            return self._retention_statements.gc_rows_with_keep(batch, skip=skip, after=walk.after)
+            return self._retention_statements.gc_kept_rows(batch, skip=skip, after=walk.after)
         return self._statements.gc(
             *self._retention.seconds, batch, skip=skip, after=walk.after, min_age=walk.retention_seconds
         )
 
 
-def walks_of(retentions: Iterable[Retention]) -> list[Walk]:
+def walks_for_retentions(retentions: Iterable[Retention]) -> list[Walk]:
     """One walk for each of the retentions that differ, the shortest first, and one over rows with their own keep."""
     ages = {seconds for retention in retentions for seconds in retention.seconds if seconds is not None}
     return [*(Walk(seconds) for seconds in sorted(ages)), Walk(None)]

@@ -36,7 +36,7 @@ class HookCaller:
         """
         if is_async:
             return await await_within(hook(), seconds, too_long)
-        done = await self._threads.start(functools.partial(contextvars.copy_context().run, hook))
+        done = await self._threads.start_call(functools.partial(contextvars.copy_context().run, hook))
         claim.is_in_thread = True
         try:
             answer = await await_within(done, seconds, too_long)

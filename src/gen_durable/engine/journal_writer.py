@@ -23,7 +23,7 @@ from gen_durable.engine.progress_writer import ProgressWriter
 from gen_durable.engine.step_journal import Action, Actions, CallActivity, SleepBeforeRetry, StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost, StepCancelled
-from gen_durable.outcomes import describe
+from gen_durable.outcomes import describe_error
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_error
@@ -131,7 +131,7 @@ class JournalWriter:
                 if inspect.iscoroutinefunction(fn):
                     return await fn(*args)
                 call = functools.partial(contextvars.copy_context().run, fn, *args)
-                done = await self._threads.start(call)
+                done = await self._threads.start_call(call)
                 return await _await_if_needed(await done)
             case SleepBeforeRetry(seconds):
                 return await asyncio.sleep(seconds)
@@ -143,11 +143,11 @@ class JournalWriter:
         match action:
             case CallActivity(fn, args):
                 answer = fn(*args)
-                return self._call_on_loop(_await_converting_exit(answer)) if inspect.isawaitable(answer) else answer
+                return self._run_on_loop(_await_converting_exit(answer)) if inspect.isawaitable(answer) else answer
             case SleepBeforeRetry(seconds):
                 return time.sleep(seconds)
             case Statement():
-                return self._call_on_loop(self._write_until_answered(action))
+                return self._run_on_loop(self._write_until_answered(action))
         assert_never(action)
 
     async def _write_until_answered(self, statement: Statement[bool]) -> None:
@@ -166,7 +166,7 @@ class JournalWriter:
             log.debug("instance %s: its journal cannot be written (%s)", statement.args[0], type(cause).__name__)
             await asyncio.sleep(pauses.next())
 
-    def _call_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _run_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         self._thread_calls.add(future)
         try:
@@ -184,4 +184,4 @@ async def _await_converting_exit(answer: Awaitable[Any]) -> Any:
     try:
         return await answer
     except (SystemExit, KeyboardInterrupt) as error:
-        raise StepCancelled(f"the activity raised {describe(error)}, which does not end a worker") from error
+        raise StepCancelled(f"the activity raised {describe_error(error)}, which does not end a worker") from error

@@ -38,7 +38,7 @@ class LimitsInStep:
         self._notifier = notifier
         self._loop = asyncio.get_running_loop()
 
-    def lease(self, instance: int, epoch: int, step_limit: str | None, limit: Limit) -> LimitLease:
+    def limit_context(self, instance: int, epoch: int, step_limit: str | None, limit: Limit) -> LimitLease:
         """A context manager that acquires `limit`; `step_limit` is the limit whose slot the step has already."""
         return LimitLease(self, instance, epoch, step_limit, limit)
 
@@ -90,7 +90,7 @@ class LimitsInStep:
         )
         self._notifier.wake_queues(queues)
 
-    def call_from_thread(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the worker's loop and wait for it, from the thread of a `def` step."""
         try:
             asyncio.get_running_loop()
@@ -125,9 +125,9 @@ class LimitLease:
             await asyncio.shield(self._limits.release(ticket))
 
     def __enter__(self) -> None:
-        self._limits.call_from_thread(self.__aenter__())
+        self._limits.run_on_loop(self.__aenter__())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._limits.call_from_thread(self.__aexit__(kind, error, trace))
+        self._limits.run_on_loop(self.__aexit__(kind, error, trace))

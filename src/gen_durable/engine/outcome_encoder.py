@@ -27,7 +27,7 @@ from gen_durable.outcomes import (
     Unchanged,
     check_child,
     check_child_count,
-    describe,
+    describe_error,
     is_outcome,
 )
 from gen_durable.starts import Start
@@ -57,7 +57,7 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
     extra: dict[str, Any] | None = None  # while its "spawn" is not complete
     plain_state: str | None = None  # the encoded state before encryption
 
-    def encode_more(self) -> bool:
+    def encode_next_chunk(self) -> bool:
         """Encode the next chunk of instances to start; returns whether there may be more."""
         children, rest, extra = self.commit.many_children, self.remaining_starts, self.extra
         if rest is None:
@@ -139,7 +139,7 @@ def _add_failure(
 ) -> None:
     """Add the message, the class and the traceback of the exception behind an outcome, if there is one."""
     if error is not None and commit.error is None:
-        commit.error = describe(error)
+        commit.error = describe_error(error)
     failure = outcome.error if isinstance(outcome, Fail) and outcome.error is not None else error
     if failure is None:
         return
@@ -195,7 +195,7 @@ def _encode_done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpe
 
 
 def _encode_spawned(encoded: EncodedOutcome, extra: dict[str, Any], starts: Iterable[Start[Any]]) -> None:
-    """Encode the first chunk of instances to start; the others, if any, are left to `encode_more`."""
+    """Encode the first chunk of instances to start; the others, if any, are left to `encode_next_chunk`."""
     if starts:
         rest = iter(starts)
         extra["spawn"], may_have_more = _encode_chunk(rest)

@@ -21,7 +21,7 @@ from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
-from gen_durable.engine.scan_floors import ScanFloors
+from gen_durable.engine.scan_positions import ScanPositions
 from gen_durable.engine.slots import Slots
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import SqlError, describe_for_log, is_caused_by_data
@@ -91,7 +91,7 @@ class Picker(BackgroundTask):
         self._poll_seconds = self._min_poll_seconds = options.poll_interval.total_seconds()
         self._max_poll_seconds = options.max_poll_interval.total_seconds()
         self._picked_at = 0.0
-        self._floors = ScanFloors()
+        self._floors = ScanPositions()
         self._cursors = FairCursors(options.group_kind_by_queue)
         self._pick_task: asyncio.Task[PickResult] | None = None
 
@@ -179,12 +179,12 @@ class Picker(BackgroundTask):
                 except SqlError as error:
                     if not is_caused_by_data(error):
                         raise
-                    last = await self._set_head_aside(queue, error)
+                    last = await self._postpone_unreadable_head(queue, error)
                 if not last.claims or self._stopping:
                     break
         return last
 
-    async def _set_head_aside(self, queue: str, error: SqlError) -> PickResult:
+    async def _postpone_unreadable_head(self, queue: str, error: SqlError) -> PickResult:
         """Claim the head of a queue without its payloads, and return it with a back-off and the reason."""
         started = time.monotonic()
         statement = self._statements.pick_without_payloads(self._pick_statement({queue: 1}, None))
@@ -226,7 +226,7 @@ class Picker(BackgroundTask):
         self._floors.update(picked, floors, time.monotonic() - started)
         self._cursors.update(picked)
         if picked.claims:
-            self._claims.add(picked.claims, started)
+            self._claims.add_and_start(picked.claims, started)
         self._plan_next_pick(demands, picked)
         if picked.woken_queues:
             self._notifier.wake_queues(picked.woken_queues)

@@ -15,12 +15,12 @@ from typing import Final
 from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
-from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
+from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
-from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import ReapedClaim, UnknownStep
@@ -55,7 +55,7 @@ class Reaper(BackgroundTask):
         notifier: Notifier,
         events: Events,
         dead_letters: DeadLetterHook | None,
-        crashed: CrashedRows,
+        crashed: CrashedRowSlots,
         fingerprints: Fingerprints,
     ) -> None:
         super().__init__("reaper")
@@ -118,7 +118,7 @@ class Reaper(BackgroundTask):
             for row in dead:
                 self._events.emit(InstanceDeadLettered(row.id, row.machine, row.step, row.crashes))
         if self._dead_letters is not None:
-            self._dead_letters.add(row.id for row in dead)
+            self._dead_letters.enqueue_calls(row.id for row in dead)
 
     async def _unblock_missed(self) -> None:
         """Go through the gates that rows wait at, a few batches per round, and unblock rows that may run."""
@@ -138,7 +138,7 @@ class Reaper(BackgroundTask):
 
     async def _retry_rejected_signals(self) -> None:
         """Try signals again that workers with other definitions have rejected, a batch per round."""
-        statement = self._signal_statements.retry_rejected(
+        statement = self._signal_statements.retry_signals_others_rejected(
             self._fingerprints.all(), self._rejected_after, REJECTED_BATCH
         )
         result = await self._connection.run(statement)

@@ -18,8 +18,8 @@ from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services
+from gen_durable.decoder_fingerprints import Fingerprints
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.claim_reader import ClaimReader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
@@ -29,6 +29,7 @@ from gen_durable.engine.gc import Gc
 from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.history_trimmer import HistoryTrimmer
 from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine.large_claim_reader import LargeClaimReader
 from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.picker import Picker
@@ -40,7 +41,6 @@ from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.registry import Registry
-from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.telemetry import QueueDrained
 
 log = logging.getLogger("gen_durable.worker")
@@ -111,7 +111,7 @@ class Runtime:
             services.schema.name,
             services.journal_statements,
             self._threads,
-            services.installation,
+            services.installation_id,
             encryption=services.encryption,
         )
         executor = Executor(
@@ -131,12 +131,12 @@ class Runtime:
             executor,
             self._transactional,
             self.committer,
-            ClaimReader(services.pool, services.statements, services.journal_statements, self._journal),
+            LargeClaimReader(services.pool, services.statements, services.journal_statements, self._journal),
             registry=self._registry,
             claims=self.claims,
             slots=self.slots,
             notifier=services.notifier,
-            completions=services.completions,
+            completions=services.completion_watcher,
             options=self._options,
             events=services.events,
             history_trimmer=self._history_trimmer,

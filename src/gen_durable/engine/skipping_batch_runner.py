@@ -47,7 +47,7 @@ class SkippingBatchRunner:
                 if skip == MAX_SKIPPED:
                     raise
                 size, skip = batch, skip + 1
-                self._report(error)
+                self._report_skipped_row(error)
                 continue
             if size == batch or count < size:
                 return count == batch
@@ -60,12 +60,12 @@ class SkippingBatchRunner:
             if not _is_refused(error):
                 raise
             if len(rows) == 1:
-                return self._report(error)
+                return self._report_skipped_row(error)
             middle = len(rows) // 2
             await self.run_list(rows[:middle], handle_rows)
             await self.run_list(rows[middle:], handle_rows)
 
-    def _report(self, error: SqlError) -> None:
+    def _report_skipped_row(self, error: SqlError) -> None:
         now = time.monotonic()
         if now - self._reported_at >= REPORT_SECONDS:
             self._reported_at = now

@@ -144,7 +144,7 @@ class Slots:
         self.changed = asyncio.Event()
         self.stopping = False
 
-    def start(self, active: ActiveClaim, now: float) -> None:
+    def start_or_buffer(self, active: ActiveClaim, now: float) -> None:
         """Start a claim if its queue has a free slot; else buffer it."""
         queue = self.queues[active.claim.queue]
         if queue.running < queue.concurrency:
@@ -174,12 +174,12 @@ class Slots:
     def start_cancelled_claim(self, active: ActiveClaim) -> None:
         """Start a buffered claim out of turn: one that has a cancel request, and so runs no step."""
         self.remove_from_buffer(active)
-        self.spawn(active, self.runner.run_claim(active))
+        self.spawn_without_slot(active, self.runner.run_claim(active))
 
-    def spawn(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
+    def spawn_without_slot(self, active: ActiveClaim, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as the task of a claim, without a slot."""
         active.task = task = self._tasks.spawn(coroutine)
-        task.add_done_callback(lambda done: self._report_failed_task(active, done))
+        task.add_done_callback(lambda done: self._handle_failed_task(active, done))
 
     def remove_from_buffer(self, active: ActiveClaim) -> None:
         """Take a claim out of the buffer, if it is there."""
@@ -244,9 +244,9 @@ class Slots:
         task = self._loop.create_task(self.runner.run_claim(active))
         active.task = task
         self._tasks.running.add(task)
-        task.add_done_callback(functools.partial(self._end_task, queue, active))
+        task.add_done_callback(functools.partial(self._free_slot_after_task, queue, active))
 
-    def _end_task(self, queue: QueueSlots, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+    def _free_slot_after_task(self, queue: QueueSlots, active: ActiveClaim, task: asyncio.Task[None]) -> None:
         self._tasks.running.discard(task)
         now = time.monotonic()
         if active.has_slot:
@@ -255,11 +255,11 @@ class Slots:
         else:
             queue.lent -= 1
         if task.cancelled() or task.exception() is not None:
-            self._report_failed_task(active, task)
+            self._handle_failed_task(active, task)
         self._fill_free_slots(queue, now)
         self.changed.set()
 
-    def _report_failed_task(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+    def _handle_failed_task(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
         """A task that ends without an outcome must not leave its row to the heartbeat."""
         if task.cancelled():
             if not active.claim.is_interrupted and not active.has_outcome:

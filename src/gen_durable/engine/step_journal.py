@@ -24,7 +24,7 @@ from gen_durable.codec import Codec, codec_for, encode
 from gen_durable.encryption import PayloadEncryption, activity_field
 from gen_durable.errors import GenDurableError, InputError, LeaseLost, NoFreeThread, TooLarge
 from gen_durable.jsonb_form import jsonb_form
-from gen_durable.outcomes import describe
+from gen_durable.outcomes import describe_error
 from gen_durable.retry_policy import RetryPolicy
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, check_checkpoint_format
 from gen_durable.store.statements import Statement
@@ -117,7 +117,7 @@ class StepJournal:
         if isinstance(stored.activities, list):
             self._add_activities(stored.activities)
 
-    def add_page(self, page: str) -> int:
+    def load_activities_page(self, page: str) -> int:
         """Take over a page of activities (activities_page.sql). Returns the number of the last one."""
         self._add_activities(_PAGE.decode(page))
         return self._next - 1
@@ -157,7 +157,7 @@ class StepJournal:
         yield self._statements.clear_checkpoint(self._fence)
         self.checkpoint = None
 
-    def run(
+    def run_activity(
         self,
         name: str,
         fn: Callable[..., Any],
@@ -214,7 +214,7 @@ class StepJournal:
             except Exception as error:
                 failure = error
             took = time.perf_counter() - began
-            error_text = None if failure is None else clean_error(describe(failure))
+            error_text = None if failure is None else clean_error(describe_error(failure))
             record = ActivityRecord(number, name, parameters, result, error_text, took, took, attempt)
             if self._encryption is not None:
                 record = self._encrypt_record(record, self._encryption)

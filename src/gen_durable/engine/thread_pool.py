@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from gen_durable.errors import NoFreeThread, StepCancelled
-from gen_durable.outcomes import describe
+from gen_durable.outcomes import describe_error
 
 log = logging.getLogger("gen_durable.worker")
 LONGEST_WAIT: Final = 5.0  # seconds that a call waits for a thread while abandoned calls hold too many
@@ -62,7 +62,7 @@ class ThreadPool:
         self._lock = threading.Lock()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
 
-    async def start(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+    async def start_call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         """Start a call in a thread, once one is free. Returns a future of its result. Raises `NoFreeThread`.
 
         A function that has started runs to its end. If the future is cancelled before, the call is abandoned and its
@@ -171,8 +171,9 @@ def _answer_future(future: asyncio.Future[Any], result: object, error: BaseExcep
         future.set_result(result)
     elif not isinstance(error, Exception):
         # A GeneratorExit would close the waiting coroutine; SystemExit and cancellation must not reach the worker.
-        future.set_exception(StepCancelled(f"the step raised {describe(error)}, which does not end a worker"))
+        future.set_exception(StepCancelled(f"the step raised {describe_error(error)}, which does not end a worker"))
     elif isinstance(error, StopIteration):
-        future.set_exception(RuntimeError(f"the step raised {describe(error)}"))  # a future cannot hold StopIteration
+        # A future cannot hold a StopIteration.
+        future.set_exception(RuntimeError(f"the step raised {describe_error(error)}"))
     else:
         future.set_exception(error)

@@ -30,7 +30,7 @@ from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.outcome_rejection import UnusableLimit, describe_fault, to_rejection
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejected
-from gen_durable.outcomes import describe
+from gen_durable.outcomes import describe_error
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify, sqlstate
 from gen_durable.pg.shared_transaction import Transaction
@@ -115,7 +115,7 @@ class TransactionalExecutor:
                 try:
                     await self._executor.execute(claim, entry, may_continue=False, transaction=step_transaction)
                 finally:
-                    step_transaction.end()
+                    step_transaction.reject_further_use()
                     transaction.drop()
             finally:
                 self._free.append(connection)
@@ -137,7 +137,7 @@ class TransactionalExecutor:
             flushed = await self._flush_and_commit(transaction, encoded.commit, active.entry)
         except ConnectionLost as error:
             transaction.drop()
-            found = await self._find_commit(connection, encoded.commit)
+            found = await self._check_lost_commit(connection, encoded.commit)
             if found is None:
                 raise _ConnectionBroken(error) from error
             flushed = found
@@ -160,7 +160,7 @@ class TransactionalExecutor:
                     active.claim, active.entry, may_continue=False, task=active.task, transaction=step_transaction
                 )
             finally:
-                step_transaction.end()
+                step_transaction.reject_further_use()
             active.is_in_step = False
             encoded.commit.began, encoded.commit.took = started, time.perf_counter() - started
             if not transaction.is_open:
@@ -208,7 +208,7 @@ class TransactionalExecutor:
             await asyncio.sleep(pauses.next())
         raise AssertionError("unreachable")
 
-    async def _find_commit(self, connection: PersistentConnection, commit: Commit) -> FlushResult | None:
+    async def _check_lost_commit(self, connection: PersistentConnection, commit: Commit) -> FlushResult | None:
         """Find out whether a transaction committed whose answer was lost. Returns None if it did not and never will."""
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
@@ -229,7 +229,7 @@ class TransactionalExecutor:
 def _broken_connection_error(entry: Entry, error: Exception) -> DatabaseUnavailable:
     return DatabaseUnavailable(
         f"the connection of step {entry.spec.label} broke in {MAX_BROKEN} executions in a row, at last with "
-        f"{describe(error)}. If the step waits inside its transaction, idle_in_transaction_session_timeout, or "
+        f"{describe_error(error)}. If the step waits inside its transaction, idle_in_transaction_session_timeout, or "
         "idle_transaction_timeout of PgBouncer, ends it: wait before the first use of ctx.connection"
     )
 

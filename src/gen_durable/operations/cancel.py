@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gen_durable.core.cascader import CascadeCount
+from gen_durable.core.cancel_cascader import CascadeCount
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, NotFound
 from gen_durable.handles import Handle, describe_target, parse_target
@@ -27,9 +27,9 @@ async def cancel(
     services.notifier.act_on_follow_ups(follow_ups)
     descendants = NO_DESCENDANTS
     if cascade and found.id is not None:
-        descendants = await services.notifier.cascader.run(found.id)
+        descendants = await services.notifier.cascader.run_cascade(found.id)
     if found.id is not None and found.verdict == "ended":
-        services.completions.report_end(found.id, Status.CANCELLED, None, reason)
+        services.completion_watcher.report_end(found.id, Status.CANCELLED, None, reason)
     return to_cancellation(found, target, descendants)
 
 

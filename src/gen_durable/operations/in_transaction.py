@@ -15,13 +15,18 @@ from gen_durable.core.row_encryption import encrypted_insert, encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
 from gen_durable.operations.insert import OnConflict, blocked_rows, check_starts
-from gen_durable.operations.keyed_starts import follow_ups_of, keyed_start_statements
-from gen_durable.pg.caller_connection import call_after_commit, call_at_commit, run_awaiting, run_blocking
+from gen_durable.operations.start_or_update import follow_ups_of, start_or_update_statements
+from gen_durable.pg.caller_connection import (
+    call_after_django_commit,
+    call_at_sqlalchemy_commits,
+    run_async,
+    run_blocking,
+)
 from gen_durable.pg.faults import sqlstate, unwrap_driver_error
 from gen_durable.pg.sqlstate_errors import to_error
 from gen_durable.starts import Start
 from gen_durable.store.caller_statements import TextStatements
-from gen_durable.store.keyed_starts import KeyedStart, KeyedStartResult
+from gen_durable.store.start_or_update import StartOrUpdate, StartOrUpdateResult
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
@@ -73,18 +78,19 @@ class TransactionCalls:
             connection, self._signal_statements(connection, outgoing, notify), "signal"
         )
 
-    async def keyed_start(
-        self, connection: object, call: KeyedStart, notify: Notify, operation: str
-    ) -> KeyedStartResult:
+    async def start_or_update(
+        self, connection: object, call: StartOrUpdate, notify: Notify, operation: str
+    ) -> StartOrUpdateResult:
         """Deliver a signal or start, or debounce."""
-        return await self._run_statements(connection, self._keyed_start_statements(connection, call, notify), operation)
+        statements = self._start_or_update_statements(connection, call, notify)
+        return await self._run_statements(connection, statements, operation)
 
-    def keyed_start_blocking(
-        self, connection: object, call: KeyedStart, notify: Notify, operation: str
-    ) -> KeyedStartResult:
-        """As `keyed_start`, on a blocking connection."""
+    def start_or_update_blocking(
+        self, connection: object, call: StartOrUpdate, notify: Notify, operation: str
+    ) -> StartOrUpdateResult:
+        """As `start_or_update`, on a blocking connection."""
         return self._run_statements_blocking(
-            connection, self._keyed_start_statements(connection, call, notify), operation
+            connection, self._start_or_update_statements(connection, call, notify), operation
         )
 
     async def cancel(
@@ -116,7 +122,7 @@ class TransactionCalls:
         if notify == "after_commit":
             queues = frozenset(start.queue for start, row in zip(starts, rows, strict=True) if row.new)
             blocked = blocked_rows(starts, rows) if self._services.events.active else ()
-            self._act_after_commit(connection, transaction, FollowUps(queues, blocked=tuple(blocked)))
+            self._notify_after_commit(connection, transaction, FollowUps(queues, blocked=tuple(blocked)))
         return [row.id for row in rows]
 
     def _cancel_statements(
@@ -126,7 +132,7 @@ class TransactionCalls:
             instance, key, reason, cascade=cascade, notify=notify == "in_transaction"
         )
         if notify == "after_commit":
-            self._act_after_commit(connection, transaction, follow_ups)
+            self._notify_after_commit(connection, transaction, follow_ups)
         return cast(CancelResult, target)
 
     def _signal_statements(self, connection: object, outgoing: OutgoingSignal, notify: Notify) -> CallStatements[str]:
@@ -141,23 +147,23 @@ class TransactionCalls:
             outgoing, notify=notify == "in_transaction"
         )
         if notify == "after_commit" and woken_queue is not None:
-            self._act_after_commit(connection, transaction, FollowUps(frozenset({woken_queue})))
+            self._notify_after_commit(connection, transaction, FollowUps(frozenset({woken_queue})))
         return str(verdict)
 
-    def _keyed_start_statements(
-        self, connection: object, call: KeyedStart, notify: Notify
-    ) -> CallStatements[KeyedStartResult]:
-        result = yield from keyed_start_statements(
+    def _start_or_update_statements(
+        self, connection: object, call: StartOrUpdate, notify: Notify
+    ) -> CallStatements[StartOrUpdateResult]:
+        result = yield from start_or_update_statements(
             call,
             self._encryption,
-            partial(self._statements.keyed_start, notify=notify == "in_transaction"),
+            partial(self._statements.start_or_update, notify=notify == "in_transaction"),
             self._statements.allocate_ids,
         )
         if notify == "after_commit":
-            self._act_after_commit(connection, result.transaction, follow_ups_of(result))
+            self._notify_after_commit(connection, result.transaction, follow_ups_of(result))
         return result
 
-    def _act_after_commit(self, connection: object, transaction: int | None, follow_ups: FollowUps) -> None:
+    def _notify_after_commit(self, connection: object, transaction: int | None, follow_ups: FollowUps) -> None:
         """Have workers notified once the caller's transaction has been committed."""
         if transaction is None or not follow_ups:
             return
@@ -169,16 +175,16 @@ class TransactionCalls:
                     "workers are not notified of calls with connection=, because this client is not open; they find "
                     "the work when they poll. Open the client, or pass notify='in_transaction' or 'never'"
                 )
-        elif not call_after_commit(connection, partial(watcher.act_on_follow_ups, follow_ups)):
+        elif not call_after_django_commit(connection, partial(watcher.act_on_follow_ups, follow_ups)):
             watcher.add(transaction, follow_ups)
-            call_at_commit(connection, watcher.check_soon)
+            call_at_sqlalchemy_commits(connection, watcher.check_soon)
 
     async def _run_statements(
         self,
         connection: object,
         statements: CallStatements[T],
         operation: str,
-        run_statement: RunOnConnection = run_awaiting,
+        run_statement: RunOnConnection = run_async,
     ) -> T:
         answer: Any = None
         while True:

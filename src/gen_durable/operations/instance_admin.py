@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from gen_durable.errors import InputError, NotFound, WrongStatus
 from gen_durable.handles import Handle, describe_target, parse_target
-from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page, check_page_size, decode_cursor, filter_json
+from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page, check_page_size, decode_cursor, encode_filters
 
 if TYPE_CHECKING:
     from gen_durable.client import Durable
@@ -39,7 +39,7 @@ class AdminOperations:
         """
         services = self._services
         statement = services.admin_statements.list(
-            self._filter_json(filters), decode_cursor(after), check_page_size(limit), payloads=payloads
+            self._encode_filters(filters), decode_cursor(after), check_page_size(limit), payloads=payloads
         )
         page = await services.statement_runner.run(statement, "list", may_run_twice=True)
         if services.encryption is None:
@@ -59,15 +59,15 @@ class AdminOperations:
 
     async def count(self, **filters: Unpack[Filters]) -> Count:
         """How many instances match the filters: exact up to 10,000 if 20,000 rows read suffice, else estimated."""
-        statement = self._services.admin_statements.count(self._filter_json(filters))
+        statement = self._services.admin_statements.count(self._encode_filters(filters))
         return await self._services.statement_runner.run(statement, "count", may_run_twice=True)
 
-    def _filter_json(self, filters: Filters) -> str:
+    def _encode_filters(self, filters: Filters) -> str:
         if self._services.encryption is not None and filters.get("error") is not None:
             raise InputError(
                 "error= cannot search errors that a codec has encrypted: list with other filters and compare last_error"
             )
-        return filter_json(filters)
+        return encode_filters(filters)
 
     async def delete(self, target: int | str | bytes | Handle[Any]) -> None:
         """Delete an ended instance with its signals and journal.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gen_durable.core.services import Services
-from gen_durable.limits import LimitState, Policy, check_policy
+from gen_durable.limits import LimitState, Policy, check_limit_policy
 from gen_durable.validation import check_name
 
 LIMIT_NAME = "the name of a limit"
@@ -33,7 +33,7 @@ async def list_limits(services: Services) -> list[LimitState]:
 
 
 async def _set_limit(services: Services, name: str, policy: Policy, *, declared: bool) -> bool:
-    check_policy(check_name(name, LIMIT_NAME), policy)
+    check_limit_policy(check_name(name, LIMIT_NAME), policy)
     statement = services.statements.set_limit(name, policy, declared=declared)
     changed, woken_queues = await services.statement_runner.run(statement, f"limit {name!r}", may_run_twice=True)
     services.notifier.wake_queues(woken_queues)

@@ -8,7 +8,7 @@ from gen_durable.core.services import Services
 from gen_durable.errors import NotFound
 from gen_durable.handles import Handle, describe_target, parse_target
 from gen_durable.instances import Instance
-from gen_durable.journal import Activity, Checkpoint, Progress, Transition, check_last
+from gen_durable.journal import Activity, Checkpoint, Progress, Transition, check_last_argument
 
 Target = int | str | bytes | Handle[Any]
 
@@ -26,7 +26,7 @@ async def get(services: Services, target: Target) -> Instance:
 async def history(services: Services, target: Target, last: int | None) -> list[Transition]:
     """Read the transitions of an instance, or the `last` few of them."""
     instance, key = await _resolve_target(services, target)
-    statement = services.journal_statements.history(instance, key, check_last(last))
+    statement = services.journal_statements.history(instance, key, check_last_argument(last))
     found = await services.statement_runner.run(statement, "history", may_run_twice=True)
     if services.encryption is None or instance is None:
         return found
@@ -36,7 +36,7 @@ async def history(services: Services, target: Target, last: int | None) -> list[
 async def activities(services: Services, target: Target, last: int | None) -> list[Activity]:
     """Read the activities of an instance, or the `last` few of them."""
     instance, key = await _resolve_target(services, target)
-    statement = services.journal_statements.activities(instance, key, check_last(last))
+    statement = services.journal_statements.activities(instance, key, check_last_argument(last))
     found = await services.statement_runner.run(statement, "activities", may_run_twice=True)
     if services.encryption is None or instance is None:
         return found

@@ -33,7 +33,7 @@ def outgoing_signal(
 
 
 async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
-    """Deliver a signal. Returns the verdict of `signal.sql`, which `is_delivered` reads."""
+    """Deliver a signal. Returns the verdict of `signal.sql`, which `read_delivery_verdict` reads."""
     if services.encryption is None:
         return await _send_and_wake(services, outgoing)
     # A payload is encrypted for its target, so the holder of a key is looked up first. If the key has changed hands
@@ -52,7 +52,7 @@ async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
     return "no_target"
 
 
-def is_delivered(verdict: str, target: int | str | bytes | Handle[Any], name: str) -> bool:
+def read_delivery_verdict(verdict: str, target: int | str | bytes | Handle[Any], name: str) -> bool:
     """Whether the call delivered the signal; False if its dedup key was used before. Raises for other verdicts."""
     if verdict == "no_target":
         raise NoTarget(f"signal {name!r}: {describe_target(target)} is unknown or has ended")

@@ -35,7 +35,7 @@ class SignalOperations:
         At most `limit`, oldest first. They come without their payloads unless `payloads=True`.
         """
         statement = self._services.signal_statements.signals_of(
-            *parse_target(target, self._services), _check_limit(limit), payloads=payloads
+            *parse_target(target, self._services), _check_page_size(limit), payloads=payloads
         )
         found = await self._services.statement_runner.run(statement, "signals", may_run_twice=True)
         return [self._decrypt(signal) for signal in found]
@@ -45,7 +45,7 @@ class SignalOperations:
     ) -> list[StoredSignal]:
         """Signals of all instances that no worker could read, by instance and age; `after` is the last of a page."""
         place = (0, 0) if after is None else (after.target_id, after.id)
-        statement = self._services.signal_statements.rejected_signals(place, _check_limit(limit), payloads=payloads)
+        statement = self._services.signal_statements.rejected_signals(place, _check_page_size(limit), payloads=payloads)
         found = await self._services.statement_runner.run(statement, "rejected_signals", may_run_twice=True)
         return [self._decrypt(signal) for signal in found]
 
@@ -115,7 +115,7 @@ class SyncSignalOperations(ABC, Generic[H]):
     def _run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
 
 
-def _check_limit(limit: int) -> int:
+def _check_page_size(limit: int) -> int:
     if type(limit) is not int or not 1 <= limit <= MAX_SHOWN:
         raise InputError(f"limit must be 1 to {MAX_SHOWN:,}, got {limit!r}")
     return limit

@@ -11,14 +11,14 @@ from gen_durable.durations import Duration
 from gen_durable.handles import Handle, SignalOrStartResult, handle_of
 from gen_durable.limits import LimitNames
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
-from gen_durable.operations.keyed_starts import (
-    debounce_call,
+from gen_durable.operations.signal import outgoing_signal, read_delivery_verdict, send_signal
+from gen_durable.operations.start_or_update import (
     debounced_id,
-    run_keyed_start,
-    signal_or_start_call,
+    make_debounce,
+    make_signal_or_start,
+    run_start_or_update,
     signal_or_start_result,
 )
-from gen_durable.operations.signal import is_delivered, outgoing_signal, send_signal
 from gen_durable.signals import Signal
 from gen_durable.starts import Start, Startable
 
@@ -121,12 +121,12 @@ class SignalMethods:
                 verdict = await send_signal(self._services, outgoing)
             else:
                 verdict = await self._in_transaction.signal(connection, outgoing, notify)
-            return is_delivered(verdict, target, signal.name)
-        call = signal_or_start_call(target, signal, payload, dedup_key, or_start)
+            return read_delivery_verdict(verdict, target, signal.name)
+        call = make_signal_or_start(target, signal, payload, dedup_key, or_start)
         if connection is None:
-            result = await run_keyed_start(self._services, call, "signal")
+            result = await run_start_or_update(self._services, call, "signal")
         else:
-            result = await self._in_transaction.keyed_start(connection, call, notify, "signal")
+            result = await self._in_transaction.start_or_update(connection, call, notify, "signal")
         return signal_or_start_result(cast("Durable", self), result, call, or_start)
 
     @overload
@@ -176,9 +176,9 @@ class SignalMethods:
         """
         check_notify(notify, connection)
         start = Start(step, state, unique_key=unique_key, unique_scope=["runnable"], delay=delay, **options)
-        call = debounce_call(start, max_delay)
+        call = make_debounce(start, max_delay)
         if connection is None:
-            result = await run_keyed_start(self._services, call, "debounce")
+            result = await run_start_or_update(self._services, call, "debounce")
         else:
-            result = await self._in_transaction.keyed_start(connection, call, notify, "debounce")
+            result = await self._in_transaction.start_or_update(connection, call, notify, "debounce")
         return handle_of(cast("Durable", self), start, debounced_id(result, start), is_new=result.verdict == "started")

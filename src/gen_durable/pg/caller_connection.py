@@ -60,7 +60,7 @@ def connection_kind(connection: object) -> ConnectionKind:
     )
 
 
-def call_after_commit(connection: Any, callback: Callable[[], None]) -> bool:
+def call_after_django_commit(connection: Any, callback: Callable[[], None]) -> bool:
     """Have Django call back after the commit, and not after a rollback, also of a savepoint.
 
     Returns False if that is not possible: with other connections, and where autocommit is off.
@@ -74,7 +74,7 @@ def call_after_commit(connection: Any, callback: Callable[[], None]) -> bool:
     return True
 
 
-def call_at_commit(connection: Any, callback: Callable[[object], None]) -> None:
+def call_at_sqlalchemy_commits(connection: Any, callback: Callable[[object], None]) -> None:
     """Have SQLAlchemy call back at the commits of a connection (right before) or session (right after).
 
     A hint that only saves time: the commit may fail, or be that of a savepoint. SQLAlchemy keeps the callback as long
@@ -92,7 +92,7 @@ def call_at_commit(connection: Any, callback: Callable[[object], None]) -> None:
     event.listen(target, name, callback)
 
 
-async def run_awaiting(connection: Any, statement: Statement[Any]) -> Rows:
+async def run_async(connection: Any, statement: Statement[Any]) -> Rows:
     """Run a statement on an asynchronous connection."""
     return await _async_runner(connection)(connection, statement)
 
@@ -126,7 +126,7 @@ def _blocking_runner(connection: object) -> Callable[[Any, Statement[Any]], Rows
             raise InputError(f"connection= got {other.value}, which is asynchronous. Use Durable with it.")
 
 
-def caller_connection_of(connection: object, using: str | None) -> object:
+def resolve_caller_connection(connection: object, using: str | None) -> object:
     """The caller's connection for a call, or None if the client uses its own; `using` is the alias of Django."""
     if using is None:
         return connection

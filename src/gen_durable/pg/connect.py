@@ -115,7 +115,7 @@ class _HostRace:
             # The other attempts end soon by themselves. Cancelling asyncpg while it connects would log an error.
             self._is_over = True
             for task in tasks:
-                task.add_done_callback(_drop_loser)
+                task.add_done_callback(_terminate_late_connection)
         raise ConnectionError(self._summarize_errors())
 
     async def _try_host(self, n: int) -> asyncpg.Connection[Any]:
@@ -163,7 +163,7 @@ async def connect_to_host(host: Host, target: ConnectionTarget, timeout: float) 
         return connecting.result()
     except BaseException:
         # The connection may succeed in the moment of the cancel: without this callback it would leak.
-        connecting.add_done_callback(_drop_loser)
+        connecting.add_done_callback(_terminate_late_connection)
         # If asyncpg is cancelled in the same loop iteration in which its socket connects, it leaves a future whose
         # error is logged at garbage collection. A process that thaws finds timeout and socket ready in the same
         # iteration, so the cancel is delayed. Guarded by test_given_up_at_any_moment.
@@ -171,7 +171,7 @@ async def connect_to_host(host: Host, target: ConnectionTarget, timeout: float) 
         raise
 
 
-def _drop_loser(connecting: asyncio.Future[asyncpg.Connection[Any]]) -> None:
+def _terminate_late_connection(connecting: asyncio.Future[asyncpg.Connection[Any]]) -> None:
     if not connecting.cancelled() and connecting.exception() is None:
         connecting.result().terminate()
 

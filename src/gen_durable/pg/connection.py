@@ -21,7 +21,7 @@ import asyncpg
 
 from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect
 from gen_durable.pg.dead_server_watchdog import Watchdog
-from gen_durable.pg.dsn import may_show_password
+from gen_durable.pg.dsn import may_leak_password
 from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, to_connection_lost
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class PersistentConnection:
         try:
             current = await connect(self.target, self._silent_host)
         except Exception as error:
-            lost = ConnectionLost(error, sent=False, hides_cause=may_show_password(self.target.dsn))
+            lost = ConnectionLost(error, sent=False, hides_cause=may_leak_password(self.target.dsn))
             raise lost from (None if lost.hides_cause else error)
         if self.is_closed:  # closed while it connected
             current.driver_connection.terminate()

@@ -50,7 +50,7 @@ def split_hosts(dsn: str) -> DsnHosts:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     timeout = _parse_timeout(options.pop("connect_timeout", ""))
     user, at, addresses = parts.netloc.rpartition("@")
-    if may_show_password(dsn):
+    if _is_split_by_password(dsn):
         return DsnHosts((Host("the host", dsn),), None)
     if addresses:
         named = [(address, parts._replace(netloc=f"{user}{at}{address}"), options) for address in addresses.split(",")]
@@ -63,19 +63,31 @@ def split_hosts(dsn: str) -> DsnHosts:
         ]
     if len(named) > 1:
         named = [(name, parts, dict([DEFAULT_ATTRS]) | options) for name, parts, options in named]
+    if may_leak_password(dsn):
+        named = [(f"host {number}", parts, options) for number, (_, parts, options) in enumerate(named, 1)]
     return DsnHosts(tuple(Host(name, _join_dsn(parts, options)) for name, parts, options in named), timeout)
 
 
-def may_show_password(dsn: str) -> bool:
+def may_leak_password(dsn: str) -> bool:
     """Whether a part of the DSN that looks harmless may be a piece of the password. No message may quote such a DSN.
+
+    An unencoded & in `?password=` begins another option.
+    """
+    if _is_split_by_password(dsn):
+        return True
+    options = dict(parse_qsl(urlsplit(dsn).query, keep_blank_values=True))
+    return "password" in options and not options.keys() <= KNOWN_OPTIONS
+
+
+def _is_split_by_password(dsn: str) -> bool:
+    """Whether the DSN cannot be read, or a password with unencoded characters has divided it in the wrong places.
 
     An unencoded /, ? or # in a password ends the part of the DSN that it stands in, so the @ after the password comes
     later; an unencoded @ ends the password. What follows is then read as host, port, database or option, and the driver
-    and the server quote those. An unencoded & in `?password=` begins another option.
+    and the server quote those.
     """
     try:
         parts = urlsplit(dsn)
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
     except ValueError:
         return True
     addresses = parts.netloc.rpartition("@")[2].split(",")
@@ -84,7 +96,6 @@ def may_show_password(dsn: str) -> bool:
         or "@" in parts.path + parts.query + parts.fragment
         or "#" in dsn
         or not all(map(_has_valid_port, addresses))
-        or ("password" in options and not options.keys() <= KNOWN_OPTIONS)
     )
 
 
@@ -103,7 +114,7 @@ def find_tls_weakness(dsn: str, environment: Mapping[str, str]) -> str | None:
     mode = options.get("sslmode", [environment.get("PGSSLMODE", "prefer")])[0]
     if not remote or mode == "verify-full":
         return None
-    server = "the server" if may_show_password(dsn) else remote[0]
+    server = "the server" if may_leak_password(dsn) else remote[0]
     shown = mode if mode in TLS_MODES else "(unknown)"
     return f"sslmode={shown} does not verify the identity of {server}. Use sslmode=verify-full."
 

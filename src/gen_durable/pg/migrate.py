@@ -21,7 +21,7 @@ from gen_durable.pg.faults import READ_ONLY, READ_ONLY_DATABASE, ConnectionLost,
 from gen_durable.pg.installed_version import InstalledSchema, read_installed
 from gen_durable.pg.pool import Pool
 from gen_durable.store.schema import Migration, Schema, SqlFile, functions, migrations, views
-from gen_durable.store.sql_splitter import sql_splitter
+from gen_durable.store.split_sql import split_sql
 
 log = logging.getLogger("gen_durable.migrate")
 LOCK_TRIES: Final = 10
@@ -155,7 +155,7 @@ async def _run_file(driver_connection: asyncpg.Connection[Any], file: SqlFile) -
 
 
 def _split_file(file: SqlFile) -> Iterator[_MigrationStatement]:
-    for number, sql in enumerate(sql_splitter(file.text), 1):
+    for number, sql in enumerate(split_sql(file.text), 1):
         yield _MigrationStatement(file.path, number, sql)
 
 

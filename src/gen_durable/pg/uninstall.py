@@ -51,7 +51,7 @@ class Removal:
 async def read_content(connection: PersistentConnection, schema: Schema) -> InstalledContent:
     """Read the installed content. Raises `SchemaMissing`, `SchemaTooNew` or `SchemaConflict` if it must stay."""
     driver_connection = await _connect(connection)
-    installed = await _read_own(connection, schema)
+    installed = await _require_installed(connection, schema)
     return await _read_content(driver_connection, schema, installed)
 
 
@@ -69,14 +69,14 @@ async def uninstall(
             await driver_connection.execute(
                 "select pg_advisory_xact_lock(hashtextextended($1, 0))", f"gen_durable/{schema.name}"
             )
-            installed = await _read_own(connection, schema)
+            installed = await _require_installed(connection, schema)
             await _check_sessions(driver_connection, schema)
             await driver_connection.execute(schema.render("lock table @schema.instances in access exclusive mode"))
             content = await _read_content(driver_connection, schema, installed)
             _check_unused(content, schema, with_live_instances=with_live_instances)
             return await _drop(driver_connection, schema, content.roles if with_roles else None)
     except asyncpg.PostgresError as error:
-        raise _to_refused_error(error, schema) from error
+        raise _to_library_error(error, schema) from error
 
 
 async def _connect(connection: PersistentConnection) -> asyncpg.Connection[Any]:
@@ -86,7 +86,7 @@ async def _connect(connection: PersistentConnection) -> asyncpg.Connection[Any]:
         raise DatabaseUnavailable(f"cannot uninstall, the database is not reachable: {error}") from error
 
 
-async def _read_own(connection: PersistentConnection, schema: Schema) -> InstalledSchema:
+async def _require_installed(connection: PersistentConnection, schema: Schema) -> InstalledSchema:
     installed = await read_installed(connection, schema)
     check_can_migrate(installed, schema)
     if installed.version == 0:
@@ -137,7 +137,7 @@ async def _drop(driver_connection: asyncpg.Connection[Any], schema: Schema, pref
     signatures = await driver_connection.fetchval(_FUNCTIONS, schema.name, objects.functions)
     if signatures:
         await driver_connection.execute(f"drop function {signatures}")
-    await driver_connection.execute(schema.render(f"drop type {_names(objects.types)}"))
+    await driver_connection.execute(schema.render(f"drop type {_qualify_names(objects.types)}"))
     others = [row[0] for row in await driver_connection.fetch(_OBJECTS, schema.name)]
     dropped: tuple[str, ...] = ()
     if prefix is not None:
@@ -167,15 +167,15 @@ async def _drop_roles(driver_connection: asyncpg.Connection[Any], schema: Schema
 
 def _drop_script(objects: OwnObjects) -> str:
     """Views before the tables that they read; one statement per kind, so that ours may depend on each other."""
-    views = f"drop view if exists {_names(objects.views)}"
-    return f"{views};\ndrop table {_names(objects.tables)}"
+    views = f"drop view if exists {_qualify_names(objects.views)}"
+    return f"{views};\ndrop table {_qualify_names(objects.tables)}"
 
 
-def _names(names: Sequence[str]) -> str:
+def _qualify_names(names: Sequence[str]) -> str:
     return ", ".join(f'@schema."{name}"' for name in names)
 
 
-def _to_refused_error(error: asyncpg.PostgresError, schema: Schema) -> Exception:
+def _to_library_error(error: asyncpg.PostgresError, schema: Schema) -> Exception:
     """The library's error, for the reasons that a user can cure. These messages quote names and never values."""
     match sqlstate(error):
         case code if code == _DEPENDENTS_EXIST:

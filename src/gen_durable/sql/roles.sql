@@ -22,7 +22,7 @@ declare
     'progress_of', 'limit_states', 'count_taken_slots', 'signals_of', 'rejected_signals'];
   worker constant text[] := client || array[
     'pick', 'flush', 'lock_parent_and_allocate_ids', 'insert_started_instances', 'inbox_page', 'children_page',
-    'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'gc_rows_with_keep',
+    'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'gc_kept_rows',
     'declare_retentions', 'declared_retentions', 'trim_history',
     'count_due_unknown_steps', 'unlocked_ids', 'set_limit', 'limit_states', 'acquire_step_limit', 'release_step_limit',
     'delete_full_buckets', 'record_checkpoint', 'clear_checkpoint', 'record_activity', 'record_progress', 'history_of',

@@ -16,12 +16,12 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from gen_durable.store.keyed_starts import (
-    KeyedStart,
-    KeyedStartResult,
+from gen_durable.store.start_or_update import (
     SignalOrStart,
-    keyed_start_parameters,
-    read_keyed_start,
+    StartOrUpdate,
+    StartOrUpdateResult,
+    decode_start_or_update,
+    start_or_update_parameters,
 )
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
@@ -52,7 +52,7 @@ class TextStatements:
     def insert(
         self, statement: Statement[list[InsertResult]], *, notify: bool
     ) -> Statement[tuple[list[InsertResult], int | None]]:
-        """`statement` is an `insert` or an `insert_as`."""
+        """`statement` is an `insert` or an `insert_with_ids`."""
         types = (*INSERT, IDS)[: len(statement.args)]
         columns = ",".join(f"${n}" for n in range(1, len(types) + 1))
         text = (
@@ -95,7 +95,7 @@ class TextStatements:
             SIGNAL,
         )
 
-    def keyed_start(self, call: KeyedStart, *, notify: bool) -> Statement[KeyedStartResult]:
+    def start_or_update(self, call: StartOrUpdate, *, notify: bool) -> Statement[StartOrUpdateResult]:
         types = SIGNAL_OR_START if isinstance(call, SignalOrStart) else DEBOUNCE
         function, origin = (
             ("signal_or_start", "null::pg_catalog.int8")
@@ -113,9 +113,9 @@ class TextStatements:
         return _with_text_parameters(
             Statement(
                 text,
-                (*keyed_start_parameters(call), notify),
+                (*start_or_update_parameters(call), notify),
                 lambda rows: dataclasses.replace(
-                    read_keyed_start(rows), transaction=_decode_transaction_id(rows[0][4])
+                    decode_start_or_update(rows), transaction=_decode_transaction_id(rows[0][4])
                 ),
             ),
             (*types, "bool"),

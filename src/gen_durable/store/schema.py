@@ -39,7 +39,7 @@ class Schema:
         return f"{self.name}_wake"
 
     @property
-    def metadata_index(self) -> str:
+    def metadata_index_script(self) -> str:
         """The statement that creates the index on metadata. Run it outside a transaction."""
         return self.render(_SQL.joinpath("metadata_index.sql").read_text("utf-8"))
 

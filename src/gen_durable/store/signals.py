@@ -74,7 +74,7 @@ class SignalStatementBuilder:
             self._reject, args, lambda rows: RejectResult(frozenset(rows[0][0] or ()), list(rows[0][1] or ()))
         )
 
-    def retry_rejected(
+    def retry_signals_others_rejected(
         self, fingerprints: Sequence[tuple[str, int, str]], after: tuple[int, int], batch: int
     ) -> Statement[RetryRejectedResult]:
         """`fingerprints` are (machine, version, fingerprint)."""

@@ -22,7 +22,7 @@ def encode_limits(limits: Sequence[Limit]) -> str:
     return encode([[limit.name, limit.partition, limit.weight] for limit in limits], "limits").decode()
 
 
-def policy_columns(policy: Policy) -> tuple[str, int | None, float | None, int | None]:
+def limit_policy_columns(policy: Policy) -> tuple[str, int | None, float | None, int | None]:
     """The columns of a policy in `limits`: kind, slots, period, burst."""
     if isinstance(policy, Concurrency):
         return "concurrency", policy.slots, None, None

@@ -35,7 +35,7 @@ from gen_durable.store.row_decoder import (
     decode_release_result,
 )
 from gen_durable.store.schema import Schema
-from gen_durable.store.start_encoder import insert_columns, policy_columns
+from gen_durable.store.start_encoder import insert_columns, limit_policy_columns
 from gen_durable.store.types import (
     CancelResult,
     CascadeResult,
@@ -151,13 +151,13 @@ class StatementBuilder:
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
         self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.count_due_unknown_steps($1,$2)"  # noqa: S608
         self._unlocked_ids = f"select id from {s}.unlocked_ids($1)"  # noqa: S608
-        self._prepare_limits(s)
+        self._set_limit_texts(s)
         self._notify = (
             "select pg_catalog.pg_notify($1, payload) from pg_catalog.unnest($2::pg_catalog.text[]) as payload, "
             "pg_catalog.set_config('synchronous_commit', 'off', true)"
         )
 
-    def _prepare_limits(self, s: str) -> None:
+    def _set_limit_texts(self, s: str) -> None:
         self._set_limit = f"select changed, woken_queues from {s}.set_limit($1,$2,$3,$4,$5,$6::text::jsonb,false)"  # noqa: S608
         self._remove_limit = f"select removed, woken_queues from {s}.remove_limit($1,false)"  # noqa: S608
         self._limits = f"select * from {s}.limit_states()"  # noqa: S608
@@ -174,7 +174,7 @@ class StatementBuilder:
             lambda rows: [InsertResult(row[1], row[2], row[3]) for row in rows],
         )
 
-    def insert_as(
+    def insert_with_ids(
         self, statement: Statement[list[InsertResult]], ids: list[int], states: list[str], signals: list[str | None]
     ) -> Statement[list[InsertResult]]:
         """An `insert` with allocated ids, and the states and signals that were encrypted for them."""
@@ -316,7 +316,7 @@ class StatementBuilder:
 
         `declared`: by `Worker(limits=)`. An unchanged declaration does not undo a change made since with `set_limit`.
         """
-        columns = policy_columns(policy)
+        columns = limit_policy_columns(policy)
         args = (name, *columns, encode(list(columns), "a policy").decode() if declared else None)
         return Statement(self._set_limit, args, lambda rows: (rows[0][0], rows[0][1] or []))
 

@@ -16,7 +16,7 @@ from gen_durable.errors import InputError
 from gen_durable.handles import Handle
 from gen_durable.instances import Status
 from gen_durable.signals import Signal
-from gen_durable.starts import Startable, step_of
+from gen_durable.starts import Startable, to_step_spec
 from gen_durable.testing.drain_result import describe_waiting
 from gen_durable.testing.harness_statements import HarnessStatements
 from gen_durable.testing.instance_snapshot import Snapshot, shorten
@@ -88,7 +88,7 @@ class Assertions:
     async def assert_at(self, target: Target, step: Startable[Any, Any]) -> None:
         """Assert that the instance has not ended, and that this is the step that it runs next."""
         __tracebackhide__ = True
-        spec = step_of(step, "assert_at")
+        spec = to_step_spec(step, "assert_at")
         found = await self.snapshot(target)
         here = found.machine == spec.machine.name and found.step in (spec.name, *spec.aliases)
         if found.status.terminal or not here:
@@ -108,7 +108,7 @@ class Assertions:
         their handles, oldest first.
         """
         __tracebackhide__ = True
-        spec = step_of(step, "assert_inserted")
+        spec = to_step_spec(step, "assert_inserted")
         key = None if unique_key is None else check_key(unique_key, "unique_key")
         rows = await services_of(self.app).pool.run(self._statements.snapshots(key=key, machine=spec.machine.name))
         here = [r for r in rows if r.version == spec.machine.version and r.step in (spec.name, *spec.aliases)]

@@ -14,7 +14,7 @@ from gen_durable.codec import JSON_NULL
 from gen_durable.context import Child, Context
 from gen_durable.instances import Status
 from gen_durable.signals import Received, Signal
-from gen_durable.starts import Startable, step_of
+from gen_durable.starts import Startable, to_step_spec
 from gen_durable.step_services import StepConnection, StepTransaction
 from gen_durable.testing.memory_journal import NOTHING, MemoryJournal
 from gen_durable.validation import check_key
@@ -59,7 +59,7 @@ def make_context(
     `checkpoint` and `finished` (results by name) are left by an earlier execution of the step: these activities are not
     called again. `connection` is for a transactional step: an asyncpg connection in a transaction that you roll back.
     """
-    spec = step_of(step, "make_context")
+    spec = to_step_spec(step, "make_context")
     waited_for = list(awaited)
     came = _number_signals([*waited_for, *inbox])
     return Context(
@@ -104,7 +104,7 @@ def sent(signal: Signal[Any], payload: object = None) -> Received:
 
 def child_done(step: Startable[Any, R], result: R) -> Child:
     """A child that was started at `step` and is done, for `make_context(children=[...])`."""
-    return _make_child(step, Status.DONE, None, step_of(step, "child_done").result_codec.encode(result))
+    return _make_child(step, Status.DONE, None, to_step_spec(step, "child_done").result_codec.encode(result))
 
 
 def child_failed(step: Startable[Any, Any], error: str) -> Child:
@@ -114,12 +114,12 @@ def child_failed(step: Startable[Any, Any], error: str) -> Child:
 
 def round_trip(step: Startable[S, Any], state: S) -> S:
     """A state as the step gets it: encoded to JSON and decoded. Raises what `insert` would raise."""
-    codec = step_of(step, "round_trip").state_codec
+    codec = to_step_spec(step, "round_trip").state_codec
     return cast(S, codec.decode(codec.encode(state)))
 
 
 def _make_child(step: Startable[Any, Any], status: Status, error: str | None, result: bytes | None) -> Child:
-    spec = step_of(step, "a child")
+    spec = to_step_spec(step, "a child")
     return Child(
         id=0,
         machine=spec.machine.name,

@@ -80,7 +80,7 @@ class Harness(Assertions):
         while idle < 2:  # a round without a claim may have unblocked a row that waited for its partition key
             idle += 1
             for queue in await stepper.due_queues():
-                claim = await stepper.claim(queue)
+                claim = await stepper.claim_next(queue)
                 if claim is None:
                     continue
                 if len(ran) == limit:
@@ -169,7 +169,7 @@ class Harness(Assertions):
         await stepper.reap()
         for _ in range(2):  # as in drain
             for queue in await stepper.due_queues():
-                if (claim := await stepper.claim(queue)) is not None:
+                if (claim := await stepper.claim_next(queue)) is not None:
                     return claim
         return None
 
@@ -185,7 +185,7 @@ class Harness(Assertions):
         stepper = self._require_stepper
         await stepper.reap()
         found = await self.snapshot(target)
-        claim = await stepper.claim_one(found.id, found.queue)
+        claim = await stepper.claim_instance(found.id, found.queue)
         if claim is None:
             self._raise_assertion_error(found, "should be able to run now", self._explain_not_claimable(found))
         return claim

@@ -45,7 +45,7 @@ class HarnessStatements:
     def due_queues(self) -> Statement[list[str]]:
         return Statement(self._due_queues, (), lambda rows: [row[0] for row in rows])
 
-    def shift_statements(self) -> Statement[list[str]]:
+    def list_time_shift_statements(self) -> Statement[list[str]]:
         return Statement(self._shifts, (self._schema.name,), lambda rows: [row[0] for row in rows])
 
     def fire_timeouts(self, instance: int | None) -> Statement[list[int]]:

@@ -22,14 +22,15 @@ from gen_durable.context import Context
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services, services_of
+from gen_durable.decoder_fingerprints import Fingerprints
 from gen_durable.durations import Duration
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.claim_reader import ClaimReader
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
 from gen_durable.engine.journal_writer import JournalWriter
+from gen_durable.engine.large_claim_reader import LargeClaimReader
 from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome
@@ -43,7 +44,6 @@ from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected, Unreada
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Entry, Registry
 from gen_durable.retry_policy import RetryPolicy
-from gen_durable.signal_fingerprints import Fingerprints
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.types import Claim, FollowUps
 from gen_durable.telemetry import Event, Events, OutcomePostponed, SignalRejected, StateUndecodable, StepCommitted
@@ -104,7 +104,7 @@ class Stepper:
             services.schema.name,
             services.journal_statements,
             self._threads,
-            services.installation,
+            services.installation_id,
             encryption=services.encryption,
         )
         self._executor = HarnessExecutor(
@@ -147,12 +147,12 @@ class Stepper:
             self._executor,
             self._transactional,
             self._committer,
-            ClaimReader(services.pool, services.statements, services.journal_statements, self._journal),
+            LargeClaimReader(services.pool, services.statements, services.journal_statements, self._journal),
             registry=registry,
             claims=self._claims,
             slots=slots,
             notifier=self._notifier,
-            completions=services.completions,
+            completions=services.completion_watcher,
             options=OPTIONS,
             events=self._events,
         )
@@ -173,20 +173,20 @@ class Stepper:
         """The queues that have due rows, by name."""
         return await self._connection.run(self._statements.due_queues())
 
-    async def claim(self, queue: str) -> Claim | None:
+    async def claim_next(self, queue: str) -> Claim | None:
         """Claim the next due row of a queue."""
         statement = self._services.statements.pick(WORKER, {queue: 1}, self._registry.known_steps, LEASE_SECONDS)
         picked = await self._connection.run(statement)
         return picked.claims[0] if picked.claims else None
 
-    async def claim_one(self, instance: int, queue: str) -> Claim | None:
+    async def claim_instance(self, instance: int, queue: str) -> Claim | None:
         """Claim this row and no other. A pick skips locked rows, so all other rows are locked meanwhile."""
         driver_connection = await self._side_connection.connect()
         transaction = driver_connection.transaction()
         await transaction.start()
         try:
             await driver_connection.fetch(self._statements.lock_others, instance)
-            return await self.claim(queue)
+            return await self.claim_next(queue)
         finally:
             await transaction.rollback()
 
@@ -203,7 +203,7 @@ class Stepper:
                 await self._tasks.wait()
                 await self._committer.wait_until_idle()
         except asyncio.CancelledError:
-            await self._release_interrupted(active, active.task)
+            await self._interrupt_and_release(active, active.task)
             raise
         if active.entry.spec.transactional:
             self._notifier.has_children_to_cancel = True  # the step may have cancelled instances in its transaction
@@ -270,7 +270,7 @@ class Stepper:
 
     async def shift_times_back(self, by: timedelta) -> None:
         """Move every moment in the schema back."""
-        statements = await self._connection.run(self._statements.shift_statements())
+        statements = await self._connection.run(self._statements.list_time_shift_statements())
         driver_connection = await self._connection.connect()
         async with driver_connection.transaction():
             for statement in statements:
@@ -298,7 +298,7 @@ class Stepper:
             await self.release(claim)
             raise
 
-    async def _release_interrupted(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
+    async def _interrupt_and_release(self, active: ActiveClaim, task: asyncio.Task[None]) -> None:
         self._claims.interrupt_or_unbuffer(active)
         await asyncio.wait([task])
         if not task.cancelled():
@@ -352,14 +352,14 @@ class HarnessExecutor(Executor):
             self.errors[claim.id] = error
             raise
 
-    async def answer_error(
+    async def handle_step_error(
         self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         self.errors[claim.id] = error
-        return await super().answer_error(claim, entry, ctx, error, may_continue=may_continue)
+        return await super().handle_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
-    def _pause_before_retry(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
-        super()._pause_before_retry(policy, earlier_errors)  # a mistake in it must show
+    def _retry_delay(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
+        super()._retry_delay(policy, earlier_errors)  # a mistake in it must show
         return 0
 
 

@@ -43,7 +43,7 @@ class Shop(Machine):
         return Done(order.id)
 
     @step(retries=3)  # E
-    async def unknown_option(self, order: Order, ctx: Context) -> Outcome[int]:
+    async def unknown_option_error(self, order: Order, ctx: Context) -> Outcome[int]:
         return Done(order.id)
 
     async def on_error(self, state: Order, ctx: Context, error: Exception) -> None:  # E

@@ -66,7 +66,7 @@ class Shop(Machine):
         return Next(self.weigh, order)  # E
 
     @step
-    async def unknown_option(self, order: Order, ctx: Context) -> Outcome[int]:
+    async def unknown_option_error(self, order: Order, ctx: Context) -> Outcome[int]:
         return Next(self.ship, PaidOrder(order, 1), dely=timedelta(hours=1))  # E
 
     @step

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from gen_durable.engine.scan_floors import ScanFloors
+from gen_durable.engine.scan_positions import ScanPositions
 from gen_durable.starts import Start
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Commit
@@ -122,7 +122,7 @@ async def _counters(table: Table) -> dict[str, Any]:
 async def _drain(table: Table, tally: _Tally, stop: asyncio.Event) -> None:
     connection, calls = table.main, table.calls
     starts = [Start(M.s, {"n": 1}) for _ in range(100)]
-    floors = ScanFloors()
+    floors = ScanPositions()
     for turn in range(2**62):
         if stop.is_set():
             return

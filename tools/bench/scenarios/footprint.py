@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from gen_durable import Durable, Start
 from gen_durable.core.services import services_of
-from gen_durable.starts import step_of
+from gen_durable.starts import to_step_spec
 from tools.bench.processes import Run, run_until, start_role
 from tools.bench.resource_usage import memory
 from tools.bench.result import Better, Result, compare
@@ -74,7 +74,7 @@ async def run(server: Server, size: Size, progress: Progress) -> list[Result]:
 
 async def _park(server: Server, app: Durable, count: int) -> None:
     """Rows as `Await` leaves them, written at once: a million real ones take minutes."""
-    spec = step_of(Patient.end, "parked")
+    spec = to_step_spec(Patient.end, "parked")
     await server.admin.execute(
         f'insert into "{services_of(app).statements.schema.name}".instances'
         " (fsm, fsm_version, step, status, awaits, seen, seq, claims, state)"

@@ -73,7 +73,7 @@ async def other_worker(parent: Parent, app: Durable) -> dict[str, Any]:
     def ended(instance: int, *_: object) -> None:
         ends[instance] = time.monotonic()
 
-    services_of(app).completions.report_end = ended  # type: ignore[method-assign, assignment]
+    services_of(app).completion_watcher.report_end = ended  # type: ignore[method-assign, assignment]
     await parent.wait_for_start()
     async with worker(app):
         await parent.wait_for_stop()

@@ -81,7 +81,7 @@ async def work(parent: Parent, app: Durable, window: float) -> None:
         nonlocal ended
         ended += 1
 
-    services_of(app).completions.report_end = count  # type: ignore[method-assign, assignment]
+    services_of(app).completion_watcher.report_end = count  # type: ignore[method-assign, assignment]
     worker = Worker(
         app,
         machines=machines(),

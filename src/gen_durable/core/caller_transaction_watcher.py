@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gen_durable.core.messages import messages_of
+from gen_durable.core.messages import follow_up_messages
 from gen_durable.core.notifier import Notifier
 from gen_durable.pg.faults import describe_for_log
 from gen_durable.pg.pool import Pool
@@ -41,7 +41,7 @@ class PendingTransaction:
     follow_ups: FollowUps
 
 
-class CommitWatcher:
+class CallerTransactionWatcher:
     """Acts on the follow-ups of callers' transactions once these have been committed.
 
     `add`, `check_soon` and `act_on_follow_ups` may be called from any thread; everything else runs on the event loop
@@ -180,7 +180,7 @@ class CommitWatcher:
         if not self._is_closed:
             self._notifier.act_on_follow_ups(follow_ups)
             return
-        for message in messages_of(follow_ups):  # a cascade in this process would be cancelled at once
+        for message in follow_up_messages(follow_ups):  # a cascade in this process would be cancelled at once
             self._notifier.send(message)
 
 

@@ -42,7 +42,7 @@ class CascadeCount(NamedTuple):
     requested: int
 
 
-class Cascader:
+class CancelCascader:
     """Cancels children for one `Durable`."""
 
     __slots__ = ("_follow_up_handler", "_reported_at", "_statement_runner", "_statements", "_tasks")
@@ -56,20 +56,20 @@ class Cascader:
         self._tasks: dict[int | None, asyncio.Task[None]] = {}
         self._reported_at = -REPORT_SECONDS
 
-    def start(self, origin: int | None) -> None:
+    def start_cascade(self, origin: int | None) -> None:
         """Cancel the descendants of `origin`, or (None) of any, in the background; at most one task per origin."""
         former = self._tasks.get(origin)
         if former is None or former.done():
             loop = asyncio.get_running_loop()
             task = loop.create_task(self._run_in_background(origin), name="gen_durable cascade")
-            task.add_done_callback(lambda done: self._forget(origin, done))
+            task.add_done_callback(lambda done: self._remove_task(origin, done))
             self._tasks[origin] = task
 
-    def _forget(self, origin: int | None, task: asyncio.Task[None]) -> None:
+    def _remove_task(self, origin: int | None, task: asyncio.Task[None]) -> None:
         if self._tasks.get(origin) is task:
             del self._tasks[origin]
 
-    async def run(self, origin: int | None) -> CascadeCount:
+    async def run_cascade(self, origin: int | None) -> CascadeCount:
         """Cancel the descendants of `origin`, or (None) of any, until none is left that can be locked."""
         ended = requested = 0
         pauses, empty_batches_left = Pauses(FIRST_PAUSE, LONGEST_PAUSE), MAX_EMPTY_BATCHES
@@ -80,7 +80,7 @@ class Cascader:
                 )
                 self._follow_up_handler.act_on_follow_ups(batch.follow_ups)
                 if batch.refused:
-                    self._report_refused(batch.refused, batch.refusal)
+                    self._report_refused_children(batch.refused, batch.refusal)
                 ended, requested = ended + batch.ended, requested + batch.requested
                 if not batch.more:
                     return CascadeCount(ended, requested)
@@ -104,7 +104,7 @@ class Cascader:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _report_refused(self, children: list[int], code: str | None) -> None:
+    def _report_refused_children(self, children: list[int], code: str | None) -> None:
         now = time.monotonic()
         if now - self._reported_at >= REPORT_SECONDS:
             self._reported_at = now
@@ -115,7 +115,7 @@ class Cascader:
 
     async def _run_in_background(self, origin: int | None) -> None:
         try:
-            await self.run(origin)
+            await self.run_cascade(origin)
         except Exception as error:
             log.error(
                 "cascade of instance %s failed (%s); the reaper of a worker tries again",

@@ -13,8 +13,8 @@ import pytest
 from tests.core.test_notifier import Endpoint, listening
 
 from gen_durable.client import Durable
-from gen_durable.core import commit_watcher
-from gen_durable.core.commit_watcher import CommitWatcher
+from gen_durable.core import caller_transaction_watcher
+from gen_durable.core.caller_transaction_watcher import CallerTransactionWatcher
 from gen_durable.core.messages import Message
 from gen_durable.core.services import services_of
 from gen_durable.pg.pool import Pool
@@ -71,7 +71,7 @@ class Watch:
         self.pool = CountingPool(services_of(app).pool)
         self.endpoint = Endpoint("w", free=100)
         services_of(app).notifier.add_worker(self.endpoint)
-        self.watcher = CommitWatcher(self.pool, services_of(app).notifier, app.events)
+        self.watcher = CallerTransactionWatcher(self.pool, services_of(app).notifier, app.events)
 
     def add(self, transaction: int, *queues: str) -> None:
         self.watcher.add(transaction, FollowUps(frozenset(queues)))
@@ -137,7 +137,7 @@ async def test_checks_become_rare_while_a_transaction_takes_long(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quarter of its length apart; a new transaction, or a report of a commit, has all checked at once."""
-    monkeypatch.setattr(commit_watcher, "LONGEST_PAUSE", 1000.0)
+    monkeypatch.setattr(caller_transaction_watcher, "LONGEST_PAUSE", 1000.0)
     async with watching(dsn, schema) as watch, transactions(dsn, 2) as opened:
         (old, slow), (new, quick) = opened
 
@@ -165,7 +165,7 @@ async def test_checks_become_rare_while_a_transaction_takes_long(
 
 async def test_checks_keep_a_distance(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many transactions are added."""
-    monkeypatch.setattr(commit_watcher, "SHORTEST_INTERVAL", 0.15)
+    monkeypatch.setattr(caller_transaction_watcher, "SHORTEST_INTERVAL", 0.15)
     async with watching(dsn, schema) as watch, transactions(dsn, 2) as ((first, one), (second, other)):
         watch.add(first, "q1")
         await watch.pool.checked()
@@ -179,7 +179,7 @@ async def test_checks_keep_a_distance(dsn: str, schema: str, monkeypatch: pytest
 
 async def test_new_transactions_do_not_put_off_a_check(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However quickly they follow each other."""
-    monkeypatch.setattr(commit_watcher, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(caller_transaction_watcher, "FIRST_PAUSE", 0.05)
     async with watching(dsn, schema) as watch, transactions(dsn, 1) as ((transaction, opened),):
         for number in range(10):
             watch.add(transaction, f"q{number}")
@@ -226,7 +226,7 @@ async def test_a_failed_check_is_repeated(dsn: str, schema: str) -> None:
 
 async def test_the_number_of_transactions_is_bounded(dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest is forgotten first; polling finds its rows."""
-    monkeypatch.setattr(commit_watcher, "MAX_TRANSACTIONS", 2)
+    monkeypatch.setattr(caller_transaction_watcher, "MAX_TRANSACTIONS", 2)
     async with watching(dsn, schema) as watch, transactions(dsn, 3) as opened:
         for number, (transaction, _) in enumerate(opened):
             watch.add(transaction, f"q{number}")
@@ -239,7 +239,7 @@ async def test_the_number_of_transactions_is_bounded(dsn: str, schema: str, monk
 async def test_a_transaction_that_takes_too_long_is_forgotten(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_watcher, "MAX_AGE", 0.05)
+    monkeypatch.setattr(caller_transaction_watcher, "MAX_AGE", 0.05)
     async with watching(dsn, schema) as watch, transactions(dsn, 1) as ((transaction, opened),):
         watch.add(transaction, "q")
         await watch.idle()
@@ -250,7 +250,7 @@ async def test_a_transaction_that_takes_too_long_is_forgotten(
 async def test_many_cancelled_parents_are_named_together(dsn: str, schema: str) -> None:
     """A transaction that cancels a thousand trees is not remembered by a thousand ids."""
     async with watching(dsn, schema) as watch, transactions(dsn, 1) as ((transaction, opened),):
-        few = frozenset(range(1, commit_watcher.MAX_ORIGINS + 1))
+        few = frozenset(range(1, caller_transaction_watcher.MAX_ORIGINS + 1))
         for _ in range(2):
             watch.watcher.add(transaction, FollowUps(cascade_origins=few))
         (pending,) = watch.watcher._pending.values()
@@ -259,7 +259,7 @@ async def test_many_cancelled_parents_are_named_together(dsn: str, schema: str) 
             watch.watcher.add(transaction, FollowUps(cascade_origins=frozenset({parent})))
         (pending,) = watch.watcher._pending.values()
         assert None in pending.follow_ups.cascade_origins
-        assert len(pending.follow_ups.cascade_origins) <= commit_watcher.MAX_ORIGINS
+        assert len(pending.follow_ups.cascade_origins) <= caller_transaction_watcher.MAX_ORIGINS
         await opened.rollback()
 
 

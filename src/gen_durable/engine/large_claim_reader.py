@@ -36,7 +36,7 @@ class UnreadableClaim(Exception):
     """A part of a claim cannot be read."""
 
 
-class ClaimReader:
+class LargeClaimReader:
     """Reads the large claims of one worker."""
 
     def __init__(
@@ -56,7 +56,7 @@ class ClaimReader:
         self._bytes = 0  # of the claims that were read and still run
 
     @asynccontextmanager
-    async def read(self, claim: Claim) -> AsyncGenerator[None]:
+    async def read_large_parts(self, claim: Claim) -> AsyncGenerator[None]:
         """Complete a claim, and count its size until the end of the block. Raises `UnreadableClaim`."""
         async with self._reading:
             while self._bytes > MAX_BYTES:
@@ -131,7 +131,7 @@ class ClaimReader:
         while page := await self._pool.run_idempotent(
             self._journal_statements.activities_page(claim.id, claim.visit, after)
         ):
-            after = journal.add_page(page)
+            after = journal.load_activities_page(page)
             if journal.size > 2 * MAX_CLAIM_PART:
                 break  # no worker records as much: the text of jsonb is at most twice as long
         return journal.size

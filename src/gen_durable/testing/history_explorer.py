@@ -94,7 +94,7 @@ def explore(
             "explore() needs invariants=: functions of the machine and the instance that assert something."
         )
     spans = [timedelta(seconds=check_delay(jump, "a jump of explore")) for jump in jumps]
-    script, decorate = _strategy_and_runner(signals, spans, moves, examples, seed, crashes=crashes, cancels=cancels)
+    script, decorate = _strategy_and_decorator(signals, spans, moves, examples, seed, crashes=crashes, cancels=cancels)
     all_jobs = tuple(jobs)
     with asyncio.Runner() as runner:
         harness = runner.run(harnesses().__aenter__())
@@ -232,7 +232,7 @@ def _move_strategies(
     return kinds
 
 
-def _strategy_and_runner(
+def _strategy_and_decorator(
     signals: Sequence[Sends],
     jumps: Sequence[timedelta],
     moves: int,

@@ -19,7 +19,7 @@ SCAN_FACTOR: Final = 20.0
 MAX_SECONDS: Final = 5.0
 
 
-class ScanFloors:
+class ScanPositions:
     """The floors of one picker's queues."""
 
     __slots__ = ("_full_scan_at", "_heads")

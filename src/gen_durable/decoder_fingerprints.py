@@ -50,20 +50,21 @@ class Fingerprints:
     def _get_all(self) -> dict[tuple[str, int], str]:
         if self._by_machine is None:
             self._by_machine = {
-                (spec.name, spec.version): fingerprint(spec, self._registry.owner_of(spec), self._codec)
+                (spec.name, spec.version): fingerprint_machine(spec, self._registry.owner_of(spec), self._codec)
                 for spec in self._registry.specs
             }
         return self._by_machine
 
 
-def fingerprint(spec: MachineSpec, owner: Machine | Job[Any, Any], codec: str) -> str:
+def fingerprint_machine(spec: MachineSpec, owner: Machine | Job[Any, Any], codec: str) -> str:
     """A short hash of a machine's name and version, the types of the signals in its code, and the codec."""
-    signals = sorted({(signal.name, _describe_type(signal.payload_type)) for signal in find_signals(spec, owner)})
+    found = find_signals_in_code(spec, owner)
+    signals = sorted({(signal.name, _schema_or_name(signal.payload_type)) for signal in found})
     text = json.dumps([spec.name, spec.version, codec, signals])
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
 
-def find_signals(spec: MachineSpec, owner: Machine | Job[Any, Any]) -> list[Signal[Any]]:
+def find_signals_in_code(spec: MachineSpec, owner: Machine | Job[Any, Any]) -> list[Signal[Any]]:
     """The signals that the code of a machine or job refers to."""
     found: list[Signal[Any]] = []
     seen: set[int] = set()
@@ -112,7 +113,7 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def _describe_type(type_: object) -> str:
+def _schema_or_name(type_: object) -> str:
     """The JSON schema of a payload's type; its name if it has none."""
     try:
         model_schema: Callable[[], object] | None = getattr(type_, "model_json_schema", None)

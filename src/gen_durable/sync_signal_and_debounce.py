@@ -13,19 +13,19 @@ from gen_durable.core.services import services_of
 from gen_durable.durations import Duration
 from gen_durable.handles import Handle, SignalOrStartResult, handle_of
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
-from gen_durable.operations.keyed_starts import (
-    debounce_call,
+from gen_durable.operations.signal import outgoing_signal, read_delivery_verdict, send_signal
+from gen_durable.operations.signal_and_debounce import DebounceOptions
+from gen_durable.operations.start_or_update import (
     debounced_id,
-    run_keyed_start,
-    signal_or_start_call,
+    make_debounce,
+    make_signal_or_start,
+    run_start_or_update,
     signal_or_start_result,
 )
-from gen_durable.operations.signal import is_delivered, outgoing_signal, send_signal
-from gen_durable.operations.signal_and_debounce import DebounceOptions
-from gen_durable.pg.caller_connection import caller_connection_of
+from gen_durable.pg.caller_connection import resolve_caller_connection
 from gen_durable.signals import Signal
 from gen_durable.starts import Start, Startable
-from gen_durable.store.keyed_starts import KeyedStart, KeyedStartResult
+from gen_durable.store.start_or_update import StartOrUpdate, StartOrUpdateResult
 from gen_durable.sync_handles import SyncHandle
 
 if TYPE_CHECKING:
@@ -103,12 +103,12 @@ class SyncSignalMethods(ABC):
         using: str | None = None,
     ) -> bool | SignalOrStartResult[SyncHandle[Any]]:
         """Send a signal, or start its target; see `Durable.signal`, and `insert` for `connection`."""
-        caller_connection = caller_connection_of(connection, using)
+        caller_connection = resolve_caller_connection(connection, using)
         check_notify(notify, caller_connection)
         receiver = self._unwrap_handle(target)
         if or_start is not None:
-            call = signal_or_start_call(receiver, signal, payload, dedup_key, or_start)
-            result = self._keyed_start(call, caller_connection, notify, "signal")
+            call = make_signal_or_start(receiver, signal, payload, dedup_key, or_start)
+            result = self._start_or_update(call, caller_connection, notify, "signal")
             done = signal_or_start_result(self._app, result, call, or_start)
             return SignalOrStartResult(self._sync_handle(done.handle), done.is_new, done.is_delivered)
         outgoing = outgoing_signal(services_of(self._app), receiver, signal, payload, dedup_key)
@@ -116,7 +116,7 @@ class SyncSignalMethods(ABC):
             verdict = self._run_and_wait(send_signal(services_of(self._app), outgoing))
         else:
             verdict = self._get_transaction_calls().signal_blocking(caller_connection, outgoing, notify)
-        return is_delivered(verdict, receiver, signal.name)
+        return read_delivery_verdict(verdict, receiver, signal.name)
 
     @overload
     def debounce(
@@ -159,18 +159,20 @@ class SyncSignalMethods(ABC):
         **options: Unpack[DebounceOptions],
     ) -> SyncHandle[R]:
         """Start an instance after a delay that further calls restart; see `Durable.debounce`, and `insert`."""
-        caller_connection = caller_connection_of(connection, using)
+        caller_connection = resolve_caller_connection(connection, using)
         check_notify(notify, caller_connection)
         start = Start(step, state, unique_key=unique_key, unique_scope=["runnable"], delay=delay, **options)
-        result = self._keyed_start(debounce_call(start, max_delay), caller_connection, notify, "debounce")
+        result = self._start_or_update(make_debounce(start, max_delay), caller_connection, notify, "debounce")
         is_new = result.verdict == "started"
         return self._sync_handle(handle_of(self._app, start, debounced_id(result, start), is_new=is_new))
 
-    def _keyed_start(self, call: KeyedStart, connection: object, notify: Notify, operation: str) -> KeyedStartResult:
+    def _start_or_update(
+        self, call: StartOrUpdate, connection: object, notify: Notify, operation: str
+    ) -> StartOrUpdateResult:
         if connection is None:
-            return self._run_and_wait(run_keyed_start(services_of(self._app), call, operation))
+            return self._run_and_wait(run_start_or_update(services_of(self._app), call, operation))
         # In the caller's thread, to which the connection belongs.
-        return self._get_transaction_calls().keyed_start_blocking(connection, call, notify, operation)
+        return self._get_transaction_calls().start_or_update_blocking(connection, call, notify, operation)
 
     def _sync_handle(self, handle: Handle[R]) -> SyncHandle[R]:
         return SyncHandle(cast("SyncDurable", self), handle)

@@ -15,7 +15,7 @@ MIN_CRASHES: Final = 2  # as in crash_gate.sql
 MAX_TOGETHER: Final = 1024
 
 
-class CrashedRows:
+class CrashedRowSlots:
     """Counts the claims of one worker whose rows crashed twice in a row."""
 
     __slots__ = ("_max_crashes", "_running", "_together")

@@ -9,7 +9,7 @@ import pytest
 
 from gen_durable import Await, Context, Done, Machine, Next, Outcome, Retry, ScheduleChildren, Signal, Start, step
 from gen_durable.errors import InputError
-from gen_durable.option_hints import SYNONYMS, option_names
+from gen_durable.unknown_options import SYNONYMS, option_names
 
 NOW = datetime.now(UTC)
 

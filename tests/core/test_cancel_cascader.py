@@ -15,8 +15,8 @@ from tests.support.rows import ended, executing, instance
 
 from gen_durable import Durable
 from gen_durable.backoff import Pauses
-from gen_durable.core import cascader as cascader_module
-from gen_durable.core.cascader import CascadeCount
+from gen_durable.core import cancel_cascader as cascader_module
+from gen_durable.core.cancel_cascader import CascadeCount
 from gen_durable.core.services import services_of
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.store.statements import Statement, StatementBuilder
@@ -29,7 +29,7 @@ async def test_a_start_while_the_last_cascade_ends(dsn: str, schema: str) -> Non
         cascader = services_of(app).notifier.cascader
         seen = set()
         while len(seen) < 5:
-            cascader.start(None)
+            cascader.start_cascade(None)
             assert not cascader._tasks[None].done()
             seen.add(cascader._tasks[None])
             await asyncio.sleep(0)
@@ -39,10 +39,10 @@ async def test_a_cascade_that_other_code_cancels_before_it_begins(dsn: str, sche
     """The next one of its origin runs."""
     async with Durable(dsn, schema=schema) as app:
         cascader = services_of(app).notifier.cascader
-        cascader.start(7)
+        cascader.start_cascade(7)
         cascader._tasks[7].cancel()
         await asyncio.sleep(0.01)
-        cascader.start(7)
+        cascader.start_cascade(7)
         assert not cascader._tasks[7].done()
         await asyncio.wait([cascader._tasks[7]], timeout=10)
         assert cascader._tasks == {}
@@ -80,7 +80,7 @@ async def test_batches_with_children_follow_each_other_without_a_pause(
         await family(e, *map(child, range(2, 6)), executing(6, parent_id=1, parent_round=1))
         notifier, worker = services_of(e.app).notifier, Endpoint("w")
         await listening(notifier, worker)
-        assert await soon(notifier.cascader.run(1)) == CascadeCount(ended=4, requested=1)
+        assert await soon(notifier.cascader.run_cascade(1)) == CascadeCount(ended=4, requested=1)
         assert await worker.next() == "check cancels"
         notifier.remove_worker(worker)
 
@@ -98,12 +98,12 @@ async def test_children_that_stay_locked_are_left_to_the_reaper(
             await e.rows.fetch("select from @.instances where id = 3 for no key update")
             cascader = services_of(e.app).notifier.cascader
             with caplog.at_level("INFO", "gen_durable.cascade"):
-                assert await soon(cascader.run(1)) == CascadeCount(ended=1, requested=0)
+                assert await soon(cascader.run_cascade(1)) == CascadeCount(ended=1, requested=0)
         assert len(began) == 4  # the first one ends a child
         assert began[2] - began[1] > 0.018
         assert began[3] - began[2] > 0.036
         assert caplog.messages == ["cascade of instance 1: the remaining children are left to the reaper of a worker"]
-        assert await soon(cascader.run(1)) == CascadeCount(ended=1, requested=0)
+        assert await soon(cascader.run_cascade(1)) == CascadeCount(ended=1, requested=0)
 
 
 class ScriptedRunner(StatementRunner):
@@ -131,7 +131,7 @@ async def test_pauses_begin_anew_after_progress(dsn: str, schema: str, monkeypat
         empty = CascadeResult(0, 0, NO_FOLLOW_UPS, more=True, refused=[], refusal=None)
         progress = dataclasses.replace(empty, ended=1)
         runner.batches = [empty, empty, progress, empty, dataclasses.replace(progress, more=False)]
-        found = await cascader_module.Cascader(runner, services.statements, services.notifier).run(1)
+        found = await cascader_module.CancelCascader(runner, services.statements, services.notifier).run_cascade(1)
     assert found == CascadeCount(ended=2, requested=0)
     assert noted == [cascader_module.FIRST_PAUSE, 2 * cascader_module.FIRST_PAUSE, cascader_module.FIRST_PAUSE]
 
@@ -141,9 +141,9 @@ async def test_a_lost_answer_does_not_interrupt_a_cascade(
 ) -> None:
     """The batch is repeated."""
     async with open_proxy(dsn) as proxy, Durable(proxy.dsn, schema=schema) as app:
-        assert await services_of(app).notifier.cascader.run(None) == CascadeCount(0, 0)  # it connects
+        assert await services_of(app).notifier.cascader.run_cascade(None) == CascadeCount(0, 0)  # it connects
         proxy.losing = b""
-        assert await services_of(app).notifier.cascader.run(None) == CascadeCount(0, 0)
+        assert await services_of(app).notifier.cascader.run_cascade(None) == CascadeCount(0, 0)
         assert proxy.lost == 1
     assert caplog.messages == []
 
@@ -151,12 +151,12 @@ async def test_a_lost_answer_does_not_interrupt_a_cascade(
 async def test_closing_ends_cascades(dsn: str, schema: str) -> None:
     async with Durable(dsn, schema=schema) as app:
         cascader = services_of(app).notifier.cascader
-        cascader.start(7)
+        cascader.start_cascade(7)
         task = cascader._tasks[7]
         await asyncio.sleep(0)
         await cascader.close()
         assert task.cancelled()
-        cascader.start(8)
+        cascader.start_cascade(8)
         task = cascader._tasks[8]
         await asyncio.sleep(0)
     assert task.cancelled()

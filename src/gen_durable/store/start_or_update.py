@@ -43,11 +43,11 @@ class Debounce:
     state: str | None = None
 
 
-KeyedStart: TypeAlias = SignalOrStart | Debounce
+StartOrUpdate: TypeAlias = SignalOrStart | Debounce
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedStartResult:
+class StartOrUpdateResult:
     """The instance that a call reached, the verdict of its function, and what must follow the commit.
 
     `transaction` is the id of the caller's transaction; None in a transaction of the library.
@@ -60,7 +60,7 @@ class KeyedStartResult:
     transaction: int | None = None
 
 
-class KeyedStartStatementBuilder:
+class StartOrUpdateStatementBuilder:
     """The statements of keyed starts, for one schema."""
 
     __slots__ = ("_debounce", "_signal_or_start")
@@ -75,13 +75,13 @@ class KeyedStartStatementBuilder:
             f"select target, verdict, woken_queue, cascade_origin from {s}.debounce($1,$2{JSON},$3,$4,$5{JSON})"  # noqa: S608
         )
 
-    def keyed_start(self, call: KeyedStart) -> Statement[KeyedStartResult]:
+    def start_or_update(self, call: StartOrUpdate) -> Statement[StartOrUpdateResult]:
         """The statement of a call."""
         text = self._signal_or_start if isinstance(call, SignalOrStart) else self._debounce
-        return Statement(text, keyed_start_parameters(call), read_keyed_start)
+        return Statement(text, start_or_update_parameters(call), decode_start_or_update)
 
 
-def keyed_start_parameters(call: KeyedStart) -> tuple[object, ...]:
+def start_or_update_parameters(call: StartOrUpdate) -> tuple[object, ...]:
     """The parameters of the call's function."""
     start = msgspec.json.encode(call.start).decode()
     match call:
@@ -93,12 +93,12 @@ def keyed_start_parameters(call: KeyedStart) -> tuple[object, ...]:
             assert_never(call)
 
 
-def read_keyed_start(rows: Sequence[Row]) -> KeyedStartResult:
+def decode_start_or_update(rows: Sequence[Row]) -> StartOrUpdateResult:
     """The result of either function."""
-    return KeyedStartResult(*rows[0][:4])
+    return StartOrUpdateResult(*rows[0][:4])
 
 
-def encode_keyed_start(
+def encode_start_with_scope(
     start: Start[Any], scope: Sequence[Scope], signals: Sequence[SignalMessage] = ()
 ) -> EncodedStart:
     """An instance as an object whose parts can be encrypted, with this scope and these signals."""
@@ -109,7 +109,7 @@ def encode_keyed_start(
     return _OBJECT.decode(msgspec.json.encode(encoded))
 
 
-def for_holder(call: KeyedStart, holder: int, payload: str) -> KeyedStart:
+def with_holder_payload(call: StartOrUpdate, holder: int, payload: str) -> StartOrUpdate:
     """The call with a payload or state for one holder of the key."""
     match call:
         case SignalOrStart():

@@ -1,10 +1,10 @@
-"""CrashedRows: how many rows that crashed twice in a row run together."""
+"""CrashedRowSlots: how many rows that crashed twice in a row run together."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-from gen_durable.engine.crashed_rows import MAX_TOGETHER, CrashedRows
+from gen_durable.engine.crashed_row_slots import MAX_TOGETHER, CrashedRowSlots
 from gen_durable.store.types import Claim
 
 
@@ -13,7 +13,7 @@ def claim(number: int, crashes: int = 2) -> Claim:
 
 
 def test_they_start_with_one_and_each_outcome_doubles_the_number() -> None:
-    rows, first = CrashedRows(None), claim(1)
+    rows, first = CrashedRowSlots(None), claim(1)
     assert (rows.free_count, rows.is_idle) == (1, True)
     rows.add(first)
     assert (rows.free_count, rows.is_idle) == (0, False)
@@ -26,14 +26,14 @@ def test_they_start_with_one_and_each_outcome_doubles_the_number() -> None:
 
 
 def test_the_number_is_bounded() -> None:
-    rows = CrashedRows(None)
+    rows = CrashedRowSlots(None)
     for _ in range(100):
         rows.raise_concurrency()
     assert rows.free_count == MAX_TOGETHER
 
 
 def test_beside_one_at_its_last_chance_none_starts() -> None:
-    rows = CrashedRows(5)
+    rows = CrashedRowSlots(5)
     rows.raise_concurrency()
     rows.raise_concurrency()
     rows.add(claim(1, crashes=3))
@@ -45,7 +45,7 @@ def test_beside_one_at_its_last_chance_none_starts() -> None:
 
 
 def test_a_claim_that_was_taken_over_does_not_remove_its_successor() -> None:
-    rows, former, later = CrashedRows(None), claim(1), claim(1)
+    rows, former, later = CrashedRowSlots(None), claim(1), claim(1)
     rows.add(former)
     rows.add(later)
     rows.remove(former)

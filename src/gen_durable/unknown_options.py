@@ -35,7 +35,7 @@ _WHERE_DEFINED: Final = frozenset(
 _OF_INSERT: Final = frozenset({"on_conflict", "connection", "notify"})
 
 
-def unknown_option(
+def unknown_option_error(
     where: str, unknown: Iterable[str], known: Iterable[str], error: type[GenDurableError] = InputError
 ) -> GenDurableError:
     """The error for the first of `unknown`, which `where` does not take; `known` are the options that it takes."""
@@ -51,7 +51,7 @@ def option_names(function: Callable[..., object]) -> tuple[str, ...]:
 def _hint(name: str, known: tuple[str, ...]) -> str:
     for option in SYNONYMS.get(name, ()):
         if option in known:
-            return f" Did you mean {option!r}?{_unit(name, option)}"
+            return f" Did you mean {option!r}?{_describe_expected_value(name, option)}"
     if name in _OF_INSERT:
         return " Pass it to insert or insert_many."
     if name in _WHERE_DEFINED:
@@ -60,7 +60,7 @@ def _hint(name: str, known: tuple[str, ...]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def _unit(name: str, option: str) -> str:
+def _describe_expected_value(name: str, option: str) -> str:
     """The value that the option takes, where the other word takes something else."""
     match option:
         case "delay":

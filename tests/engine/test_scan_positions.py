@@ -1,4 +1,4 @@
-"""ScanFloors: picks stay quick while a long transaction keeps dead index entries in front of the live ones."""
+"""ScanPositions: picks stay quick while a long transaction keeps dead index entries in front of the live ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from gen_durable import Durable, Finished, Start, Worker, job
 from gen_durable.core.services import services_of
-from gen_durable.engine import scan_floors
-from gen_durable.engine.scan_floors import MAX_SECONDS, ScanFloors
+from gen_durable.engine import scan_positions
+from gen_durable.engine.scan_positions import MAX_SECONDS, ScanPositions
 from gen_durable.store.types import PickResult
 
 DEAD = 150_000
@@ -57,7 +57,7 @@ async def test_a_pick_with_floors_does_not_walk_over_dead_entries(dsn: str, sche
     """The first pick walks over all of them and tells where the live rows begin; the next begins there."""
     async with Durable(dsn, schema=schema) as app, long_reader(dsn, schema) as connection:
         await app.insert_many([Start(leaf, n) for n in range(20)])
-        floors, read = ScanFloors(), list[int]()
+        floors, read = ScanPositions(), list[int]()
         for _ in range(3):
             async with connection.transaction():
                 sent = floors.pick_argument(["default"])
@@ -98,7 +98,7 @@ async def test_priorities_keep_their_order_with_floors(dsn: str, schema: str) ->
             [Start(leaf, n, priority=p) for n in range(3) for p in (2, 0, 1)]
             + [Start(leaf, 9, priority=-1, delay=timedelta(hours=1))]
         )
-        floors = ScanFloors()
+        floors = ScanPositions()
         seen: list[int] = []
         for demand in (1, 1, 3, 2, 2):
             sent = floors.pick_argument(["default"])
@@ -112,7 +112,7 @@ async def test_priorities_keep_their_order_with_floors(dsn: str, schema: str) ->
 
 def test_there_are_no_floors_while_picks_are_quick() -> None:
     """An answer without heads leaves everything as it is."""
-    floors = ScanFloors()
+    floors = ScanPositions()
     floors.update(PickResult([], []), None, 0.001)
     assert floors.pick_argument(["default"]) is None
     assert floors.seconds_to_full_scan("default") is None
@@ -121,8 +121,8 @@ def test_there_are_no_floors_while_picks_are_quick() -> None:
 def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second later; twenty times as long as it takes if that is longer, but five seconds at most."""
     now = 100.0
-    monkeypatch.setattr(scan_floors.time, "monotonic", lambda: now)
-    floors = ScanFloors()
+    monkeypatch.setattr(scan_positions.time, "monotonic", lambda: now)
+    floors = ScanPositions()
     told = PickResult([], [], {"a": "[[0,1,1]]"})
     floors.update(told, None, 0.01)
     assert floors.pick_argument(["a", "b"]) == '{"a":[[0,1,1]]}'

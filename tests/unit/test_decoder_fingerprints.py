@@ -14,9 +14,9 @@ from tests.support import canaries
 
 from gen_durable import Await, Context, Done, Machine, Outcome, Signal, job, step
 from gen_durable.contrib.aes import AesGcm
+from gen_durable.decoder_fingerprints import Fingerprints, find_signals_in_code, fingerprint_machine
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.registry import Registry
-from gen_durable.signal_fingerprints import Fingerprints, find_signals, fingerprint
 
 
 @dataclass
@@ -64,12 +64,12 @@ async def plain(number: int) -> int:
 
 
 def mark(machine: Machine, codec: str = "") -> str:
-    return fingerprint(type(machine).__gen_durable__, machine, codec)
+    return fingerprint_machine(type(machine).__gen_durable__, machine, codec)
 
 
 def test_signals_are_found_wherever_the_code_names_them() -> None:
     """Globals, attributes of modules and classes, helpers, attributes of the machine; not what it does not name."""
-    found = {signal.name for signal in find_signals(Shop.__gen_durable__, Shop())}
+    found = {signal.name for signal in find_signals_in_code(Shop.__gen_durable__, Shop())}
     assert found == {"paid", "model", "helped", "held", "attribute", "own", "told"}
 
 
@@ -119,7 +119,7 @@ def test_the_fingerprints_of_a_worker() -> None:
 @pytest.mark.parametrize("seed", ["0", "1", "77"])
 def test_every_process_computes_the_same(seed: str) -> None:
     """Whatever the order of sets and the addresses of objects."""
-    code = "from tests.unit.test_signal_fingerprints import *; print(mark(Shop()))"
+    code = "from tests.unit.test_decoder_fingerprints import *; print(mark(Shop()))"
     environment = os.environ | {"PYTHONHASHSEED": seed}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == mark(Shop())

@@ -11,10 +11,16 @@ from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import DatabaseUnavailable, Duplicate, InputError, NoTarget
 from gen_durable.handles import Handle, SignalOrStartResult, handle_of
-from gen_durable.operations.signal import is_delivered
+from gen_durable.operations.signal import read_delivery_verdict
 from gen_durable.signals import Signal
 from gen_durable.starts import LIVE, Start
-from gen_durable.store.keyed_starts import Debounce, KeyedStart, KeyedStartResult, SignalOrStart, encode_keyed_start
+from gen_durable.store.start_or_update import (
+    Debounce,
+    SignalOrStart,
+    StartOrUpdate,
+    StartOrUpdateResult,
+    encode_start_with_scope,
+)
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import FollowUps
 from gen_durable.validation import check_delay, check_key
@@ -26,7 +32,7 @@ R = TypeVar("R")
 HOLDER_TRIES: Final = 5
 
 
-def signal_or_start_call(
+def make_signal_or_start(
     target: int | str | bytes | Handle[Any],
     signal: Signal[Any],
     payload: object,
@@ -48,48 +54,48 @@ def signal_or_start_call(
         )
     message = signal.of(payload, dedup_key=dedup_key)
     scope = start.unique_scope or LIVE
-    encoded = encode_keyed_start(start, scope, (*start.signals, message))
+    encoded = encode_start_with_scope(start, scope, (*start.signals, message))
     return SignalOrStart(key, message, encoded)
 
 
-def debounce_call(start: Start[Any], max_delay: Duration | None) -> Debounce:
+def make_debounce(start: Start[Any], max_delay: Duration | None) -> Debounce:
     """A checked call of `debounce.sql`. Raises `InputError` and `EncodeError`."""
     if start.unique_key is None:
         raise InputError("debounce needs a unique_key: calls with the same key are one")
     seconds = None if max_delay is None else check_delay(max_delay, "max_delay")
     if seconds is not None and seconds < start.delay:
         raise InputError(f"max_delay must be at least the delay of {start.delay:g} s, got {seconds:g} s")
-    return Debounce(start.unique_key, encode_keyed_start(start, start.unique_scope), seconds)
+    return Debounce(start.unique_key, encode_start_with_scope(start, start.unique_scope), seconds)
 
 
-def keyed_start_statements(
-    call: KeyedStart,
+def start_or_update_statements(
+    call: StartOrUpdate,
     encryption: PayloadEncryption | None,
-    keyed_start: Callable[[KeyedStart], Statement[KeyedStartResult]],
+    start_or_update: Callable[[StartOrUpdate], Statement[StartOrUpdateResult]],
     allocate_ids: Callable[[int], Statement[list[int]]],
-) -> Generator[Statement[Any], Any, KeyedStartResult]:
+) -> Generator[Statement[Any], Any, StartOrUpdateResult]:
     """The statements of a call, each sent the answer to the one before: one, if payloads are not encrypted.
 
     An encrypted payload fits one instance. The first try is for a new one; the database refuses it by the id of the
     holder, if there is one, and the next try is for that.
     """
     if encryption is None:
-        only: KeyedStartResult = yield keyed_start(call)
+        only: StartOrUpdateResult = yield start_or_update(call)
         return only
     (new_id,) = yield allocate_ids(1)
     encrypted = encrypted_for_new(call, new_id, encryption)
     for _ in range(HOLDER_TRIES):
-        result: KeyedStartResult = yield keyed_start(encrypted)
+        result: StartOrUpdateResult = yield start_or_update(encrypted)
         if result.verdict != "other_holder" or result.target is None:
             return result
         encrypted = encrypted_for_holder(encrypted, call, result.target, encryption)
     raise DatabaseUnavailable(f"the holder of key {call.key!r} changed {HOLDER_TRIES} times during the call: try again")
 
 
-async def run_keyed_start(services: Services, call: KeyedStart, operation: str) -> KeyedStartResult:
+async def run_start_or_update(services: Services, call: StartOrUpdate, operation: str) -> StartOrUpdateResult:
     """Run a call in transactions of the library, and wake the queue of its instance."""
-    statements = keyed_start_statements(
-        call, services.encryption, services.keyed_start_statements.keyed_start, services.statements.allocate_ids
+    statements = start_or_update_statements(
+        call, services.encryption, services.start_or_update_statements.start_or_update, services.statements.allocate_ids
     )
     # A second try after a lost answer restarts a delay once more, and finds a dedup key; a signal without one could
     # be delivered twice.
@@ -99,14 +105,14 @@ async def run_keyed_start(services: Services, call: KeyedStart, operation: str) 
         try:
             statement = statements.send(answer)
         except StopIteration as end:
-            result: KeyedStartResult = end.value
+            result: StartOrUpdateResult = end.value
             services.notifier.act_on_follow_ups(follow_ups_of(result))
             return result
         answer = await services.statement_runner.run(statement, operation, may_run_twice=may_run_twice)
 
 
 def signal_or_start_result(
-    app: Durable, result: KeyedStartResult, call: SignalOrStart, start: Start[R]
+    app: Durable, result: StartOrUpdateResult, call: SignalOrStart, start: Start[R]
 ) -> SignalOrStartResult[Handle[R]]:
     """The result of a call for its caller. Raises `NoTarget` and `TooLarge`."""
     if result.target is None or result.verdict == "no_target":
@@ -114,11 +120,11 @@ def signal_or_start_result(
             f"signal {call.message.name!r}: key {call.key!r} is kept by an instance that has ended, and starts no other"
         )
     is_new = result.verdict == "started"
-    delivered = is_new or is_delivered(result.verdict, call.key, call.message.name)
+    delivered = is_new or read_delivery_verdict(result.verdict, call.key, call.message.name)
     return SignalOrStartResult(handle_of(app, start, result.target, is_new=is_new), is_new, delivered)
 
 
-def follow_ups_of(result: KeyedStartResult) -> FollowUps:
+def follow_ups_of(result: StartOrUpdateResult) -> FollowUps:
     """The follow-ups of a committed call."""
     return FollowUps(
         frozenset() if result.woken_queue is None else frozenset({result.woken_queue}),
@@ -126,7 +132,7 @@ def follow_ups_of(result: KeyedStartResult) -> FollowUps:
     )
 
 
-def debounced_id(result: KeyedStartResult, start: Start[Any]) -> int:
+def debounced_id(result: StartOrUpdateResult, start: Start[Any]) -> int:
     """The instance that waits. Raises `Duplicate` if the key is held by one that cannot be postponed."""
     if result.verdict == "taken" or result.target is None:
         key = start.unique_key
