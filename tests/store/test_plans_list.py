@@ -174,7 +174,7 @@ def test_work(big: Store, name: str, verb: str) -> None:
     few = {FINISHED} if name == "finished, many" else set[str]()  # filter_sql.sql has counted whether they are few
     ended = {KEPT, *few} if name.startswith("finished") else few
     rows = look.rows if verb == "list" else 2 * SCAN
-    check_work(big, calls(big, look)[verb], {look.index, PKEY, *ended}, rows + 100 + (5001 if few else 0))
+    check_work(big, calls(big, look)[verb], {look.index, PKEY, *ended}, rows + 200 + (5001 if few else 0))
 
 
 @pytest.mark.parametrize("verb", ["list", "count"])
