@@ -131,6 +131,7 @@ def test_claims_of_a_worker_are_refused_even_with_force(
     assert uninstall("--yes", "--force").returncode == 0
 
 
+@pytest.mark.direct  # a pooler's idle client has no session
 async def test_connected_clients_are_refused(
     uninstall: Uninstall, admin: psycopg.Connection[Any], dsn: str, installed: str
 ) -> None:
