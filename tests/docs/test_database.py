@@ -48,16 +48,20 @@ def test_all_columns_of_instances_are_listed() -> None:
     body = re.search(r"create table @schema\.instances \(\n(.*?)\n\)", migrations(), re.DOTALL)
     assert body is not None
     columns = set(
-        re.findall(r"^  (\w+) +(?:bigint|int|timestamptz|text|smallint|boolean|jsonb|bytea|float8|@)", body[1], re.M)
+        re.findall(
+            r"^  (\w+) +(?:bigint|int|timestamptz|text|oid|smallint|boolean|jsonb|bytea|float8|@)", body[1], re.M
+        )
     )
     columns |= set(re.findall(r"alter table @schema\.instances add column (?:if not exists )?(\w+)", migrations()))
     assert first_cells("Columns of instances") == columns
 
 
 def test_all_functions_for_users_are_listed() -> None:
-    """Each function that the roles client, viewer and admin are granted."""
+    """Each function that the roles of users are granted."""
     roles = (SQL / "roles.sql").read_text()
-    arrays = re.findall(r"(client|viewer|admin) constant text\[\] := (?:[\w |]*\|\| )?array\[(.*?)\]", roles, re.DOTALL)
-    assert {name for name, _ in arrays} == {"client", "viewer", "admin"}
+    arrays = re.findall(
+        r"(producer|client|reader|viewer|admin) constant text\[\] := (?:[\w |]*\|\| )?array\[(.*?)\]", roles, re.DOTALL
+    )
+    assert {name for name, _ in arrays} == {"producer", "client", "reader", "viewer", "admin"}
     functions = {word for _, names in arrays for word in re.findall(r"'(\w+)'", names)}
     assert first_cells("Functions you may call") == functions

@@ -17,9 +17,11 @@ where p.pronamespace = %s::regnamespace and p.proname = any (%s) and obj_descrip
 
 
 def callable_names() -> set[str]:
-    """The functions that roles.sql grants to client, viewer and admin."""
-    arrays = re.findall(r"(client|viewer|admin) constant text\[\] := (?:[\w |]*\|\| )?array\[(.*?)\]", ROLES, re.DOTALL)
-    assert {role for role, _ in arrays} == {"client", "viewer", "admin"}
+    """The functions that roles.sql grants to users."""
+    arrays = re.findall(
+        r"(producer|client|reader|viewer|admin) constant text\[\] := (?:[\w |]*\|\| )?array\[(.*?)\]", ROLES, re.DOTALL
+    )
+    assert {role for role, _ in arrays} == {"producer", "client", "reader", "viewer", "admin"}
     return {name for _, names in arrays for name in re.findall(r"'(\w+)'", names)}
 
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from tests.support.canaries import CANARY, Crowd, Patient, Secret, Vault, Waiter, burn, echo, leaf, told
 from tests.support.engine import BRIEF, Engine, Rows, opened, seconds
-from tests.support.roles import GROUPS, logins, make_roles
+from tests.support.roles import GROUPS, PASSWORD, login_dsn, logins, make_roles
 from typer.testing import CliRunner
 
 from gen_durable import (
@@ -27,23 +27,25 @@ from gen_durable import (
     Outcome,
     Rate,
     Retention,
+    Start,
     SyncDurable,
     job,
     step,
 )
 from gen_durable.cli.app import app as cli
 from gen_durable.contrib.aes import AesGcm
-from gen_durable.errors import ConfigError, DatabaseRefused, InputError, NotFound
+from gen_durable.errors import ConfigError, DatabaseRefused, InputError, NoTarget, NotFound
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
-CLIENT = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", "ends_of", "get", "progress_of"} | {
+PRODUCER = {"insert", "allocate_ids", "id_of_key", "signal", "cancel", "cascade", "ends_of", "get", "progress_of"} | {
     "notify_workers",
     "live_id_of_key",
     "signal_or_start",
     "debounce",
 }
+CLIENT = PRODUCER | {"may_change_others"}
 VIEWER = {"get", "instances_of", "list", "count", "history_of", "activities_of", "checkpoint_of", "progress_of"} | {
     "limit_states",
     "count_taken_slots",
@@ -98,6 +100,8 @@ ADMIN = CLIENT | VIEWER | {"retry", "delete_instance", "set_limit", "remove_limi
 MAY_CALL: dict[str, set[str]] = {
     "worker": WORKER,
     "client": CLIENT,
+    "producer": PRODUCER,
+    "reader": VIEWER | {"id_of_key", "ends_of"},
     "viewer": VIEWER,
     "admin": ADMIN,
     "stranger": set(),
@@ -177,8 +181,8 @@ def test_every_role_and_every_table(dsn: str, schema: str, dsns: dict[str, str])
         with psycopg.connect(dsns[login]) as connection:
             for table, column, made in columns:
                 place = f'"{schema}".{table}'
-                told_to_all = login == "client" and table in ("migrations", "installation")
-                sees = login in ("worker", "admin") or told_to_all
+                told_to_all = login in ("client", "producer") and table in ("migrations", "installation")
+                sees = login in ("worker", "reader", "admin") or told_to_all
                 hidden = column in PAYLOADS.get(table, set())
                 expect(connection, f"select {column} from {place}", sees or (login == "viewer" and not hidden))
                 if not made and table not in VIEWS:
@@ -285,6 +289,54 @@ class role:
     async def __aexit__(self, *error: Any) -> None:
         await self._connection.close()
         await self._opening.__aexit__(*error)
+
+
+async def test_a_producer_changes_its_own_and_nothing_of_others(dsn: str, dsns: dict[str, str], schema: str) -> None:
+    """For signals, cancels and starts under a key, the instances of other logins do not exist for a producer."""
+    async with (
+        role(dsns, schema, "client") as owner,
+        role(dsns, schema, "producer") as mine,
+        role(dsns, schema, "producer2") as other,
+    ):
+        for engine in (owner, mine):
+            held = await engine.app.insert(Waiter.wait, Secret("x"), unique_key=f"of {engine is mine}")
+            for target in (held.id, f"of {engine is mine}"):
+                with pytest.raises(NoTarget):
+                    await other.app.signal(target, told, Secret("no"))
+                with pytest.raises(NotFound):
+                    await other.app.cancel(target, reason="no")
+            start = Start(Waiter.wait, Secret("y"), unique_key=f"of {engine is mine}")
+            with pytest.raises(NoTarget):
+                await other.app.signal(f"of {engine is mine}", told, Secret("no"), or_start=start)
+            assert await engine.rows.fetch(
+                "select status::text, state->>'text' from @.instances where id = $1", held.id
+            ) == [("runnable", "x")]
+            assert await engine.rows.count("true") == await engine.rows.count("status = 'runnable'")
+        assert await mine.app.signal(held.id, told, Secret("yes"))
+        assert await mine.app.cancel(held.id, reason="mine")
+        assert await owner.app.cancel("of False", reason="clients may")
+
+
+async def test_a_login_keeps_its_instances_when_it_is_renamed(dsn: str, dsns: dict[str, str], schema: str) -> None:
+    """And a new login with its old name does not get them: they belong to its oid."""
+    async with role(dsns, schema, "producer") as mine:
+        one = await mine.app.insert(echo, Secret(CANARY))
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(f"alter role {schema}_l_producer rename to {schema}_l_was".encode())
+        admin.execute(f"alter role {schema}_l_producer2 rename to {schema}_l_producer".encode())
+        admin.execute(f"alter role {schema}_l_producer password '{PASSWORD}'".encode())
+        admin.execute(f"alter role {schema}_l_was password '{PASSWORD}'".encode())
+        try:
+            async with (
+                opened(dsns["producer"], schema) as taker,
+                opened(login_dsn(dsn, f"{schema}_l_was"), schema) as was,
+            ):
+                with pytest.raises(NotFound):
+                    await taker.app.get(one.id)
+                assert (await was.app.get(one.id)).state == {"text": CANARY, "count": 0}
+        finally:
+            admin.execute(f"alter role {schema}_l_producer rename to {schema}_l_producer2".encode())
+            admin.execute(f"alter role {schema}_l_was rename to {schema}_l_producer".encode())
 
 
 async def test_a_client_sees_its_own_and_nothing_of_others(dsns: dict[str, str], schema: str) -> None:

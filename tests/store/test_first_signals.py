@@ -73,12 +73,12 @@ def test_a_conflict_that_raises_sends_nothing(store: Store) -> None:
 
 def test_signals_that_do_not_fit_are_refused(store: Store) -> None:
     """An inbox takes 64 MB, also from plain SQL: the instance is not inserted without some of its signals."""
-    one = '{"name": "go", "payload": "' + "x" * 13_000_000 + '"}'
+    one = '{"name": "go", "payload": "' + "x" * 1_340_000 + '"}'
     with pytest.raises(asyncpg.ProgramLimitExceededError):
         store.sql(
             "select * from @schema.insert('{m}', '{1}', '{s}', '{1}', '{default}', '{}', '{}', '{}', '{}', '{}', "
             "'{}', signals => array[$1::text::jsonb])",
-            "[" + ",".join([one] * 5) + "]",
+            "[" + ",".join([one] * 50) + "]",
         )
     assert store.rows() == []
 

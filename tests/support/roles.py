@@ -13,7 +13,7 @@ from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
 
-GROUPS = ("owner", "worker", "client", "viewer", "admin")
+GROUPS = ("owner", "worker", "client", "producer", "reader", "viewer", "admin")
 PASSWORD = "of-a-test"
 
 
@@ -33,9 +33,10 @@ async def make_roles(dsn: str, schema: str, prefix: str) -> None:
 
 @contextmanager
 def logins(dsn: str, schema: str) -> Iterator[dict[str, str]]:
-    """The DSN of a login for each role; `stranger` has none, `client2` is another client."""
+    """The DSN of a login for each role; `stranger` has none, `client2` and `producer2` are second logins."""
     asyncio.run(make_roles(dsn, schema, schema))
     wanted = {role: f"{schema}_{role}" for role in GROUPS[1:]} | {"client2": f"{schema}_client", "stranger": ""}
+    wanted["producer2"] = f"{schema}_producer"
     with psycopg.connect(dsn, autocommit=True) as connection:
         for login, role in wanted.items():
             connection.execute(f"create role {schema}_l_{login} login password '{PASSWORD}'")

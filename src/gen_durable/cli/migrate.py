@@ -12,7 +12,7 @@ from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg.installed_version import read_installed
 from gen_durable.pg.migrate import SETTINGS, check_can_migrate, library_version, migration_script
 from gen_durable.pg.migrate import migrate as apply
-from gen_durable.store.schema import Schema
+from gen_durable.store.schema import ROLES, Schema
 
 
 @report_errors
@@ -22,7 +22,9 @@ def migrate(
     schema: SchemaOption = SCHEMA,
     sql: bool = typer.Option(False, "--sql", help="Print the SQL and change nothing."),
     roles: bool = typer.Option(
-        False, "--roles", help="Also create roles with few rights each: owner, worker, client, viewer, admin."
+        False,
+        "--roles",
+        help="Also create roles with few rights each: worker, client, producer, reader, viewer, admin.",
     ),
     role_prefix: str | None = typer.Option(
         None, "--role-prefix", metavar="NAME", help="Call the roles NAME_worker and so on.", show_default="the schema"
@@ -56,7 +58,7 @@ async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, rol
         else:
             typer.echo(f"schema {schema.name}: nothing to do, at version {newest} ({database.location})")
         if roles is not None:
-            names = ", ".join(f"{roles}_{role}" for role in ("worker", "client", "viewer", "admin"))
+            names = ", ".join(f"{roles}_{role}" for role in ROLES if role != "owner")
             typer.echo(f"schema {schema.name}: grant {names} to the logins that need them")
         if index:
             await database.connection.run_script(schema.metadata_index_script)

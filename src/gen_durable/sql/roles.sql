@@ -13,13 +13,17 @@ declare
     'activities.result', 'activities.error', 'progress.message', 'progress.detail', 'step_status.message',
     'step_status.detail', 'step_status.error'
   ];
-  -- Insert, signal and cancel; read the instances that the login itself has inserted.
-  client constant text[] := array[
-    'insert', 'allocate_ids', 'id_of_key', 'live_id_of_key', 'signal', 'signal_or_start', 'debounce', 'cancel', 'cascade', 'ends_of', 'get', 'progress_of',
-    'notify_workers'
+  -- Insert; signal, cancel and read the instances that the login itself has inserted.
+  producer constant text[] := array[
+    'insert', 'allocate_ids', 'id_of_key', 'live_id_of_key', 'signal', 'signal_or_start', 'debounce', 'cancel', 'cascade',
+    'ends_of', 'get', 'progress_of', 'notify_workers'
   ];
+  -- Also signal and cancel the instances of others.
+  client constant text[] := producer || array['may_change_others'];
   viewer constant text[] := array['get', 'instances_of', 'list', 'count', 'history_of', 'activities_of', 'checkpoint_of',
     'progress_of', 'limit_states', 'count_taken_slots', 'signals_of', 'rejected_signals'];
+  -- As a viewer, but the table grants below include payloads.
+  reader constant text[] := viewer || array['id_of_key', 'ends_of'];
   worker constant text[] := client || array[
     'pick', 'flush', 'lock_parent_and_allocate_ids', 'insert_started_instances', 'inbox_page', 'children_page',
     'activities_page', 'cancel_requests_of', 'heartbeat', 'reap', 'unblock_missed', 'release_claims', 'gc', 'gc_kept_rows',
@@ -33,7 +37,7 @@ declare
     'retry', 'delete_instance', 'set_limit', 'remove_limit', 'restore_signals', 'delete_signals'
   ];
 begin
-  foreach role in array array['@owner', '@worker', '@client', '@viewer', '@admin'] loop
+  foreach role in array array['@owner', '@worker', '@client', '@producer', '@reader', '@viewer', '@admin'] loop
     if not exists (select from pg_catalog.pg_roles r where r.rolname = role) then
       execute format('create role %I nologin', role);
     end if;
@@ -48,13 +52,13 @@ begin
     where c.relnamespace = '@schema'::regnamespace and c.relkind in ('r', 'v')
   loop
     execute format('alter table %s owner to @owner', one.name);
-    execute format('revoke all on %s from public, @worker, @client, @viewer, @admin', one.name);
-    execute format('grant select on %s to @worker, @admin', one.name);
+    execute format('revoke all on %s from public, @worker, @client, @producer, @reader, @viewer, @admin', one.name);
+    execute format('grant select on %s to @worker, @reader, @admin', one.name);
   end loop;
   alter type @schema.durable_status owner to @owner;
-  revoke all on schema @schema from public, @worker, @client, @viewer, @admin;
-  grant usage on schema @schema to @worker, @client, @viewer, @admin;
-  grant select on @schema.migrations, @schema.installation to @client;
+  revoke all on schema @schema from public, @worker, @client, @producer, @reader, @viewer, @admin;
+  grant usage on schema @schema to @worker, @client, @producer, @reader, @viewer, @admin;
+  grant select on @schema.migrations, @schema.installation to @client, @producer;
   for one in
     select c.oid::regclass as name, string_agg(quote_ident(a.attname), ', ') as columns
     from pg_catalog.pg_class c
@@ -75,9 +79,11 @@ begin
     if one.reads_tables then  -- a security definer function is never inlined (gate_name.sql)
       execute format('alter function %s security definer', one.name);
     end if;
-    execute format('revoke all on function %s from public, @worker, @client, @viewer, @admin', one.name);
+    execute format('revoke all on function %s from public, @worker, @client, @producer, @reader, @viewer, @admin', one.name);
     if one.word = any (worker) then execute format('grant execute on function %s to @worker', one.name); end if;
     if one.word = any (client) then execute format('grant execute on function %s to @client', one.name); end if;
+    if one.word = any (producer) then execute format('grant execute on function %s to @producer', one.name); end if;
+    if one.word = any (reader) then execute format('grant execute on function %s to @reader', one.name); end if;
     if one.word = any (viewer) then execute format('grant execute on function %s to @viewer', one.name); end if;
     if one.word = any (admin) then execute format('grant execute on function %s to @admin', one.name); end if;
   end loop;

@@ -16,7 +16,7 @@ from gen_durable.errors import ConfigError
 DEFAULT_SCHEMA: Final = "gen_durable"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 _MARK = re.compile(r"@schema\b")
-ROLES: Final = ("owner", "worker", "client", "viewer", "admin")
+ROLES: Final = ("owner", "worker", "client", "producer", "reader", "viewer", "admin")
 _ROLE = re.compile(rf"@({'|'.join(ROLES)})\b")
 _SQL = files("gen_durable.sql")
 
@@ -44,7 +44,7 @@ class Schema:
         return self.render(_SQL.joinpath("metadata_index.sql").read_text("utf-8"))
 
     def roles_script(self, prefix: str) -> str:
-        """The SQL that creates PREFIX_owner, _worker, _client, _viewer and _admin, and grants them their rights."""
+        """The SQL that creates PREFIX_owner, _worker and the others of `ROLES`, and grants them their rights."""
         if _NAME.fullmatch(prefix) is None or prefix.startswith("pg_"):
             raise ConfigError(
                 f"the prefix of roles must be 1 to 48 characters out of a-z 0-9 _, not begin with a digit or pg_, "
@@ -92,7 +92,7 @@ def functions(schema: Schema) -> list[SqlFile]:
     parsed when a client runs the printed script.
     """
     files = _read_folder("functions", schema)
-    helpers = ("id_of_key", "may_read_column")
+    helpers = ("id_of_key", "may_read_column", "may_change_others", "session_login", "own_ids")
     return sorted(files, key=lambda file: "$$" in file.text and _name_without_suffix(file) not in helpers)
 
 

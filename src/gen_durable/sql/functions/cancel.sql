@@ -38,11 +38,15 @@ declare
   unblocked text[];
   listed_ids bigint[];  -- targets whose descendants are cancelled after the caller's commit
 begin
+  perform @schema.require_small_call(cardinality(targets));
   select array_agg(coalesce(given.id, holder.id) order by given.ord) into target_ids
   from unnest(targets, keys) with ordinality as given (id, key, ord)
   left join lateral (
     select i.id from @schema.instances i where given.id is null and i.unique_guard = given.key
   ) as holder on true;
+  if session_user <> current_user and not @schema.may_change_others() then
+    target_ids := @schema.own_ids(target_ids);
+  end if;
   parent_ids := array(  -- a parent never changes
     select child.parent_id from @schema.instances child where child.id = any (target_ids)
   );

@@ -44,7 +44,10 @@ begin
     end if;
 
     target := waiting.id;
-    if not waiting.has_not_begun then
+    if not waiting.has_not_begun or (
+      session_user <> current_user and not @schema.may_change_others()
+      and @schema.own_ids(array[target]) = array[null::bigint]
+    ) then
       verdict := 'taken';
       return;
     elsif start ? 'id' and target is distinct from holder then

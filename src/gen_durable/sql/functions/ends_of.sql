@@ -20,11 +20,12 @@ as $$
 declare
   size bigint := 0;
 begin
+  perform @schema.require_small_call(cardinality(ids), 100000);
   for id, status, result, last_error in
     select given.id, i.status::text, i.result, i.last_error
     from unnest(ids) as given (id)
     left join @schema.instances i
-      on i.id = given.id and ((select @schema.may_read_column('state')) or i.inserted_by = session_user)
+      on i.id = given.id and ((select @schema.may_read_column('state')) or i.inserted_by = (select @schema.session_login()))
     where i.id is null or i.finished_at is not null
   loop
     return next;

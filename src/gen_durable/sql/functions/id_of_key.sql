@@ -20,12 +20,12 @@ begin
     (
       select i.id from @schema.instances i
       where i.unique_guard = id_of_key.key
-        and ((select @schema.may_read_column('id')) or i.inserted_by = session_user)
+        and ((select @schema.may_read_column('id')) or i.inserted_by = (select @schema.session_login()))
     ),
     (
       select i.id from @schema.instances i
       where i.unique_key = id_of_key.key
-        and ((select @schema.may_read_column('id')) or i.inserted_by = session_user)
+        and ((select @schema.may_read_column('id')) or i.inserted_by = (select @schema.session_login()))
       order by i.id desc
       limit 1
     )

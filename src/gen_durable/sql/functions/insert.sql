@@ -53,9 +53,7 @@ declare
   rate_keys text[];
   weights int[];
   -- Only with roles the session user and the user of this function differ.
-  starter constant text := case
-    when session_user <> current_user and not @schema.may_read_column('state') then session_user
-  end;
+  starter constant oid := case when session_user <> current_user then @schema.session_login() end;
 begin
   if on_conflict is null or on_conflict not in ('raise', 'skip', 'existing') then
     raise exception 'on_conflict must be raise, skip or existing, not %', on_conflict using errcode = '22023';

@@ -31,9 +31,9 @@ as $$
     i.token_at, i.rate_key, i.children_needed, i.step_errors, i.postponements, i.started_at
   from @schema.instances i
   cross join lateral (
-    select (select @schema.may_read_column('state')) or coalesce(i.inserted_by = session_user, false)
+    select (select @schema.may_read_column('state')) or coalesce(i.inserted_by = (select @schema.session_login()), false)
   ) as login (sees_payloads)
-  where i.id = any (ids) and ((select @schema.may_read_column('id')) or i.inserted_by = session_user)
+  where i.id = any (ids) and @schema.require_small_call(cardinality(ids), 100000) and ((select @schema.may_read_column('id')) or i.inserted_by = (select @schema.session_login()))
   order by i.id desc
 $$;
 

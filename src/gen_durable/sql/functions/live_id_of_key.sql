@@ -1,4 +1,5 @@
 -- live_id_of_key: the id of the live instance that holds a unique key, or null. A client that encrypts a signal needs it.
+-- A login that may change only its own instances finds only those (may_change_others.sql).
 --
 -- Index: instances_unique. Locks: none.
 create or replace function @schema.live_id_of_key(key bytea)
@@ -10,7 +11,9 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
-  select i.id from @schema.instances i where i.unique_guard = live_id_of_key.key and i.finished_at is null
+  select i.id from @schema.instances i
+  where i.unique_guard = live_id_of_key.key and i.finished_at is null
+    and ((select @schema.may_change_others()) or i.inserted_by = (select @schema.session_login()))
 $$;
 
 comment on function @schema.live_id_of_key(bytea) is

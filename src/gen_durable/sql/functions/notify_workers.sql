@@ -12,6 +12,7 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+  perform @schema.require_small_call(cardinality(arguments));
   perform pg_notify(replace('@schema', '"', '') || '_wake', kind || ':' || message.argument)
   from unnest(arguments) as message (argument)
   where message.argument is not null;

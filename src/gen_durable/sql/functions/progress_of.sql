@@ -17,7 +17,7 @@ as $$
   where report.instance_id = coalesce(instance, (select @schema.id_of_key(key)))
     and (
       (select @schema.may_read_column('state'))
-      or (select i.inserted_by = session_user from @schema.instances i where i.id = report.instance_id)
+      or (select i.inserted_by = (select @schema.session_login()) from @schema.instances i where i.id = report.instance_id)
     )
   order by report.updated_at, report.step, report.branch
 $$;

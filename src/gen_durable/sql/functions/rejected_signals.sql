@@ -21,13 +21,13 @@ as $$
   select
     s.id, s.target_id, i.fsm, s.name, 'rejected', s.inserted_at, s.size, s.dedup_key, s.rejection,
     case
-      when payloads and ((select @schema.may_read_column('state')) or coalesce(i.inserted_by = session_user, false))
+      when payloads and ((select @schema.may_read_column('state')) or coalesce(i.inserted_by = (select @schema.session_login()), false))
         then s.payload
     end
   from @schema.signals s
   join @schema.instances i on i.id = s.target_id
   where s.rejection is not null and (s.target_id, s.id) > (after_target, after_signal)
-    and ((select @schema.may_read_column('id')) or i.inserted_by = session_user)
+    and ((select @schema.may_read_column('id')) or i.inserted_by = (select @schema.session_login()))
   order by s.target_id, s.id
   limit max_signals
 $$;

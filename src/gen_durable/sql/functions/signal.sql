@@ -7,7 +7,7 @@
 -- for it (tests/flows/test_signals.py).
 -- An inbox is full for a name with 10,000 unconsumed signals of it, or 64 MB of their payloads with this one. For a name
 -- that the row does not await now it is also full with 20,000 signals, or 128 MB, of all names: the total is bounded, and
--- no other name shuts out the awaited ones (tests/store/test_inbox_bounds.py). An inbox below 60 signals is not counted.
+-- no other name shuts out the awaited ones (tests/store/test_inbox_bounds.py). An inbox below 42 signals is not counted.
 -- Index: primary key, instances_unique, signals_dedup, signals_inbox.
 -- Locks: the targets in id order, unconditionally: whether a row is parked is decided under its lock. A lock only on
 -- rows that look parked would miss a row that is about to park (tests/interleavings: park_deliver).
@@ -31,17 +31,22 @@ declare
   totals bigint[];         -- and with those before them of the same name for the same target
   refusals boolean[];      -- whether a large inbox takes no more of the name; null if no inbox is large
 begin
+  perform @schema.require_small_call(cardinality(targets), 100000);  -- as many as the first signals of a batch
+  perform @schema.require_valid_signals(names, payloads, dedup_keys);
   select array_agg(coalesce(given.id, holder.id) order by given.ord) into resolved
   from unnest(targets, keys) with ordinality as given (id, key, ord)
   left join lateral (
     select i.id from @schema.instances i where given.id is null and i.unique_guard = given.key
   ) as holder on true;
+  if session_user <> current_user and not @schema.may_change_others() then
+    resolved := @schema.own_ids(resolved);
+  end if;
 
   select
     array_agg(locked_row.ctid),
     array_agg(locked_row.id) filter (where locked_row.has_signals and exists (
-      -- Most inboxes are small: 60 signals of the largest size fit.
-      select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 59
+      -- Most inboxes are small: 42 signals of the largest size fit.
+      select from @schema.signals s where s.target_id = locked_row.id and not s.consumed order by s.id offset 41
     ))
   into locked_places, large_inboxes
   from (

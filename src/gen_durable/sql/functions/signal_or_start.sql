@@ -40,6 +40,12 @@ begin
     if target is null then
       new_id := @schema.insert_if_key_free(key, start);
       continue when new_id is null;
+    elsif session_user <> current_user and not @schema.may_change_others()
+      and @schema.own_ids(array[target]) = array[null::bigint]
+    then
+      target := null;
+      verdict := 'no_target';
+      return;
     end if;
 
     if dedup_key is not null then

@@ -26,13 +26,13 @@ as $$
     end,
     s.inserted_at, s.size, s.dedup_key, s.rejection,
     case
-      when payloads and ((select @schema.may_read_column('state')) or coalesce(i.inserted_by = session_user, false))
+      when payloads and ((select @schema.may_read_column('state')) or coalesce(i.inserted_by = (select @schema.session_login()), false))
         then s.payload
     end
   from @schema.instances i
   join @schema.signals s on s.target_id = i.id
   where i.id = coalesce(instance, (select @schema.id_of_key(key)))
-    and ((select @schema.may_read_column('id')) or i.inserted_by = session_user)
+    and ((select @schema.may_read_column('id')) or i.inserted_by = (select @schema.session_login()))
   order by s.consumed, s.rejection is null, s.id
   limit max_signals
 $$;

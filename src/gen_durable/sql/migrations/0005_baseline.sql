@@ -75,6 +75,7 @@ create table @schema.instances (
   slot_key          text collate "C",
   rate_key          text collate "C",
   weight            int,
+  inserted_by       oid,
   blocked_on        text collate "C",
   group_key         text collate "C",
   locked_by         text,
@@ -86,7 +87,6 @@ create table @schema.instances (
   cancel_rest       boolean,
   awaits            text[],
   seen              bigint[],
-  inserted_by       text,
   state             jsonb not null default '{}',
   result            jsonb,
   unique_key        bytea,
@@ -162,7 +162,7 @@ comment on column @schema.instances.awaits is
   'The names of the signals it waits for, kept until the woken step progresses, and by failed and cancelled rows.';
 comment on column @schema.instances.seen is 'The ids of the signals that the waiting step had already received.';
 comment on column @schema.instances.inserted_by is
-  'The login that inserted the row, if that login may read only its own rows (roles.sql).';
+  'The oid of the login that inserted the row, in a database with roles (roles.sql).';
 comment on column @schema.instances.unique_scope is 'The statuses in which the row holds its unique key.';
 comment on column @schema.instances.metadata is
   'A JSON object of the user, to find instances by; the engine does not read it. Indexed by migrate --metadata-index.';
