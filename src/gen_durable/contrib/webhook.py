@@ -21,7 +21,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -102,8 +101,6 @@ class Webhook(Machine, name="gen_durable.webhook"):
         show_details: bool = False,
         client: httpx.AsyncClient | None = None,
     ) -> None:
-        if find_spec("httpx") is None:
-            raise ConfigError("Webhook needs httpx. Install the extra: pip install 'gen-durable[webhook]'.")
         if max_attempts < 1:
             raise ConfigError(f"max_attempts= of Webhook must be 1 or more, got {max_attempts}.")
         if not _SENDER.fullmatch(sender):
@@ -123,7 +120,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
         self._allow_private_networks = allow_private_networks
         self._show_details = show_details
         self._client = client
-        self._tls: ssl.SSLContext | None = None
+        self._tls = _make_tls()
 
     @step
     async def send(self, delivery: Delivery, ctx: Context) -> Outcome[Delivered]:
@@ -197,12 +194,8 @@ class Webhook(Machine, name="gen_durable.webhook"):
     async def _post_to_checked_address(
         self, target: Target, body: bytes, headers: dict[str, str]
     ) -> tuple[int, str | None]:
-        import httpx
-
         from gen_durable.contrib.webhook_connections import post
 
-        if self._tls is None and target.scheme == "https":
-            self._tls = httpx.create_ssl_context()
         return await post(
             target,
             body,
@@ -217,6 +210,15 @@ class Webhook(Machine, name="gen_durable.webhook"):
     ) -> tuple[int, str | None]:
         async with client.stream("POST", target.url, content=body, headers=headers, follow_redirects=False) as response:
             return response.status_code, response.headers.get("retry-after")
+
+
+def _make_tls() -> ssl.SSLContext:
+    """Load the trusted certificates: at the start of a worker, since it blocks longer than a delivery may."""
+    try:
+        import httpx
+    except ModuleNotFoundError as error:
+        raise ConfigError("Webhook needs httpx. Install the extra: pip install 'gen-durable[webhook]'.") from error
+    return httpx.create_ssl_context()
 
 
 def _check_secrets(secrets: Mapping[str, Secret]) -> dict[str, Secret]:

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import httpcore
 
@@ -82,7 +82,7 @@ async def post(
     body: bytes,
     headers: Mapping[str, str],
     *,
-    tls: ssl.SSLContext | None,
+    tls: ssl.SSLContext,
     connect_timeout: float,
     allow_private_networks: bool,
 ) -> tuple[int, str | None]:
@@ -112,7 +112,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
     def __init__(self, *, allow_private_networks: bool) -> None:
         self._allow_private_networks = allow_private_networks
-        self._network = httpcore.AnyIOBackend()
+        # For pyright this class may be a stub, since httpcore works without anyio. httpx brings anyio.
+        self._network = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
 
     async def connect_tcp(
         self,
