@@ -13,7 +13,7 @@ import pytest
 from tests.support.webhooks import Names, Receiver, make_certificate, names, receiver
 
 from gen_durable.contrib import webhook_connections
-from gen_durable.contrib.webhook_connections import AddressRefused, is_public, post
+from gen_durable.contrib.webhook_connections import AddressRefused, CheckedNetwork, is_public, post
 from gen_durable.contrib.webhook_delivery import Delivery, check_delivery
 
 __all__ = ["names"]
@@ -123,6 +123,37 @@ async def test_the_next_address_is_tried(names: Names) -> None:
         names.set("none.test", ["127.0.0.3", "127.0.0.4"])
         with pytest.raises(httpcore.ConnectError):
             await send(f"http://none.test:{there.port}/", allow_private_networks=True)
+
+
+class Swallowing(httpcore.AsyncNetworkBackend):
+    """A network in which each address swallows packets; it keeps which were tried, and for how long."""
+
+    def __init__(self) -> None:
+        self.tried: list[tuple[str, float | None]] = []
+
+    async def connect_tcp(self, host: str, port: int, timeout: float | None = None, *more: Any) -> Any:
+        self.tried.append((host, timeout))
+        raise httpcore.ConnectTimeout
+
+
+@pytest.mark.parametrize(
+    ("addresses", "tried"),
+    [
+        (["127.0.0.1"], [("127.0.0.1", 10)]),
+        (["::1", "::2", "::3", "::4", "::5"], [("::1", 2), ("::2", 2), ("::3", 2), ("::4", 2)]),
+        (["::1", "::2", "127.0.0.1"], [("::1", 2.5), ("127.0.0.1", 2.5), ("::2", 2.5)]),
+    ],
+)
+async def test_an_address_that_swallows_packets_leaves_time_for_the_next(
+    addresses: list[str], tried: list[tuple[str, float]], names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host of both families is reached although the worker's own network has only one."""
+    below = Swallowing()
+    monkeypatch.setattr(httpcore, "AnyIOBackend", lambda: below)
+    names.set("several.test", addresses)
+    with pytest.raises(httpcore.ConnectTimeout):
+        await CheckedNetwork(allow_private_networks=True).connect_tcp("several.test", 443, timeout=10)
+    assert below.tried == tried
 
 
 async def test_the_certificate_is_that_of_the_name(names: Names, tmp_path: Path) -> None:
