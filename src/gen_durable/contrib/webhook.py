@@ -1,8 +1,12 @@
 """A machine that posts a JSON body to a URL until the receiver accepts it.
 
-It ends with a `Delivered`, or fails with the last reason. Requests are signed by the Standard Webhooks specification
-(webhook-id, webhook-timestamp, webhook-signature); receivers find verifiers in most languages. Secrets belong to the
-machine object: a row names its secret and never holds it.
+It ends with a `Delivered`, or fails. Requests are signed by the Standard Webhooks specification (webhook-id,
+webhook-timestamp, webhook-signature); receivers find verifiers in most languages. Secrets belong to the machine object:
+a row names its secret and never holds it.
+
+A client that may insert deliveries must not gain the worker's place in the network, nor its signature. So a secret
+signs only for the hosts that it lists, addresses that are not public are refused, and a failed instance does not tell
+whether its receiver was unreachable, refused or unwilling: otherwise deliveries would scan ports.
 
 Needs the extra: `pip install 'gen-durable[webhook]'`.
 """
@@ -10,23 +14,21 @@ Needs the extra: `pip install 'gen-durable[webhook]'`.
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import hmac
+import logging
 import re
 import time
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from gen_durable.backoff import backoff
 from gen_durable.context import Context
+from gen_durable.contrib.webhook_delivery import Delivery, Target, check_delivery
+from gen_durable.contrib.webhook_secrets import Secret, sign
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.machines import Machine, step
@@ -38,34 +40,12 @@ if TYPE_CHECKING:
 
     import httpx
 
+__all__ = ["Delivered", "Delivery", "Secret", "Undelivered", "Webhook", "sign"]
+
+log = logging.getLogger("gen_durable.webhook")
 MAX_WAIT: Final = timedelta(days=1)
-_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """A body and its URL. Both are stored in the row: put no credentials into `headers` or the URL.
-
-    `secret` names one of the secrets of the `Webhook`; without it the request is not signed.
-    """
-
-    url: str
-    body: Any
-    headers: dict[str, str] = field(default_factory=dict[str, str])
-    secret: str | None = None
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError("The url of a Delivery must begin with https:// (or http://) and a host.")
-        for name, value in self.headers.items():
-            if not _HEADER.fullmatch(name) or not value.isascii() or not value.isprintable():
-                raise InputError(f"The header {name!r} of a Delivery is not a valid HTTP header.")
-
-    @property
-    def host(self) -> str:
-        """The host, for messages: the path or the query may hold a secret."""
-        return urlsplit(self.url).hostname or ""
+NOT_DELIVERED: Final = "not delivered; the worker's log has the reason, and Webhook(show_details=True) stores it"
+_SENDER: Final = re.compile(r"[A-Za-z0-9_:/@+-]+")
 
 
 @dataclass(frozen=True)
@@ -85,61 +65,105 @@ class Undelivered(Exception):
         self.retry_after = retry_after
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How one attempt ended: the receiver's status and Retry-After, or the reason why there are none."""
+
+    reason: str
+    status: int | None = None
+    retry_after: str | None = None
+
+
 class Webhook(Machine, name="gen_durable.webhook"):
     """Posts deliveries: `app.insert(Webhook.send, Delivery(url, body))`, as a child, or in `Done(spawn=[...])`.
 
     A 2xx is success and 410 (Gone) fails at once; everything else is retried up to `max_attempts`, after a back-off
-    from `base` to `cap` or the time in Retry-After. Redirects are not followed. `secrets` are texts or bytes by name; a
-    text that begins with `whsec_` is base64 after that. The idempotency key is made of `sender` and the instance's id,
-    so it is the same at each attempt.
+    from `base` to `cap` or the time in Retry-After. Redirects are not followed. `secrets` are by name. The idempotency
+    key is made of `sender` and the instance's id, so it is the same at each attempt.
+
+    Only https to public addresses, on the `ports` (443), is allowed. `allow_private_networks` allows every address,
+    http, and every port unless there are `ports`. A `client` makes its own connections, so that their addresses cannot
+    be checked: it needs `allow_private_networks` as well. With `show_details` the error of an instance says why it was
+    not delivered; without it only the worker's log does.
     """
 
     def __init__(
         self,
-        secrets: Mapping[str, str | bytes] | None = None,
+        secrets: Mapping[str, Secret] | None = None,
         *,
         max_attempts: int = 10,
         timeout: Duration = 10,
         base: Duration = 5,
         cap: Duration = 3600,
         sender: str = "gen_durable",
+        ports: Collection[int] | None = None,
+        allow_private_networks: bool = False,
+        show_details: bool = False,
         client: httpx.AsyncClient | None = None,
     ) -> None:
         if max_attempts < 1:
             raise ConfigError(f"max_attempts= of Webhook must be 1 or more, got {max_attempts}.")
-        self._secrets = {name: _decode_secret(name, secret) for name, secret in (secrets or {}).items()}
+        if not _SENDER.fullmatch(sender):
+            raise ConfigError(f"sender= of Webhook must be letters, digits and any of _:/@+-, got {sender!r}.")
+        if client is not None and not allow_private_networks:
+            raise ConfigError(
+                "Webhook(client=) connects by itself, so its addresses cannot be checked. Pass allow_private_networks="
+                "True as well, and a client that reaches only what your users may reach."
+            )
+        self._secrets = _check_secrets(secrets or {})
         self._max_attempts = max_attempts
         self._timeout = check_delay(timeout, "Webhook(timeout=)", ConfigError)
         self._base = base
         self._cap = cap
         self._sender = sender
+        self._ports = _check_ports(ports, allow_private_networks=allow_private_networks)
+        self._allow_private_networks = allow_private_networks
+        self._show_details = show_details
         self._client = client
-        self._tls: ssl.SSLContext | None = None
+        self._tls = _make_tls()
 
     @step
     async def send(self, delivery: Delivery, ctx: Context) -> Outcome[Delivered]:
         """Make one attempt."""
+        target = self._check(delivery)
         body = msgspec.json.encode(delivery.body)
-        headers = self._make_headers(delivery, body, f"{self._sender}-{ctx.id}", int(time.time()))
-        status, retry_after = await self._post(delivery, body, headers)
-        if 200 <= status < 300:
-            return Done(Delivered(status, ctx.attempt + 1))
-        raise Undelivered(f"HTTP {status}", final=status == 410, retry_after=_parse_retry_after(retry_after))
+        headers = self._make_headers(delivery, target, body, f"{self._sender}-{ctx.id}", int(time.time()))
+        answer = await self._post(target, body, headers)
+        if answer.status is not None and 200 <= answer.status < 300:
+            return Done(Delivered(answer.status, ctx.attempt + 1))
+        # Without the host, which belongs to the payload. One place raises for all reasons: also the stored traceback,
+        # its lines and causes are the same for all (test_all_unreachable_targets_look_alike).
+        log.info("instance %d: attempt %d failed: %s", ctx.id, ctx.attempt + 1, answer.reason)
+        reason = f"webhook to {target.host}: {answer.reason}" if self._show_details else NOT_DELIVERED
+        raise Undelivered(reason, final=answer.status == 410, retry_after=_parse_retry_after(answer.retry_after))
 
     async def on_error(self, state: Delivery, ctx: Context, error: Exception) -> Outcome[Delivered]:
         """Retry after a back-off, or fail with the reason."""
         reason = str(error) if isinstance(error, Undelivered) else describe_error(error)
         if isinstance(error, Undelivered) and error.final:
-            return Fail(f"webhook to {state.host}: {reason}")
+            return Fail(reason)
         if ctx.step_errors + 1 >= self._max_attempts:
-            return Fail(f"webhook to {state.host}: gave up after {ctx.step_errors + 1} attempts: {reason}")
+            return Fail(f"gave up after {ctx.step_errors + 1} attempts: {reason}")
         after = backoff(ctx.step_errors, base=self._base, cap=self._cap)
         if isinstance(error, Undelivered) and error.retry_after is not None:
             after = max(after, min(error.retry_after, MAX_WAIT))
         return Retry(state, delay=after)
 
-    def _make_headers(self, delivery: Delivery, body: bytes, key: str, now: int) -> dict[str, str]:
-        fixed = {
+    def _check(self, delivery: Delivery) -> Target:
+        """Check what the row has, which need not come from our client, and what this worker allows."""
+        try:
+            target = check_delivery(delivery)
+        except InputError as error:
+            raise Undelivered(str(error), final=True) from None
+        # Retried, as an unknown secret is: another worker, or the next release, may allow it.
+        if target.scheme != "https" and not self._allow_private_networks:
+            raise Undelivered("the url must begin with https://; Webhook(allow_private_networks=True) allows http://")
+        if self._ports is not None and target.port not in self._ports:
+            raise Undelivered(f"the port {target.port} is not allowed; pass Webhook(ports=) to allow others than 443")
+        return target
+
+    def _make_headers(self, delivery: Delivery, target: Target, body: bytes, key: str, now: int) -> dict[str, str]:
+        headers = delivery.headers | {
             "content-type": "application/json",
             "idempotency-key": key,
             "webhook-id": key,
@@ -147,55 +171,72 @@ class Webhook(Machine, name="gen_durable.webhook"):
         }
         if delivery.secret is not None:
             secret = self._secrets.get(delivery.secret)
-            if secret is None:  # retried: another worker, or the next release, may have it
+            if secret is None:
                 raise Undelivered(f"this worker has no secret {delivery.secret!r}; pass it to Webhook(secrets=)")
-            fixed["webhook-signature"] = sign(secret, key, now, body)
-        return {name: value for name, value in delivery.headers.items() if name.lower() not in fixed} | fixed
+            if not secret.covers(target.host):
+                raise Undelivered(
+                    f"the secret {delivery.secret!r} does not sign for the host {target.host}; add it to Secret(hosts=)"
+                )
+            headers["webhook-signature"] = secret.sign(key, now, body)
+        return headers
 
-    async def _post(self, delivery: Delivery, body: bytes, headers: dict[str, str]) -> tuple[int, str | None]:
-        """The status and the Retry-After header. The response body is not read."""
-        import httpx
-
+    async def _post(self, target: Target, body: bytes, headers: dict[str, str]) -> Answer:
         try:
-            async with (
-                asyncio.timeout(self._timeout),
-                self._open_client() as client,
-                client.stream("POST", delivery.url, content=body, headers=headers, follow_redirects=False) as response,
-            ):
-                return response.status_code, response.headers.get("retry-after")
-        except httpx.InvalidURL as error:
-            raise Undelivered("the URL is not valid", final=True) from error
-        except (httpx.TransportError, TimeoutError) as error:
-            raise Undelivered(f"no answer ({type(error).__name__})") from error
+            async with asyncio.timeout(self._timeout):
+                if self._client is None:
+                    status, retry_after = await self._post_to_checked_address(target, body, headers)
+                else:
+                    status, retry_after = await self._post_with_client(self._client, target, body, headers)
+        except Exception as error:  # of the resolver, TLS, HTTP: the kind is enough, a text may quote the URL
+            return Answer(f"no answer ({type(error).__name__})")
+        return Answer(f"HTTP {status}", status, retry_after)
 
-    def _open_client(self) -> AbstractAsyncContextManager[httpx.AsyncClient]:
-        """The caller's client, which stays open, or one for this request only."""
+    async def _post_to_checked_address(
+        self, target: Target, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, str | None]:
+        from gen_durable.contrib.webhook_connections import post
+
+        return await post(
+            target,
+            body,
+            headers,
+            tls=self._tls,
+            connect_timeout=self._timeout,
+            allow_private_networks=self._allow_private_networks,
+        )
+
+    async def _post_with_client(
+        self, client: httpx.AsyncClient, target: Target, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, str | None]:
+        async with client.stream("POST", target.url, content=body, headers=headers, follow_redirects=False) as response:
+            return response.status_code, response.headers.get("retry-after")
+
+
+def _make_tls() -> ssl.SSLContext:
+    """Load the trusted certificates: at the start of a worker, since it blocks longer than a delivery may."""
+    try:
         import httpx
-
-        if self._client is not None:
-            return nullcontext(self._client)
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()
-        return httpx.AsyncClient(verify=self._tls, timeout=self._timeout)
+    except ModuleNotFoundError as error:
+        raise ConfigError("Webhook needs httpx. Install the extra: pip install 'gen-durable[webhook]'.") from error
+    return httpx.create_ssl_context()
 
 
-def sign(secret: bytes, message_id: str, timestamp: int, body: bytes) -> str:
-    """The value of `webhook-signature`: HMAC-SHA256 over id, timestamp and body, by Standard Webhooks."""
-    signed = f"{message_id}.{timestamp}.".encode() + body
-    return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
+def _check_secrets(secrets: Mapping[str, Secret]) -> dict[str, Secret]:
+    for name, secret in secrets.items():
+        if not isinstance(secret, Secret):
+            raise ConfigError(
+                f"The secret {name!r} of Webhook has no hosts. Pass Secret(key, hosts=[...]), which signs for these."
+            )
+    return dict(secrets)
 
 
-def _decode_secret(name: str, secret: str | bytes) -> bytes:
-    if isinstance(secret, str) and secret.startswith("whsec_"):
-        try:
-            found = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
-        except ValueError:
-            raise ConfigError(f"The secret {name!r} begins with whsec_, but the rest of it is not base64.") from None
-    else:
-        found = secret.encode() if isinstance(secret, str) else secret
-    if not found:
-        raise ConfigError(f"The secret {name!r} is empty.")
-    return found
+def _check_ports(ports: Collection[int] | None, *, allow_private_networks: bool) -> frozenset[int] | None:
+    """The ports that are allowed; None means every port."""
+    if ports is None:
+        return None if allow_private_networks else frozenset({443})
+    if not ports or not all(isinstance(port, int) and 1 <= port <= 65535 for port in ports):
+        raise ConfigError(f"ports= of Webhook must be numbers from 1 to 65535, as in (443, 8443), got {ports!r}.")
+    return frozenset(ports)
 
 
 def _parse_retry_after(retry_after: str | None) -> timedelta | None:
@@ -206,6 +247,6 @@ def _parse_retry_after(retry_after: str | None) -> timedelta | None:
         return timedelta(seconds=min(int(retry_after[:12]), MAX_WAIT.total_seconds()))
     try:
         date = parsedate_to_datetime(retry_after)
+        return max((date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.now(UTC), timedelta(0))
     except ValueError:
         return None
-    return max((date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.now(UTC), timedelta(0))
