@@ -9,8 +9,8 @@ import typer
 from gen_durable.cli.console import print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg.installed_version import read_installed
-from gen_durable.pg.migrate import SETTINGS, check_can_migrate, library_version, migration_script
+from gen_durable.pg.installed_version import read_installed, read_role_prefix
+from gen_durable.pg.migrate import SETTINGS, check_can_migrate, library_version, migration_script, roles_files
 from gen_durable.pg.migrate import migrate as apply
 from gen_durable.store.schema import ROLES, Schema
 
@@ -48,7 +48,7 @@ def migrate(
 
 async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
     async with open_database(dsn) as database:
-        applied = await apply(database.connection, schema, roles=roles)
+        applied = await apply(database.connection, schema, roles=roles, repair_roles=roles is not None)
         newest = library_version(schema)
         if applied:
             versions = ", ".join(map(str, applied))
@@ -66,30 +66,33 @@ async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, rol
 
 
 async def _print_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
-    found = await _read_installed_version(dsn, schema)
+    found, present = await _read_installed_version(dsn, schema)
     newest = library_version(schema)
     text = migration_script(schema, found)
+    prefix = roles if roles is not None else present if text else None
+    if prefix is not None:
+        files = roles_files(schema, prefix, functions_installed=bool(text))
+        text = "\n".join([text, *(file.text for file in files)])
     if not text:
         print_message(f"schema {schema.name} is at version {found}: there is nothing to run")
     else:
         typer.echo(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
         typer.echo(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
-    if roles is not None:
-        typer.echo(f"begin;\n{SETTINGS};\n\n{schema.roles_script(roles)}\ncommit;")
     if index:
         typer.echo(f"{schema.metadata_index_script.rstrip()};")
 
 
-async def _read_installed_version(dsn: str | None, schema: Schema) -> int:
-    """The version to start from: 0 without a DSN, since printing must not start an embedded server."""
+async def _read_installed_version(dsn: str | None, schema: Schema) -> tuple[int, str | None]:
+    """The version to start from, and the prefix of the roles. 0 without a DSN: printing must not start a server."""
     if dsn is None:
         print_message("no DSN: printing all of it, for an empty database")
-        return 0
+        return 0, None
     try:
         async with open_database(dsn) as database:
             installed = await read_installed(database.connection, schema)
             check_can_migrate(installed, schema)
-            return installed.version
+            prefix = await read_role_prefix(database.connection, schema) if installed.version else None
+            return installed.version, prefix
     except DatabaseUnavailable as error:
         print_message(f"{error}; printing all of it, for an empty database")
-        return 0
+        return 0, None

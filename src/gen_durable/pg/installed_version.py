@@ -62,6 +62,12 @@ async def read_installed(connection: PersistentConnection | Pool, schema: Schema
     return InstalledSchema(foreign_objects=await connection.run(Statement(_OBJECTS, (schema.name,), _first_column)))
 
 
+async def read_role_prefix(connection: PersistentConnection | Pool, schema: Schema) -> str | None:
+    """The prefix of the roles of an installed schema, or None if it has none."""
+    (prefix,) = await connection.run(Statement(schema.render("select roles from @schema.installation"), (), _first_row))
+    return None if prefix is None else str(prefix)
+
+
 def _first_row(rows: Sequence[Row]) -> Sequence[Any]:
     return rows[0]
 

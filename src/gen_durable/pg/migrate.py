@@ -92,14 +92,17 @@ def check_can_migrate(installed: InstalledSchema, schema: Schema) -> None:
         )
 
 
-async def migrate(connection: PersistentConnection, schema: Schema, *, roles: str | None = None) -> list[int]:
+async def migrate(
+    connection: PersistentConnection, schema: Schema, *, roles: str | None = None, repair_roles: bool = False
+) -> list[int]:
     """Apply the missing migrations. Returns their versions, oldest first.
 
-    With `roles`, a prefix, it also creates the roles; later migrations then grant them what is new.
+    With `roles`, a prefix, it also creates the roles; later migrations then grant them what is new. `repair_roles` also
+    restores owners and rights that were changed since.
     """
     for attempt in range(LOCK_TRIES):
         try:
-            return await _migrate_once(connection, schema, roles)
+            return await _migrate_once(connection, schema, roles, repair_roles=repair_roles)
         except (_StatementFailed, asyncpg.PostgresError) as error:
             cause = error.error if isinstance(error, _StatementFailed) else error
             if sqlstate(cause) not in _RETRIED or attempt == LOCK_TRIES - 1:
@@ -111,7 +114,9 @@ async def migrate(connection: PersistentConnection, schema: Schema, *, roles: st
     raise AssertionError("unreachable")
 
 
-async def _migrate_once(connection: PersistentConnection, schema: Schema, roles: str | None) -> list[int]:
+async def _migrate_once(
+    connection: PersistentConnection, schema: Schema, roles: str | None, *, repair_roles: bool
+) -> list[int]:
     driver_connection = await connection.connect()
     async with driver_connection.transaction():
         await _run_file(driver_connection, SqlFile("settings", SETTINGS))
@@ -126,10 +131,16 @@ async def _migrate_once(connection: PersistentConnection, schema: Schema, roles:
         present = await driver_connection.fetchval(schema.render("select roles from @schema.installation"))
         if present is not None and roles not in (None, present):
             raise ConfigError(f"schema {schema.name!r} has roles with the prefix {present!r} already, not {roles!r}")
-        prefix = roles if roles is not None else present if missing else None
-        if prefix is not None:
-            await _run_file(driver_connection, SqlFile("roles.sql", schema.roles_script(prefix)))
+        if (prefix := roles or present) is not None and (missing or present is None or repair_roles):
+            for file in roles_files(schema, prefix, functions_installed=bool(missing)):
+                await _run_file(driver_connection, file)
     return [m.version for m in find_missing_migrations(schema, installed.version)]
+
+
+def roles_files(schema: Schema, prefix: str, *, functions_installed: bool) -> list[SqlFile]:
+    """The SQL that creates and grants the roles: it accepts only functions that its own transaction has installed."""
+    again = [] if functions_installed else [*views(schema), *functions(schema)]
+    return [*again, SqlFile("roles.sql", schema.roles_script(prefix))]
 
 
 def _files_to_apply(schema: Schema, current: int) -> list[SqlFile]:

@@ -19,6 +19,8 @@ _MARK = re.compile(r"@schema\b")
 ROLES: Final = ("owner", "worker", "client", "producer", "reader", "viewer", "admin")
 _ROLE = re.compile(rf"@({'|'.join(ROLES)})\b")
 _SQL = files("gen_durable.sql")
+_HELPERS: Final = ("session_login", "may_read_column", "may_change_others", "own_ids", "id_of_key")
+"""Functions with a quoted body that SQL functions call, in the order in which they call each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,10 @@ class Schema:
                 f"the prefix of roles must be 1 to 48 characters out of a-z 0-9 _, not begin with a digit or pg_, "
                 f"got {prefix!r}"
             )
+        ours = own_objects(self)
         sql = _SQL.joinpath("roles.sql").read_text("utf-8").replace("@prefix", prefix)
+        sql = sql.replace("@relations", _sql_array([*ours.tables, *ours.views]))
+        sql = sql.replace("@types", _sql_array(ours.types)).replace("@indexes", _sql_array(ours.indexes))
         return self.render(_ROLE.sub(lambda role: f"{prefix}_{role[1]}", sql))
 
     def render(self, sql: str) -> str:
@@ -92,8 +97,14 @@ def functions(schema: Schema) -> list[SqlFile]:
     parsed when a client runs the printed script.
     """
     files = _read_folder("functions", schema)
-    helpers = ("id_of_key", "may_read_column", "may_change_others", "session_login", "own_ids")
-    return sorted(files, key=lambda file: "$$" in file.text and _name_without_suffix(file) not in helpers)
+
+    def place(file: SqlFile) -> int:
+        name = _name_without_suffix(file)
+        if "$$" not in file.text:
+            return 0
+        return 1 + (_HELPERS.index(name) if name in _HELPERS else len(_HELPERS))
+
+    return sorted(files, key=place)
 
 
 def views(schema: Schema) -> list[SqlFile]:
@@ -114,6 +125,7 @@ class OwnObjects:
     views: list[str]
     types: list[str]
     functions: list[str]
+    indexes: list[str]
 
 
 def own_objects(schema: Schema) -> OwnObjects:
@@ -124,7 +136,14 @@ def own_objects(schema: Schema) -> OwnObjects:
     def created(kind: str) -> list[str]:
         return sorted(set(re.findall(rf'^create (?:or replace )?{kind} "{schema.name}"\.(\w+)', text, re.MULTILINE)))
 
-    return OwnObjects(created("table"), created("view"), created("type"), created("function"))
+    index = re.compile(r"create (?:unique )?index (?:concurrently )?(?:if not exists )?(\w+)")
+    indexes = sorted(set(index.findall(f"{text}\n{schema.metadata_index_script}")))
+    return OwnObjects(created("table"), created("view"), created("type"), created("function"), indexes)
+
+
+def _sql_array(names: list[str]) -> str:
+    """An array of names of ours, which need no escapes."""
+    return f"array[{', '.join(repr(name) for name in names)}]::text[]"
 
 
 def _read_folder(folder: str, schema: Schema) -> list[SqlFile]:
