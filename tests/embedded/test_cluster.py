@@ -45,10 +45,21 @@ def launch(cluster: Cluster) -> dict[str, list[str]]:
 def test_a_server_of_this_account_gets_its_directory_by_name(
     prepared: Layout, open_air: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps the environment, but no variable that would configure Postgres."""
-    for name in ("PGDATA", "PGPORT", "LC_CTYPE", "LANG", "LANGUAGE", "TZ"):
+    """It gets the few variables that its programs need, none that would configure Postgres, and no secret."""
+    for name in (
+        "PGDATA",
+        "PGPORT",
+        "LC_CTYPE",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "DATABASE_URL",
+        "SECRET_TOKEN",
+        "LD_PRELOAD_",
+    ):
         monkeypatch.setenv(name, "strange")
-    monkeypatch.setenv("KEPT", "yes")
+    for name in ("HOME", "LD_LIBRARY_PATH", "TMPDIR"):
+        monkeypatch.setenv(name, "/kept")
     prepared.data.mkdir()
     seen = launch(Cluster(prepared, write_programs(open_air / "wheel", SEEN), None))
     (arguments,) = seen["arguments"]
@@ -57,7 +68,8 @@ def test_a_server_of_this_account_gets_its_directory_by_name(
     assert seen["seen"] == [str(prepared.data)]
     assert seen["process"][:3] == ["0077", str(os.geteuid()), str(os.getegid())]
     assert not [line for line in seen["environment"] if line.endswith("=strange")]
-    assert {"KEPT=yes", "LC_ALL=C"} <= set(seen["environment"])
+    assert {"LC_ALL=C", "HOME=/kept", "LD_LIBRARY_PATH=/kept", "TMPDIR=/kept"} <= set(seen["environment"])
+    assert f"PATH={os.environ['PATH']}" in seen["environment"]
 
 
 @pytest.mark.usefixtures("group_of_root")
