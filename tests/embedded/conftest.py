@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-
 from tests.support.embedded import (
     _wheel,
     bare,

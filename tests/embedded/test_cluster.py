@@ -55,7 +55,7 @@ def test_a_server_of_this_account_gets_its_directory_by_name(
         "TZ",
         "DATABASE_URL",
         "SECRET_TOKEN",
-        "LD_PRELOAD_",
+        "LD_PRELOAD_KEY",
     ):
         monkeypatch.setenv(name, "strange")
     for name in ("HOME", "LD_LIBRARY_PATH", "TMPDIR"):
@@ -111,3 +111,25 @@ def test_an_initdb_that_fails_makes_no_cluster(prepared: Layout, open_air: Path)
     lock.close()
     assert not cluster.exists()
     assert not prepared.data.exists()
+
+
+def test_the_owner_of_another_file_is_not_changed(
+    prepared: Layout, open_air: Path, nobody: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of a directory above replaces the new data by a symlink in that moment."""
+    victim = open_air / "victim"
+    victim.touch()
+    real = os.chown
+
+    def replace_and_change(path: Path, uid: int, gid: int, **options: bool) -> None:
+        path.rmdir()
+        path.symlink_to(victim)
+        real(path, uid, gid, **options)
+
+    monkeypatch.setattr(os, "chown", replace_and_change)
+    lock = locks.try_lock_exclusively(prepared.server_lock)
+    assert lock is not None
+    with pytest.raises(OSError, match=r"victim|pgdata\.new"):
+        Cluster(prepared, write_programs(open_air / "wheel", ""), nobody).create(lock)
+    lock.close()
+    assert victim.stat().st_uid == 0

@@ -208,6 +208,25 @@ def test_the_tail_of_a_log_is_readable_whatever_is_in_it(prepared: Layout) -> No
     assert prepared.log_tail() == "\n".join(f"line {n} \N{REPLACEMENT CHARACTER}" for n in range(10, 30))
 
 
+@pytest.mark.timeout(20)
+def test_the_tail_of_a_log_is_not_waited_for(prepared: Layout) -> None:
+    """An error that shows the log does not hang on a FIFO, and shows no other file."""
+    os.mkfifo(prepared.log)
+    assert f"{prepared.log}: it is a FIFO" in prepared.log_tail()
+    prepared.log.unlink()
+    prepared.log.symlink_to("/etc/passwd")
+    assert f"{prepared.log}: it is a symlink" in prepared.log_tail()
+
+
+def test_the_directories_above_are_checked_again(prepared: Layout) -> None:
+    """Their modes may have changed since the start."""
+    above = prepared.directory.parent
+    layout.check(prepared)
+    above.chmod(0o777)
+    with pytest.raises(EmbeddedUnavailable, match=f"{prepared.directory}: everyone can replace it.* write to {above} "):
+        layout.check(prepared)
+
+
 def test_the_tail_of_a_log_is_read_as_utf_8_in_any_locale(prepared: Layout, bare: str) -> None:
     """Postgres writes names as they are."""
     prepared.log.write_text("ä", encoding="utf-8")

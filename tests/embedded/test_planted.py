@@ -1,4 +1,4 @@
-"""What another user of the machine gains from the embedded server: nothing. With a real server and a real second user."""
+"""Another user of the machine gains nothing from the embedded server: a real server, and a real second user."""
 
 from __future__ import annotations
 
@@ -139,13 +139,10 @@ def test_the_server_sees_no_secret_of_the_process_that_starts_it(
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     with embedded.start(data_directory.directory) as server:
-        copied = data_directory.query(
-            server.dsn,
-            "create table seen (line text); copy seen from program 'env'; ",
-        )
-        assert copied == []
+        data_directory.query(server.dsn, "create table seen (line text)")
+        data_directory.query(server.dsn, "copy seen from program 'env'")
         shown = "\n".join(str(line) for (line,) in data_directory.query(server.dsn, "select line from seen"))
-        assert "LC_ALL=C" in shown.splitlines()
+        assert f"PATH={os.environ['PATH']}" in shown.splitlines()
         for pid in (data_directory.postmaster(), *data_directory.supervisors()):
             shown += Path(f"/proc/{pid}/environ").read_text()
         found = {name for name, value in SECRETS.items() if name in shown or value in shown}
