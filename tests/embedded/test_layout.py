@@ -331,6 +331,16 @@ def test_what_others_can_write_is_an_error(tmp_path: Path, name: str, mode: int)
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_directory_of_another_user_is_an_error_for_every_user(tmp_path: Path) -> None:
+    """For root one that was given away, for any other user one of root's."""
+    path = tmp_path / "given away" if os.geteuid() == 0 else Path("/usr")
+    if os.geteuid() == 0:
+        path.mkdir()
+        os.chown(path, 65534, 65534)
+    with pytest.raises(EmbeddedUnavailable, match=f"{path}: it belongs to the user with id {path.stat().st_uid}, not"):
+        embedded.start(path)
+
+
 @pytest.mark.parametrize("name", ["", *FILES, *DATA_FILES])
 def test_what_belongs_to_another_user_is_an_error(prepared: Layout, nobody: Account, name: str) -> None:
     """The directory and each file in it; test_ownership.py has the same for a user that is not root."""

@@ -171,10 +171,13 @@ def test_a_directory_above_that_everyone_writes_is_refused(tmp_path: Path) -> No
 
 def test_a_shared_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner can replace what is in it, whatever the sticky bit says."""
-    status = os.stat_result((stat.S_IFDIR | 0o1777, 1, 1, 1, 65534, 65534, 0, 0, 0, 0))
-    with pytest.raises(EmbeddedUnavailable, match=f"the user with id 65534 can replace it, because {tmp_path} belongs"):
+    owner = other_user()
+    status = os.stat_result((stat.S_IFDIR | 0o1777, 1, 1, 1, owner, owner, 0, 0, 0, 0))
+    with pytest.raises(
+        EmbeddedUnavailable, match=f"the user with id {owner} can replace it, because {tmp_path} belongs"
+    ):
         ownership._check_replaceable(tmp_path / "x", tmp_path, status)
-    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
     ownership._check_replaceable(tmp_path / "x", tmp_path, status)
 
 
@@ -184,11 +187,12 @@ def test_an_entry_of_a_shared_directory_is_refused_if_another_user_made_it(
     """A directory or a symlink in /tmp may have been planted; in a directory of its own it may not."""
     shared, closed = make_directory(tmp_path / "shared", 0o1777).stat(), tmp_path.stat()
     entry = tmp_path / "shared" / "entry"
-    found = os.stat_result((stat.S_IFLNK | 0o777, 1, 1, 1, 65534, 65534, 0, 0, 0, 0))
-    with pytest.raises(EmbeddedUnavailable, match=f"{entry}: it belongs to the user with id 65534, not to"):
+    owner = other_user()
+    found = os.stat_result((stat.S_IFLNK | 0o777, 1, 1, 1, owner, owner, 0, 0, 0, 0))
+    with pytest.raises(EmbeddedUnavailable, match=f"{entry}: it belongs to the user with id {owner}, not to"):
         ownership._check_entry(entry, found, shared)
     ownership._check_entry(entry, found, closed)
-    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
     ownership._check_entry(entry, found, shared)
 
 
