@@ -89,12 +89,11 @@ def test_nobody_is_used_where_no_account_can_be_created(prepared: Layout, comman
 
 
 def test_data_is_run_by_its_owner(prepared: Layout, commands: Path) -> None:
-    """The owner of the data comes first, then the owner of the directory."""
+    """Data of root is run by the account for new data."""
     (commands / "made").touch()
-    os.chown(prepared.directory, 1, 2)
-    assert account.choose(prepared) == Account(1, 2)
+    assert account.choose(prepared) == MADE
     prepared.data.mkdir()
-    assert account.choose(prepared) == Account(1, 2)
+    assert account.choose(prepared) == MADE
     os.chown(prepared.data, 3, 4)
     assert account.choose(prepared) == Account(3, 4)
 
@@ -122,3 +121,12 @@ def test_an_account_has_none_of_the_groups_of_root(open_air: Path, nobody: Accou
         program = write_program(open_air / f"of_{group}", "exit 0", 0o750)
         os.chown(program, 0, group)
         assert not nobody.can_run(program)
+
+
+def test_an_account_sees_none_of_the_secrets_of_root(
+    open_air: Path, nobody: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes can be inspected by others of the account."""
+    monkeypatch.setenv("SECRET_TOKEN", "canary")
+    program = write_program(open_air / "looks", '[ -z "$SECRET_TOKEN" ] && [ -n "$PATH" ]')
+    assert nobody.can_run(program)

@@ -29,8 +29,9 @@ def pad(parent: Path, below: str, size: int) -> Path:
 
 
 @pytest.fixture
-def temp(open_air: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temp(open_air: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A short temp directory."""
+    tmp_path_factory.getbasetemp()  # or pytest's own directory would be made in this one, which is deleted
     monkeypatch.setattr(tempfile, "tempdir", str(open_air))
     return open_air
 
@@ -105,5 +106,43 @@ def test_a_directory_of_another_account_is_refused(temp: Path, long: Layout, nob
     """Even if it is closed to all others: its owner can enter it."""
     (temp / NAME).mkdir(mode=0o700)
     os.chown(temp / NAME, nobody.uid, nobody.gid)
+    with pytest.raises(EmbeddedUnavailable, match="only you can enter"):
+        address.ensure_connectable_directory(long)
+
+
+def test_a_temp_directory_in_which_everyone_can_replace_it_is_refused(temp: Path, long: Layout) -> None:
+    """A clean directory for symlinks is worth nothing there."""
+    assert address.ensure_connectable_directory(long).parent == temp / NAME
+    temp.chmod(0o777)
+    with pytest.raises(
+        EmbeddedUnavailable, match=f"{temp / NAME}: everyone can replace it, because everyone can write"
+    ):
+        address.ensure_connectable_directory(long)
+    temp.chmod(0o1777)
+    address.ensure_connectable_directory(long)
+
+
+@pytest.mark.parametrize("kind", ["symlink", "file", "fifo"])
+def test_what_is_no_directory_is_refused(temp: Path, long: Layout, tmp_path: Path, kind: str) -> None:
+    """A symlink may lead to a directory that fits."""
+    match kind:
+        case "symlink":
+            (temp / NAME).symlink_to(tmp_path)
+        case "file":
+            (temp / NAME).touch(mode=0o600)
+        case _:
+            os.mkfifo(temp / NAME, 0o600)
+    with pytest.raises(EmbeddedUnavailable, match="is not a directory that only you can enter"):
+        address.ensure_connectable_directory(long)
+
+
+def test_a_directory_of_another_user_is_refused_without_root(
+    temp: Path, long: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same, for a test that is not run by root: the other user is this one."""
+    other = os.geteuid() + 1
+    (temp / f"gen_durable-{other}").mkdir(mode=0o700)
+    monkeypatch.setattr(address.ownership, "resolve", lambda path: path)
+    monkeypatch.setattr(os, "geteuid", lambda: other)
     with pytest.raises(EmbeddedUnavailable, match="only you can enter"):
         address.ensure_connectable_directory(long)

@@ -178,3 +178,24 @@ def test_a_copy_that_cannot_be_put_into_its_place_is_made_elsewhere(
 
     monkeypatch.setattr(shutil, "copytree", copy_and_block)
     assert home_of(binaries.make_runnable_by(nobody, hidden, [first, second])).parent == second
+
+
+def test_a_copy_that_is_a_symlink_is_not_used(hidden: Binaries, open_air: Path, nobody: Account) -> None:
+    """It may lead to programs of another user."""
+    home = home_of(binaries.make_runnable_by(nobody, hidden, [open_air]))
+    home.rename(open_air / "planted")
+    home.symlink_to("planted")
+    with pytest.raises(EmbeddedUnavailable, match="nor a copy in"):
+        binaries.make_runnable_by(nobody, hidden, [open_air])
+
+
+def test_a_copy_that_everyone_can_replace_is_not_used(hidden: Binaries, open_air: Path, nobody: Account) -> None:
+    """Nor made. A directory like /var/tmp will do."""
+    for mode, is_used in ((0o777, False), (0o1777, True)):
+        open_air.chmod(mode)
+        if is_used:
+            assert home_of(binaries.make_runnable_by(nobody, hidden, [open_air])).parent == open_air
+        else:
+            with pytest.raises(EmbeddedUnavailable, match="nor a copy in"):
+                binaries.make_runnable_by(nobody, hidden, [open_air])
+            assert list(open_air.iterdir()) == []

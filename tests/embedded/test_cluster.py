@@ -45,10 +45,21 @@ def launch(cluster: Cluster) -> dict[str, list[str]]:
 def test_a_server_of_this_account_gets_its_directory_by_name(
     prepared: Layout, open_air: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps the environment, but no variable that would configure Postgres."""
-    for name in ("PGDATA", "PGPORT", "LC_CTYPE", "LANG", "LANGUAGE", "TZ"):
+    """It gets the few variables that its programs need, none that would configure Postgres, and no secret."""
+    for name in (
+        "PGDATA",
+        "PGPORT",
+        "LC_CTYPE",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "DATABASE_URL",
+        "SECRET_TOKEN",
+        "LD_PRELOAD_KEY",
+    ):
         monkeypatch.setenv(name, "strange")
-    monkeypatch.setenv("KEPT", "yes")
+    for name in ("HOME", "LD_LIBRARY_PATH", "TMPDIR"):
+        monkeypatch.setenv(name, "/kept")
     prepared.data.mkdir()
     seen = launch(Cluster(prepared, write_programs(open_air / "wheel", SEEN), None))
     (arguments,) = seen["arguments"]
@@ -57,7 +68,8 @@ def test_a_server_of_this_account_gets_its_directory_by_name(
     assert seen["seen"] == [str(prepared.data)]
     assert seen["process"][:3] == ["0077", str(os.geteuid()), str(os.getegid())]
     assert not [line for line in seen["environment"] if line.endswith("=strange")]
-    assert {"KEPT=yes", "LC_ALL=C"} <= set(seen["environment"])
+    assert {"LC_ALL=C", "HOME=/kept", "LD_LIBRARY_PATH=/kept", "TMPDIR=/kept"} <= set(seen["environment"])
+    assert f"PATH={os.environ['PATH']}" in seen["environment"]
 
 
 @pytest.mark.usefixtures("group_of_root")
@@ -99,3 +111,25 @@ def test_an_initdb_that_fails_makes_no_cluster(prepared: Layout, open_air: Path)
     lock.close()
     assert not cluster.exists()
     assert not prepared.data.exists()
+
+
+def test_the_owner_of_another_file_is_not_changed(
+    prepared: Layout, open_air: Path, nobody: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of a directory above replaces the new data by a symlink in that moment."""
+    victim = open_air / "victim"
+    victim.touch()
+    real = os.chown
+
+    def replace_and_change(path: Path, uid: int, gid: int, **options: bool) -> None:
+        path.rmdir()
+        path.symlink_to(victim)
+        real(path, uid, gid, **options)
+
+    monkeypatch.setattr(os, "chown", replace_and_change)
+    lock = locks.try_lock_exclusively(prepared.server_lock)
+    assert lock is not None
+    with pytest.raises(OSError, match=r"victim|pgdata\.new"):
+        Cluster(prepared, write_programs(open_air / "wheel", ""), nobody).create(lock)
+    lock.close()
+    assert victim.stat().st_uid == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gen_durable.embedded import find_postmaster
+from gen_durable.embedded.account import Account
 from gen_durable.embedded.layout import Layout
 
 NAMES = ("postmaster.pid", ".s.PGSQL.5432.lock")
@@ -57,9 +60,9 @@ def test_a_process_that_works_elsewhere_is_not_the_postmaster(prepared: Layout, 
         assert left_files(prepared) == []
 
 
-@pytest.mark.parametrize("content", ["", "not a number"])
+@pytest.mark.parametrize("content", ["", "not a number", "-1", "0", f"-{os.getpgrp()}", "9" * 30, "9" * 5000])
 def test_a_file_without_a_process_id_names_no_postmaster(prepared: Layout, content: str) -> None:
-    """A crash can leave an empty file. Postgres deals with it."""
+    """A crash can leave an empty file. Postgres deals with it. To `kill`, -1 is every process, and 0 its own group."""
     write_files(prepared, content)
     assert find_postmaster.find_running_pid(prepared) is None
     assert left_files(prepared) == list(NAMES)
@@ -111,3 +114,79 @@ def test_without_proc_a_living_process_is_taken_for_the_postmaster(
         monkeypatch.setattr(find_postmaster, "Path", lambda name: tmp_path / "none" / str(name).lstrip("/"))
         assert find_postmaster.find_running_pid(prepared) == pid
         assert left_files(prepared) == list(NAMES)
+
+
+@pytest.mark.timeout(20)
+def test_a_file_that_is_something_else_names_no_postmaster(prepared: Layout) -> None:
+    """A FIFO is not waited for, and a symlink is not followed: the account that runs Postgres can put them there."""
+    prepared.data.mkdir()
+    os.mkfifo(prepared.data / NAMES[0])
+    (prepared.data / NAMES[1]).symlink_to(prepared.directory / "elsewhere")
+    with process(prepared.directory) as pid:
+        (prepared.directory / "elsewhere").write_text(f"{pid}\n")
+        assert find_postmaster.find_running_pid(prepared) is None
+        find_postmaster.remove_stale_files(prepared)
+        assert (prepared.data / NAMES[1]).is_symlink()
+
+
+def test_a_file_of_another_user_names_no_postmaster(prepared: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the owner of the data writes it."""
+    prepared.data.mkdir()
+    with process(prepared.data) as pid:
+        write_files(prepared, pid)
+        owners: list[int | None] = []
+        real = find_postmaster.open_private
+
+        def open_file(path: Path, flags: int, owner: int | None = None) -> int:
+            owners.append(owner)
+            return real(path, flags, owner=os.geteuid() + 1)
+
+        monkeypatch.setattr(find_postmaster, "open_private", open_file)
+        assert find_postmaster.find_running_pid(prepared) is None
+        assert owners == [prepared.data.stat().st_uid]
+
+
+def test_a_signal_reaches_the_postmaster(prepared: Layout) -> None:
+    """And nothing happens if there is none."""
+    find_postmaster.send_signal(prepared, signal.SIGTERM)
+    prepared.data.mkdir()
+    child = subprocess.Popen(["sleep", "60"], cwd=prepared.data)
+    write_files(prepared, child.pid)
+    find_postmaster.send_signal(prepared, signal.SIGINT)
+    assert child.wait(20) == -signal.SIGINT
+    find_postmaster.send_signal(prepared, signal.SIGTERM)
+
+
+def test_a_signal_of_root_reaches_only_processes_of_the_account(prepared: Layout, nobody: Account) -> None:
+    """The account wrote the number of a process of root that works in the data directory, say a shell."""
+    prepared.data.mkdir()
+    with process(prepared.data) as pid:
+        write_files(prepared, pid)
+        for path in (prepared.data, *(prepared.data / name for name in NAMES)):
+            os.chown(path, nobody.uid, nobody.gid)
+        assert find_postmaster.find_running_pid(prepared) == pid
+        find_postmaster.send_signal(prepared, signal.SIGKILL)
+        time.sleep(0.05)  # `process` asserts that it lives
+    options = {"user": nobody.uid, "group": nobody.gid, "extra_groups": []}
+    child = subprocess.Popen(["sleep", "60"], cwd=prepared.data, **options)  # type: ignore[call-overload]
+    (prepared.data / NAMES[0]).write_text(f"{child.pid}\n")
+    find_postmaster.send_signal(prepared, signal.SIGTERM)
+    assert child.wait(20) == -signal.SIGTERM
+
+
+def test_a_signal_is_sent_with_the_rights_of_the_owner_of_the_data(
+    prepared: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without root: the program that sends it would run as that user."""
+    prepared.data.mkdir()
+    owner, sent = prepared.data.stat(), []
+    with process(prepared.data) as pid:
+        write_files(prepared, pid)
+        monkeypatch.setattr(
+            find_postmaster.subprocess, "run", lambda command, **options: sent.append((command, options))
+        )
+        monkeypatch.setattr(os, "geteuid", lambda: owner.st_uid + 1)
+        find_postmaster.send_signal(prepared, signal.SIGINT)
+        ((command, options),) = sent
+        assert command[-2:] == ["2", str(pid)]
+        assert (options["user"], options["group"], options["extra_groups"]) == (owner.st_uid, owner.st_gid, [])

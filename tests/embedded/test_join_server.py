@@ -160,6 +160,37 @@ def test_a_supervisor_that_fails_leaves_the_lock_free(
     assert open_files(prepared.directory) == []
 
 
+def test_a_directory_is_checked_before_every_supervisor(
+    prepared: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been deleted and planted anew since this process joined. Nothing is created in it."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "not reached"))
+    before = sorted(prepared.directory.iterdir())
+    prepared.directory.chmod(0o777)
+    guard = SupervisorGuard(prepared, BINARIES)
+    for check in (guard.check_once, lambda: ensure_supervisor(prepared, BINARIES)):
+        with pytest.raises(EmbeddedUnavailable, match=f"{prepared.directory}: its group or others can write to it"):
+            check()
+    assert sorted(prepared.directory.iterdir()) == before
+
+
+def test_a_supervisor_gets_a_few_variables_only(
+    prepared: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that an interpreter needs, and those that it passes on to Postgres."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nexec env > {tmp_path}/environment\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    kept = ("HOME", "LANG", "LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR", "TZ")
+    for name in (*kept, "PGDATA", "DATABASE_URL", "SECRET_TOKEN", "PYTHONPATH", "PYTHONSTARTUP", "LC", "PATH_SECRET"):
+        monkeypatch.setenv(name, "canary")
+    ensure_supervisor(prepared, BINARIES)
+    seen = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
+    assert {name for name, value in seen.items() if value == "canary"} == set(kept)
+    assert seen["PATH"] == os.environ["PATH"]
+
+
 @pytest.mark.parametrize(("size", "is_renamed"), [(None, False), (0, False), (LOG_LIMIT, False), (LOG_LIMIT + 1, True)])
 def test_a_large_log_is_begun_anew(
     prepared: Layout, size: int | None, is_renamed: bool, monkeypatch: pytest.MonkeyPatch

@@ -54,7 +54,7 @@ def test_paths_that_no_socket_or_url_takes(build: Build, tmp_path: Path, name: s
 def test_runs_as_a_user_that_is_not_root(
     build: Build, open_air: Path, bare: str, nobody: Account, nobodys_python: str
 ) -> None:
-    """Without root: the same, as that user; root may join, and leaves nothing behind that shuts the owner out."""
+    """Without root: the same, as that user. Root is refused, and leaves nothing behind that shuts the owner out."""
     wheel = binaries.make_runnable_by(nobody, binaries.find(), [open_air]).root.parent
     (open_air / "work").mkdir()
     os.chown(open_air / "work", nobody.uid, nobody.gid)
@@ -70,13 +70,10 @@ def test_runs_as_a_user_that_is_not_root(
     assert runner(data_directory.postmaster()) == nobody.uid
     data_directory.kill_postgres()
     data_directory.rows_are_back(dsn)
-    with embedded.start(data_directory.directory) as server:
-        assert server.dsn == dsn
-        data_directory.close()
-    data_directory.until_quiet()
-    with embedded.start(data_directory.directory):
-        assert runner(data_directory.postmaster()) == nobody.uid, "root runs the data as its owner"
-    data_directory.until_quiet()
+    before = sorted(data_directory.directory.iterdir())
+    with pytest.raises(EmbeddedUnavailable, match="belongs to the user with id 65534, not to the user with id 0"):
+        embedded.start(data_directory.directory)
+    assert sorted(data_directory.directory.iterdir()) == before
     assert data_directory.query(user(), data_directory.rows) == [(1000,)]
 
 
@@ -211,6 +208,25 @@ def test_the_tail_of_a_log_is_readable_whatever_is_in_it(prepared: Layout) -> No
     assert prepared.log_tail() == "\n".join(f"line {n} \N{REPLACEMENT CHARACTER}" for n in range(10, 30))
 
 
+@pytest.mark.timeout(20)
+def test_the_tail_of_a_log_is_not_waited_for(prepared: Layout) -> None:
+    """An error that shows the log does not hang on a FIFO, and shows no other file."""
+    os.mkfifo(prepared.log)
+    assert f"{prepared.log}: it is a FIFO" in prepared.log_tail()
+    prepared.log.unlink()
+    prepared.log.symlink_to("/etc/passwd")
+    assert f"{prepared.log}: it is a symlink" in prepared.log_tail()
+
+
+def test_the_directories_above_are_checked_again(prepared: Layout) -> None:
+    """Their modes may have changed since the start."""
+    above = prepared.directory.parent
+    layout.check(prepared)
+    above.chmod(0o777)
+    with pytest.raises(EmbeddedUnavailable, match=f"{prepared.directory}: everyone can replace it.* write to {above} "):
+        layout.check(prepared)
+
+
 def test_the_tail_of_a_log_is_read_as_utf_8_in_any_locale(prepared: Layout, bare: str) -> None:
     """Postgres writes names as they are."""
     prepared.log.write_text("ä", encoding="utf-8")
@@ -229,33 +245,129 @@ def test_the_tail_of_a_log_is_read_as_utf_8_in_any_locale(prepared: Layout, bare
 
 
 def test_a_directory_that_is_a_file_is_an_error(tmp_path: Path) -> None:
-    """The message names it and the ways out."""
+    """The message names it and the ways out, also if it is a directory above."""
     (tmp_path / "file").touch()
-    with pytest.raises(EmbeddedUnavailable, match=f"{tmp_path / 'file'}, cannot be used: .*DATABASE_URL") as caught:
+    with pytest.raises(EmbeddedUnavailable, match=f"{tmp_path / 'file'}: it is a file, not a directory.*DATABASE_URL"):
         layout.prepare(tmp_path / "file")
-    assert isinstance(caught.value.__cause__, FileExistsError)
+    below = tmp_path / "file" / ".gen_durable"
+    with pytest.raises(EmbeddedUnavailable, match=f"{below}, cannot be used: .*DATABASE_URL") as caught:
+        layout.prepare(below)
+    assert isinstance(caught.value.__cause__, NotADirectoryError)
 
 
-def test_files_are_for_their_owner_only(prepared: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also a file that another process deletes at the moment in which it is opened."""
-    real = os.open
-    os.close(layout.open_owned(prepared.directory / "new", os.O_RDWR))
-
-    def lose(path: Path, flags: int, mode: int = 0o777) -> int:
-        if flags & os.O_EXCL:
-            raise FileExistsError(path)
-        return real(path, flags, mode)
-
-    monkeypatch.setattr(os, "open", lose)
-    os.close(layout.open_owned(prepared.directory / "lost", os.O_RDWR))
-    assert (prepared.directory / "new").stat().st_mode & 0o777 == 0o600
-    assert (prepared.directory / "lost").stat().st_mode & 0o777 == 0o600
+def test_directories_that_are_created_are_not_for_others(tmp_path: Path) -> None:
+    """Also above the data, and whatever the process allows others by default."""
+    os.umask(0)  # a fixture of conftest.py puts it back
+    made = layout.prepare(tmp_path / "above" / "between" / ".gen_durable").directory
+    modes = [path.stat().st_mode & 0o777 for path in (made, made.parent, made.parent.parent)]
+    assert modes == [0o700, 0o755, 0o755]
+    assert made.joinpath(".gitignore").stat().st_mode & 0o777 == 0o600
 
 
-def test_files_belong_to_the_owner_of_their_directory(prepared: Layout, nobody: Account) -> None:
-    """Root creates them for the owner, who continues without root; an existing file keeps its owner."""
-    os.close(layout.open_owned(prepared.directory / "old", os.O_RDWR))
-    os.chown(prepared.directory, nobody.uid, nobody.gid)
-    for name, owner in (("old", os.geteuid()), ("new", nobody.uid)):
-        os.close(layout.open_owned(prepared.directory / name, os.O_RDWR))
-        assert (prepared.directory / name).stat().st_uid == owner
+def plant_fifo(path: Path) -> str:
+    os.mkfifo(path)
+    return "a FIFO"
+
+
+def plant_symlink(path: Path) -> str:
+    target = path.with_name("target")
+    target.touch()
+    path.symlink_to(target)
+    return "a symlink"
+
+
+def plant_directory(path: Path) -> str:
+    path.mkdir()
+    return "a directory"
+
+
+FILES = ("users.lock", "supervisor.lock", "server.lock", "server.log", "server.log.1", ".gitignore")
+DATA_FILES = ("pgdata/PG_VERSION", "pgdata/postmaster.pid", "pgdata/.s.PGSQL.5432.lock")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("plant", [plant_fifo, plant_symlink, plant_directory])
+@pytest.mark.parametrize("name", [*FILES, *DATA_FILES])
+def test_a_file_that_is_something_else_is_an_error_at_once(
+    tmp_path: Path, name: str, plant: Callable[[Path], str]
+) -> None:
+    """A FIFO is not waited for, and a symlink is not followed."""
+    path = tmp_path / ".gen_durable" / name
+    path.parent.mkdir(parents=True)
+    kind = plant(path)
+    with pytest.raises(EmbeddedUnavailable, match=f"{path}: it is {kind}, not a regular file. Remove it, "):
+        embedded.start(tmp_path / ".gen_durable")
+    if kind == "a symlink":
+        assert path.with_name("target").read_text() == ""
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("plant", [plant_fifo, plant_symlink])
+@pytest.mark.parametrize("name", ["pgdata", "pgdata.new", ""])
+def test_a_directory_that_is_something_else_is_an_error_at_once(
+    tmp_path: Path, name: str, plant: Callable[[Path], str]
+) -> None:
+    """The directory itself, and the data."""
+    path = tmp_path / ".gen_durable" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = plant(path)
+    with pytest.raises(
+        EmbeddedUnavailable, match=f"{path}: it is {kind}, not a directory. (Name|Remove) .*DATABASE_URL"
+    ):
+        embedded.start(tmp_path / ".gen_durable")
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+@pytest.mark.parametrize("name", ["", "pgdata", "pgdata.new", *FILES, *DATA_FILES])
+def test_what_others_can_write_is_an_error(tmp_path: Path, name: str, mode: int) -> None:
+    """The message says how to change it. Nothing is written before."""
+    path = tmp_path / ".gen_durable" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch() if name in (*FILES, *DATA_FILES) else path.mkdir()
+    path.chmod(mode)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(EmbeddedUnavailable, match=f"write to it .mode 0{mode:o}.. Run `chmod go-w {path}` if"):
+        embedded.start(tmp_path / ".gen_durable")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_directory_of_another_user_is_an_error_for_every_user(tmp_path: Path) -> None:
+    """For root one that was given away, for any other user one of root's."""
+    path = tmp_path / "given away" if os.geteuid() == 0 else Path("/usr")
+    if os.geteuid() == 0:
+        path.mkdir()
+        os.chown(path, 65534, 65534)
+    with pytest.raises(EmbeddedUnavailable, match=f"{path}: it belongs to the user with id {path.stat().st_uid}, not"):
+        embedded.start(path)
+
+
+@pytest.mark.parametrize("name", ["", *FILES, *DATA_FILES])
+def test_what_belongs_to_another_user_is_an_error(prepared: Layout, nobody: Account, name: str) -> None:
+    """The directory and each file in it; test_ownership.py has the same for a user that is not root."""
+    path = prepared.directory / name
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists():
+        path.touch()
+    os.chown(path, nobody.uid, nobody.gid)
+    with pytest.raises(EmbeddedUnavailable, match=f"{path}: it belongs to the user with id {nobody.uid}, not to the"):
+        embedded.start(prepared.directory)
+
+
+def test_data_of_another_user_is_an_error_unless_root_made_it(
+    prepared: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root keeps it for the account that runs Postgres; any other user runs Postgres itself."""
+    prepared.data.mkdir()
+    user = os.geteuid()
+    checked: list[tuple[Path, int | None]] = []
+    monkeypatch.setattr(layout.ownership, "check_directory", lambda path, owner: checked.append((path, owner)))
+    layout.check(prepared)
+    expected = user if user != 0 else None
+    data = [(prepared.new_data_directory, expected), (prepared.data, expected)]
+    assert checked == [(prepared.directory, user), *data]
+    checked.clear()
+    monkeypatch.setattr(layout.ownership, "check_file", lambda _path, _owner: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(layout.ownership, "resolve", lambda path: path)
+    layout.check(prepared)
+    assert [owner for _, owner in checked] == [4711, 4711, 4711]

@@ -12,6 +12,7 @@ from tests.support.embedded import Clock, open_files
 
 from gen_durable.embedded import locks
 from gen_durable.embedded.locks import Lock
+from gen_durable.errors import EmbeddedUnavailable
 
 
 def take(path: Path) -> Lock:
@@ -106,3 +107,29 @@ def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="No locks available"):
         locks.try_lock_exclusively(tmp_path / "lock")
     assert open_files(tmp_path) == []
+
+
+@pytest.mark.timeout(20)
+def test_a_lock_that_is_no_regular_file_is_an_error(tmp_path: Path) -> None:
+    """Nothing is waited for, nothing is created elsewhere, and nothing stays open."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("elsewhere")
+    for name in ("fifo", "link"):
+        for take_or_ask in (
+            locks.try_lock_exclusively,
+            locks.is_free,
+            lambda path: locks.wait_for_shared_lock(path, 5),
+        ):
+            with pytest.raises(EmbeddedUnavailable, match="not a regular file"):
+                take_or_ask(tmp_path / name)
+    assert not (tmp_path / "elsewhere").exists()
+    assert open_files(tmp_path) == []
+
+
+def test_a_symlink_to_the_locked_file_is_another_file(tmp_path: Path) -> None:
+    """The directory was moved, and a symlink leads to it."""
+    lock = take(tmp_path / "lock")
+    (tmp_path / "lock").rename(tmp_path / "moved")
+    (tmp_path / "lock").symlink_to("moved")
+    assert lock.is_same_file(tmp_path / "lock") is False
+    lock.close()

@@ -167,6 +167,20 @@ def test_a_start_that_fails_is_retried_after_growing_pauses(
     assert supervised.launches_at(tried)
 
 
+def test_a_server_is_not_started_in_a_directory_that_others_can_write(
+    supervised: Supervised, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its owner may have opened it since the start. The log says what to do, and the start is retried."""
+    write_programs(supervised.programs, RUNS)
+    supervised.layout.directory.chmod(0o777)
+    assert not supervised.launches_at(100.0)
+    assert not supervised.layout.data.exists()
+    assert caplog.messages == ["cannot start Postgres; retrying"]
+    assert f"Run `chmod go-w {supervised.layout.directory}`" in caplog.text
+    supervised.layout.directory.chmod(0o700)
+    assert supervised.launches_at(101.0)
+
+
 def test_a_server_of_another_account_runs_what_that_account_can_run(
     supervised: Supervised, nobody: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:

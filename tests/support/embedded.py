@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ import psycopg
 import pytest
 
 from gen_durable import embedded
-from gen_durable.embedded import binaries, find_postmaster, layout, locks
+from gen_durable.embedded import binaries, find_postmaster, layout
 from gen_durable.embedded import join_server as embedded_join
 from gen_durable.embedded.account import Account
 
@@ -71,6 +72,16 @@ class User:
     def kill(self) -> None:
         self.process.kill()
         self.leave()
+
+
+def is_free(path: Path) -> bool:
+    """Whether there is no lock on the file, which may be another user's."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 class EmbeddedDirectory:
@@ -150,12 +161,12 @@ class EmbeddedDirectory:
 
     def is_held(self) -> bool:
         """Whether any process holds the server up."""
-        return not locks.is_free(self.layout.users_lock)
+        return not is_free(self.layout.users_lock)
 
     def is_quiet(self) -> bool:
         """No supervisor, and not one process of the server."""
         return all(
-            not path.exists() or locks.is_free(path) for path in (self.layout.supervisor_lock, self.layout.server_lock)
+            not path.exists() or is_free(path) for path in (self.layout.supervisor_lock, self.layout.server_lock)
         )
 
     def until_quiet(self) -> None:
@@ -176,7 +187,8 @@ class EmbeddedDirectory:
         if not self.is_quiet():
             # Asked, a supervisor need not linger; a server whose supervisor was killed gets one to be asked.
             before = self.supervisors()
-            embedded_join.ensure_supervisor(self.layout, binaries.find())
+            if self.directory.stat().st_uid == os.geteuid():
+                embedded_join.ensure_supervisor(self.layout, binaries.find())
             self.until(lambda: self.supervisors() != before or self.alive(before[-1]), "a supervisor")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.supervisors()[-1], signal.SIGTERM)

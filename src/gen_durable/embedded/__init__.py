@@ -18,12 +18,14 @@ A killed user process frees its share. A killed Postgres is restarted. A killed 
 
 Access: the socket is in the data directory, which has mode 0700; there is no TCP. Every process that may enter the
 directory is trusted. A path that is too long for a socket gets a short symlink in a 0700 directory under the temp
-directory.
+directory. A directory that another user owns, can write to or can replace is refused (see `ownership`), and the server
+gets only a few variables of the environment (see `environment`).
 
 Root: Postgres refuses to run as root, so the supervisor stays root and Postgres runs as the account that owns the
-data (see `account`). That account need not be able to reach the directory: the working directory may be below
-`/root`. Postgres is started *inside* its data directory with `-D /proc/self/cwd`, which the kernel
-resolves without walking the path; no permission of any directory above is changed.
+data (see `account`), which also sends it signals: the pid in `postmaster.pid` is that account's word. The account need
+not be able to reach the directory: the working directory may be below `/root`. Postgres is started *inside* its data
+directory with `-D /proc/self/cwd`, which the kernel resolves without walking the path; no permission of any directory
+above is changed.
 """
 
 from __future__ import annotations
@@ -92,11 +94,11 @@ def start(directory: Path | None = None) -> EmbeddedServer:
         raise EmbeddedUnavailable("The embedded server runs on Linux and macOS only. Pass a DSN or set DATABASE_URL.")
     # Imported late: these need fcntl, which Windows lacks, and users there get the error above.
     from gen_durable.embedded import address, binaries, join_server
-    from gen_durable.embedded.layout import prepare
+    from gen_durable.embedded.layout import PORT, prepare
 
     found = binaries.find()
     layout = prepare(Path.cwd() / ".gen_durable" if directory is None else directory)
-    dsn = f"postgresql://postgres@/postgres?host={address.ensure_connectable_directory(layout)}&port={address.PORT}"
+    dsn = f"postgresql://postgres@/postgres?host={address.ensure_connectable_directory(layout)}&port={PORT}"
     server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=join_server.join(layout, found))
     logger.info("%s", server.notice)
     return server

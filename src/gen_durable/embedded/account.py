@@ -1,8 +1,8 @@
 """Choose the operating system account that runs Postgres, if this process is root.
 
-Existing data is run by its owner, so a directory keeps working when root and its owner alternate, and when a new
-container numbers its users differently. New data in a directory of root's belongs to a system account `gen_durable`,
-created on first use, or to `nobody` where accounts cannot be created (a read-only /etc).
+Existing data is run by its owner, so a directory keeps working when a new container numbers its users differently. New
+data belongs to a system account `gen_durable`, created on first use, or to `nobody` where accounts cannot be created
+(a read-only /etc).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from gen_durable.embedded.environment import make_postgres_environment
 from gen_durable.embedded.layout import Layout
 
 _NAME = "gen_durable"
@@ -30,7 +31,13 @@ class Account:
         """Whether the account can reach, load and start the program."""
         try:
             done = subprocess.run(  # noqa: S603  # a program of the wheel
-                [program, "--version"], user=self.uid, group=self.gid, extra_groups=[], capture_output=True, check=False
+                [program, "--version"],
+                env=make_postgres_environment(),
+                user=self.uid,
+                group=self.gid,
+                extra_groups=[],
+                capture_output=True,
+                check=False,
             )
         except PermissionError:
             return False
@@ -41,9 +48,8 @@ def choose(layout: Layout) -> Account | None:
     """The account for the data of `layout`, or None if this process is not root and runs Postgres itself."""
     if os.geteuid() != 0:
         return None
-    for path in (layout.data, layout.directory):
-        if path.exists() and (owner := path.stat()).st_uid != 0:
-            return Account(owner.st_uid, owner.st_gid)
+    if layout.data.exists() and (owner := layout.data.lstat()).st_uid != 0:
+        return Account(owner.st_uid, owner.st_gid)
     return _find(_NAME) or _create() or _find("nobody")
 
 

@@ -8,6 +8,7 @@ one server.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -15,18 +16,16 @@ import stat
 import tempfile
 from pathlib import Path
 
-from gen_durable.embedded.layout import Layout
+from gen_durable.embedded import ownership
+from gen_durable.embedded.layout import SOCKET_NAME, Layout
 from gen_durable.errors import EmbeddedUnavailable
-
-PORT = 5432
-"""Only a part of the socket's name. The DSN states it, so that PGPORT in the environment cannot change it."""
 
 _LIMIT = 103  # bytes of sun_path before its terminator: 107 on Linux, 103 on macOS
 
 
 def socket_in(directory: Path) -> Path:
     """The socket of the server whose data (or alias of it) is `directory`."""
-    return directory / f".s.PGSQL.{PORT}"
+    return directory / SOCKET_NAME
 
 
 def ensure_connectable_directory(layout: Layout) -> Path:
@@ -58,8 +57,11 @@ def _alias_directory() -> Path:
     name = f"gen_durable-{os.geteuid()}"
     temp = Path(tempfile.gettempdir())
     home = (temp if _fits_socket_path(temp / name / ("0" * 16)) else Path("/tmp")) / name  # noqa: S108  # checked below
-    home.mkdir(mode=0o700, exist_ok=True)
-    # Another user may have created this name before and would then decide which server clients reach.
+    # Another user may have created this name before, or could replace it, and would then decide which server clients
+    # reach.
+    ownership.resolve(home)
+    with contextlib.suppress(FileExistsError):
+        home.mkdir(mode=0o700)
     found = home.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise EmbeddedUnavailable(

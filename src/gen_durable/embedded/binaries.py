@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from gen_durable.embedded import ownership
 from gen_durable.embedded.account import Account
 from gen_durable.errors import EmbeddedUnavailable
 
@@ -61,7 +62,7 @@ def make_runnable_by(account: Account, binaries: Binaries, public: Sequence[Path
     for directory in public:
         try:
             copy = _find_or_copy(binaries, directory)
-        except OSError:
+        except (OSError, EmbeddedUnavailable):
             continue
         if account.can_run(copy.postgres) and account.can_run(copy.initdb):
             return copy
@@ -75,11 +76,10 @@ def _find_or_copy(binaries: Binaries, directory: Path) -> Binaries:
     source = binaries.postgres.stat()
     mark = hashlib.sha256(f"{binaries.root} {source.st_size} {source.st_mtime_ns}".encode()).hexdigest()[:16]
     home = directory / f"gen_durable-postgres-{mark}"
+    ownership.resolve(home)
     if not home.exists():
         _copy_binaries(binaries.root, home)
-    found = home.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{home} was not created by this user")
+    ownership.check_directory(home, os.geteuid())
     return Binaries(home / _PACKAGE / _INSTALL)
 
 

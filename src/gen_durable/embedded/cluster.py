@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gen_durable.embedded.account import Account
-from gen_durable.embedded.address import PORT
 from gen_durable.embedded.binaries import Binaries
-from gen_durable.embedded.layout import Layout
+from gen_durable.embedded.environment import make_postgres_environment
+from gen_durable.embedded.layout import PORT, Layout
 from gen_durable.embedded.locks import Lock
 
 # Written into postgresql.conf once, by initdb. Edit them there for other values.
@@ -63,7 +63,7 @@ class Cluster:
             shutil.rmtree(fresh)
         fresh.mkdir(mode=0o700)
         if self.account is not None:
-            os.chown(fresh, self.account.uid, self.account.gid)
+            os.chown(fresh, self.account.uid, self.account.gid, follow_symlinks=False)
         settings = [part for name, value in _DEFAULTS.items() for part in ("--set", f"{name}={value}")]
         locale = ["--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"]
         access = ["--username=postgres", "--auth=trust"]
@@ -87,7 +87,7 @@ class Cluster:
         return subprocess.Popen(  # noqa: S603  # programs of the wheel, fixed arguments
             [*command, "-D", "/proc/self/cwd" if through_cwd else data],
             cwd=data,
-            env=_postgres_environment(),
+            env=make_postgres_environment(),
             stdin=subprocess.DEVNULL,
             pass_fds=[lock.fd],
             start_new_session=True,
@@ -96,9 +96,3 @@ class Cluster:
             group=self.account.gid if self.account is not None else None,
             extra_groups=[] if self.account is not None else None,
         )
-
-
-def _postgres_environment() -> dict[str, str]:
-    """This process's environment without the variables that would configure Postgres."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG", "TZ"))}
-    return {**kept, "LC_ALL": "C"}

@@ -7,16 +7,44 @@ first process of a container never reaps.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
-from gen_durable.embedded.address import socket_in
+from gen_durable.embedded.environment import make_postgres_environment
 from gen_durable.embedded.layout import Layout
+from gen_durable.embedded.ownership import open_private
+from gen_durable.errors import EmbeddedUnavailable
+
+_LONGEST_PID_LINE = 32
 
 
 def find_running_pid(layout: Layout) -> int | None:
     """The pid in `postmaster.pid`, or None if that process is dead or (where /proc shows it) works elsewhere."""
-    pid = _read_live_pid(_pid_file(layout))
+    pid = _read_live_pid(layout, layout.pid_files[0])
     return pid if pid is not None and _is_working_directory(pid, layout.data) else None
+
+
+def send_signal(layout: Layout, number: signal.Signals) -> None:
+    """Send a signal to the running postmaster, if there is one, with the rights of the owner of the data.
+
+    The account that runs Postgres can write any pid into the file: root must not signal other processes for it.
+    """
+    pid = find_running_pid(layout)
+    if pid is None:
+        return
+    owner = layout.data.lstat()
+    is_other = owner.st_uid != os.geteuid()
+    subprocess.run(  # noqa: S603  # two numbers
+        ["/bin/sh", "-c", 'kill -"$1" "$2"', "sh", str(int(number)), str(pid)],
+        env=make_postgres_environment(),
+        cwd="/",
+        stderr=subprocess.DEVNULL,  # the process is gone, or is not the account's
+        user=owner.st_uid if is_other else None,
+        group=owner.st_gid if is_other else None,
+        extra_groups=[] if is_other else None,
+        check=False,
+    )
 
 
 def remove_stale_files(layout: Layout) -> None:
@@ -25,22 +53,21 @@ def remove_stale_files(layout: Layout) -> None:
     Postgres does this itself, except if the pid now belongs to another process of the same user: it then refuses to
     start while that process lives. Guarded by test_a_reused_process_id_does_not_block.
     """
-    socket = socket_in(layout.data)
-    for file in (_pid_file(layout), socket.with_name(f"{socket.name}.lock")):
-        pid = _read_live_pid(file)
+    for file in layout.pid_files:
+        pid = _read_live_pid(layout, file)
         if pid is not None and not _is_working_directory(pid, layout.data):
             file.unlink(missing_ok=True)
 
 
-def _pid_file(layout: Layout) -> Path:
-    return layout.data / "postmaster.pid"
-
-
-def _read_live_pid(file: Path) -> int | None:
+def _read_live_pid(layout: Layout, file: Path) -> int | None:
     try:
-        pid = int(file.read_text().split("\n", 1)[0])
+        fd = open_private(file, os.O_RDONLY, owner=layout.data.lstat().st_uid)
+        with os.fdopen(fd, "rb") as content:
+            pid = int(content.read(_LONGEST_PID_LINE).split(b"\n", 1)[0])
+        if pid <= 0:
+            return None  # a process group to `kill`, and every process for -1
         os.kill(pid, 0)
-    except (FileNotFoundError, ValueError, ProcessLookupError, PermissionError):
+    except (FileNotFoundError, ValueError, OverflowError, ProcessLookupError, PermissionError, EmbeddedUnavailable):
         return None
     return pid
 

@@ -16,8 +16,10 @@ from typing import assert_never
 
 from gen_durable.embedded import address, locks, probe
 from gen_durable.embedded.binaries import Binaries
-from gen_durable.embedded.layout import Layout, open_owned
+from gen_durable.embedded.environment import make_supervisor_environment
+from gen_durable.embedded.layout import Layout, check
 from gen_durable.embedded.locks import Lock
+from gen_durable.embedded.ownership import open_private
 from gen_durable.embedded.probe import ServerState
 from gen_durable.errors import EmbeddedUnavailable
 
@@ -97,6 +99,7 @@ def join(layout: Layout, binaries: Binaries) -> ServerShare:
 
 def ensure_supervisor(layout: Layout, binaries: Binaries) -> None:
     """Start a supervisor if there is none. It inherits the lock, so there is never a second one."""
+    check(layout)
     lock = locks.try_lock_exclusively(layout.supervisor_lock)
     if lock is None:
         return
@@ -110,8 +113,8 @@ def ensure_supervisor(layout: Layout, binaries: Binaries) -> None:
 
 def _spawn_supervisor(layout: Layout, binaries: Binaries, lock: Lock) -> None:
     if layout.log.exists() and layout.log.stat().st_size > _LOG_LIMIT:
-        layout.log.replace(layout.log.with_suffix(".log.1"))
-    log = open_owned(layout.log, os.O_WRONLY | os.O_APPEND)
+        layout.log.replace(layout.old_log)
+    log = open_private(layout.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         # -S and -P: no site packages and no directory of the script on the path; it needs the standard
         # library only.
@@ -119,6 +122,7 @@ def _spawn_supervisor(layout: Layout, binaries: Binaries, lock: Lock) -> None:
         done = subprocess.run(  # noqa: S603  # fixed arguments
             [*program, str(layout.directory), str(binaries.root), str(lock.fd)],
             cwd="/",
+            env=make_supervisor_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

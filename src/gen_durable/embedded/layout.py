@@ -1,16 +1,24 @@
 """The paths inside the directory of an embedded server.
 
-Files belong to the owner of the directory, also when root creates them: the owner can continue without root.
+The directory and the files beside the data belong to the user of the process, root included: `prepare` and `check`
+refuse a directory of another user. The data belong to the account that runs Postgres.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from gen_durable.embedded import ownership
 from gen_durable.errors import EmbeddedUnavailable
+
+PORT = 5432
+"""Only a part of the socket's name. The DSN states it, so that PGPORT in the environment cannot change it."""
+
+SOCKET_NAME = f".s.PGSQL.{PORT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +38,24 @@ class Layout:
         return self.directory / "pgdata.new"
 
     @property
+    def pid_files(self) -> tuple[Path, Path]:
+        """The files with which Postgres locks its data and its socket. The first line is the postmaster's pid."""
+        return self.data / "postmaster.pid", self.data / f"{SOCKET_NAME}.lock"
+
+    @property
     def log(self) -> Path:
         """The log of Postgres and the supervisor."""
         return self.directory / "server.log"
+
+    @property
+    def old_log(self) -> Path:
+        """The log before the last one, which had grown too large."""
+        return self.directory / "server.log.1"
+
+    @property
+    def ignore_file(self) -> Path:
+        """Hides the directory from git."""
+        return self.directory / ".gitignore"
 
     @property
     def users_lock(self) -> Path:
@@ -49,36 +72,61 @@ class Layout:
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of the log, for an error message."""
         try:
-            with self.log.open(encoding="utf-8", errors="replace") as log:
+            fd = ownership.open_private(self.log, os.O_RDONLY)
+            with os.fdopen(fd, encoding="utf-8", errors="replace") as log:
                 return "".join(deque(log, maxlen=lines)).strip() or "(the log is empty)"
-        except OSError as error:
+        except (OSError, EmbeddedUnavailable) as error:
             return f"(no log: {error})"
 
 
 def prepare(directory: Path) -> Layout:
     """Create the directory if it is missing. Raises `EmbeddedUnavailable` if it cannot be used."""
-    layout = Layout(directory.expanduser().resolve())
     try:
-        layout.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ignore = open_owned(layout.directory / ".gitignore", os.O_WRONLY)
-        with os.fdopen(ignore, "w") as file:
+        layout = Layout(ownership.resolve(directory.expanduser()))
+        _make_directories(layout.directory)
+        check(layout)
+        with os.fdopen(ownership.open_private(layout.ignore_file, os.O_WRONLY | os.O_CREAT), "w") as file:
             file.write("*\n")
     except OSError as error:
         raise EmbeddedUnavailable(
-            f"The directory of the embedded server, {layout.directory}, cannot be used: {error}. Run as the user that"
-            " owns it, work in another directory, or pass a DSN / set DATABASE_URL."
+            f"The directory of the embedded server, {directory.absolute()}, cannot be used: {error}. Run as the user"
+            " that owns it, work in another directory, or pass a DSN / set DATABASE_URL."
         ) from error
     return layout
 
 
-def open_owned(path: Path, flags: int) -> int:
-    """Open `path`, creating it for the owner of its directory. Never follows a symlink: root may be the caller."""
-    flags |= os.O_CREAT | os.O_NOFOLLOW
-    try:
-        fd = os.open(path, flags | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return os.open(path, flags, 0o600)
-    if os.geteuid() == 0:
-        owner = path.parent.stat()
-        os.fchown(fd, owner.st_uid, owner.st_gid)
-    return fd
+def check(layout: Layout) -> None:
+    """Raise `EmbeddedUnavailable` if another user may have planted the directory or anything in it.
+
+    Repeat it before each use: a directory that was deleted in `/tmp` can be planted afterwards. Raises
+    `FileNotFoundError` if there is no directory.
+    """
+    ownership.resolve(layout.directory)
+    user = os.geteuid()
+    ownership.check_directory(layout.directory, user)
+    for file in (
+        layout.users_lock,
+        layout.supervisor_lock,
+        layout.server_lock,
+        layout.log,
+        layout.old_log,
+        layout.ignore_file,
+    ):
+        ownership.check_file(file, user)
+    for data in (layout.new_data_directory, layout.data):
+        with contextlib.suppress(FileNotFoundError):
+            # Root has made the data, for any account: only root can write to the directory above.
+            ownership.check_directory(data, user if user != 0 else None)
+    with contextlib.suppress(FileNotFoundError):
+        account = layout.data.lstat().st_uid
+        for file in (layout.data / "PG_VERSION", *layout.pid_files):
+            ownership.check_file(file, account)
+
+
+def _make_directories(directory: Path) -> None:
+    """Create the directory for its owner only, and the missing ones above it writable by their owner only."""
+    missing = [parent for parent in directory.parents if not parent.exists()]
+    for parent in reversed(missing):
+        parent.mkdir(mode=0o755, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)  # `check` says what is there instead

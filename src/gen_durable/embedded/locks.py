@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from gen_durable.embedded.layout import open_owned
+from gen_durable.embedded.ownership import open_private
 
 
 class Lock:
@@ -30,7 +30,7 @@ class Lock:
     def is_same_file(self, path: Path) -> bool:
         """Whether `path` still is the locked file: False if it was deleted or replaced."""
         try:
-            return os.path.samestat(os.fstat(self._fd), path.stat())
+            return os.path.samestat(os.fstat(self._fd), path.lstat())
         except FileNotFoundError:
             return False
 
@@ -48,7 +48,7 @@ class Lock:
 
 def try_lock_exclusively(path: Path) -> Lock | None:
     """The exclusive lock on `path`, or None if there is any other lock on it."""
-    return _try_lock(open_owned(path, os.O_RDWR), fcntl.LOCK_EX)
+    return _try_lock(open_private(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
 
 
 def is_free(path: Path) -> bool:
@@ -57,7 +57,7 @@ def is_free(path: Path) -> bool:
     A concurrent `wait_for_shared_lock` may have to try twice. Does not create the file: the check must not bring back a
     directory that is being deleted.
     """
-    lock = _try_lock(os.open(path, os.O_RDWR | os.O_NOFOLLOW), fcntl.LOCK_EX)
+    lock = _try_lock(open_private(path, os.O_RDWR), fcntl.LOCK_EX)
     if lock is None:
         return False
     lock.close()
@@ -67,7 +67,7 @@ def is_free(path: Path) -> bool:
 def wait_for_shared_lock(path: Path, timeout: float) -> Lock | None:
     """A shared lock on `path`, or None if another process holds it exclusively for `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    while (lock := _try_lock(open_owned(path, os.O_RDWR), fcntl.LOCK_SH)) is None:
+    while (lock := _try_lock(open_private(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)) is None:
         if time.monotonic() > deadline:
             return None
         time.sleep(0.02)

@@ -6,7 +6,6 @@ a server runs, so a new supervisor takes over a server that outlived a killed on
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -19,7 +18,7 @@ from types import FrameType
 from gen_durable.embedded import account, find_postmaster, locks
 from gen_durable.embedded.binaries import Binaries, make_runnable_by
 from gen_durable.embedded.cluster import Cluster
-from gen_durable.embedded.layout import Layout
+from gen_durable.embedded.layout import Layout, check
 from gen_durable.embedded.locks import Lock
 from gen_durable.errors import EmbeddedUnavailable
 
@@ -117,6 +116,7 @@ class Supervisor:
             return
         self._launched = time.monotonic()
         try:
+            check(self._layout)
             owner = account.choose(self._layout)
             binaries = self._binaries if owner is None else make_runnable_by(owner, self._binaries)
             cluster = Cluster(self._layout, binaries, owner)
@@ -135,9 +135,8 @@ class Supervisor:
         for number, timeout in _STOPPING:
             if self._child is not None:
                 self._child.send_signal(number)
-            elif self._is_same_directory() and (pid := find_postmaster.find_running_pid(self._layout)) is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+            elif self._is_same_directory():
+                find_postmaster.send_signal(self._layout, number)
             deadline = time.monotonic() + timeout
             while time.monotonic() < deadline:
                 if self._is_down():

@@ -19,7 +19,14 @@ _MARK = re.compile(r"@schema\b")
 ROLES: Final = ("owner", "worker", "client", "producer", "reader", "viewer", "admin")
 _ROLE = re.compile(rf"@({'|'.join(ROLES)})\b")
 _SQL = files("gen_durable.sql")
-_HELPERS: Final = ("session_login", "may_read_column", "may_change_others", "own_ids", "id_of_key")
+_HELPERS: Final = (
+    "require_small_call",
+    "session_login",
+    "may_read_column",
+    "may_change_others",
+    "own_ids",
+    "id_of_key",
+)
 """Functions with a quoted body that SQL functions call, in the order in which they call each other."""
 
 
