@@ -6,7 +6,6 @@ never jobs in a queue, so a full queue cannot delay them.
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from datetime import timedelta
@@ -18,6 +17,7 @@ from gen_durable.core.notifier import Notifier
 from gen_durable.engine.crashed_rows import MIN_CRASHES, CrashedRows
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
+from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.signal_fingerprints import Fingerprints
@@ -32,7 +32,7 @@ from gen_durable.telemetry import (
     UnknownStepsFound,
 )
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 REAP_BATCH: Final = 1000
 UNBLOCK_BATCH: Final = 1000
 UNBLOCK_BATCHES: Final = 20
