@@ -26,12 +26,12 @@ class _EscapeRecords(logging.Filter):
     """Escapes the data of a record: its arguments, and the text of its exception."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.args, tuple):
-            record.args = tuple(_escape_argument(argument) for argument in record.args)
-        elif record.args:
-            record.args = {name: _escape_argument(argument) for name, argument in record.args.items()}
-        else:
+        if not record.args:
             record.msg = _escape_argument(record.msg)
+        elif isinstance(record.args, tuple):
+            record.args = tuple(_escape_argument(argument) for argument in record.args)
+        else:
+            record.args = {name: _escape_argument(argument) for name, argument in record.args.items()}
         if record.exc_info and record.exc_info[1] is not None:
             with contextlib.suppress(Exception):  # attributes of users' classes: a log call must not raise
                 record.exc_text = format_exception(record.exc_info[1])  # formatters take it as it is

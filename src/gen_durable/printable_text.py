@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 import unicodedata
-from typing import Final
+from typing import Final, cast
 
 INDENT: Final = "  "
 _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -53,9 +53,19 @@ class TextBlock(str):
 
 
 def format_exception(error: BaseException) -> str:
-    """An exception as Python prints it. Line breaks of a message are kept, and the lines after them are indented."""
-    parts = traceback.format_exception(error)
-    return "\n".join(_escape_part(part.removesuffix("\n")) for part in parts)
+    """An exception as Python prints it, but with its notes and the second and later lines of its message indented."""
+    described = traceback.TracebackException.from_exception(error)
+    _indent_notes(described)
+    return "\n".join(_escape_part(part.removesuffix("\n")) for part in described.format())
+
+
+def _indent_notes(described: traceback.TracebackException) -> None:
+    notes: object = getattr(described, "__notes__", None)
+    if isinstance(notes, list):  # Python prints each line of a note as a line of its own
+        described.__notes__ = [escape_lines(str(note)) for note in cast("list[object]", notes)]
+    for other in (described.__cause__, described.__context__, *(getattr(described, "exceptions", None) or ())):
+        if other is not None:
+            _indent_notes(other)
 
 
 def _escape_part(part: str) -> str:
