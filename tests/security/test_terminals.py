@@ -155,6 +155,29 @@ def test_a_row_is_a_line(run: Run, dsn: str, schema: str, rows: int) -> None:
     assert len(run(*complete(["limits"], dsn, schema)).stdout.splitlines()) == 1 + 2 * (1 + len(STRINGS))
 
 
+def test_a_fact_is_a_line(run: Run, dsn: str, schema: str, rows: int) -> None:
+    """`show` keeps the line breaks of the error and of the traceback. Those of names, keys and messages are escapes."""
+    number = 6 + STRINGS.index(f"x\n{FORGED}")
+    lines = run(*complete(["show", str(number), "-n", "0"], dsn, schema), COLUMNS="").stdout.splitlines()
+    shown = f"x\\n{FORGED}"
+    for fact in ("machine", "step", "error type", "queue", "partition key", "unique key", "metadata", "signals"):
+        assert [line for line in lines if line.startswith(fact) and shown in line], fact
+    (progress,) = (line for line in lines if line.startswith("progress"))
+    assert f"{shown} ({shown}): {shown}" in progress
+    above, below = lines[: lines.index("traceback")], lines[lines.index("traceback") + 1 :]
+    assert [line.strip() for line in above if line.endswith(f" {FORGED}")] == [FORGED]  # of the error
+    assert all(line.startswith("  ") for line in below)
+
+
+def test_objects_that_uninstall_keeps(run: Run, dsn: str, schema: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f'create table {schema}."{STRINGS[3]}" ()'.encode())
+    done = run(*complete(["uninstall", "--yes"], dsn, schema))
+    assert done.returncode == 0, done.stderr
+    assert f"x\\n{FORGED}" in done.stdout
+    check_output(done.stdout)
+
+
 def test_markup_is_text(run: Run, dsn: str, schema: str, rows: int) -> None:
     """A limit that closes a style, or that names a link, is listed by its name."""
     shown = run(*complete(["limits"], dsn, schema))
@@ -200,6 +223,7 @@ def test_an_error_of_the_server_is_printed_as_data(run: Run, dsn: str, schema: s
     done = run(*complete(["doctor"], dsn, schema))
     assert done.returncode == 2
     check_output(done.stderr)
+    assert "DETAIL" not in done.stderr.splitlines()[0]
     starts = [f"gen-durable: the database rejected the command: m{START}", f"DETAIL:  d{START}", f"HINT:  h{START}"]
     assert [line[: len(start)] for line, start in zip(done.stderr.splitlines(), starts, strict=True)] == starts
 

@@ -100,8 +100,8 @@ def print_lines(text: str) -> None:
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    """Print JSON to stdout. All but printable ASCII is escaped."""
-    typer.echo(json.dumps(value, indent=indent).replace("\x7f", "\\u007f"))  # DEL is ASCII: `dumps` leaves it
+    """Print JSON to stdout."""
+    typer.echo(json.dumps(value, indent=indent, ensure_ascii=True))  # all but printable ASCII is escaped, also DEL
 
 
 def print_message(line: str) -> None:
