@@ -25,7 +25,7 @@ from gen_durable.cli.format import (
 )
 from gen_durable.cli.history import transition_fields
 from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
-from gen_durable.cli.tables import new_table, one_line_table, print_traceback
+from gen_durable.cli.tables import new_table, one_line_table, print_below, print_traceback
 from gen_durable.client import Durable
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
@@ -84,11 +84,9 @@ def show(
     console.print(_facts_table(details, now, state=state))
     print_traceback(console, "traceback", details.instance.traceback)
     if details.history:
-        console.print()
-        console.print(_transitions_table(details.history, now))
+        print_below(console, _transitions_table(details.history, now))
     if details.activities:
-        console.print()
-        console.print(_activities_table(details.activities, now))
+        print_below(console, _activities_table(details.activities, now))
 
 
 async def _read_details(app: Durable, which: int | str, last: int) -> Details:

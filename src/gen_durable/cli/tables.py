@@ -41,9 +41,16 @@ def join_lines(lines: Iterable[Text]) -> Text:
     return Text("\n").join(lines)
 
 
+def print_below(console: Console, table: Table) -> None:
+    """Print a table, two lines below what comes before it."""
+    console.print()
+    console.print()
+    console.print(table)
+
+
 def print_traceback(console: Console, head: str, traceback: str | None) -> None:
     """Print a traceback below a table, if there is one. Its lines are indented, and not cut."""
     if traceback is not None:
-        block = styled(TextBlock(text_or_encrypted_hint(traceback)), "red")
+        block = styled(TextBlock(text_or_encrypted_hint(traceback)), "bold red")
         console.print()
         console.print(join_lines([styled(head, "bold"), block]), soft_wrap=True)
