@@ -42,7 +42,8 @@ class DataConsole(Console):
     """
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(escape_text(text), **(options | {"markup": False, "emoji": False}))
+        options |= {"markup": False, "emoji": False}
+        return super().render_str(escape_text(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
