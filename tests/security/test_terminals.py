@@ -259,7 +259,7 @@ def test_the_console_escapes_what_was_forgotten() -> None:
     table = new_table()
     table.add_column("a")
     table.add_row(ALL)
-    for thing in (ALL, table, Text(ALL.replace("\n", "")), styled(ALL)):
+    for thing in (ALL, table, Text(ALL.replace("\n", "")), Text("hidden \u3164"), styled(ALL)):
         console.print(thing)
     assert isinstance(console.file, StringIO)
     check_output(console.file.getvalue())

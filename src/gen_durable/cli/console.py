@@ -47,10 +47,7 @@ class DataConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            if segment.control or segment.text.isprintable():
-                yield segment
-            else:
-                yield Segment(escape_lines(segment.text, ""), segment.style)
+            yield segment if segment.control else Segment(escape_lines(segment.text, ""), segment.style)
 
 
 def styled(text: str, style: str = "", *, is_cut: bool = False) -> Text:
