@@ -8,12 +8,12 @@ needs connections for heartbeats and commits at any time, must have a DSN.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
+from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.dsn import find_tls_weakness
 from gen_durable.pg.faults import ConnectionLost, SqlError
@@ -27,7 +27,7 @@ from gen_durable.store.schema import Schema
 if TYPE_CHECKING:
     from gen_durable.embedded import EmbeddedServer
 
-log = logging.getLogger("gen_durable")
+log = get_logger("gen_durable")
 
 
 class Database:

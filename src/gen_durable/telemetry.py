@@ -6,12 +6,13 @@ An exception in a subscriber is logged once and never reaches the engine. Withou
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-log = logging.getLogger("gen_durable.telemetry")
+from gen_durable.loggers import get_logger
+
+log = get_logger("gen_durable.telemetry")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ Its name is random, and no state outlives it: rows of a worker that died are fou
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import signal
@@ -27,12 +26,13 @@ from gen_durable.engine.runtime import Runtime
 from gen_durable.errors import ConfigError
 from gen_durable.jobs import Job
 from gen_durable.limits import Policy, check_limit_policies
+from gen_durable.loggers import get_logger
 from gen_durable.machines import Machine
 from gen_durable.operations.limits import declare_limit
 from gen_durable.operations.retention import declare_retentions
 from gen_durable.registry import Registry
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 
 
 class Worker:

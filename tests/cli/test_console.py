@@ -10,9 +10,12 @@ from typing import Any
 
 import psycopg
 import pytest
+import typer
 from tests.support.commands import COMMAND, environment
 from tests.support.rows import ended
 
+from gen_durable.cli.console import fail_with
+from gen_durable.errors import EmbeddedUnavailable, NotFound
 from gen_durable.store.schema import Schema
 
 ERROR = "no luck " * 40
@@ -57,3 +60,16 @@ def test_no_color_means_plain_text(tmp_path: Path, dsn: str, schema: str, failed
     assert "\x1b[" in in_terminal(tmp_path, *ls, NO_COLOR="", TERM="xterm")
     for arguments in (ls, ("--help",)):
         assert "\x1b[" not in in_terminal(tmp_path, *arguments, NO_COLOR="1", TERM="xterm")
+
+
+def test_the_log_of_a_server_is_indented_below_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has many lines, which must not pass for lines of the command. Other errors are one line."""
+    for error, lines in (
+        (EmbeddedUnavailable("It did not start. Its log says:\nFATAL\n\x1bok"), ["  FATAL", "  \\x1bok"]),
+        (NotFound("no a\nb"), []),
+    ):
+        with pytest.raises(typer.Exit):
+            fail_with(error, 1)
+        first, *others = capsys.readouterr().err.splitlines()
+        assert first.startswith("gen-durable: ")
+        assert others == lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -127,9 +128,9 @@ def test_show(command: Command) -> None:
 
 
 def test_show_prints_the_last_traceback(command: Command) -> None:
-    """Below the facts, its lines as they are, and no escape sequence; as JSON without --state too."""
+    """Below the facts, its lines indented, and no escape sequence; as JSON without --state too."""
     shown = command("show", "1").stdout
-    escaped = TRACEBACK.replace("\x1b", "\\x1b")
+    escaped = textwrap.indent(TRACEBACK.replace("\x1b", "\\x1b"), "  ")
     assert f"\ntraceback\n{escaped}\n" in shown
     assert ["error", "type", "shop.Declined"] in [line.split() for line in shown.splitlines()]
     told = json.loads(command("show", "1", "--json").stdout)
@@ -145,7 +146,7 @@ def test_history_prints_tracebacks_on_request(command: Command, dsn: str, schema
             connection.execute(f"insert into {schema}.transitions ({columns}) values {row}".encode())
     assert "frames" not in command("history", "1").stdout
     shown = command("history", "1", "--tracebacks").stdout
-    assert shown.endswith("\n1 pay, shop.Declined\nTraceback\n  frames\n")
+    assert shown.endswith("\n1 pay, shop.Declined\n  Traceback\n    frames\n")
     assert [t["error_type"] for t in json.loads(command("history", "1", "--json").stdout)] == [None, "shop.Declined"]
     told = json.loads(command("history", "1", "--json", "--tracebacks").stdout)
     assert [t["traceback"] for t in told] == [None, "Traceback\n  frames"]

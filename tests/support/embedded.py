@@ -259,10 +259,11 @@ def prepared(tmp_path: Path) -> layout.Layout:
 
 @pytest.fixture
 def bare(open_air: Path) -> str:
-    """The room and nothing else of the package, as a path to import from, for interpreters without the rest."""
+    """The embedded server and what it imports, as a path to import from, for interpreters without the rest."""
     package = open_air / "bare" / "gen_durable"
     shutil.copytree(SOURCE / "gen_durable" / "embedded", package / "embedded")
-    shutil.copy(SOURCE / "gen_durable" / "errors.py", package)
+    for module in ("errors.py", "loggers.py", "printable_text.py"):
+        shutil.copy(SOURCE / "gen_durable" / module, package)
     (package / "__init__.py").touch()
     return str(package.parent)
 

@@ -297,7 +297,7 @@ async def test_the_log_has_frames_at_debug(engine: Opening, caplog: pytest.LogCa
         one = await fail(e, "on_error_raises")
         logged = [r.getMessage() for r in caplog.records if r.name == "gen_durable.errors"]
         assert len(logged) == 2
-        assert logged[0].startswith(f"instance {one.id}: Shop.on_error_raises raised {HERE}.Declined\nTraceback ")
+        assert logged[0].startswith(f"instance {one.id}: Shop.on_error_raises raised {HERE}.Declined\n  Traceback ")
         assert functions(logged[0]) == ["Shop.on_error_raises", "charge"]
         assert logged[1].startswith(f"instance {one.id}: on_error of Shop.on_error_raises raised KeyError\n")
         assert "4111" not in "".join(logged)

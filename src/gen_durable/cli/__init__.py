@@ -21,4 +21,10 @@ def main() -> None:
             "gen-durable: the command line needs the extra `cli`. Run: pip install 'gen-durable[cli]'", file=sys.stderr
         )
         sys.exit(2)
-    app(prog_name="gen-durable")
+    from gen_durable.cli.console import print_crash
+
+    try:
+        app(prog_name="gen-durable")
+    except Exception as error:  # of users' modules mostly: shown complete, and without decoration
+        print_crash(error)
+        sys.exit(1)

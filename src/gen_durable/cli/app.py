@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 import typer.rich_utils
 
-from gen_durable.cli.console import is_plain
+from gen_durable.cli.console import DataGroup, is_plain, print_line
 from gen_durable.cli.demo.command import demo
 from gen_durable.cli.doctor import doctor
 from gen_durable.cli.graph import graph
@@ -30,14 +30,15 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
-    pretty_exceptions_enable=False,  # tracebacks of user code are shown complete and without decoration
+    pretty_exceptions_enable=False,  # `main` prints tracebacks
+    cls=DataGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 def _print_version(is_given: bool) -> None:  # noqa: FBT001  # typer passes it by position
     if is_given:
-        typer.echo(f"gen-durable {version('gen-durable')}")
+        print_line(f"gen-durable {version('gen-durable')}")
         raise typer.Exit
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
-from gen_durable.cli.console import fail
+from gen_durable.cli.console import fail_with
 from gen_durable.cli.database import open_database
 from gen_durable.cli.import_object import load
 from gen_durable.client import Durable
@@ -29,4 +29,4 @@ async def run_with_client(
         try:
             return await operation(app)
         except (NotFound, NoTarget, WrongStatus) as error:
-            fail(str(error), 1)
+            fail_with(error, 1)

@@ -1,22 +1,32 @@
 """How commands print: results on stdout, messages and errors on stderr, one line per error.
 
 Exit codes of all commands: 0 success; 1 the command ran and found or met a problem; 2 the command could not run.
+
+All output goes through this module and `tables.py`, which print text as data: characters that a terminal would act on
+or hide become escapes, markup is not interpreted, and no text becomes a link. `tests/security/test_terminals.py` proves
+that no other module of the command line writes by itself.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import sys
-from collections.abc import Callable
-from typing import IO, Final, NoReturn, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import IO, Any, Final, NoReturn, ParamSpec, TypeVar, cast
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+from typer.core import TyperGroup
 
-from gen_durable.errors import GenDurableError
-from gen_durable.pg.faults import SqlError
+from gen_durable.errors import EmbeddedUnavailable, GenDurableError
+from gen_durable.pg.faults import SqlError, detail_and_hint_of, message_of
+from gen_durable.printable_text import TextBlock, escape_lines, escape_text, format_exception
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,12 +34,39 @@ R = TypeVar("R")
 UNCUT: Final = 1_000_000  # columns: no line is cut
 
 
-def new_console() -> Console:
+class DataConsole(Console):
+    """A console that prints strings as data: one line each, escaped, and without markup or emoji codes.
+
+    A `Text` that holds a character to escape is escaped as well, when it is printed. Make one with `styled`, which does
+    it before the text is laid out.
+    """
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        options |= {"markup": False, "emoji": False}
+        return super().render_str(escape_text(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(escape_lines(segment.text, ""), segment.style)
+
+
+def styled(text: str, style: str = "", *, is_cut: bool = False) -> Text:
+    """Text from data in a style. One line, unless it is a `TextBlock`. If `is_cut`, it ends where the terminal ends."""
+    shown = text if isinstance(text, TextBlock) else escape_text(text)
+    return Text(shown, style, no_wrap=True, overflow="ellipsis") if is_cut else Text(shown, style)
+
+
+def new_console() -> DataConsole:
     """A console on stdout: as wide as the terminal or COLUMNS; in a pipe nothing is cut. NO_COLOR means plain text."""
-    console = Console(color_system=None if is_plain() else "auto")
+    console = new_live_console()
     if console.is_terminal or os.environ.get("COLUMNS"):
         return console
-    return Console(color_system=None, width=UNCUT, file=cast("IO[str]", _TrimmedOutput(sys.stdout)))
+    return DataConsole(color_system=None, width=UNCUT, file=cast("IO[str]", _TrimmedOutput(sys.stdout)))
+
+
+def new_live_console() -> DataConsole:
+    """A console on stdout as wide as the terminal or COLUMNS, else of 80 columns."""
+    return DataConsole(color_system=None if is_plain() else "auto")
 
 
 def is_plain() -> bool:
@@ -50,14 +87,50 @@ class _TrimmedOutput:
         self._file.flush()
 
 
+def print_line(line: str) -> None:
+    """Print a line to stdout."""
+    typer.echo(escape_text(line))
+
+
+def print_lines(text: str) -> None:
+    """Print text of the library's own to stdout, whose line breaks are meant: a graph, a script."""
+    typer.echo(escape_lines(text, ""))
+
+
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """Print JSON to stdout."""
+    typer.echo(json.dumps(value, indent=indent, ensure_ascii=True))  # all but printable ASCII is escaped, also DEL
+
+
 def print_message(line: str) -> None:
     """Print a line to stderr, apart from the command's result."""
-    typer.echo(line, err=True)
+    typer.echo(escape_text(line), err=True)
+
+
+def print_crash(error: Exception) -> None:
+    """Print an error that no command expects, with its traceback, to stderr."""
+    typer.echo(format_exception(error), err=True)
+
+
+def ask(question: str) -> str:
+    """Ask on the terminal, and return the answer."""
+    return str(typer.prompt(escape_text(question), err=True))
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """End the command with one line and an exit code."""
     print_message(f"gen-durable: {message}")
+    raise typer.Exit(code)
+
+
+def fail_with(error: GenDurableError, code: int = 2) -> NoReturn:
+    """End the command with the message of an error. A server that does not start is shown with the end of its log."""
+    message, _, server_log = (
+        str(error).partition("\n") if isinstance(error, EmbeddedUnavailable) else (str(error), "", "")
+    )
+    print_message(f"gen-durable: {message}")
+    if server_log:
+        typer.echo(escape_lines(server_log), err=True)
     raise typer.Exit(code)
 
 
@@ -69,8 +142,38 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except GenDurableError as error:
-            fail(str(error))
+            fail_with(error)
         except SqlError as error:
-            fail(f"the database rejected the command: {error}")
+            detail, hint = detail_and_hint_of(error)
+            print_message(f"gen-durable: the database rejected the command: {message_of(error)}")
+            for label, text in (("DETAIL", detail), ("HINT", hint)):
+                if text:
+                    print_message(f"{label}:  {text}")
+            raise typer.Exit(2) from error
 
     return wrapped
+
+
+class DataGroup(TyperGroup):
+    """The commands, with usage errors that quote arguments as data."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _escaped_usage_errors():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _escaped_usage_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _escaped_usage_errors() -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Typer has a click of its own or imports the public one, depending on its version.
+        describe = getattr(error, "format_message", None)
+        if callable(describe) and type(error).__name__ != "NoArgsIsHelpError":
+            message = escape_text(str(describe()))
+            cast(Any, error).format_message = lambda: message
+        raise

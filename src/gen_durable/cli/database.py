@@ -112,7 +112,7 @@ def _describe_cause(error: ConnectionLost) -> str:
     if error.is_read_only:
         return READ_ONLY_DATABASE
     if isinstance(cause, SqlError):
-        return str(cause)
+        return "; ".join(str(cause).splitlines())  # its DETAIL and HINT are lines of their own
     if isinstance(cause, OSError):
         return cause.strerror or str(cause) or type(cause).__name__
     return type(cause).__name__

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.console import new_console, report_errors
+from gen_durable.cli.console import new_console, print_json, report_errors, styled
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
+from gen_durable.cli.tables import join_lines, new_table
 from gen_durable.invariant_checker import Finding, diagnose
 from gen_durable.pg.migrate import check_schema
 from gen_durable.store.schema import Schema
@@ -35,7 +34,7 @@ def doctor(
     """
     location, findings = asyncio.run(_diagnose(dsn, Schema(schema)))
     if as_json:
-        typer.echo(json.dumps([_json_fields(finding) for finding in findings], indent=2))
+        print_json([_json_fields(finding) for finding in findings])
     else:
         print_findings(findings, new_console(), f"schema {schema}, {location}")
     if not all(finding.is_clean for finding in findings):
@@ -50,32 +49,31 @@ async def _diagnose(dsn: str | None, schema: Schema) -> tuple[str, list[Finding]
 
 def print_findings(findings: list[Finding], console: Console, location: str) -> None:
     """Print the findings as a table, and a summary line."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = new_table()
     table.add_column("check", no_wrap=True)
     table.add_column("result", no_wrap=True)
     table.add_column("problem")
     for finding in findings:
         if finding.is_clean:
-            table.add_row(finding.check, Text("ok", "green"), "")
+            table.add_row(finding.check, styled("ok", "green"), "")
         else:
             rows = "row" if finding.count == 1 else "rows"
-            table.add_row(finding.check, Text(f"{finding.count} {rows}", "bold red"), _finding_details(finding))
+            table.add_row(finding.check, styled(f"{finding.count} {rows}", "bold red"), _finding_details(finding))
     console.print(table)
     broken = sum(not finding.is_clean for finding in findings)
     console.print()
     if broken:
-        console.print(Text(f"{broken} of {len(findings)} checks found violations ({location})", "bold red"))
+        console.print(styled(f"{broken} of {len(findings)} checks found violations ({location})", "bold red"))
     else:
-        console.print(Text(f"all {len(findings)} checks are clean ({location})", "green"))
+        console.print(styled(f"all {len(findings)} checks are clean ({location})", "green"))
 
 
 def _finding_details(finding: Finding) -> Text:
-    text = Text(finding.meaning)
-    for violation in finding.first[:SHOWN]:
-        text.append(f"\n  instance {violation.id}: {violation.problem}", "yellow")
+    lines = [styled(finding.meaning)]
+    lines += [styled(f"  instance {one.id}: {one.problem}", "yellow") for one in finding.first[:SHOWN]]
     if finding.count > SHOWN:
-        text.append(f"\n  and {finding.count - SHOWN} more (--json shows up to 20)", "dim")
-    return text
+        lines.append(styled(f"  and {finding.count - SHOWN} more (--json shows up to 20)", "dim"))
+    return join_lines(lines)
 
 
 def _json_fields(finding: Finding) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Instances, payloads and times as commands print them. Text out of the database cannot control the terminal."""
+"""Instances, payloads and times as words. `console.py` makes them printable."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ def format_age(then: datetime, now: datetime) -> str:
         if abs(seconds) >= size:
             return f"{seconds / size:.0f}{unit} ago" if seconds > 0 else f"in {-seconds / size:.0f}{unit}"
     return f"{max(seconds, 0):.0f}s ago" if seconds > -1 else f"in {-seconds:.0f}s"
-
-
-def escape_control(text: str) -> str:
-    """Escape characters that could move the cursor or change colours: the text comes from users' code."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
 
 
 def text_or_encrypted_hint(text: str | None) -> str:

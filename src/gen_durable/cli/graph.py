@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gen_durable.cli.console import print_message, report_errors
+from gen_durable.cli.console import print_lines, print_message, report_errors
 from gen_durable.cli.import_object import load
 from gen_durable.errors import ConfigError
 from gen_durable.graph import graph as read_graph
@@ -25,7 +25,7 @@ def graph(
     The graph is read from the code: no step runs, and no database is needed.
     """
     found = read_graph(_find_machine(load(target), target))
-    typer.echo(found.mermaid() if mermaid else found.text())
+    print_lines(found.mermaid() if mermaid else found.text())
     for problem in found.problems():
         print_message(f"warning: {problem}")
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Final
 
 import typer
 from rich.table import Table
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import new_console, print_message, report_errors
+from gen_durable.cli.console import new_console, print_json, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.format import format_duration, raw_payload, text_or_encrypted_hint
 from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
@@ -47,7 +46,7 @@ def history(
         run_with_client(dsn, schema, lambda app: _read_transitions(app, which, last), codec=codec)
     )
     if as_json:
-        typer.echo(json.dumps([transition_fields(t, state=state, traceback=tracebacks) for t in transitions], indent=2))
+        print_json([transition_fields(t, state=state, traceback=tracebacks) for t in transitions])
     elif transitions:
         console = new_console()
         console.print(_transitions_table(transitions, workers=console.width >= WIDE))

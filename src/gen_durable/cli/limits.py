@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import fail, new_console, print_message, report_errors
+from gen_durable.cli.console import fail, new_console, print_json, print_message, report_errors, styled
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
+from gen_durable.cli.tables import new_table
 from gen_durable.durations import parse_duration
 from gen_durable.limits import Concurrency, LimitState, Policy, Rate
 
@@ -37,7 +36,7 @@ def show_limits(
         return
     states = asyncio.run(run_with_client(dsn, schema, lambda app: app.limits()))
     if as_json:
-        typer.echo(json.dumps([asdict(state) for state in states], indent=2))
+        print_json([asdict(state) for state in states])
     elif not states:
         print_message("there are no limits. Declare them with Worker(limits={...}) or `gen-durable limits set`.")
     else:
@@ -92,7 +91,7 @@ def _parse_rate(text: str, burst: int) -> Rate:
 
 
 def _limits_table(states: list[LimitState]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = new_table()
     table.add_column("limit", no_wrap=True)
     table.add_column("policy", no_wrap=True)
     table.add_column("used", justify="right")
@@ -103,8 +102,8 @@ def _limits_table(states: list[LimitState]) -> Table:
         table.add_row(
             state.key or state.name,
             _describe_policy(state),
-            Text(f"{state.taken:g} of {state.slots or state.burst}", "yellow" if full else ""),
-            Text(f"{state.waiting:,}", "yellow" if state.waiting else "dim"),
+            styled(f"{state.taken:g} of {state.slots or state.burst}", "yellow" if full else ""),
+            styled(f"{state.waiting:,}", "yellow" if state.waiting else "dim"),
             ""
             if state.next_token is None
             else "now"
@@ -112,7 +111,7 @@ def _limits_table(states: list[LimitState]) -> Table:
             else f"in {_format_seconds(state.next_token)}",
         )
     if len(states) > SHOWN:
-        table.add_row(Text(f"and {len(states) - SHOWN} more (--json shows all)", "dim"))
+        table.add_row(styled(f"and {len(states) - SHOWN} more (--json shows all)", "dim"))
     return table
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from datetime import UTC, datetime
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import new_console, print_message, report_errors
+from gen_durable.cli.console import new_console, print_json, print_line, print_message, report_errors, styled
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.filters import FilterOptions, add_filter_options
-from gen_durable.cli.format import escape_control, format_age, instance_fields, instance_summary
+from gen_durable.cli.format import format_age, instance_fields, instance_summary
 from gen_durable.cli.options import CodecOption
+from gen_durable.cli.tables import join_words, new_table
 from gen_durable.client import Durable
 from gen_durable.instances import Instance, Status
 from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page
@@ -54,7 +53,7 @@ def ls(
     )
     if as_json:
         instances = [instance_fields(instance, payloads=False) for instance in page]
-        typer.echo(json.dumps({"instances": instances, "cursor": page.cursor}, indent=2))
+        print_json({"instances": instances, "cursor": page.cursor})
         return
     if page.instances:
         new_console().print(_instances_table(page.instances))
@@ -81,9 +80,9 @@ def count(
     filters = filter_options.to_filters()
     found = asyncio.run(run_with_client(dsn, schema, lambda app: _count_instances(app, filters)))
     if as_json:
-        typer.echo(json.dumps({"value": found.value, "exact": found.exact}))
+        print_json({"value": found.value, "exact": found.exact}, indent=None)
     else:
-        typer.echo(f"{found.value}" if found.exact else f"about {found.value}")
+        print_line(f"{found.value}" if found.exact else f"about {found.value}")
 
 
 async def _count_instances(app: Durable, filters: Filters) -> Count:
@@ -109,7 +108,7 @@ async def _read_instances(app: Durable, filters: Filters, limit: int, after: str
 
 def _instances_table(instances: tuple[Instance, ...]) -> Table:
     now = datetime.now(UTC)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = new_table()
     for name in ("id", "machine", "step", "status", "queue"):
         table.add_column(name, no_wrap=True, justify="right" if name == "id" else "left")
     table.add_column("inserted", no_wrap=True, justify="right")
@@ -118,12 +117,12 @@ def _instances_table(instances: tuple[Instance, ...]) -> Table:
     for instance in instances:
         table.add_row(
             str(instance.id),
-            Text(instance.machine),
-            Text(instance.step),
-            Text(instance.status.value, COLOURS.get(instance.status, "")),
-            Text(instance.queue),
+            instance.machine,
+            instance.step,
+            styled(instance.status.value, COLOURS.get(instance.status, "")),
+            instance.queue,
             format_age(instance.inserted_at, now),
             format_age(instance.updated_at, now),
-            Text(escape_control(" ".join(instance_summary(instance, now).split())), no_wrap=True, overflow="ellipsis"),
+            styled(join_words(instance_summary(instance, now)), is_cut=True),
         )
     return table

@@ -6,7 +6,7 @@ import asyncio
 
 import typer
 
-from gen_durable.cli.console import print_message, report_errors
+from gen_durable.cli.console import print_line, print_lines, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption, open_database
 from gen_durable.errors import DatabaseUnavailable
 from gen_durable.pg.installed_version import read_installed, read_role_prefix
@@ -52,17 +52,17 @@ async def _apply_migrations(dsn: str | None, schema: Schema, *, index: bool, rol
         newest = library_version(schema)
         if applied:
             versions = ", ".join(map(str, applied))
-            typer.echo(
+            print_line(
                 f"schema {schema.name}: applied version {versions}, now at version {newest} ({database.location})"
             )
         else:
-            typer.echo(f"schema {schema.name}: nothing to do, at version {newest} ({database.location})")
+            print_line(f"schema {schema.name}: nothing to do, at version {newest} ({database.location})")
         if roles is not None:
             names = ", ".join(f"{roles}_{role}" for role in ROLES if role != "owner")
-            typer.echo(f"schema {schema.name}: grant {names} to the logins that need them")
+            print_line(f"schema {schema.name}: grant {names} to the logins that need them")
         if index:
             await database.connection.run_script(schema.metadata_index_script)
-            typer.echo(f"schema {schema.name}: metadata is indexed")
+            print_line(f"schema {schema.name}: metadata is indexed")
 
 
 async def _print_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str | None) -> None:
@@ -76,10 +76,10 @@ async def _print_sql(dsn: str | None, schema: Schema, *, index: bool, roles: str
     if not text:
         print_message(f"schema {schema.name} is at version {found}: there is nothing to run")
     else:
-        typer.echo(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
-        typer.echo(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
+        print_line(f"-- gen_durable: schema {schema.name} from version {found} to {newest}")
+        print_lines(f"begin;\n{SETTINGS};\n\n{text}\ncommit;")
     if index:
-        typer.echo(f"{schema.metadata_index_script.rstrip()};")
+        print_lines(f"{schema.metadata_index_script.rstrip()};")
 
 
 async def _read_installed_version(dsn: str | None, schema: Schema) -> tuple[int, str | None]:

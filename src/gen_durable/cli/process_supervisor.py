@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import time
 from typing import Final
 
 from gen_durable.backoff import Pauses
+from gen_durable.loggers import get_logger
 
-log = logging.getLogger("gen_durable.supervisor")
+log = get_logger("gen_durable.supervisor")
 CANNOT_START: Final = 2
 """The exit code of a command that can never work as given: it is not restarted."""
 STABLE_AFTER: Final = 10.0

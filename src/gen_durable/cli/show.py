@@ -9,14 +9,12 @@ from datetime import UTC, datetime
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import new_console, report_errors
+from gen_durable.cli.console import new_console, print_json, report_errors, styled
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.format import (
     describe_wait,
-    escape_control,
     format_age,
     format_duration,
     format_key,
@@ -27,11 +25,12 @@ from gen_durable.cli.format import (
 )
 from gen_durable.cli.history import transition_fields
 from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
-from gen_durable.cli.tables import one_line_table, print_traceback
+from gen_durable.cli.tables import new_table, one_line_table, print_below, print_traceback
 from gen_durable.client import Durable
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.listing import Count
+from gen_durable.printable_text import TextBlock, escape_text
 from gen_durable.signals import StoredSignal
 
 
@@ -79,15 +78,15 @@ def show(
         run_with_client(dsn, schema, lambda app: _read_details(app, id_or_key(instance, key), last), codec=codec)
     )
     if as_json:
-        typer.echo(json.dumps(_json_fields(details, state=state), indent=2))
+        print_json(_json_fields(details, state=state))
         return
     now, console = datetime.now(UTC), new_console()
     console.print(_facts_table(details, now, state=state))
     print_traceback(console, "traceback", details.instance.traceback)
     if details.history:
-        console.print("\n", _transitions_table(details.history, now), sep="")
+        print_below(console, _transitions_table(details.history, now))
     if details.activities:
-        console.print("\n", _activities_table(details.activities, now), sep="")
+        print_below(console, _activities_table(details.activities, now))
 
 
 async def _read_details(app: Durable, which: int | str, last: int) -> Details:
@@ -145,20 +144,20 @@ def _json_fields(details: Details, *, state: bool) -> dict[str, object]:
 
 def _facts_table(details: Details, now: datetime, *, state: bool) -> Table:
     instance = details.instance
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table = new_table(has_head=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _list_facts(details, now):
         if value:
-            table.add_row(name, Text(escape_control(value)))
+            table.add_row(name, styled(value))
     if state:
         for name, raw in (("state", instance.raw_state), ("result", instance.raw_result)):
             if raw is not None:
-                table.add_row(name, Text(escape_control(format_payload(raw))))
+                table.add_row(name, styled(_block(format_payload(raw))))
     elif instance.raw_result is not None:
-        table.add_row("state, result", Text("hidden; --state shows them", "dim"))
+        table.add_row("state, result", styled("hidden; --state shows them", "dim"))
     else:
-        table.add_row("state", Text("hidden; --state shows it", "dim"))
+        table.add_row("state", styled("hidden; --state shows it", "dim"))
     return table
 
 
@@ -172,9 +171,12 @@ def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
         ("step", instance.step),
         ("status", instance.status.value + (f", {waits}" if waits else "")),
         ("", ", ".join(f"{name} {n}" for name, n in numbers.items() if n)),
-        ("previous error" if instance.has_previous_error else "error", text_or_encrypted_hint(instance.last_error)),
+        (
+            "previous error" if instance.has_previous_error else "error",
+            _block(text_or_encrypted_hint(instance.last_error)),
+        ),
         ("error type", instance.error_type or ""),
-        ("progress", "\n".join(_describe_progress(p, now) for p in details.progress)),
+        ("progress", _block("\n".join(escape_text(_describe_progress(p, now)) for p in details.progress))),
         ("checkpoint", _describe_checkpoint(details.checkpoint, now)),
         ("signals", _describe_signals(details.signals)),
         ("queue", instance.queue + (f", priority {instance.priority}" if instance.priority else "")),
@@ -190,6 +192,11 @@ def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
         ("changed", _format_time(instance.updated_at, now)),
         ("ended", _format_time(instance.finished_at, now)),
     ]
+
+
+def _block(text: str) -> TextBlock:
+    """Text that keeps its lines: the column indents them."""
+    return TextBlock(text, indent="")
 
 
 def _describe_progress(progress: Progress, now: datetime) -> str:

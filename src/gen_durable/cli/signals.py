@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
 
 from gen_durable.cli.client_runner import run_with_client
-from gen_durable.cli.console import fail, new_console, print_message, report_errors
+from gen_durable.cli.console import fail, new_console, print_json, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.format import format_age, format_payload, raw_payload, text_or_encrypted_hint
 from gen_durable.cli.options import CodecOption, KeyOption, id_or_key
-from gen_durable.cli.tables import one_line_table
+from gen_durable.cli.tables import join_words, one_line_table
 from gen_durable.client import Durable
 from gen_durable.operations.signal_admin import Restoration
 from gen_durable.signals import StoredSignal
@@ -97,7 +96,7 @@ def _restore(ids: list[int], dsn: str | None, schema: str) -> None:
 
 def _print(found: list[StoredSignal], *, payloads: bool, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([_json_fields(signal, payloads=payloads) for signal in found], indent=2))
+        print_json([_json_fields(signal, payloads=payloads) for signal in found])
     elif not found:
         print_message("there are no signals")
     else:
@@ -126,7 +125,7 @@ def describe_state(signal: StoredSignal) -> str:
 def _describe_payload(signal: StoredSignal, *, payloads: bool) -> str:
     parts = [signal.reason or ""]
     if payloads and signal.raw_payload is not None:
-        parts.append(text_or_encrypted_hint(" ".join(format_payload(signal.raw_payload).split())))
+        parts.append(text_or_encrypted_hint(join_words(format_payload(signal.raw_payload))))
     return "; ".join(part for part in parts if part)
 
 

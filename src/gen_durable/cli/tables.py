@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gen_durable.cli.format import escape_control, text_or_encrypted_hint
+from gen_durable.cli.console import styled
+from gen_durable.cli.format import text_or_encrypted_hint
+from gen_durable.printable_text import TextBlock
+
+
+def new_table(*, has_head: bool = True) -> Table:
+    """An empty table without lines. Its cells are data: strings, or texts that `styled` has made."""
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=has_head)
 
 
 def one_line_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, style: str = "") -> Table:
     """The first column holds numbers; the last one is text of any length, in `style`."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = new_table()
     table.add_column(heads[0], justify="right", no_wrap=True)
     for head in heads[1:-1]:
         table.add_column(head, no_wrap=True)
     table.add_column(heads[-1])  # the column may shrink while its texts do not wrap, so it is the one that is cut
     for *cells, last in rows:
-        text = Text(" ".join(escape_control(last).split()), style, no_wrap=True, overflow="ellipsis")
-        table.add_row(*(Text(escape_control(cell)) for cell in cells), text)
+        table.add_row(*cells, styled(join_words(last), style, is_cut=True))
     return table
 
 
+def join_words(text: str) -> str:
+    """The text with single spaces for its line breaks, tabs and spaces: a long error in one line of a table."""
+    return re.sub("[ \t\n]+", " ", text).strip(" ")
+
+
+def join_lines(lines: Iterable[Text]) -> Text:
+    """One cell with several lines."""
+    return Text("\n").join(lines)
+
+
+def print_below(console: Console, table: Table) -> None:
+    """Print a table, two lines below what comes before it."""
+    console.print()
+    console.print()
+    console.print(table)
+
+
 def print_traceback(console: Console, head: str, traceback: str | None) -> None:
-    """Print a traceback below a table, if there is one. Its lines are not cut."""
+    """Print a traceback below a table, if there is one. Its lines are indented, and not cut."""
     if traceback is not None:
-        text = Text(f"\n{escape_control(head)}\n", "bold") + Text(
-            escape_control(text_or_encrypted_hint(traceback)), "red"
-        )
-        console.print(text, soft_wrap=True)
+        block = styled(TextBlock(text_or_encrypted_hint(traceback)), "bold red")
+        console.print()
+        console.print(join_lines([styled(head, "bold"), block]), soft_wrap=True)

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from gen_durable.cli.console import fail, print_message, report_errors
+from gen_durable.cli.console import ask, fail, print_line, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, ConnectedDatabase, DsnOption, SchemaOption, open_database
 from gen_durable.pg.uninstall import InstalledContent, Removal, read_content
 from gen_durable.pg.uninstall import uninstall as remove
@@ -53,16 +53,16 @@ def _ask_for_name(schema: Schema, content: InstalledContent, database: Connected
         f"This deletes {content.live + content.ended:,} instances ({content.live:,} have not ended) and all objects of "
         f"gen_durable in schema {schema.name} ({database.location}){dropped}."
     )
-    if typer.prompt("Type the name of the schema to go on", err=True) != schema.name:
+    if ask("Type the name of the schema to go on") != schema.name:
         fail("that is not the name of the schema. Nothing was changed.")
 
 
 def _report(schema: Schema, content: InstalledContent, removal: Removal, location: str) -> None:
-    typer.echo(f"schema {schema.name}: removed version {content.version} ({location})")
+    print_line(f"schema {schema.name}: removed version {content.version} ({location})")
     if removal.kept_objects:
-        typer.echo(f"schema {schema.name}: stays, with {', '.join(removal.kept_objects)}")
+        print_line(f"schema {schema.name}: stays, with {', '.join(removal.kept_objects)}")
     if removal.roles:
-        typer.echo(f"schema {schema.name}: dropped the roles {', '.join(removal.roles)}")
+        print_line(f"schema {schema.name}: dropped the roles {', '.join(removal.roles)}")
     elif content.roles is not None:
         print_message(f"the roles {_role_names(content)} stay: drop them yourself if no other schema uses them")
 

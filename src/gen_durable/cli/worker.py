@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gen_durable.cli.console import fail, report_errors
+from gen_durable.cli.console import fail_with, report_errors
 from gen_durable.cli.import_object import load
 from gen_durable.cli.process_supervisor import supervise
 from gen_durable.core.services import services_of
@@ -112,7 +112,7 @@ def _run_event_loop(running: Coroutine[Any, Any, None]) -> None:
     except ConfigError:
         raise
     except GenDurableError as error:
-        fail(str(error), 1)  # not a mistake of the command line, so a restart may help
+        fail_with(error, 1)  # not a mistake of the command line, so a restart may help
     if any(t is not threading.main_thread() and not t.daemon and t.is_alive() for t in threading.enumerate()):
         _exit_now(0)
 

@@ -7,14 +7,14 @@ One that other code has cancelled starts again.
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from typing import Final
 
 from gen_durable.backoff import Pauses
+from gen_durable.loggers import get_logger
 from gen_durable.pg.faults import ConnectionLost, describe_for_log
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0  # the end of an outage is noticed within a second
 # Not at once: an event loop that ends cancels every task, and would wait for a new one in vain.

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from gen_durable.core.messages import follow_up_messages
 from gen_durable.core.notifier import Notifier
+from gen_durable.loggers import get_logger
 from gen_durable.pg.faults import describe_for_log
 from gen_durable.pg.pool import Pool
 from gen_durable.store.caller_statements import ended_transactions
 from gen_durable.store.types import FollowUps
 from gen_durable.telemetry import Events
 
-log = logging.getLogger("gen_durable.notifier")
+log = get_logger("gen_durable.notifier")
 FIRST_PAUSE: Final = 0.002
 SHORTEST_INTERVAL: Final = 0.01  # between two checks, however many transactions are added
 LONGEST_PAUSE: Final = 1.0

@@ -8,18 +8,18 @@ starts one in the background.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import Final, NamedTuple, Protocol
 
 from gen_durable.backoff import Pauses
 from gen_durable.core.statement_runner import StatementRunner
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable
+from gen_durable.loggers import get_logger
 from gen_durable.pg.faults import describe_for_log
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import FollowUps
 
-log = logging.getLogger("gen_durable.cascade")
+log = get_logger("gen_durable.cascade")
 BATCH: Final = 1000
 REPORT_SECONDS: Final = 600.0  # a child that is refused in each batch is logged so often
 FIRST_PAUSE: Final = 0.01

@@ -6,14 +6,14 @@ message. `sql/functions/notify_workers.sql` builds the same payloads inside a ca
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
 
+from gen_durable.loggers import get_logger
 from gen_durable.store.types import FollowUps
 
-log = logging.getLogger("gen_durable.notifier")
+log = get_logger("gen_durable.notifier")
 QUEUE: Final = "queue"
 CANCEL_CHILDREN: Final = "cancel_children"
 CHECK_CANCEL_REQUESTS: Final = "check_cancel_requests"

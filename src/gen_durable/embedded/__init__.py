@@ -30,13 +30,13 @@ above is changed.
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gen_durable.errors import EmbeddedUnavailable
+from gen_durable.loggers import get_logger
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddedServer", "release", "start"]
 
-logger = logging.getLogger("gen_durable.embedded")
+logger = get_logger("gen_durable.embedded")
 
 
 @dataclass(frozen=True, slots=True)

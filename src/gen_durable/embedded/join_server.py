@@ -5,7 +5,6 @@ The share is taken before anything else, so that the server cannot stop while th
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -22,8 +21,9 @@ from gen_durable.embedded.locks import Lock
 from gen_durable.embedded.ownership import open_private
 from gen_durable.embedded.probe import ServerState
 from gen_durable.errors import EmbeddedUnavailable
+from gen_durable.loggers import get_logger
 
-logger = logging.getLogger("gen_durable.embedded")
+logger = get_logger("gen_durable.embedded")
 
 _START_TIMEOUT = 30.0  # seconds in which the server is neither ready nor starting
 _GUARD_INTERVAL = 1.0

@@ -21,8 +21,9 @@ from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.layout import Layout, check
 from gen_durable.embedded.locks import Lock
 from gen_durable.errors import EmbeddedUnavailable
+from gen_durable.loggers import get_logger
 
-logger = logging.getLogger("gen_durable.embedded.supervisor")
+logger = get_logger("gen_durable.embedded.supervisor")
 
 _CHECK_INTERVAL = 0.5
 _CHECK_INTERVAL_WHILE_DOWN = 0.05  # until the dead server's last backend is gone

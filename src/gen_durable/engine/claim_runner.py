@@ -13,7 +13,6 @@ outcome.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import traceback
 from collections.abc import Coroutine
@@ -37,12 +36,14 @@ from gen_durable.engine.slots import Slots
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected, UnreadableSignal
 from gen_durable.instances import Status
+from gen_durable.loggers import get_logger
 from gen_durable.pg.faults import describe_for_log
+from gen_durable.printable_text import TextBlock
 from gen_durable.registry import Registry
 from gen_durable.store.types import Commit
 from gen_durable.telemetry import ClaimLost, Events, OutcomePostponed, StaleOutcome, StateUndecodable, StepCommitted
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 ENDS: Final = ("done", "fail")
 LARGE_STATE: Final = 50_000  # bytes
 
@@ -177,7 +178,7 @@ class ClaimRunner:
     def handle_engine_error(self, active: ActiveClaim, error: BaseException) -> None:
         """Log an error that is no step's, and return the row with a back-off."""
         # Traceback and kind only: the text of the error may quote a payload.
-        frames = "".join(traceback.format_tb(error.__traceback__))
+        frames = TextBlock("".join(traceback.format_tb(error.__traceback__)).rstrip())
         log.error("instance %d: %s\n%s", active.claim.id, describe_for_log(error), frames)
         self._claims.postpone(active, f"an error of the engine: {describe_for_log(error)}")
 

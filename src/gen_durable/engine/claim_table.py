@@ -8,7 +8,6 @@ back all others.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from typing import Final, NamedTuple
@@ -20,6 +19,7 @@ from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.errors import SignalFault
+from gen_durable.loggers import get_logger
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.pool import Pool
 from gen_durable.registry import Registry
@@ -29,7 +29,7 @@ from gen_durable.store.types import Claim
 from gen_durable.telemetry import AwaitTimedOut, ClaimLost, Events, SignalRejected
 from gen_durable.validation import clean_error
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 DEFAULT_REASON: Final = "cancelled"
 
 

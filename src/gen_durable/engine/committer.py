@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import functools
-import logging
 import time
 from typing import Final, Protocol, assert_never
 
@@ -24,12 +23,13 @@ from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_rejection import describe_fault, to_rejection
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
+from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult
 
-log = logging.getLogger("gen_durable.committer")
+log = get_logger("gen_durable.committer")
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 QUIET_FAILURES: Final = 3  # so many failures of one batch are not logged

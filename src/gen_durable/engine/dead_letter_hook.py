@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import traceback
 from collections.abc import Iterable
 from functools import partial
@@ -17,13 +16,15 @@ from typing import TYPE_CHECKING
 from gen_durable.config import OnDeadLetter
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.thread_pool import ThreadPool
+from gen_durable.loggers import get_logger
 from gen_durable.pg.pool import Pool
+from gen_durable.printable_text import TextBlock
 from gen_durable.store.statements import StatementBuilder
 
 if TYPE_CHECKING:
     from gen_durable.instances import Instance
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 
 
 class DeadLetterHook:
@@ -82,7 +83,7 @@ class DeadLetterHook:
                 raise
             except BaseException as error:  # a SystemExit would end the event loop, and with it the worker
                 # Traceback and kind only: the hook was given payloads, which the text of its error may quote.
-                frames = "".join(traceback.format_tb(error.__traceback__))
+                frames = TextBlock("".join(traceback.format_tb(error.__traceback__)).rstrip())
                 log.error("on_dead_letter raised %s for instance %d\n%s", type(error).__name__, instance_id, frames)
 
     async def _call_on_loop_or_in_thread(self, instance: Instance) -> None:

@@ -26,8 +26,10 @@ from gen_durable.engine.outcome_encoder import EncodedOutcome, encode_cancel_out
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import LeaseLost, NoFreeThread, StepCancelled, UnreadableSignal
 from gen_durable.jobs import Job
+from gen_durable.loggers import get_logger
 from gen_durable.machines import Machine, StepSpec
 from gen_durable.outcomes import UNCHANGED, Done, Fail, Next, Outcome, Retry, ScheduleChildren, describe_error
+from gen_durable.printable_text import TextBlock
 from gen_durable.registry import Entry
 from gen_durable.retry_policy import Abort, RetryPolicy
 from gen_durable.signals import Received
@@ -36,8 +38,8 @@ from gen_durable.store.types import Claim
 from gen_durable.tracebacks import error_type_of, format_traceback
 from gen_durable.validation import MAX_CHILDREN, clean_error
 
-log = logging.getLogger("gen_durable.worker")
-errors_log = logging.getLogger("gen_durable.errors")
+log = get_logger("gen_durable.worker")
+errors_log = get_logger("gen_durable.errors")
 YIELD_SECONDS: Final = 0.001  # not 0: answers that are on their way to other tasks must arrive
 
 
@@ -355,7 +357,7 @@ def _to_step_cancelled(spec: StepSpec, raised: BaseException) -> StepCancelled:
 def _log_traceback(claim: Claim, what: str, error: BaseException) -> None:
     """Log the frames of an error, for users that set the level of this logger to DEBUG. They hold no values."""
     if errors_log.isEnabledFor(logging.DEBUG):
-        frames = format_traceback(error) or "(no frames outside of the engine)"
+        frames = TextBlock(format_traceback(error) or "(no frames outside of the engine)")
         errors_log.debug("instance %d: %s raised %s\n%s", claim.id, what, error_type_of(error), frames)
 
 

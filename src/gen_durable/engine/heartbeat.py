@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +21,14 @@ from gen_durable.backoff import Pauses
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.loop_monitor import LoopMonitor
+from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log
+from gen_durable.printable_text import TextBlock
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import EventLoopBlocked, Events
 
-log = logging.getLogger("gen_durable.heartbeat")
+log = get_logger("gen_durable.heartbeat")
 BATCH: Final = 1000
 FIRST_PAUSE: Final = 0.2
 REPORTED_LAG: Final = 0.1
@@ -176,7 +177,7 @@ class Heartbeat:
             "the event loop has not answered for %.0f s: %d claims that have not begun are returned. It is here:\n%s",
             blocked,
             len(claims),
-            monitor.format_loop_stack(),
+            TextBlock(monitor.format_loop_stack().rstrip()),
         )
         if claims:
             rows = [(active.claim.id, active.claim.epoch, None, None) for active in claims]

@@ -11,7 +11,6 @@ import concurrent.futures
 import contextvars
 import functools
 import inspect
-import logging
 import threading
 import time
 from collections.abc import Awaitable, Coroutine
@@ -23,6 +22,7 @@ from gen_durable.engine.progress_writer import ProgressWriter
 from gen_durable.engine.step_journal import Action, Actions, CallActivity, SleepBeforeRetry, StepJournal
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost, StepCancelled
+from gen_durable.loggers import get_logger
 from gen_durable.outcomes import describe_error
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
@@ -31,7 +31,7 @@ from gen_durable.store.journal import Fence, JournalStatementBuilder
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 

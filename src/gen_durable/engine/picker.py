@@ -8,7 +8,6 @@ on time and an idle worker sends few statements.
 from __future__ import annotations
 
 import asyncio
-import logging
 import operator
 import time
 from collections.abc import Iterable, Mapping
@@ -23,6 +22,7 @@ from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
 from gen_durable.engine.scan_positions import ScanPositions
 from gen_durable.engine.slots import Slots
+from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.pg.faults import SqlError, describe_for_log, is_caused_by_data
 from gen_durable.store.blocked_rows import merge_blocked_rows
@@ -30,7 +30,7 @@ from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import PickResult
 from gen_durable.telemetry import Events, QueueLoadMeasured, RowsPicked, RowsUnblocked
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 STOP_SECONDS: Final = 5.0
 MAX_UNCOMMITTED: Final = 2000
 UNCOMMITTED_PAUSE: Final = 0.005

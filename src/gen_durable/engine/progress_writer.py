@@ -7,18 +7,18 @@ that meets another error; no step waits for one.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from typing import Final, TypeAlias
 
 from gen_durable.codec import encode
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
+from gen_durable.loggers import get_logger
 from gen_durable.pg.pool import Pool
 from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
 from gen_durable.validation import clean_error
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 BATCH_PAUSE: Final = 0.05
 BATCH: Final = 500
 BATCH_BYTES: Final = 16_000_000  # of payloads in one statement; a larger report goes alone

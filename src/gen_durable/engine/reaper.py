@@ -6,7 +6,6 @@ never jobs in a queue, so a full queue cannot delay them.
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from datetime import timedelta
@@ -19,6 +18,7 @@ from gen_durable.decoder_fingerprints import Fingerprints
 from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
+from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.store.signals import SignalStatementBuilder
@@ -32,7 +32,7 @@ from gen_durable.telemetry import (
     UnknownStepsFound,
 )
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 REAP_BATCH: Final = 1000
 UNBLOCK_BATCH: Final = 1000
 UNBLOCK_BATCHES: Final = 20

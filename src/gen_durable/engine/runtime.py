@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -39,11 +38,12 @@ from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
+from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.registry import Registry
 from gen_durable.telemetry import QueueDrained
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 CANCEL_GRACE_SECONDS: Final = 1.0
 TRANSACTION_CONNECTIONS: Final = 10  # each is connected when a step first needs it
 LOCKED_CONNECTIONS: Final = 4  # for outcomes whose rows are locked

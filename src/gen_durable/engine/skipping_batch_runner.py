@@ -7,14 +7,14 @@ tried. The next round tries the row again. Other statements are given their rows
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from gen_durable.loggers import get_logger
 from gen_durable.pg.faults import FaultKind, SqlError, classify, describe_for_log, is_caused_by_data
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 T = TypeVar("T")
 MAX_SKIPPED: Final = 100
 REPORT_SECONDS: Final = 600.0  # a row that is skipped in each round is logged so often

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from gen_durable.errors import NoFreeThread, StepCancelled
+from gen_durable.loggers import get_logger
 from gen_durable.outcomes import describe_error
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 LONGEST_WAIT: Final = 5.0  # seconds that a call waits for a thread while abandoned calls hold too many
 
 

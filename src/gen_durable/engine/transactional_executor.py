@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import time
 from typing import Final
 
@@ -30,6 +29,7 @@ from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.outcome_rejection import UnusableLimit, describe_fault, to_rejection
 from gen_durable.engine.step_journal import StepJournal
 from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejected
+from gen_durable.loggers import get_logger
 from gen_durable.outcomes import describe_error
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify, sqlstate
@@ -39,7 +39,7 @@ from gen_durable.step_services import StepTransaction
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FlushResult
 
-log = logging.getLogger("gen_durable.worker")
+log = get_logger("gen_durable.worker")
 FLUSH_RETRIES: Final = 10
 MAX_BROKEN: Final = 10  # broken connections in one step; after that the step itself is assumed to break them
 FIRST_PAUSE: Final = 0.02

@@ -6,7 +6,6 @@ the transaction may contain other work of the caller.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from gen_durable.core.row_encryption import encrypted_insert, encrypted_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
+from gen_durable.loggers import get_logger
 from gen_durable.operations.insert import OnConflict, blocked_rows, check_starts
 from gen_durable.operations.start_or_update import follow_ups_of, start_or_update_statements
 from gen_durable.pg.caller_connection import (
@@ -30,7 +30,7 @@ from gen_durable.store.start_or_update import StartOrUpdate, StartOrUpdateResult
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
 
-log = logging.getLogger("gen_durable.notifier")
+log = get_logger("gen_durable.notifier")
 T = TypeVar("T")
 
 Notify: TypeAlias = Literal["after_commit", "in_transaction", "never"]

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import asyncpg
 
+from gen_durable.loggers import get_logger
 from gen_durable.pg.dsn import Host, split_hosts
 from gen_durable.pg.session_settings import (
     ALLOW_WRITES,
@@ -26,7 +26,7 @@ from gen_durable.pg.session_settings import (
     transaction_settings_script,
 )
 
-log = logging.getLogger("gen_durable.pg")
+log = get_logger("gen_durable.pg")
 STAGGER: Final = 0.5
 RETRY_PAUSE: Final = 0.2
 HOST_TIMEOUT: Final = 3.0

@@ -10,17 +10,17 @@ dead or superseded. The statement then ends with `ConnectionLost`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 import asyncpg
 
+from gen_durable.loggers import get_logger
 from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect_to_host
 from gen_durable.pg.dsn import Host
 
-log = logging.getLogger("gen_durable.pg")
+log = get_logger("gen_durable.pg")
 PROBE_AFTER: Final = 5.0
 PROBE_TIMEOUT: Final = 3.0
 # The timeline goes up with every promotion. A standby, or a pooler's console, cannot report it.

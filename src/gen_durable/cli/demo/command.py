@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from gen_durable.cli.console import is_plain, report_errors
+from gen_durable.cli.console import new_live_console, report_errors
 from gen_durable.cli.database import ConnectedDatabase, open_database
 from gen_durable.cli.demo.processes import WorkerProcesses
 from gen_durable.cli.demo.schema import recreate_schema
@@ -53,7 +53,7 @@ def demo(
     another database only if you pass --dsn. At the end it checks that no outcome
     was lost or committed twice; exit code 1 if one was.
     """
-    console = Console(color_system=None if is_plain() else "auto")
+    console = new_live_console()
     is_live = console.is_terminal and not plain and not os.environ.get("CI")
     report = asyncio.run(_run_demo(dsn, console, seconds, is_live=is_live))
     if not report.is_good:

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from gen_durable.cli.console import print_line, styled
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
 from gen_durable.cli.demo.processes import State
 from gen_durable.cli.demo.verify_run import DemoReport
@@ -47,12 +48,12 @@ class LineView:
         self._shown = 0.0
 
     def show_event(self, event: Event) -> None:
-        print(f"{event.at:5.1f} s  {event.text}", flush=True)
+        print_line(f"{event.at:5.1f} s  {event.text}")
 
     def show_state(self, state: DemoState) -> None:
         if state.at - self._shown >= 1:
             self._shown = state.at
-            print(f"{state.at:5.1f} s  {_summary_line(state.counts)}", flush=True)
+            print_line(f"{state.at:5.1f} s  {_summary_line(state.counts)}")
 
 
 class LiveView:
@@ -72,7 +73,7 @@ class LiveView:
             _make_panel("instances", _instances_table(state.counts, self._bar)),
             _make_panel("worker processes", _workers_table(state)),
             _make_panel("events", _latest_events(state, self._events)),
-            Text(f" {state.at:4.1f} s   {state.location}", "dim", no_wrap=True, overflow="ellipsis"),
+            styled(f" {state.at:4.1f} s   {state.location}", "dim", is_cut=True),
         )
         self._live.update(picture, refresh=True)
 
@@ -105,7 +106,7 @@ def _instances_table(counts: list[StepCount], width: int) -> Table:
         machine = step.machine.name
         here = [count for count in counts if (count.machine, count.step) == (machine, step.name)]
         table.add_row(
-            Text(machine, "bold") + Text(f".{step.name}", "default"),
+            styled(machine, "bold") + styled(f".{step.name}", "default"),
             _status_bar(here, totals.get(machine, 1), width),
             _status_counts_text(here),
         )
@@ -118,7 +119,7 @@ def _list_demo_steps() -> list[StepSpec]:
 
 
 def _status_bar(counts: list[StepCount], total: int, width: int) -> Text:
-    bar = Text()
+    bar = styled("")
     for count in sorted(counts, key=lambda t: list(Status).index(t.status), reverse=True):
         bar.append("█" * max(1, round(count.count * width / total)), _COLOURS[count.status])
     bar.truncate(width)
@@ -127,8 +128,8 @@ def _status_bar(counts: list[StepCount], total: int, width: int) -> Text:
 
 
 def _status_counts_text(counts: list[StepCount]) -> Text:
-    parts = [Text(f"{t.count} {t.status.value.replace('_', ' ')}", _COLOURS[t.status]) for t in counts]
-    text = Text(", ").join(parts)
+    parts = [styled(f"{t.count} {t.status.value.replace('_', ' ')}", _COLOURS[t.status]) for t in counts]
+    text = styled(", ").join(parts)
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
@@ -140,11 +141,11 @@ def _workers_table(state: DemoState) -> Table:
         steps = ", ".join(list(worker.running_steps.values())[:3])
         more = f" +{len(worker.running_steps) - 3}" if len(worker.running_steps) > 3 else ""
         table.add_row(
-            Text(str(worker), "bold"),
-            Text(f"pid {worker.pid}", "dim"),
-            Text(label, _STATE_STYLES[worker.state]),
-            Text(f"{worker.steps:3} steps"),
-            Text(steps + more, "cyan", no_wrap=True, overflow="ellipsis"),
+            styled(str(worker), "bold"),
+            styled(f"pid {worker.pid}", "dim"),
+            styled(label, _STATE_STYLES[worker.state]),
+            styled(f"{worker.steps:3} steps"),
+            styled(steps + more, "cyan", is_cut=True),
         )
     return table
 
@@ -152,9 +153,9 @@ def _workers_table(state: DemoState) -> Table:
 def _latest_events(state: DemoState, most: int) -> Group:
     lines: list[Text] = []
     for event in state.events[-most:]:
-        line = Text(f"{event.at:5.1f} s  ", "dim", no_wrap=True, overflow="ellipsis")
-        lines.append(line.append(event.text, _LEVEL_STYLES[event.level]))
-    return Group(*lines, *[Text("") for _ in range(most - len(lines))])
+        line = styled(f"{event.at:5.1f} s  ", "dim", is_cut=True)
+        lines.append(line.append_text(styled(event.text, _LEVEL_STYLES[event.level])))
+    return Group(*lines, *[styled("") for _ in range(most - len(lines))])
 
 
 def print_report(report: DemoReport, console: Console) -> None:
@@ -176,4 +177,4 @@ def print_report(report: DemoReport, console: Console) -> None:
     console.print()
     for check in report.checks:
         mark, style = ("ok  ", "green") if check.ok else ("FAIL", "bold red")
-        console.print(Text(f"{mark} ", style) + Text(check.text), soft_wrap=True)
+        console.print(styled(f"{mark} ", style) + styled(check.text), soft_wrap=True)
