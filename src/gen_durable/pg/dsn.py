@@ -128,7 +128,8 @@ def check_required_tls(name: str, dsn: str, environment: Mapping[str, str]) -> N
     """
     if may_show_password(dsn):
         raise ConfigError(
-            f"require_tls: {name} is refused: its hosts are not clear. Percent-encode special characters in its password."
+            f"require_tls: {name} is refused: its hosts are not clear. "
+            "Percent-encode special characters in its password."
         )
     options = dict(parse_qsl(urlsplit(dsn).query, keep_blank_values=True))
     if "service" in options or environment.get("PGSERVICE"):
