@@ -22,7 +22,6 @@ from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.signals import Received
 
-STATE: Final = "state"
 RESULT: Final = "result"
 ERROR: Final = "error"
 TRACEBACK: Final = "traceback"
@@ -32,8 +31,9 @@ TRACEBACK: Final = "traceback"
 class PayloadContext:
     """The place of a payload: the schema, the instance, and the field.
 
-    Fields are `state`, `result`, `error`, `traceback`, `signal/NAME`, `checkpoint`, `activity/VISIT/NAME/parameters`
-    (or `result`, `error`) and `progress/message` (or `detail`).
+    Fields are `state/MACHINE/VERSION/STEP`, with the step that the state is for, `result`, `error`, `traceback`,
+    `signal/NAME`, `checkpoint`, `activity/VISIT/NAME/parameters` (or `result`, `error`) and `progress/message` (or
+    `detail`).
     """
 
     schema: str
@@ -100,8 +100,8 @@ class PayloadEncryption:
         if self._clear:
             return text
         raise DecodeError(
-            f"instance {instance}: its {field} is stored in clear, which is rejected because this client has a codec. "
-            "While rows from before the codec are left, pass Durable(read_unencrypted=True)"
+            f"instance {instance}: its {_describe_field(field)} is stored in clear, which a client with a codec does not read. "
+            "Find out what wrote it. docs/howto/encrypt.md explains how to turn encryption on for a schema in use"
         )
 
     def decrypt_text(self, text: str, instance: int, field: str) -> str:
@@ -134,13 +134,16 @@ class PayloadEncryption:
             one,
             last_error=self.decrypt_text_if_possible(one.last_error, one.id, ERROR),
             traceback=self.decrypt_text_if_possible(one.traceback, one.id, TRACEBACK),
-            raw_state=None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, one.id, STATE),
+            raw_state=None
+            if one.raw_state is None
+            else self.decrypt_if_possible(one.raw_state, one.id, state_field(one.machine, one.version, one.step)),
             raw_result=None if one.raw_result is None else self.decrypt_if_possible(one.raw_result, one.id, RESULT),
         )
 
-    def decrypt_transition(self, one: Transition, instance: int) -> Transition:
-        """A transition of an instance, decrypted."""
-        state = None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, instance, STATE)
+    def decrypt_transition(self, one: Transition, instance: int, machine: str, version: int) -> Transition:
+        """A transition of an instance, decrypted. At the end, its state is the one of the step that ran."""
+        field = state_field(machine, version, one.next_step or one.step)
+        state = None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, instance, field)
         return dataclasses.replace(
             one,
             error=self.decrypt_text_if_possible(one.error, instance, ERROR),
@@ -182,7 +185,9 @@ class PayloadEncryption:
                 one,
                 last_error=None if one.last_error is None else self.decrypt_text(one.last_error, one.id, ERROR),
                 raw_result=None if one.raw_result is None else self.decrypt(one.raw_result, one.id, RESULT).encode(),
-                raw_state=self.decrypt(one.raw_state, one.id, STATE).encode(),
+                raw_state=self.decrypt(
+                    one.raw_state, one.id, state_field(one.machine, one.version, one.step)
+                ).encode(),
             )
             for one in several
         )
@@ -210,10 +215,11 @@ class PayloadEncryption:
             return ENCRYPTED_PREFIX + base64.b64encode(self._codec.encode(data, context)).decode()
         except Exception as error:
             # Only the type of the error: its message may quote the payload.
-            raise EncodeError(f"the codec could not encode {context.field} ({type(error).__name__})") from None
+            what = _describe_field(context.field)
+            raise EncodeError(f"the codec could not encode {what} ({type(error).__name__})") from None
 
     def _open_envelope(self, envelope: str, context: PayloadContext) -> str:
-        where = f"instance {context.instance}: its {context.field} cannot be decoded"
+        where = f"instance {context.instance}: its {_describe_field(context.field)} cannot be decoded"
         try:
             return self._codec.decode(
                 base64.b64decode(envelope[len(ENCRYPTED_PREFIX) :], validate=True), context
@@ -224,6 +230,16 @@ class PayloadEncryption:
             raise DecodeError(f"{where}: the envelope was changed") from None
         except Exception as error:
             raise DecodeError(f"{where} ({type(error).__name__})") from None
+
+
+def _describe_field(field: str) -> str:
+    """The field in a message. The step of a state is in the row that the message is about."""
+    return "state" if field.startswith("state/") else field
+
+
+def state_field(machine: str, version: int, step: str) -> str:
+    """The field of a state, which is for one step. Names hold no slash, so no two steps have the same field."""
+    return f"state/{machine}/{version}/{step}"
 
 
 def signal_field(name: str) -> str:
