@@ -17,7 +17,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from gen_durable.codec import ENCRYPTED_PREFIX, UnreadablePayload, is_encrypted
 from gen_durable.context import Child
-from gen_durable.errors import ConfigError, DecodeError, EncodeError, SignalFault
+from gen_durable.errors import CodecUnavailable, ConfigError, DecodeError, EncodeError, SignalFault
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.signals import Received
@@ -50,7 +50,8 @@ class PayloadCodec(Protocol):
     """The protocol of `Durable(codec=...)`. Called from any thread. All clients and workers need codecs that agree.
 
     A codec may have an attribute `fingerprint`, a short text that differs between sets of keys and reveals none: a
-    worker with other keys then tries signals again that could not be decrypted.
+    worker with other keys then tries signals again that could not be decrypted. It may have a method
+    `is_current(data: bytes) -> bool`, whether `encode` would use the same key: `reencrypt` then leaves such data.
     """
 
     def encode(self, data: bytes, context: PayloadContext) -> bytes:
@@ -100,9 +101,28 @@ class PayloadEncryption:
         if self._clear:
             return text
         raise DecodeError(
-            f"instance {instance}: its {_describe_field(field)} is stored in clear, which a client with a codec does not read. "
+            f"instance {instance}: its {_describe_field(field)} is stored in clear, "
+            "which a client with a codec does not read. "
             "Find out what wrote it. docs/howto/encrypt.md explains how to turn encryption on for a schema in use"
         )
+
+    def is_envelope(self, text: str) -> bool:
+        """Whether JSON or text is an envelope."""
+        return text.startswith(ENCRYPTED_PREFIX) or is_encrypted(text)
+
+    def encrypt_again(self, stored: str, instance: int, field: str) -> str | None:
+        """An envelope, JSON or text, made anew; None if the codec says that it is current. Raises `DecodeError`.
+
+        A codec without `is_current` makes every envelope anew.
+        """
+        quote = '"' if is_encrypted(stored) else ""
+        envelope = stored.strip('"')
+        is_current = getattr(self._codec, "is_current", None)
+        context = PayloadContext(self._schema, instance, field)
+        clear = self._open_envelope(envelope, context)  # also of a current one: it must be readable
+        if is_current is not None and is_current(base64.b64decode(envelope[len(ENCRYPTED_PREFIX) :])):
+            return None
+        return f"{quote}{self._make_envelope(clear.encode(), context)}{quote}"
 
     def decrypt_text(self, text: str, instance: int, field: str) -> str:
         """Decrypt a text. Clear text is a message of the engine and is returned unchanged."""
@@ -185,9 +205,7 @@ class PayloadEncryption:
                 one,
                 last_error=None if one.last_error is None else self.decrypt_text(one.last_error, one.id, ERROR),
                 raw_result=None if one.raw_result is None else self.decrypt(one.raw_result, one.id, RESULT).encode(),
-                raw_state=self.decrypt(
-                    one.raw_state, one.id, state_field(one.machine, one.version, one.step)
-                ).encode(),
+                raw_state=self.decrypt(one.raw_state, one.id, state_field(one.machine, one.version, one.step)).encode(),
             )
             for one in several
         )
@@ -204,6 +222,8 @@ class PayloadEncryption:
                 continue
             try:
                 payload = self.decrypt(one.payload, instance, signal_field(one.name)).encode()
+            except CodecUnavailable:
+                raise  # this says nothing about the signal
             except DecodeError as error:
                 faults.append(SignalFault(one.id, one.name, f"cannot be decrypted: {error}"))
             else:
@@ -225,7 +245,8 @@ class PayloadEncryption:
                 base64.b64decode(envelope[len(ENCRYPTED_PREFIX) :], validate=True), context
             ).decode()
         except DecodeError as error:
-            raise DecodeError(f"{where}: {error}") from None
+            kind = CodecUnavailable if isinstance(error, CodecUnavailable) else DecodeError
+            raise kind(f"{where}: {error}") from None
         except (binascii.Error, UnicodeDecodeError):
             raise DecodeError(f"{where}: the envelope was changed") from None
         except Exception as error:

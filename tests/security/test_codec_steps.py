@@ -161,4 +161,3 @@ async def test_a_debounced_start_at_another_step_and_version(engine: Opening) ->
             assert (await e.app.get(handle.id)).state == {"text": text, "count": 0}
         async with e.worker(Refund(), NewRefund()):
             assert await e.end(handle) == Finished(handle.id, "paid 3 unchecked")
-

@@ -67,7 +67,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_what_is_refused(case: str, monkeypatch: pytest.MonkeyPatch, resolver: list[object]) -> None:
     """By Durable and SyncDurable, for dsn=, listen_dsn= and DATABASE_URL, by the variable, and by the commands."""
     dsn, environment = WEAK[case]
-    with pytest.raises(ConfigError, match="^require_tls: the DSN") as caught:
+    with pytest.raises(ConfigError, match=r"^require_tls: the DSN") as caught:
         check_required_tls("the DSN", dsn, environment)
     assert "u:p" not in str(caught.value)
     for name, value in environment.items():
@@ -82,14 +82,14 @@ def test_what_is_refused(case: str, monkeypatch: pytest.MonkeyPatch, resolver: l
         lambda: SyncDurable(dsn, require_tls="verify-full").open(),
     ]
     for call in calls:
-        with pytest.raises(ConfigError, match="^require_tls: "):
+        with pytest.raises(ConfigError, match=r"^require_tls: "):
             call()
     done = CliRunner().invoke(cli, ["--require-tls", "verify-full", "ls", "--dsn", dsn])
     assert done.exit_code == 2
     assert "require_tls" in done.output
     monkeypatch.setenv("DATABASE_URL", dsn)
     monkeypatch.setenv(REQUIRE_TLS_VARIABLE, "verify-full")
-    with pytest.raises(ConfigError, match="^require_tls: "):
+    with pytest.raises(ConfigError, match=r"^require_tls: "):
         asyncio.run(Durable().open())
     for words in (["migrate"], ["doctor"], ["count"]):
         assert "require_tls" in CliRunner().invoke(cli, words).output
@@ -105,7 +105,7 @@ def test_what_is_allowed(case: str) -> None:
 
 @pytest.mark.parametrize("value", ["require", "VERIFY-FULL", "on", True])
 def test_only_one_mode_is_known(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="^require_tls must be 'verify-full' or left out, got "):
+    with pytest.raises(ConfigError, match=r"^require_tls must be 'verify-full' or left out, got "):
         Durable("postgresql://localhost/x", require_tls=value)
     monkeypatch.setenv(REQUIRE_TLS_VARIABLE, str(value))
     with pytest.raises(ConfigError, match=f"^{REQUIRE_TLS_VARIABLE} must be"):

@@ -19,6 +19,7 @@ from gen_durable.cli.instance import cancel, retry, rm, signal
 from gen_durable.cli.limits import limits
 from gen_durable.cli.list import count, ls
 from gen_durable.cli.migrate import migrate
+from gen_durable.cli.reencrypt import reencrypt
 from gen_durable.cli.show import show
 from gen_durable.cli.signals import signals
 from gen_durable.cli.uninstall import uninstall
@@ -68,6 +69,7 @@ _EPILOG = """
   gen-durable doctor                         check every invariant
   gen-durable limits                         show the use of each limit
   gen-durable graph shop.checkout:Checkout   draw the steps of a machine
+  gen-durable reencrypt                      encrypt payloads with the new key
   gen-durable uninstall                      remove the schema and its data
 
 Database: --dsn, else DATABASE_URL, else an embedded server in ./.gen_durable/
@@ -127,5 +129,6 @@ app.command()(retry)
 app.command()(rm)
 app.command()(doctor)
 app.command()(graph)
+app.command()(reencrypt)
 app.command()(uninstall)
 app.add_typer(limits, name="limits")

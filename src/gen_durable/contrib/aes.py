@@ -71,8 +71,13 @@ class AesGcm:
             return _make_cipher(key, context).decrypt(nonce, ciphertext, header + context.as_bytes())
         except (InvalidTag, ValueError):
             raise DecodeError(
-                f"it was changed or copied from another instance, field or step, or the given key {name!r} is another one."
+                "it was changed or copied from another instance, field or step, "
+                f"or the given key {name!r} is another one."
             ) from None
+
+    def is_current(self, data: bytes) -> bool:
+        """Whether a payload is encrypted with the key that `write` names."""
+        return data.startswith(self._header)
 
     @property
     def fingerprint(self) -> str:

@@ -30,7 +30,8 @@ declare
     'retry_rejected_signals', 'signals_of', 'rejected_signals'
   ];
   admin constant text[] := client || viewer || array[
-    'retry', 'delete_instance', 'set_limit', 'remove_limit', 'restore_signals', 'delete_signals'
+    'retry', 'delete_instance', 'set_limit', 'remove_limit', 'restore_signals', 'delete_signals',
+    'payloads_page', 'replace_payloads'
   ];
 begin
   foreach role in array array['@owner', '@worker', '@client', '@viewer', '@admin'] loop
