@@ -6,7 +6,10 @@ ifeq ($(PYTHON),1)
 override PYTHON := python3
 MUTATED := python
 endif
-VENV   ?= .venv
+VENV   ?= $(if $(LOWEST),.venv-lowest,.venv)
+# LOWEST=1: the lowest versions that pyproject.toml allows.
+LOWEST ?=
+LOCK   := $(if $(LOWEST),constraints-lowest.txt,constraints.txt)
 PG     ?=
 ARGS   ?=
 POOLER ?=
@@ -27,6 +30,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
+PIP := --disable-pip-version-check --no-input
 
 # The version is part of the stamp's name, so that another PYTHON makes the environment anew.
 PYVER := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -71,12 +75,15 @@ help:
 	@echo '  make fuzz-sizes   run payloads up to their bounds for five minutes (MINUTES=5 SEED=7) beside a heartbeat job'
 	@echo '  make chaos    inject faults around the engine for ten minutes, then account for every step'
 	@echo '  make fmt      format the code and apply the safe fixes'
+	@echo '  make lock     write the constraints files, with hashes; ARGS=--upgrade takes the newest versions (needs an index)'
+	@echo '  make release-check   build the packages and their SBOM in dist/, and check them'
 	@echo '  make venv     create or refresh the environment in $(VENV); the other targets do it when needed'
 	@echo '  make clean    remove $(VENV), caches and build output (data in .gen_durable/ stays)'
 	@echo
 	@echo 'Variables:'
 	@echo '  PYTHON=python3.12       the interpreter of the environment, 3.11 or later (now: $(PYTHON))'
 	@echo '  VENV=.venv312           the directory of the environment (now: $(VENV))'
+	@echo '  LOWEST=1                test with the lowest versions that pyproject.toml allows, in .venv-lowest'
 	@echo '  PG=15                   test on a temporary cluster of postgresql-15 (root installs it)'
 	@echo '  POOLER=1                test through PgBouncer in transaction mode (root installs it)'
 	@echo '  ARGS="-k signal -x"     options for pytest, the demo, or the benchmark (--size small, --help)'
@@ -173,9 +180,21 @@ fuzz-sizes: $(READY)
 chaos: $(READY)
 	$(BIN)/python -m tools.chaos --minutes $(MINUTES) --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(if $(PG),--pg $(PG)) $(ARGS)
 
-$(READY)-bench: $(READY)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt -e '.[bench]'
+$(READY)-bench: $(READY) constraints-bench.txt
+	@$(BIN)/python -m pip install -qq $(PIP) --require-hashes --no-deps -r constraints-bench.txt
 	@touch $@
+
+# Needs an index; the versions stay as they are, unless ARGS=--upgrade.
+.PHONY: lock
+lock: $(READY)
+	$(BIN)/python scripts/lock.py $(ARGS)
+
+# The packages and their SBOM, as they would be published, in dist/.
+.PHONY: release-check
+release-check: $(READY)
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python scripts/sbom.py dist
 
 .PHONY: fmt
 fmt: $(READY)
@@ -184,19 +203,23 @@ fmt: $(READY)
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests docs examples scripts tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 .PHONY: venv $(VENV)
 venv $(VENV): $(READY)
 
 # The stamp comes last: an interrupted install is done again.
-$(READY): pyproject.toml constraints.txt
+# Every file that is installed must have a hash of $(LOCK). The package itself is built here, without isolation,
+# by the backend that is installed that way.
+$(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "gen_durable needs Python 3.11 or later; '$(PYTHON)' is $(or $(PYVER),no interpreter that runs)." >&2; \
 	  echo 'Name another one: make PYTHON=/path/to/python3.11' >&2; \
 	  exit 1; }
 	@echo 'Making $(VENV) with Python $(PYVER); the first time takes about a minute ...'
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt -e '.[all,dev]'
+	@$(BIN)/python -m pip install -qq $(PIP) --require-hashes --no-deps -r $(LOCK)
+	@$(BIN)/python -m pip install -qq $(PIP) --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip check $(PIP)
 	@touch $@

@@ -57,6 +57,7 @@ class Durable(AdminOperations, SignalOperations, SignalMethods):
         migrate: bool | None = None,
         roles: str | None = None,
         embedded_directory: str | Path | None = None,
+        require_tls: Literal["verify-full"] | None = None,
         codec: PayloadCodec | None = None,
         read_unencrypted: bool = False,
     ) -> None:
@@ -69,6 +70,9 @@ class Durable(AdminOperations, SignalOperations, SignalMethods):
 
         `pool`, an `asyncpg.Pool` that you open and close, runs the calls of this object. A `Worker` needs a DSN as
         well: it has connections of its own, so that user code cannot hold them.
+
+        `require_tls="verify-full"` refuses, before it connects, a DSN that leads over a network without
+        `sslmode=verify-full` (docs/howto/operate.md). GEN_DURABLE_REQUIRE_TLS has the same effect.
 
         `codec` encrypts states, results, signals, errors and the journal, for workers too. Unencrypted payloads are
         then refused, unless `read_unencrypted=True` (docs/howto/encrypt.md).
@@ -83,6 +87,7 @@ class Durable(AdminOperations, SignalOperations, SignalMethods):
             migrate=migrate,
             roles=roles,
             embedded_directory=embedded_directory,
+            require_tls=require_tls,
         )
         encryption = None if codec is None else PayloadEncryption(codec, schema, read_unencrypted=read_unencrypted)
         self._services = Services(database, encryption)

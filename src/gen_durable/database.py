@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.dsn import find_tls_weakness
+from gen_durable.pg.dsn import check_required_tls, find_tls_weakness, read_require_tls
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check_schema, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
@@ -44,6 +44,7 @@ class Database:
         "_listen_dsn",
         "_migrate",
         "_pooler",
+        "_requires_tls",
         "_roles",
         "_size",
         "_target",
@@ -65,6 +66,7 @@ class Database:
         migrate: bool | None,
         roles: str | None,
         embedded_directory: str | Path | None,
+        require_tls: str | None = None,
     ) -> None:
         if pooler not in (None, "transaction"):
             raise ConfigError(f"pooler must be None or 'transaction', got {pooler!r}")
@@ -84,7 +86,10 @@ class Database:
             }
             for name in [name for name, value in dsn_options.items() if value]:
                 raise ConfigError(f"{name} needs a dsn: pass one beside pool=, or leave {name} out")
+        if pool is not None and require_tls is not None:
+            raise ConfigError("require_tls checks DSNs, not a pool of yours: leave it out, and give the pool ssl=")
         self.schema = schema
+        self._requires_tls = read_require_tls(require_tls, os.environ)
         self._dsn = dsn
         self._caller_pool = None if pool is None else CallerPool(pool)
         self._pooler = pooler
@@ -110,7 +115,7 @@ class Database:
     def listen_target(self) -> ConnectionTarget | None:
         """Where to LISTEN. None through a transaction pooler, where notifications do not arrive, and without a DSN."""
         if self._listen_dsn is not None:
-            return ConnectionTarget(self._listen_dsn, pooled=False)
+            return ConnectionTarget(self._listen_dsn, pooled=False, requires_tls=self._requires_tls)
         return None if self._target is None or self._target.pooled else self._target
 
     @property
@@ -123,11 +128,12 @@ class Database:
         """Find the database, then migrate or check its schema."""
         try:
             if self._caller_pool is None or self._dsn is not None:
+                pooled = True if self._pooler is not None else None
                 own_dsn = await self._find_dsn_or_start_embedded()
-                found = ConnectionTarget(own_dsn, pooled=True if self._pooler is not None else None)
-                for dsn in (found.dsn, self._listen_dsn):
-                    if dsn is not None and (weak := find_tls_weakness(dsn, os.environ)) is not None:
-                        log.warning("%s", weak)
+                found = ConnectionTarget(own_dsn, pooled=pooled, requires_tls=self._requires_tls)
+                self._check_tls("the DSN", found.dsn)
+                if self._listen_dsn is not None:
+                    self._check_tls("listen_dsn", self._listen_dsn)
                 self._target = await self._migrate_or_check(found)
                 self.pool: Pool = OwnPool(self._target, self._size)
             if self._caller_pool is not None:
@@ -148,6 +154,13 @@ class Database:
         await self.pool.close()
         await asyncio.sleep(0)  # aborted connections close their sockets in the next iteration of the event loop
         await self._release_embedded()
+
+    def _check_tls(self, name: str, dsn: str) -> None:
+        """Refuse weak TLS if it is not allowed, else warn about it."""
+        if self._requires_tls:
+            check_required_tls(name, dsn, os.environ)
+        elif (weak := find_tls_weakness(dsn, os.environ)) is not None:
+            log.warning("%s", weak)
 
     async def _migrate_or_check(self, target: ConnectionTarget) -> ConnectionTarget:
         """Migrate or check the schema. Returns the target, which knows by then whether it is a pooler."""

@@ -17,12 +17,11 @@ from typing import Final, Protocol, runtime_checkable
 
 from gen_durable.codec import ENCRYPTED_PREFIX, UnreadablePayload, is_encrypted
 from gen_durable.context import Child
-from gen_durable.errors import ConfigError, DecodeError, EncodeError, SignalFault
+from gen_durable.errors import CodecUnavailable, ConfigError, DecodeError, EncodeError, SignalFault
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
 from gen_durable.signals import Received
 
-STATE: Final = "state"
 RESULT: Final = "result"
 ERROR: Final = "error"
 TRACEBACK: Final = "traceback"
@@ -32,8 +31,9 @@ TRACEBACK: Final = "traceback"
 class PayloadContext:
     """The place of a payload: the schema, the instance, and the field.
 
-    Fields are `state`, `result`, `error`, `traceback`, `signal/NAME`, `checkpoint`, `activity/VISIT/NAME/parameters`
-    (or `result`, `error`) and `progress/message` (or `detail`).
+    Fields are `state/MACHINE/VERSION/STEP`, with the step that the state is for, `result`, `error`, `traceback`,
+    `signal/NAME`, `checkpoint`, `activity/VISIT/NAME/parameters` (or `result`, `error`) and `progress/message` (or
+    `detail`).
     """
 
     schema: str
@@ -50,7 +50,8 @@ class PayloadCodec(Protocol):
     """The protocol of `Durable(codec=...)`. Called from any thread. All clients and workers need codecs that agree.
 
     A codec may have an attribute `fingerprint`, a short text that differs between sets of keys and reveals none: a
-    worker with other keys then tries signals again that could not be decrypted.
+    worker with other keys then tries signals again that could not be decrypted. It may have a method
+    `is_current(data: bytes) -> bool`, whether `encode` would use the same key: `reencrypt` then leaves such data.
     """
 
     def encode(self, data: bytes, context: PayloadContext) -> bytes:
@@ -100,9 +101,28 @@ class PayloadEncryption:
         if self._clear:
             return text
         raise DecodeError(
-            f"instance {instance}: its {field} is stored in clear, which is rejected because this client has a codec. "
-            "While rows from before the codec are left, pass Durable(read_unencrypted=True)"
+            f"instance {instance}: its {_describe_field(field)} is stored in clear, "
+            "which a client with a codec does not read. "
+            "Find out what wrote it. docs/howto/encrypt.md explains how to turn encryption on for a schema in use"
         )
+
+    def is_envelope(self, text: str) -> bool:
+        """Whether JSON or text is an envelope."""
+        return text.startswith(ENCRYPTED_PREFIX) or is_encrypted(text)
+
+    def encrypt_again(self, stored: str, instance: int, field: str) -> str | None:
+        """An envelope, JSON or text, made anew; None if the codec says that it is current. Raises `DecodeError`.
+
+        A codec without `is_current` makes every envelope anew.
+        """
+        quote = '"' if is_encrypted(stored) else ""
+        envelope = stored.strip('"')
+        is_current = getattr(self._codec, "is_current", None)
+        context = PayloadContext(self._schema, instance, field)
+        clear = self._open_envelope(envelope, context)  # also of a current one: it must be readable
+        if is_current is not None and is_current(base64.b64decode(envelope[len(ENCRYPTED_PREFIX) :])):
+            return None
+        return f"{quote}{self._make_envelope(clear.encode(), context)}{quote}"
 
     def decrypt_text(self, text: str, instance: int, field: str) -> str:
         """Decrypt a text. Clear text is a message of the engine and is returned unchanged."""
@@ -134,13 +154,16 @@ class PayloadEncryption:
             one,
             last_error=self.decrypt_text_if_possible(one.last_error, one.id, ERROR),
             traceback=self.decrypt_text_if_possible(one.traceback, one.id, TRACEBACK),
-            raw_state=None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, one.id, STATE),
+            raw_state=None
+            if one.raw_state is None
+            else self.decrypt_if_possible(one.raw_state, one.id, state_field(one.machine, one.version, one.step)),
             raw_result=None if one.raw_result is None else self.decrypt_if_possible(one.raw_result, one.id, RESULT),
         )
 
-    def decrypt_transition(self, one: Transition, instance: int) -> Transition:
-        """A transition of an instance, decrypted."""
-        state = None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, instance, STATE)
+    def decrypt_transition(self, one: Transition, instance: int, machine: str, version: int) -> Transition:
+        """A transition of an instance, decrypted. At the end, its state is the one of the step that ran."""
+        field = state_field(machine, version, one.next_step or one.step)
+        state = None if one.raw_state is None else self.decrypt_if_possible(one.raw_state, instance, field)
         return dataclasses.replace(
             one,
             error=self.decrypt_text_if_possible(one.error, instance, ERROR),
@@ -182,7 +205,7 @@ class PayloadEncryption:
                 one,
                 last_error=None if one.last_error is None else self.decrypt_text(one.last_error, one.id, ERROR),
                 raw_result=None if one.raw_result is None else self.decrypt(one.raw_result, one.id, RESULT).encode(),
-                raw_state=self.decrypt(one.raw_state, one.id, STATE).encode(),
+                raw_state=self.decrypt(one.raw_state, one.id, state_field(one.machine, one.version, one.step)).encode(),
             )
             for one in several
         )
@@ -199,6 +222,8 @@ class PayloadEncryption:
                 continue
             try:
                 payload = self.decrypt(one.payload, instance, signal_field(one.name)).encode()
+            except CodecUnavailable:
+                raise  # this says nothing about the signal
             except DecodeError as error:
                 faults.append(SignalFault(one.id, one.name, f"cannot be decrypted: {error}"))
             else:
@@ -210,20 +235,32 @@ class PayloadEncryption:
             return ENCRYPTED_PREFIX + base64.b64encode(self._codec.encode(data, context)).decode()
         except Exception as error:
             # Only the type of the error: its message may quote the payload.
-            raise EncodeError(f"the codec could not encode {context.field} ({type(error).__name__})") from None
+            what = _describe_field(context.field)
+            raise EncodeError(f"the codec could not encode {what} ({type(error).__name__})") from None
 
     def _open_envelope(self, envelope: str, context: PayloadContext) -> str:
-        where = f"instance {context.instance}: its {context.field} cannot be decoded"
+        where = f"instance {context.instance}: its {_describe_field(context.field)} cannot be decoded"
         try:
             return self._codec.decode(
                 base64.b64decode(envelope[len(ENCRYPTED_PREFIX) :], validate=True), context
             ).decode()
         except DecodeError as error:
-            raise DecodeError(f"{where}: {error}") from None
+            kind = CodecUnavailable if isinstance(error, CodecUnavailable) else DecodeError
+            raise kind(f"{where}: {error}") from None
         except (binascii.Error, UnicodeDecodeError):
             raise DecodeError(f"{where}: the envelope was changed") from None
         except Exception as error:
             raise DecodeError(f"{where} ({type(error).__name__})") from None
+
+
+def _describe_field(field: str) -> str:
+    """The field in a message. The step of a state is in the row that the message is about."""
+    return "state" if field.startswith("state/") else field
+
+
+def state_field(machine: str, version: int, step: str) -> str:
+    """The field of a state, which is for one step. Names hold no slash, so no two steps have the same field."""
+    return f"state/{machine}/{version}/{step}"
 
 
 def signal_field(name: str) -> str:

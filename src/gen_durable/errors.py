@@ -9,6 +9,7 @@
     │   ├── Duplicate          another instance holds the unique key
     │   └── UnknownLimit       the limit is not declared
     ├── DecodeError            stored JSON does not fit the type that the code expects
+    │   └── CodecUnavailable   a codec cannot read a payload now
     ├── InvalidOutcome         a step returned an unusable outcome
     ├── StepTimeout            a step ran longer than its timeout
     ├── StepCancelled          a step cancelled its own task
@@ -78,6 +79,13 @@ class UnknownLimit(InputError):
 
 class DecodeError(GenDurableError):
     """Stored JSON does not fit the type that the code expects."""
+
+
+class CodecUnavailable(DecodeError):
+    """A codec raises it if it cannot read a payload now, but may later: its key service does not answer.
+
+    The claim is released and tried again. No signal is rejected for it.
+    """
 
 
 class InvalidOutcome(GenDurableError):

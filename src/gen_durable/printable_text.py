@@ -55,17 +55,17 @@ class TextBlock(str):
 def format_exception(error: BaseException) -> str:
     """An exception as Python prints it, but with its notes and the second and later lines of its message indented."""
     described = traceback.TracebackException.from_exception(error)
-    _indent_notes(described)
+    _indent_added_lines(described)
     return "\n".join(_escape_part(part.removesuffix("\n")) for part in described.format())
 
 
-def _indent_notes(described: traceback.TracebackException) -> None:
-    notes: object = getattr(described, "__notes__", None)
-    if isinstance(notes, list):  # Python prints each line of a note as a line of its own
-        described.__notes__ = [escape_lines(str(note)) for note in cast("list[object]", notes)]
+def _indent_added_lines(described: traceback.TracebackException) -> None:
+    added: object = getattr(described, "__notes__", None)
+    if isinstance(added, list):  # Python prints each line of a note as a line of its own
+        described.__notes__ = [escape_lines(str(line)) for line in cast("list[object]", added)]
     for other in (described.__cause__, described.__context__, *(getattr(described, "exceptions", None) or ())):
         if other is not None:
-            _indent_notes(other)
+            _indent_added_lines(other)
 
 
 def _escape_part(part: str) -> str:

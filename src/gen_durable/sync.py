@@ -59,6 +59,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
         migrate: bool | None = None,
         roles: str | None = None,
         embedded_directory: str | Path | None = None,
+        require_tls: Literal["verify-full"] | None = None,
         codec: PayloadCodec | None = None,
         read_unencrypted: bool = False,
     ) -> None:
@@ -71,6 +72,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
             migrate=migrate,
             roles=roles,
             embedded_directory=embedded_directory,
+            require_tls=require_tls,
             codec=codec,
             read_unencrypted=read_unencrypted,
         )

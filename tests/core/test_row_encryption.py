@@ -10,7 +10,7 @@ from tests.core.test_statement_runner import DEADLOCK, LOST, REFUSED, UNREACHABL
 
 from gen_durable.core import row_encryption
 from gen_durable.core.row_encryption import CHUNK, RowEncryption
-from gen_durable.encryption import STATE, PayloadContext, PayloadEncryption
+from gen_durable.encryption import PayloadContext, PayloadEncryption, state_field
 from gen_durable.errors import DatabaseRefused
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import StatementBuilder
@@ -65,9 +65,11 @@ async def test_other_tasks_run_while_a_fan_out_is_encrypted() -> None:
 
     counting = asyncio.create_task(count_turns())
     ids = range(1, 10 * CHUNK + 1)
-    encrypted = await row_encryption_of(FailingPool())._encrypt_many(ids, [b'{"state":"x","queue":"q"}'] * len(ids))
+    child = b'{"fsm":"m","version":1,"step":"s","state":"x"}'
+    encrypted = await row_encryption_of(FailingPool())._encrypt_many(ids, [child] * len(ids))
     counting.cancel()
     assert 10 <= turns <= 12
     starts = [msgspec.json.decode(one) for one in encrypted]
-    assert [set(start) for start in starts] == [{"state", "queue"}] * len(ids)
-    assert ENCRYPTION.decrypt(msgspec.json.encode(starts[4]["state"]).decode(), 5, STATE) == '"x"'
+    assert [set(start) for start in starts] == [{"fsm", "version", "step", "state"}] * len(ids)
+    state = msgspec.json.encode(starts[4]["state"]).decode()
+    assert ENCRYPTION.decrypt(state, 5, state_field("m", 1, "s")) == '"x"'

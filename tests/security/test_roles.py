@@ -96,7 +96,15 @@ WORKER = CLIENT | {
     *("count_taken_slots", "reject_unreadable_signals", "retry_signals_others_rejected"),
     *("signals_of", "rejected_signals"),
 }
-ADMIN = CLIENT | VIEWER | {"retry", "delete_instance", "set_limit", "remove_limit", "restore_signals", "delete_signals"}
+ADMIN = (
+    CLIENT
+    | VIEWER
+    | {"retry", "delete_instance", "set_limit", "remove_limit", "restore_signals", "delete_signals"}
+    | {
+        "payloads_page",
+        "replace_payloads",
+    }
+)
 MAY_CALL: dict[str, set[str]] = {
     "worker": WORKER,
     "client": CLIENT,

@@ -56,7 +56,7 @@ def test_children_of_a_round_are_decrypted() -> None:
         status=Status.DONE,
         last_error=None,
         raw_result=encryption.encrypt("1", 1, "result").encode(),
-        raw_state=encryption.encrypt("2", 1, "state").encode(),
+        raw_state=encryption.encrypt("2", 1, "state/m/1/s").encode(),
     )
     failed = Child(
         id=2,
@@ -66,7 +66,7 @@ def test_children_of_a_round_are_decrypted() -> None:
         status=Status.FAILED,
         last_error=encryption.encrypt_text("lost", 2, "error"),
         raw_result=None,
-        raw_state=encryption.encrypt("3", 2, "state").encode(),
+        raw_state=encryption.encrypt("3", 2, "state/m/1/s").encode(),
     )
     found = encryption.decrypt_children([done, failed])
     assert [(one.state, one.result, one.last_error) for one in found] == [(2, 1, None), (3, None, "lost")]

@@ -23,7 +23,7 @@ IN_SENTENCES = {"look", "turn", "note", "hold", "held", "keep", "guest"}
 PLAIN_IN_SQL = "hold held keep"
 """Plain verbs in the comments and errors of SQL, and with one meaning in its names (keep_done, keeps_claim)."""
 FORBIDDEN = [*METAPHORS.split(), *AMBIGUOUS.split()]
-EXCEPTED = r"dead_letters?|history_keep"  # the field's own word; the public name of a setting
+EXCEPTED = r"dead_letters?|history_keep|__notes__"  # the field's own word; the public name of a setting; Python's
 PUBLIC = {"keep"}  # an option of insert
 SHOPS = {"orders"}  # the demo sells things
 LOG_CALLS = {"debug", "info", "warning", "error", "exception", "critical", "log"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from enum import StrEnum
 from importlib.metadata import version
 from typing import Annotated
 
@@ -17,10 +19,12 @@ from gen_durable.cli.instance import cancel, retry, rm, signal
 from gen_durable.cli.limits import limits
 from gen_durable.cli.list import count, ls
 from gen_durable.cli.migrate import migrate
+from gen_durable.cli.reencrypt import reencrypt
 from gen_durable.cli.show import show
 from gen_durable.cli.signals import signals
 from gen_durable.cli.uninstall import uninstall
 from gen_durable.cli.worker import worker
+from gen_durable.pg.dsn import REQUIRE_TLS_VARIABLE
 
 if is_plain():
     typer.rich_utils.COLOR_SYSTEM = None
@@ -66,20 +70,50 @@ _EPILOG = """
   gen-durable doctor                         check every invariant
   gen-durable limits                         show the use of each limit
   gen-durable graph shop.checkout:Checkout   draw the steps of a machine
+  gen-durable reencrypt                      encrypt payloads with the new key
   gen-durable uninstall                      remove the schema and its data
 
 Database: --dsn, else DATABASE_URL, else an embedded server in ./.gen_durable/
 """
 
 
+class RequiredTls(StrEnum):
+    """The choices of --require-tls."""
+
+    VERIFY_FULL = "verify-full"
+
+
 @app.callback(epilog=_EPILOG)
 def gen_durable(
+    context: typer.Context,
     *,
+    require_tls: Annotated[
+        RequiredTls | None,
+        typer.Option(
+            "--require-tls",
+            envvar=REQUIRE_TLS_VARIABLE,
+            metavar="MODE",
+            show_default=False,
+            help="Refuse to connect over a network without sslmode=verify-full, the only MODE.",
+        ),
+    ] = None,
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Durable state machines on Postgres: an instance is a row, and the outcome of each step is committed."""
+    if require_tls is not None:
+        # In the environment it also reaches the Durable of a worker, and the processes that a command starts.
+        former = os.environ.get(REQUIRE_TLS_VARIABLE)
+        os.environ[REQUIRE_TLS_VARIABLE] = require_tls.value
+        context.call_on_close(lambda: _restore_variable(former))
+
+
+def _restore_variable(former: str | None) -> None:
+    if former is None:
+        os.environ.pop(REQUIRE_TLS_VARIABLE, None)
+    else:
+        os.environ[REQUIRE_TLS_VARIABLE] = former
 
 
 app.command()(demo)
@@ -96,5 +130,6 @@ app.command()(retry)
 app.command()(rm)
 app.command()(doctor)
 app.command()(graph)
+app.command()(reencrypt)
 app.command()(uninstall)
 app.add_typer(limits, name="limits")

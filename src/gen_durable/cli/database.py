@@ -7,6 +7,7 @@ is only ever shown without its password.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import typer
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.dsn import may_leak_password, split_hosts
+from gen_durable.pg.dsn import check_required_tls, may_leak_password, read_require_tls, split_hosts
 from gen_durable.pg.faults import MALFORMED_DSN, READ_ONLY_DATABASE, ConnectionLost, SqlError
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
@@ -70,7 +71,10 @@ async def open_database(dsn: str | None, *, directory: Path | None = None) -> As
 
 @asynccontextmanager
 async def _connect(dsn: str, location: str, directory: Path | None) -> AsyncGenerator[ConnectedDatabase]:
-    connection = PersistentConnection(ConnectionTarget(dsn))
+    requires_tls = read_require_tls(None, os.environ)
+    if requires_tls:
+        check_required_tls("the DSN", dsn, os.environ)
+    connection = PersistentConnection(ConnectionTarget(dsn, requires_tls=requires_tls))
     try:
         try:
             await connection.connect()

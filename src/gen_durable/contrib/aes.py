@@ -1,6 +1,7 @@
 """AES-256-GCM for payloads: `Durable(codec=AesGcm({"2026-11": key}))`.
 
-A payload can be decrypted only with its key, and only as the same field of the same instance.
+A payload can be decrypted only with its key, and only as the same field of the same instance; a state only for the
+step, machine and version that it was written for.
 
 It is stored as: 1, the length of the key's id, the id, a nonce of 12 bytes, the ciphertext with its tag. Each instance
 has a key of its own, derived from the given one: nonces are random, and one key must not see too many of them.
@@ -70,8 +71,13 @@ class AesGcm:
             return _make_cipher(key, context).decrypt(nonce, ciphertext, header + context.as_bytes())
         except (InvalidTag, ValueError):
             raise DecodeError(
-                f"it was changed or copied from another instance or field, or the given key {name!r} is another one."
+                "it was changed or copied from another instance, field or step, "
+                f"or the given key {name!r} is another one."
             ) from None
+
+    def is_current(self, data: bytes) -> bool:
+        """Whether a payload is encrypted with the key that `write` names."""
+        return data.startswith(self._header)
 
     @property
     def fingerprint(self) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 import msgspec
 
 from gen_durable.backoff import Pauses
-from gen_durable.encryption import ERROR, RESULT, STATE, TRACEBACK, PayloadEncryption, signal_field
+from gen_durable.encryption import ERROR, RESULT, TRACEBACK, PayloadEncryption, signal_field, state_field
 from gen_durable.errors import UnreadableSignal
 from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
 from gen_durable.pg.pool import Pool
@@ -50,7 +50,7 @@ class RowEncryption:
         if claim.is_decrypted:
             return
         encryption = self.encryption
-        state = encryption.decrypt(claim.state, claim.id, STATE)
+        state = encryption.decrypt(claim.state, claim.id, state_field(claim.machine, claim.version, claim.step))
         inbox, faults = encryption.decrypt_inbox(claim.inbox, claim.id)
         children = encryption.decrypt_children(claim.children) if claim.children else claim.children
         claim.state, claim.inbox, claim.children, claim.is_decrypted = state, inbox, children, True
@@ -62,11 +62,12 @@ class RowEncryption:
         if commit.error is not None:
             commit.error = self.encryption.encrypt_text(commit.error, commit.id, ERROR)
 
-    async def encrypt(self, commit: Commit) -> None:
-        """Encrypt an outcome. On `EncodeError` the outcome is unchanged."""
+    async def encrypt(self, commit: Commit, claim: Claim) -> None:
+        """Encrypt an outcome of a claim; a state is for the step that it leads to. On `EncodeError` it is unchanged."""
         value, extra = commit.value, commit.extra
         if value is not None:
-            value = self.encryption.encrypt(value, commit.id, RESULT if commit.kind == "done" else STATE)
+            field = state_field(claim.machine, claim.version, commit.step or claim.step)
+            value = self.encryption.encrypt(value, commit.id, RESULT if commit.kind == "done" else field)
         if extra is not None:
             extra = await self._encrypt_extra(extra, commit.id)
         if (many := commit.many_children) is not None:
@@ -123,11 +124,15 @@ def encrypted_insert(
     encryption: PayloadEncryption,
 ) -> Statement[list[InsertResult]]:
     """An insert with its states and first signals encrypted for the ids that were allocated."""
-    states, signals = cast("list[str]", statement.args[3]), cast("list[str | None]", statement.args[16])
+    machines, versions, steps, states = cast("tuple[list[str], list[int], list[str], list[str]]", statement.args[:4])
+    signals = cast("list[str | None]", statement.args[16])
     return statements.insert_with_ids(
         statement,
         ids,
-        [encryption.encrypt(state, instance, STATE) for instance, state in zip(ids, states, strict=True)],
+        [
+            encryption.encrypt(state, instance, state_field(machine, version, step))
+            for instance, machine, version, step, state in zip(ids, machines, versions, steps, states, strict=True)
+        ],
         [
             None if of_one is None else encrypt_first_signals(of_one.encode(), instance, encryption).decode()
             for instance, of_one in zip(ids, signals, strict=False)  # the list is empty if no start has signals
@@ -147,9 +152,15 @@ def encrypt_first_signals(signals: bytes, instance: int, encryption: PayloadEncr
 def encrypt_start(start: dict[str, msgspec.Raw], instance: int, encryption: PayloadEncryption) -> None:
     """Encrypt the state and the first signals of an instance, from `encode_start`, for its id, and add the id."""
     start["id"] = msgspec.Raw(str(instance).encode())
-    start["state"] = msgspec.Raw(encryption.encrypt(bytes(start["state"]).decode(), instance, STATE).encode())
+    state = encryption.encrypt(bytes(start["state"]).decode(), instance, _state_field_of(start))
+    start["state"] = msgspec.Raw(state.encode())
     if "signals" in start:
         start["signals"] = msgspec.Raw(encrypt_first_signals(bytes(start["signals"]), instance, encryption))
+
+
+def _state_field_of(start: Mapping[str, msgspec.Raw]) -> str:
+    machine, step = (msgspec.json.decode(start[name], type=str) for name in ("fsm", "step"))
+    return state_field(machine, msgspec.json.decode(start["version"], type=int), step)
 
 
 def encrypted_for_new(call: StartOrUpdate, instance: int, encryption: PayloadEncryption) -> StartOrUpdate:
@@ -166,7 +177,8 @@ def encrypted_for_holder(
     if isinstance(clear, SignalOrStart):
         payload, field = clear.message.payload, signal_field(clear.message.name)
     else:
-        payload, field = bytes(clear.start["state"]).decode(), STATE
+        # The holder gets the step and the version of this start too (debounce.sql).
+        payload, field = bytes(clear.start["state"]).decode(), _state_field_of(clear.start)
     return with_holder_payload(encrypted, holder, encryption.encrypt(payload, holder, field))
 
 

@@ -116,7 +116,7 @@ class Executor:
                 encoded = encode_outcome(claim, entry.spec, ctx, returned, may_continue=may_continue)
             if encoded.remaining_starts is not None:
                 await _await_within_timeout(self._encode_remaining_starts(encoded, entry.spec), entry.spec)
-            return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
+            return encoded if self._encryption is None else await _encrypt_outcome(encoded, claim, self._encryption)
         except asyncio.CancelledError as raised:
             if claim.is_interrupted:
                 raise
@@ -173,7 +173,7 @@ class Executor:
     ) -> EncodedOutcome:
         fail = Fail(clean_error(reason))
         encoded = encode_outcome(claim, entry.spec, ctx, fail, may_continue=False, error=error, second=second)
-        return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
+        return encoded if self._encryption is None else await _encrypt_outcome(encoded, claim, self._encryption)
 
     async def handle_step_error(
         self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
@@ -194,7 +194,7 @@ class Executor:
                 encoded = encode_outcome(claim, entry.spec, ctx, answer, may_continue=may_continue, error=error)
             if encoded.remaining_starts is not None:
                 await self._encode_remaining_starts(encoded, entry.spec)
-            return encoded if self._encryption is None else await _encrypt_outcome(encoded, self._encryption)
+            return encoded if self._encryption is None else await _encrypt_outcome(encoded, claim, self._encryption)
         except asyncio.CancelledError as raised:
             if claim.is_interrupted:
                 raise
@@ -361,9 +361,9 @@ def _log_traceback(claim: Claim, what: str, error: BaseException) -> None:
         errors_log.debug("instance %d: %s raised %s\n%s", claim.id, what, error_type_of(error), frames)
 
 
-async def _encrypt_outcome(encoded: EncodedOutcome, encryption: RowEncryption) -> EncodedOutcome:
+async def _encrypt_outcome(encoded: EncodedOutcome, claim: Claim, encryption: RowEncryption) -> EncodedOutcome:
     encoded.plain_state = encoded.commit.value
-    await encryption.encrypt(encoded.commit)
+    await encryption.encrypt(encoded.commit, claim)
     return encoded
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal, TypeAlias, get_type_hints
+from typing import Any, Final, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -62,7 +62,7 @@ class StoredJournal(msgspec.Struct):
     """The result of `journal_of_claim.sql`. Activities that are too large for it are True, and follow page by page."""
 
     checkpoint: tuple[int, int, msgspec.Raw] | None = None  # format, version, value
-    activities: list[StoredActivity] | Literal[True] | None = None
+    activities: list[StoredActivity] | bool | None = None  # msgspec before 0.22 knows no Literal[True]
 
 
 _STORED: Final = msgspec.json.Decoder(StoredJournal)

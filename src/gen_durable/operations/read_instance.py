@@ -28,9 +28,13 @@ async def history(services: Services, target: Target, last: int | None) -> list[
     instance, key = await _resolve_target(services, target)
     statement = services.journal_statements.history(instance, key, check_last_argument(last))
     found = await services.statement_runner.run(statement, "history", may_run_twice=True)
-    if services.encryption is None or instance is None:
+    if services.encryption is None or instance is None or not found:
         return found
-    return [services.encryption.decrypt_transition(one, instance) for one in found]
+    # A state is bound to its machine and version, which transitions do not have.
+    one = await services.statement_runner.run(services.statements.get(instance, None), "get", may_run_twice=True)
+    if one is None:
+        return []  # deleted meanwhile, with its history
+    return [services.encryption.decrypt_transition(t, instance, one.machine, one.version) for t in found]
 
 
 async def activities(services: Services, target: Target, last: int | None) -> list[Activity]:

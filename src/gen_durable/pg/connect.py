@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -18,7 +19,7 @@ from typing import Any, Final
 import asyncpg
 
 from gen_durable.loggers import get_logger
-from gen_durable.pg.dsn import Host, split_hosts
+from gen_durable.pg.dsn import VERIFY_FULL, Host, is_local_host, split_hosts
 from gen_durable.pg.session_settings import (
     ALLOW_WRITES,
     IS_READ_ONLY_ROLE,
@@ -37,13 +38,15 @@ CANCEL_DELAY: Final = 0.3
 class ConnectionTarget:
     """Where to connect. `pooled` says whether a pooler is in between, `None` means unknown.
 
-    Behind a pooler no named prepared statements are used.
+    Behind a pooler no named prepared statements are used. With `requires_tls` a host that is not on this machine gets
+    no byte of a login before its certificate is verified, whatever the DSN and the environment say.
     """
 
     dsn: str
     pooled: bool | None = None
     application_name: str = "gen_durable"
     connect_timeout: float = 10.0
+    requires_tls: bool = False
 
     def __repr__(self) -> str:
         return "ConnectionTarget(...)"  # a DSN holds a password
@@ -154,6 +157,7 @@ async def connect_to_host(host: Host, target: ConnectionTarget, timeout: float) 
             host.dsn,
             statement_cache_size=0 if target.pooled else 100,
             server_settings={"application_name": target.application_name},
+            ssl=VERIFY_FULL if target.requires_tls and not is_local_host(host.dsn, os.environ) else None,
         )
     )
     try:

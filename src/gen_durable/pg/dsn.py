@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Final
-from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+
+from gen_durable.errors import ConfigError
 
 KNOWN_OPTIONS: Final = frozenset(
     {
@@ -21,7 +23,9 @@ KNOWN_OPTIONS: Final = frozenset(
         *("sslpassword", "sslrootcert", "target_session_attrs", "user"),
     }
 )
-TLS_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+VERIFY_FULL: Final = "verify-full"
+TLS_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", VERIFY_FULL)
+REQUIRE_TLS_VARIABLE: Final = "GEN_DURABLE_REQUIRE_TLS"
 DEFAULT_ATTRS: Final = ("target_session_attrs", "read-write")
 
 
@@ -106,17 +110,57 @@ def find_tls_weakness(dsn: str, environment: Mapping[str, str]) -> str | None:
     """
     try:
         parts = urlsplit(dsn)
-        options = parse_qs(parts.query)
+        # As the driver reads them: the last of several counts, and an empty one is not given.
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
     except ValueError:
         return None  # connecting reports an unreadable DSN
-    hosts = _host_names(parts.netloc, options.get("host", [environment.get("PGHOST", "")])[0])
-    remote = [host for host in hosts if not _is_local(host)]
-    mode = options.get("sslmode", [environment.get("PGSSLMODE", "prefer")])[0]
-    if not remote or mode == "verify-full":
+    remote = _remote_hosts(parts.netloc, options, environment)
+    mode = options.get("sslmode") or environment.get("PGSSLMODE") or "prefer"
+    if not remote or mode == VERIFY_FULL:
         return None
     server = "the server" if may_leak_password(dsn) else remote[0]
     shown = mode if mode in TLS_MODES else "(unknown)"
     return f"sslmode={shown} does not verify the identity of {server}. Use sslmode=verify-full."
+
+
+def read_require_tls(given: str | None, environment: Mapping[str, str]) -> bool:
+    """Whether TLS is required: by the option, else by the variable GEN_DURABLE_REQUIRE_TLS."""
+    value = given if given is not None else environment.get(REQUIRE_TLS_VARIABLE) or None
+    if value not in (None, VERIFY_FULL):
+        name = "require_tls" if given is not None else REQUIRE_TLS_VARIABLE
+        raise ConfigError(f"{name} must be {VERIFY_FULL!r} or left out, got {value!r}")
+    return value is not None
+
+
+def check_required_tls(name: str, dsn: str, environment: Mapping[str, str]) -> None:
+    """Raise `ConfigError` unless every host of a DSN is on this machine or is connected to with verify-full.
+
+    A DSN that can be read in two ways is refused as well. `name` is where the DSN comes from.
+    """
+    if may_leak_password(dsn):
+        raise ConfigError(
+            f"require_tls: {name} is refused: its hosts are not clear. "
+            "Percent-encode special characters in its password."
+        )
+    options = dict(parse_qsl(urlsplit(dsn).query, keep_blank_values=True))
+    if "service" in options or environment.get("PGSERVICE"):
+        raise ConfigError(
+            f"require_tls: {name} is refused: it uses a connection service file, which is not checked. "
+            "Write host and sslmode into the DSN, and unset PGSERVICE."
+        )
+    if (weakness := find_tls_weakness(dsn, environment)) is not None:
+        raise ConfigError(f"require_tls: {name} is refused: {weakness}")
+
+
+def is_local_host(dsn: str, environment: Mapping[str, str]) -> bool:
+    """Whether all hosts of a DSN are Unix sockets, loopback addresses or `localhost`."""
+    parts = urlsplit(dsn)
+    return not _remote_hosts(parts.netloc, dict(parse_qsl(parts.query, keep_blank_values=True)), environment)
+
+
+def _remote_hosts(netloc: str, options: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
+    hosts = _host_names(netloc, options.get("host") or environment.get("PGHOST", ""))
+    return [host for host in hosts if not _is_local(host)]
 
 
 def _has_valid_port(address: str) -> bool:
@@ -139,10 +183,10 @@ def _parse_timeout(text: str) -> float | None:
 
 
 def _host_names(netloc: str, default: str) -> list[str]:
-    addresses = netloc.rpartition("@")[2] or default
-    return [
-        address if address.startswith("/") else _without_port(address) for address in addresses.split(",") if address
-    ]
+    # The driver decodes names in front of the path, and no others.
+    in_url = netloc.rpartition("@")[2]
+    addresses = map(unquote, in_url.split(",")) if in_url else default.split(",")
+    return [address if address.startswith("/") else _without_port(address) for address in addresses if address]
 
 
 def _without_port(address: str) -> str:
@@ -152,7 +196,7 @@ def _without_port(address: str) -> str:
 
 
 def _is_local(host: str) -> bool:
-    if host.startswith(("/", "%2F", "%2f")) or host in ("", "localhost"):
+    if host.startswith("/") or host in ("", "localhost"):
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

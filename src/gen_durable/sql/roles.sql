@@ -125,7 +125,8 @@ declare
     'retry_signals_others_rejected', 'signals_of', 'rejected_signals'
   ];
   admin constant text[] := client || viewer || array[
-    'retry', 'delete_instance', 'set_limit', 'remove_limit', 'restore_signals', 'delete_signals'
+    'retry', 'delete_instance', 'set_limit', 'remove_limit', 'restore_signals', 'delete_signals',
+    'payloads_page', 'replace_payloads'
   ];
 begin
   alter schema @schema owner to @owner;
