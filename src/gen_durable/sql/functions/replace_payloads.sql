@@ -15,6 +15,7 @@ create or replace function @schema.replace_payloads(
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_variable
 declare
