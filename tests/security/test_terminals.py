@@ -54,6 +54,7 @@ COMMANDS: dict[str, list[list[str]]] = {
         *(["ls", option, BAD] for option in ("--inserted-after", "--machine", "--step", "--key", "--error", "--codec")),
         ["ls", "--metadata", "{" + ALL],
     ],
+    "reencrypt": [["reencrypt", option, BAD] for option in ("--codec", "--batch", "--patience")],
     "count": [["count"], ["count", "--machine-version", BAD], ["count", "--finished-before", BAD]],
     "show": [
         ["show", "1"],
