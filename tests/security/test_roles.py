@@ -34,7 +34,7 @@ from gen_durable import (
 )
 from gen_durable.cli.app import app as cli
 from gen_durable.contrib.aes import AesGcm
-from gen_durable.errors import ConfigError, DatabaseRefused, InputError, NoTarget, NotFound
+from gen_durable.errors import ConfigError, DatabaseRefused, Duplicate, InputError, NoTarget, NotFound
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
 from gen_durable.store.schema import Schema
@@ -313,9 +313,19 @@ async def test_a_producer_changes_its_own_and_nothing_of_others(dsn: str, dsns: 
                     await other.app.signal(target, told, Secret("no"))
                 with pytest.raises(NotFound):
                     await other.app.cancel(target, reason="no")
-            start = Start(Waiter.wait, Secret("y"), unique_key=f"of {engine is mine}")
-            with pytest.raises(NoTarget):
-                await other.app.signal(f"of {engine is mine}", told, Secret("no"), or_start=start)
+            key = f"of {engine is mine}"
+            start = Start(Waiter.wait, Secret("y"), unique_key=key)
+            with psycopg.connect(dsn) as locking:  # a producer does not wait for a row of another either
+                locking.execute(f'select from "{schema}".instances for update'.encode())
+                async with asyncio.timeout(5):
+                    with pytest.raises(NoTarget):
+                        await other.app.signal(key, told, Secret("no"), or_start=start)
+                    with pytest.raises(Duplicate, match="held by an instance of another login"):
+                        await other.app.debounce(Waiter.wait, Secret("y"), unique_key=key, delay=60)
+            with psycopg.connect(dsns["producer2"]) as raw, psycopg.connect(dsns["client2"]) as client:
+                query = f"select \"{schema}\".live_id_of_key('{key}')".encode()
+                assert raw.execute(query).fetchone() == (None,)
+                assert client.execute(query).fetchone() == (held.id,)
             assert await engine.rows.fetch(
                 "select status::text, state->>'text' from @.instances where id = $1", held.id
             ) == [("runnable", "x")]
@@ -561,6 +571,24 @@ def test_hostile_prefixes(prefix: str) -> None:
 def test_roles_are_made_by_migrations() -> None:
     with pytest.raises(ConfigError, match="migrate=True"):
         Durable("postgresql://", roles="x")
+
+
+def test_the_printed_script_keeps_the_rights(
+    dsn: str, schema: str, dsns: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    """`create or replace` would make functions run with the rights of their callers; the script has the roles too."""
+    request.getfixturevalue("later_version")
+    printed = CliRunner().invoke(cli, ["migrate", "--dsn", dsn, "--schema", schema, "--sql"])
+    assert printed.exit_code == 0
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(printed.stdout.encode())
+        left = connection.execute(
+            "select from pg_proc where pronamespace = %s::regnamespace and not prosecdef and provolatile <> 'i'",
+            [f'"{schema}"'],
+        ).fetchall()
+        assert left == []
+    with psycopg.connect(dsns["producer"]) as producer:
+        assert producer.execute(f"select \"{schema}\".insert('m', 's')".encode()).fetchone() is not None
 
 
 def test_the_command(dsn: str, bare_schema: str) -> None:

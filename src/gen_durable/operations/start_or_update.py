@@ -136,9 +136,13 @@ def debounced_id(result: StartOrUpdateResult, start: Start[Any]) -> int:
     """The instance that waits. Raises `Duplicate` if the key is held by one that cannot be postponed."""
     if result.verdict == "taken" or result.target is None:
         key = start.unique_key
+        holder = (
+            "an instance of another login"
+            if result.target is None
+            else f"instance {result.target}, which has begun or is of another machine"
+        )
         raise Duplicate(
-            f"unique_key {key!r} is held by instance {result.target}, which has begun or is of another machine: "
-            "use a key that only debounce uses",
+            f"unique_key {key!r} is held by {holder}: use a key that only debounce uses",
             key=key,
             existing_id=result.target,
         )

@@ -10,6 +10,8 @@
 -- An instance holds the key while it is runnable for the first time. The claim that begins it frees the key, so a later
 -- call inserts a new instance. A row whose delay has passed and that waits at a gate keeps its place; a row that moves
 -- may have been the next of its gates, so these are listed in cascades, as by a cancel in a caller's transaction.
+-- For a login that may change only its own instances (may_change_others.sql), the key of another is 'taken'; its row is
+-- not locked.
 -- Index: instances_unique.
 -- Locks: the holder's row, waiting for a pick that claims it; without one the key, as insert.
 -- Guarded by tests/interleavings/test_debounce.py.
@@ -25,6 +27,8 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_variable
 declare
+  changes_all constant boolean := session_user = current_user or @schema.may_change_others();
+  login constant oid := case when not changes_all then @schema.session_login() end;
   delay constant interval := make_interval(secs => coalesce((start ->> 'delay')::float8, 0));
   waiting record;
   gates text[];
@@ -33,10 +37,16 @@ begin
     select i.id, i.queue, i.fsm = start ->> 'fsm' and i.status = 'runnable' and i.claims = 0 as has_not_begun,
            i.blocked_on is null and i.token_at is null as moves, i.partition_key, i.slot_key, i.rate_key
     into waiting
-    from @schema.instances i where i.unique_guard = key
+    from @schema.instances i where i.unique_guard = key and (changes_all or i.inserted_by = login)
     for no key update;
     if not found then
       target := @schema.insert_if_key_free(key, start || '{"unique_scope": "{runnable}"}');
+      if target is null and not changes_all and exists (
+        select from @schema.instances i where i.unique_guard = key and i.inserted_by is distinct from login
+      ) then
+        verdict := 'taken';
+        return;
+      end if;
       continue when target is null;
       verdict := 'started';
       woken_queue := coalesce(start ->> 'queue', 'default');
@@ -44,10 +54,7 @@ begin
     end if;
 
     target := waiting.id;
-    if not waiting.has_not_begun or (
-      session_user <> current_user and not @schema.may_change_others()
-      and @schema.own_ids(array[target]) = array[null::bigint]
-    ) then
+    if not waiting.has_not_begun then
       verdict := 'taken';
       return;
     elsif start ? 'id' and target is distinct from holder then

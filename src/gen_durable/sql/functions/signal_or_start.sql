@@ -10,6 +10,8 @@
 -- recognised even if the instance that the first one started has ended. It is looked for while this transaction has the
 -- key, by the lock on its holder or by its own new row: no instance of the key can begin or end in between.
 -- Index: instances_unique, instances_key, signals_dedup.
+-- For a login that may change only its own instances (may_change_others.sql), a holder of another is 'no_target'; its
+-- row is not locked.
 -- Locks: the holder's row; without one the key, as insert. A holder that ends while its lock is waited for leaves the key
 -- free, and a key that is taken while it is inserted has a holder: each is seen by the next try.
 -- Guarded by tests/interleavings/test_signal_or_start.py.
@@ -28,6 +30,8 @@ set enable_hashjoin = off
 as $$
 #variable_conflict use_variable
 declare
+  changes_all constant boolean := session_user = current_user or @schema.may_change_others();
+  login constant oid := case when not changes_all then @schema.session_login() end;
   new_id bigint;
   receiver bigint;  -- the instance that has the dedup key
 begin
@@ -35,17 +39,18 @@ begin
     perform @schema.require_read_committed();  -- the dedup key is looked for after the lock
   end if;
   for try in 1..20 loop
-    select i.id into target from @schema.instances i where i.unique_guard = key
+    select i.id into target from @schema.instances i
+    where i.unique_guard = key and (changes_all or i.inserted_by = login)
     for no key update;
     if target is null then
       new_id := @schema.insert_if_key_free(key, start);
+      if new_id is null and not changes_all and exists (
+        select from @schema.instances i where i.unique_guard = key and i.inserted_by is distinct from login
+      ) then
+        verdict := 'no_target';
+        return;
+      end if;
       continue when new_id is null;
-    elsif session_user <> current_user and not @schema.may_change_others()
-      and @schema.own_ids(array[target]) = array[null::bigint]
-    then
-      target := null;
-      verdict := 'no_target';
-      return;
     end if;
 
     if dedup_key is not null then
