@@ -59,7 +59,7 @@ help:
 	@echo '  make test-fast     the tests of single parts: no killed processes, no interleavings'
 	@echo '  make test-plans    the query plans, on a throw-away cluster of postgresql-15 (root installs it)'
 	@echo '  make limits-long   run the tests of limits for minutes instead of seconds, with the documented bounds'
-	@echo '  make test-long     the random tests of `make test` at full length (about three minutes)'
+	@echo '  make test-long     random tests and faults at full length, and each benchmark once (about four minutes)'
 	@echo '  make interleavings    run all interleavings of two sessions, a large sample of three (SAMPLES=1000 SEED=7)'
 	@echo '  make model    compare random histories with a model of the database (MODEL_EXAMPLES=2000)'
 	@echo '  make mutants  remove each guard of the SQL, one at a time: a test must fail for each (about 7 minutes)'
@@ -115,10 +115,10 @@ test-plans: $(READY)
 limits-long: $(READY)
 	$(WITH_PG) env LIMITS_LONG=1 $(BIN)/pytest -s tests/flows/test_limit_*.py $(ARGS)
 
-# Every test that tests/support/length.py makes shorter.
+# Every test that `make test` leaves out or makes shorter (tests/support/length.py).
 .PHONY: test-long
 test-long: $(READY)
-	$(WITH_PG) env GEN_DURABLE_TEST_LONG=1 $(BIN)/pytest $(PARALLEL) -q tests/model tests/tools/test_fuzz_sizes.py tests/store/test_limits_fuzz.py tests/store/test_gates_fuzz.py tests/store/test_paging.py $(ARGS)
+	$(WITH_PG) env GEN_DURABLE_TEST_LONG=1 $(BIN)/pytest $(PARALLEL) -q -m 'long or scaled' $(ARGS)
 
 .PHONY: interleavings
 interleavings: $(READY)

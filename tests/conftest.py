@@ -20,6 +20,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.support import type_cache
+from tests.support.length import LONG
 from tests.support.schemas import Schemas
 
 from gen_durable.pg.migrate import library_version
@@ -29,8 +30,12 @@ pytest_plugins = ["tests.support.background_errors"]
 type_cache.install()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests come first, so that no process of xdist is left with one of them in the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave long tests to `make test-long`. The longest of the others come first, so that none is run alone in the end."""
+    if not LONG:
+        left_out = [item for item in items if item.get_closest_marker("long") is not None]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
     items.sort(key=lambda item: ("tools" not in item.path.parts, item.get_closest_marker("slow") is None))
 
 

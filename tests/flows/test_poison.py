@@ -33,8 +33,12 @@ async def until(app: Durable, seconds: float, *statuses: Status, count: int) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [((5,), 0.0, 10), ((5, 30), 0.3, 10), ((49,), 0.3, 3), ((3, 4), 0.0, 4)],
-    ids=["one, short steps", "two, long steps", "one, few crashes", "two together, few crashes"],
+    [
+        pytest.param(((5,), 0.0, 10), id="one, short steps", marks=pytest.mark.long),
+        pytest.param(((5, 30), 0.3, 10), id="two, long steps", marks=pytest.mark.long),
+        pytest.param(((49,), 0.3, 3), id="one, few crashes"),
+        pytest.param(((3, 4), 0.0, 4), id="two together, few crashes"),
+    ],
 )
 async def test_only_the_poisons_fail(
     dsn: str, schema: str, spawn: Spawn, case: tuple[tuple[int, ...], float, int]
@@ -54,6 +58,7 @@ async def test_only_the_poisons_fail(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_many_claims_that_died_together_end_soon(dsn: str, schema: str, spawn: Spawn) -> None:
     """Three kills of a worker with 200 claims: they start apart, and soon all run together again."""
     took: list[float] = []

@@ -348,6 +348,7 @@ class Histories(RuleBasedStateMachine):
         assert found == [], [tuple(row) for row in found]
 
 
+@pytest.mark.scaled
 @pytest.mark.timeout(0)
 @pytest.mark.dirty  # a history ends anywhere: with a claim whose worker has died
 def test_the_database_does_what_the_model_says(store: Store) -> None:

@@ -11,8 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -83,8 +81,12 @@ def test_the_environment_is_the_locked_one() -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_sbom_lists_every_runtime_dependency(tmp_path: Path) -> None:
     """With versions and licences, and no tool of development; it conforms to the schema of CycloneDX."""
+    from cyclonedx.schema import SchemaVersion  # takes a second and a half, in every process of a run
+    from cyclonedx.validation.json import JsonStrictValidator
+
     script = ROOT / "scripts" / "sbom.py"
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
     (file,) = tmp_path.glob("gen_durable-*.cdx.json")

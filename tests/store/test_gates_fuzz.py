@@ -46,6 +46,7 @@ order by i.partition_key, i.priority, case when i.blocked_on is not null then i.
 """
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_sequences(store: Store, seed: int) -> None:

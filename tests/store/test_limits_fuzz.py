@@ -320,6 +320,7 @@ WHAT = {
 }  # fmt: skip
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_sequences(store: Store, seed: int) -> None:

@@ -110,6 +110,7 @@ def fitting(store: Store, filters: dict[str, Any]) -> set[int]:
     return {row[0] for row in store.sql(f"select i.id from @schema.instances i where {text}", encode_filters(filters))}
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [20_000, 24], ids=["whole pages", "short pages"])
 @pytest.mark.parametrize("name", FILTERS)

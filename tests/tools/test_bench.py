@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.length import short_or_long
 from tools.bench.delaying_proxy import DelayingProxy
 from tools.bench.scenarios import latency_model
 
@@ -28,18 +29,19 @@ def run(*arguments: str, may_judge: bool = False) -> str:
     return done.stdout
 
 
+@pytest.mark.scaled
 def test_the_benchmark(tmp_path: Path) -> None:
-    """`make bench`: two of its scenarios, beside their ceilings."""
+    """`make bench`: one or two of its scenarios, beside their ceilings."""
     file = tmp_path / "bench.json"
-    run(
-        "tools.bench", "--size", "small", "--scenario", "chain", "--scenario", "drain", "--no-plot", "--json", str(file)
-    )
+    scenarios = short_or_long(("--scenario", "chain"), ("--scenario", "chain", "--scenario", "drain"))
+    run("tools.bench", "--size", "small", *scenarios, "--no-plot", "--json", str(file))
     rows = {row["name"]: row for row in json.loads(file.read_text())["results"]}
-    for name in ("5-step chain", "history on, against off", "no-op jobs"):
+    for name in ("5-step chain", "history on, against off", *short_or_long((), ("no-op jobs",))):
         assert rows[name]["value"] > 0
         assert rows[name]["ratio"] > 0
 
 
+@pytest.mark.long
 def test_what_calls_cost_on_a_larger_table(tmp_path: Path) -> None:
     """`make bench-scale`, without its long reader."""
     file = tmp_path / "scale.json"
@@ -52,6 +54,7 @@ def test_what_looking_costs() -> None:
     assert "metadata, none" in run("tools.bench.listing", "--rows", "10k", "--rounds", "1", may_judge=True)
 
 
+@pytest.mark.long
 def test_the_soak(tmp_path: Path) -> None:
     """`make soak`: all that is inserted ends, and the doctor finds nothing."""
     file = tmp_path / "soak.json"
@@ -64,6 +67,7 @@ def test_the_soak(tmp_path: Path) -> None:
         assert verdict[what]["good"], verdict[what]
 
 
+@pytest.mark.long
 def test_throughput_over_a_network(tmp_path: Path) -> None:
     """The latency model: a rate for each latency, and the round trips that fit them."""
     file = tmp_path / "bench.json"

@@ -20,6 +20,7 @@ from tools.fuzz_sizes.program import draw_program  # noqa: E402
 from tools.fuzz_sizes.values import KINDS, Value  # noqa: E402
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_instance_ends_as_expected(tmp_path: Path) -> None:
