@@ -116,6 +116,35 @@ SETTINGS = {
     "row-security": {"row_security": "off"},
     "messages": {"client_min_messages": "debug1", "log_statement": "all"},
 }
+ALONE = (
+    *("repeatable-read", "serializable", "read-only-and-strict", "deferrable", "statement-timeout", "lock-timeout"),
+    *("idle-in-transaction", "idle-session", "transaction-timeout", "latin1", "jit", "no-index"),
+)
+"""Settings that `make test` tries one at a time. It combines the others, which `make test-long` tries alone."""
+COMBINED = {
+    "texts-and-times": ("kathmandu", "german-dates", "bytea-escape", "few-digits", "old-strings", "no-null-in-arrays"),
+    "names-and-plans": (
+        "far-west",
+        "sql-ascii",
+        "search-path",
+        "custom-plans",
+        "small-memory",
+        "row-security",
+        "messages",
+    ),
+    "read-only-and-no-path": ("read-only", "empty-search-path"),
+}
+CASES = [
+    *(pytest.param(SETTINGS[name], id=name, marks=() if name in ALONE else pytest.mark.long) for name in SETTINGS),
+    *(
+        pytest.param({key: value for name in names for key, value in SETTINGS[name].items()}, id=combination)
+        for combination, names in COMBINED.items()
+    ),
+]
+
+
+def test_every_setting_is_tried() -> None:
+    assert sorted([*ALONE, *(name for names in COMBINED.values() for name in names)]) == sorted(SETTINGS)
 
 
 @contextmanager
@@ -180,10 +209,10 @@ async def run_flow(dsn: str, schema: str, **options: Any) -> None:
         assert len((await app.get(flows[0].id)).metadata or {}) == 0
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-async def test_a_flow_works_under(dsn: str, schema: str, name: str) -> None:
+@pytest.mark.parametrize("settings", CASES)
+async def test_a_flow_works_under(dsn: str, schema: str, settings: dict[str, str]) -> None:
     """As under the server's own defaults, whatever the role says."""
-    with hostile_login(dsn, schema, SETTINGS[name]) as hostile:
+    with hostile_login(dsn, schema, settings) as hostile:
         await run_flow(hostile, schema)
 
 
