@@ -31,7 +31,7 @@ type_cache.install()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave long tests to `make test-long`. The longest of the others come first, so that none runs alone in the end."""
+    """Leave long tests to `make test-long`. The longest of the others come first: none should run alone in the end."""
     if not LONG:
         left_out = [item for item in items if item.get_closest_marker("long") is not None]
         config.hook.pytest_deselected(items=left_out)
