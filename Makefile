@@ -67,6 +67,7 @@ help:
 	@echo '  make check    lint, format, import directions, types and prose (ruff, lint-imports, mypy, pyright, scripts/prose.py)'
 	@echo '  make prose    count the tics of unclear prose in comments, SQL headers and docs (ARGS=--all lists them)'
 	@echo '  make bench    measure the engine against its bare SQL; JSON and plots go to tools/bench/results/'
+	@echo '  make bench-pairs BASE=HEAD~20   compare this version with another in pairs (ARGS="--roles --turns 40")'
 	@echo '  make bench-scale   measure each statement with 10 k to 3 M rows, and under a long reader (ARGS=--quick)'
 	@echo '  make soak     run half of the peak load for an hour (HOURS=0.25) and check that nothing grows'
 	@echo '  make plans    write docs/reference/plans.md: EXPLAIN of the hot statements on 1 M rows (postgresql-15, as test-plans)'
@@ -149,6 +150,10 @@ prose: $(READY)
 .PHONY: bench
 bench: $(READY)-bench
 	$(WITH_PG) $(BIN)/python -m tools.bench $(if $(PEERS),--peers) $(if $(BIG),--big) $(ARGS)
+
+.PHONY: bench-pairs
+bench-pairs: $(READY)-bench
+	$(WITH_PG) $(BIN)/python -m tools.bench.pairs $(or $(BASE),$(error say BASE=REVISION, the version to compare with)) $(ARGS)
 
 .PHONY: bench-scale
 bench-scale: $(READY)-bench
