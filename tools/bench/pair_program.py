@@ -32,12 +32,12 @@ class Chain(Machine):
     async def go(self, state: int, ctx: Context) -> Outcome[None]:
         global ended  # noqa: PLW0603  # as above
         if state < 4:
-            return Next(Chain.go, state + 1)
+            return Next(self.go, state + 1)
         ended += 1
         return Done()
 
 
-async def run_worker(app: Durable, amount: int, starts: list[Start[int]]) -> float:
+async def run_worker(app: Durable, amount: int, starts: list[Start[None]]) -> float:
     """Insert, then let a worker run everything. Returns its seconds."""
     global ended  # noqa: PLW0603  # as above
     ended = 0
