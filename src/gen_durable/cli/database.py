@@ -63,7 +63,7 @@ async def open_database(dsn: str | None, *, directory: Path | None = None) -> As
 
     server = await asyncio.to_thread(start, directory)
     try:
-        async with _connect(server.dsn, server.notice, server.directory) as database:
+        async with _connect(server.dsn, server.data_location, server.directory) as database:
             yield database
     finally:
         await asyncio.to_thread(release, server)

@@ -1,4 +1,4 @@
-"""Check after the demo that no outcome was lost and none was committed twice.
+"""Verifies after the demo that no outcome was lost and none was committed twice.
 
 The checks compare the script's observations with the database. Every committed outcome adds one to an instance's `seq`,
 and an order's path has a known length: a lower `seq` is a lost outcome and a higher one a doubled outcome, however
