@@ -189,7 +189,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         return [
             cast(R, codec.decode(raw))
             for child in self.children
-            if (raw := _raw_result_if_of_machine(child, spec)) is not None
+            if (raw := _raw_result_of_done_child(child, spec)) is not None
         ]
 
     async def stream_results(self, step: Startable[S, R]) -> AsyncIterator[R]:
@@ -198,7 +198,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
 
         spec = to_step_spec(step, "ctx.stream_results")
         async for child in self.stream_children():
-            if (raw := _raw_result_if_of_machine(child, spec)) is not None:
+            if (raw := _raw_result_of_done_child(child, spec)) is not None:
                 yield cast(R, spec.result_codec.decode(raw))
 
     def limit(self, name: str, partition: str | None = None, *, weight: int = 1) -> LimitContext:
@@ -354,6 +354,6 @@ def _pop_retry_policy(kwargs: dict[str, Any]) -> RetryPolicy | None:
     return kwargs.pop("retry") if isinstance(kwargs.get("retry"), RetryPolicy) else None
 
 
-def _raw_result_if_of_machine(child: Child, spec: StepSpec) -> bytes | None:
+def _raw_result_of_done_child(child: Child, spec: StepSpec) -> bytes | None:
     """The result of a child, if it is done and belongs to the machine of `spec`."""
     return child.raw_result if child.ok and child.machine == spec.machine.name else None

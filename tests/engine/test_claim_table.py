@@ -14,7 +14,7 @@ from tests.support.engine import Engine, Opening
 from gen_durable import Start, Status, job
 from gen_durable.context import Child
 from gen_durable.core.services import services_of
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine import claim_table
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import DEFAULT_REASON, LIMIT_REST, USUAL_REST, ClaimTable
@@ -60,7 +60,7 @@ class Holder:
             slots=self.slots,
             tasks=self.tasks,
             registry=Registry(jobs=[noop]),
-            fingerprints=Fingerprints(Registry(jobs=[noop]), ""),
+            fingerprints=DecoderFingerprints(Registry(jobs=[noop]), ""),
             notifier=cast(Any, self),
             events=events,
             max_crashes=None,

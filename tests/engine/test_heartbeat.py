@@ -16,7 +16,7 @@ from tests.support.engine import Engine, opened
 
 from gen_durable import job
 from gen_durable.core.services import services_of
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine import heartbeat as heartbeat_module
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
@@ -63,7 +63,7 @@ class Beating:
             slots=slots,
             tasks=tasks,
             registry=Registry([], [rest]),
-            fingerprints=Fingerprints(Registry([], [rest]), ""),
+            fingerprints=DecoderFingerprints(Registry([], [rest]), ""),
             notifier=services.notifier,
             events=e.app.events,
             max_crashes=None,

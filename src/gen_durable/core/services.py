@@ -97,7 +97,7 @@ class Services:
     @property
     def codec_identity(self) -> str:
         """Identifies the codec in fingerprints; "" without a codec."""
-        return "" if self.encryption is None else self.encryption.identity
+        return "" if self.encryption is None else self.encryption.codec_identity
 
     @property
     def installation_id(self) -> str:

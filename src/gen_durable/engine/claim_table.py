@@ -13,7 +13,7 @@ import time
 from typing import Final, NamedTuple
 
 from gen_durable.core.notifier import Notifier
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
 from gen_durable.engine.slots import Slots
@@ -73,7 +73,7 @@ class ClaimTable:
         notifier: Notifier,
         events: Events,
         max_crashes: int | None,
-        fingerprints: Fingerprints,
+        fingerprints: DecoderFingerprints,
     ) -> None:
         self._pool = pool
         self._statements = statements
@@ -189,7 +189,7 @@ class ClaimTable:
             claim.epoch,
             [fault.id for fault in faults],
             [clean_error(fault.reason) for fault in faults],
-            self._fingerprints.of(claim.machine, claim.version),
+            self._fingerprints.get_for_machine(claim.machine, claim.version),
         )
         try:
             result = await self._pool.run_idempotent(statement)

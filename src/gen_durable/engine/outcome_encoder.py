@@ -186,7 +186,7 @@ def _encode_retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
 def _encode_done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
     commit.kind = "done"
     try:
-        commit.value = spec.result_codec.encode_checked(outcome.result)
+        commit.value = spec.result_codec.encode_with_type_check(outcome.result)
     except EncodeError:
         if inspect.isawaitable(outcome.result):
             raise _wrong_return_error(spec, outcome.result) from None

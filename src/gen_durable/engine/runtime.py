@@ -17,7 +17,7 @@ from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
@@ -88,7 +88,7 @@ class Runtime:
             worker=name,
         )
         self.slots = Slots(options.concurrency_by_queue, options.prefetch, tasks=self.tasks, notifier=services.notifier)
-        self._fingerprints = Fingerprints(registry, services.codec_identity)
+        self._fingerprints = DecoderFingerprints(registry, services.codec_identity)
         self.claims = ClaimTable(
             services.pool,
             services.statements,

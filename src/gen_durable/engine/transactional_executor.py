@@ -34,7 +34,7 @@ from gen_durable.outcomes import describe_error
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify, sqlstate
 from gen_durable.pg.shared_transaction import Transaction
-from gen_durable.registry import Entry
+from gen_durable.registry import StepEntry
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FlushResult
@@ -105,7 +105,7 @@ class TransactionalExecutor:
             finally:
                 self._free.append(connection)
 
-    async def execute_and_roll_back(self, claim: Claim, entry: Entry) -> None:
+    async def execute_and_roll_back(self, claim: Claim, entry: StepEntry) -> None:
         """Execute a step as if its worker died before the commit (gen_durable.testing)."""
         async with self._semaphore:
             connection = self._free.pop()
@@ -176,7 +176,7 @@ class TransactionalExecutor:
             raise
         return encoded
 
-    async def _flush_and_commit(self, transaction: Transaction, commit: Commit, entry: Entry) -> FlushResult:
+    async def _flush_and_commit(self, transaction: Transaction, commit: Commit, entry: StepEntry) -> FlushResult:
         """Flush and commit; roll back if the flush did not write the outcome."""
         flushed = await self._flush(transaction, commit, entry)
         if flushed.stale_ids or flushed.already_committed_ids or flushed.cancel_requested_ids:
@@ -190,7 +190,7 @@ class TransactionalExecutor:
             ) from error
         return flushed
 
-    async def _flush(self, transaction: Transaction, commit: Commit, entry: Entry) -> FlushResult:
+    async def _flush(self, transaction: Transaction, commit: Commit, entry: StepEntry) -> FlushResult:
         work = functools.partial(flush_in_transaction, statements=self._statements, commit=commit, worker=self._worker)
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         for retries_left in range(FLUSH_RETRIES, -1, -1):
@@ -226,7 +226,7 @@ class TransactionalExecutor:
             await asyncio.sleep(pauses.next())
 
 
-def _broken_connection_error(entry: Entry, error: Exception) -> DatabaseUnavailable:
+def _broken_connection_error(entry: StepEntry, error: Exception) -> DatabaseUnavailable:
     return DatabaseUnavailable(
         f"the connection of step {entry.spec.label} broke in {MAX_BROKEN} executions in a row, at last with "
         f"{describe_error(error)}. If the step waits inside its transaction, idle_in_transaction_session_timeout, or "
@@ -234,14 +234,14 @@ def _broken_connection_error(entry: Entry, error: Exception) -> DatabaseUnavaila
     )
 
 
-def _ended_transaction_error(entry: Entry) -> InvalidOutcome:
+def _ended_transaction_error(entry: StepEntry) -> InvalidOutcome:
     return InvalidOutcome(
         f"step {entry.spec.label} has ended its transaction itself: leave COMMIT and ROLLBACK to the worker, "
         "and use `async with ctx.connection.transaction():` for a savepoint"
     )
 
 
-def _aborted_transaction_error(entry: Entry) -> InvalidOutcome:
+def _aborted_transaction_error(entry: StepEntry) -> InvalidOutcome:
     return InvalidOutcome(
         f"a statement of step {entry.spec.label} failed and aborted its transaction: put a savepoint around what may "
         "fail, `async with ctx.connection.transaction():`, or let the error out of the step"

@@ -19,11 +19,11 @@ from gen_durable.store.schema import Schema
 
 
 @final
-class Nothing:
-    """The type of `NOTHING`: there is no checkpoint."""
+class NoCheckpoint:
+    """The type of `NO_CHECKPOINT`: there is no checkpoint."""
 
 
-NOTHING: Final = Nothing()
+NO_CHECKPOINT: Final = NoCheckpoint()
 
 
 class MemoryJournal:
@@ -33,7 +33,7 @@ class MemoryJournal:
 
     def __init__(self, checkpoint: object, finished: Mapping[str, object]) -> None:
         stored = StoredJournal(
-            None if checkpoint is NOTHING else (CHECKPOINT_FORMAT, 1, _encode_raw(checkpoint, "a checkpoint")),
+            None if checkpoint is NO_CHECKPOINT else (CHECKPOINT_FORMAT, 1, _encode_raw(checkpoint, "a checkpoint")),
             [
                 (n, name, True, encode(result, name).decode())
                 for n, (name, result) in enumerate(finished.items(), start=1)
