@@ -20,7 +20,7 @@ from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check_schema, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
 from gen_durable.pg.session_settings import role_settings_statement
-from gen_durable.pg.sqlstate_errors import to_error
+from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.schema import Schema
 
@@ -141,7 +141,7 @@ class Database:
             self.client_pool: Pool = self._caller_pool or self.pool
         except SqlError as error:
             await self._release_embedded()
-            raise to_error(error, "open", self.schema.name) from None
+            raise to_library_error(error, "open", self.schema.name) from None
         except ConnectionLost as error:
             await self._release_embedded()
             raise DatabaseUnavailable(error.problem) from error

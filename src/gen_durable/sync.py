@@ -27,13 +27,13 @@ from gen_durable.limits import LimitState, Policy
 from gen_durable.operations.cancel import check_reason, to_cancellation
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
-from gen_durable.operations.instance_admin import SyncAdminOperations
-from gen_durable.operations.signal_admin import SyncSignalOperations
+from gen_durable.operations.instance_admin import SyncInstanceAdminOperations
+from gen_durable.operations.signal_admin import SyncSignalAdminOperations
 from gen_durable.pg.caller_connection import resolve_caller_connection
 from gen_durable.starts import Start, Startable, StartOptions
 from gen_durable.store.schema import DEFAULT_SCHEMA
 from gen_durable.sync_handles import SyncHandle
-from gen_durable.sync_signal_and_debounce import SyncSignalMethods
+from gen_durable.sync_signal_and_debounce import SyncSignalAndDebounceMethods
 from gen_durable.telemetry import Events
 
 S = TypeVar("S")
@@ -41,7 +41,11 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["SyncHandle[Any]"], SyncSignalMethods):
+class SyncDurable(
+    SyncInstanceAdminOperations["SyncHandle[Any]"],
+    SyncSignalAdminOperations["SyncHandle[Any]"],
+    SyncSignalAndDebounceMethods,
+):
     """`with SyncDurable(dsn) as app: app.insert(...)`.
 
     The options are those of `Durable`, except `pool`: an asyncpg pool belongs to the event loop that opened it, and

@@ -46,7 +46,7 @@ class Supervised:
         self.own = own
         self.supervisor = Supervisor(layout, Binaries(programs), own)
 
-    def join_server(self) -> FileLock:
+    def join(self) -> FileLock:
         share = file_locks.wait_for_shared_lock(self.layout.users_lock, 5)
         assert share is not None
         return share

@@ -41,7 +41,7 @@ class Parts:
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: self.calls.append((name, *arguments))
 
-    def has(self, _active: ActiveClaim) -> bool:
+    def has_claim(self, _active: ActiveClaim) -> bool:
         return self.has_claim
 
 
@@ -253,10 +253,10 @@ async def test_a_claim_that_is_found_lost_does_not_wait_for_the_slot_that_it_has
 
 
 @pytest.mark.parametrize(
-    ("is_aside", "is_large", "waits"), [(False, False, False), (True, False, True), (False, True, True)]
+    ("is_side_flush", "is_large", "waits"), [(False, False, False), (True, False, True), (False, True, True)]
 )
 async def test_only_a_large_outcome_or_claim_keeps_its_slot_until_the_commit(
-    is_aside: bool, is_large: bool, waits: bool
+    is_side_flush: bool, is_large: bool, waits: bool
 ) -> None:
     """Its task waits for the answer, so that no other step makes more of its kind meanwhile."""
     running, receivers = Running(), list[ClaimEndReceiver]()
@@ -264,7 +264,7 @@ async def test_only_a_large_outcome_or_claim_keeps_its_slot_until_the_commit(
 
     def enqueue(_commit: Commit, receiver: ClaimEndReceiver) -> bool:
         receivers.append(receiver)
-        return is_aside
+        return is_side_flush
 
     cast(Any, running.parts).enqueue = enqueue
     encoded = EncodedOutcome(Commit(1, 1, 0, "done"), "Done")

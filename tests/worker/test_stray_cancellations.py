@@ -170,7 +170,7 @@ async def end_without_claims(e: Engine, worker: Any, handle: Handle[Any]) -> obj
     end = await e.end(handle)
 
     async def none_left() -> bool:
-        return not worker._runtime.claims.all()
+        return not worker._runtime.claims.list_all()
 
     await e.rows.when(none_left)
     return end
@@ -414,7 +414,7 @@ async def test_a_step_that_cancels_every_task_of_its_process(engine: Opening) ->
 
         async def all_ended() -> bool:
             (row,) = await e.rows.fetch("select count(*) from @.instances where status = 'done'")
-            return row["count"] == 303 and not worker._runtime.claims.all()
+            return row["count"] == 303 and not worker._runtime.claims.list_all()
 
         await e.rows.when(all_ended)
 

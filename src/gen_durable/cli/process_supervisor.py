@@ -47,14 +47,14 @@ class _Supervisor:
             loop.add_signal_handler(number, self._handle_signal, number)
         log.info("starting %d processes", processes)
         try:
-            await asyncio.gather(*(self._keep_one_process_running(slot + 1) for slot in range(processes)))
+            await asyncio.gather(*(self._run_and_replace_process(slot + 1) for slot in range(processes)))
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
         log.info("all processes have ended")
         return self._code
 
-    async def _keep_one_process_running(self, slot: int) -> None:
+    async def _run_and_replace_process(self, slot: int) -> None:
         """Run one process after the other, until a stop or until one was stopped by itself."""
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():

@@ -47,7 +47,7 @@ class UndecodableState(Exception):
     """The stored state does not decode to what the step takes, so the step cannot be called."""
 
 
-class StepRaised(Exception):
+class TransactionalStepRaised(Exception):
     """Wraps what a transactional step raised, so that its transaction is rolled back before `on_error` runs."""
 
     def __init__(self, error: Exception) -> None:
@@ -93,8 +93,8 @@ class Executor:
     ) -> EncodedOutcome:
         """Execute a step and encode its outcome. Raises the errors that `ClaimRunner` ends a claim with, cancellation.
 
-        `previous` is the committed outcome of the same claim that led here; it holds the decoded state. `task` is the
-        current task, if the caller knows it. With a `transaction` the step's error is raised as `StepRaised`.
+        `previous`, the committed outcome of this claim that led here, holds the decoded state. `task` is the current
+        task, if known. With a `transaction` the step's error is raised as `TransactionalStepRaised`.
         """
         state = previous.state if previous is not None else self._decode_state(claim, entry)
         ctx, claim.taken = self._make_context(claim, entry.spec, transaction), None
@@ -107,7 +107,7 @@ class Executor:
             else:
                 returned = await self._call_in_thread(claim, entry, state, ctx, may_continue=may_continue)
             if task is None or task.cancelling():
-                await _forget_cancellation(claim)
+                await _absorb_own_cancellation(claim)
             if type(returned) is EncodedOutcome:  # from a thread; isinstance takes longer
                 encoded = returned
             else:
@@ -120,7 +120,7 @@ class Executor:
         except asyncio.CancelledError as raised:
             if claim.is_interrupted:
                 raise
-            await _forget_cancellation(claim)
+            await _absorb_own_cancellation(claim)
             error: Exception = _to_step_cancelled(entry.spec, raised)
         except (LeaseLost, NoFreeThread, UnreadableSignal):
             raise
@@ -129,7 +129,7 @@ class Executor:
         except BaseException as raised:
             error = _to_step_cancelled(entry.spec, raised)
         if transaction is not None:
-            raise StepRaised(error) from error
+            raise TransactionalStepRaised(error) from error
         return await self.handle_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
     def _decode_state(self, claim: Claim, entry: StepEntry) -> object:
@@ -363,7 +363,7 @@ def _log_traceback(claim: Claim, what: str, error: BaseException) -> None:
 
 async def _encrypt_outcome(encoded: EncodedOutcome, claim: Claim, encryption: RowEncryption) -> EncodedOutcome:
     encoded.plain_state = encoded.commit.value
-    await encryption.encrypt(encoded.commit, claim)
+    await encryption.encrypt_outcome(encoded.commit, claim)
     return encoded
 
 
@@ -380,7 +380,7 @@ async def _await_within_timeout(running: Awaitable[Any], spec: StepSpec) -> Any:
     return await await_within(running, spec.timeout, too_long)
 
 
-async def _forget_cancellation(claim: Claim) -> None:
+async def _absorb_own_cancellation(claim: Claim) -> None:
     """Absorb the cancellation of a step that cancelled its own task and returned; it must not hit the engine."""
     task = asyncio.current_task()
     if task is None or not task.cancelling() or claim.is_interrupted:

@@ -88,7 +88,7 @@ class Heartbeat:
         """Extend leases that are older than a third of their duration; returns claims that were lost."""
         if self._connection is None:
             self._connection = PersistentConnection(self._target)
-        old = self._claims.leased_longer_than(self._lease_seconds / 3)
+        old = self._claims.claims_leased_longer_than(self._lease_seconds / 3)
         lost: list[ActiveClaim] = []
         for i in range(0, len(old), BATCH):
             lost += await self._extend_batch(old[i : i + BATCH], self._connection)
@@ -123,7 +123,7 @@ class Heartbeat:
 
     async def read_cancel_requests(self) -> dict[int, str]:
         """The reasons of cancel requests for this worker's claims, by instance id."""
-        fences = sorted((active.claim.id, active.claim.epoch) for active in self._claims.all())
+        fences = sorted((active.claim.id, active.claim.epoch) for active in self._claims.list_all())
         if not fences or self._connection is None:
             return {}
         return await self._connection.run(self._statements.cancel_requests_of(fences), timeout=self._interval_seconds)

@@ -66,10 +66,10 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
         if children is not None:
             _add_children(children, chunk)
             check_child_count(len(children.encoded))
-            _check_size(children.size)
+            _check_children_size(children.size)
         elif extra is not None:
             extra["spawn"] += chunk
-            _check_size(sum(_child_state_size(start) for start in extra["spawn"]))
+            _check_children_size(sum(_child_state_size(start) for start in extra["spawn"]))
             if not may_have_more:
                 self.commit.extra = msgspec.json.encode(extra).decode()
         return may_have_more
@@ -330,7 +330,7 @@ def _child_state_size(child: dict[str, object]) -> int:
     return sum(len(memoryview(cast(Buffer, child[part]))) for part in ("state", "signals") if part in child)
 
 
-def _check_size(size: int) -> None:
+def _check_children_size(size: int) -> None:
     if size > MAX_CHILDREN_BYTES:
         raise TooLarge(
             f"the instances that one outcome starts are over {MAX_CHILDREN_BYTES:,} bytes of JSON: "

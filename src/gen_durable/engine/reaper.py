@@ -85,7 +85,7 @@ class Reaper(BackgroundTask):
         is_full = await self._reap_runner.run(self._reap_batch, REAP_BATCH)
         await self._unblock_missed()
         if self._queues and time.monotonic() >= self._rejected_due_at:
-            await self._retry_rejected_signals()
+            await self._retry_signals_others_rejected()
         if self._queues and self._rounds % UNKNOWN_STEPS_EVERY == 0:
             self._report_unknown_steps(
                 await self._connection.run(self._statements.count_due_unknown_steps(self._queues, self._known_steps))
@@ -136,7 +136,7 @@ class Reaper(BackgroundTask):
                 self._events.emit(RowsUnblocked(queue))
         return 0  # the gates that follow are left to the next call
 
-    async def _retry_rejected_signals(self) -> None:
+    async def _retry_signals_others_rejected(self) -> None:
         """Try signals again that workers with other definitions have rejected, a batch per round."""
         statement = self._signal_statements.retry_signals_others_rejected(
             self._fingerprints.list_all(), self._rejected_after, REJECTED_BATCH

@@ -107,9 +107,9 @@ class StepJournal:
         self.checkpoint: bytes | None = None
         """The newest checkpoint of this visit."""
         if stored is not None:
-            self._load_stored(_STORED.decode(stored))
+            self._load_stored_journal(_STORED.decode(stored))
 
-    def _load_stored(self, stored: StoredJournal) -> None:
+    def _load_stored_journal(self, stored: StoredJournal) -> None:
         if stored.checkpoint is not None:
             format_, _, value = stored.checkpoint
             check_checkpoint_format(format_)
@@ -139,7 +139,7 @@ class StepJournal:
     def _decrypt(self, raw: bytes, field: str) -> bytes:
         return raw if self._encryption is None else self._encryption.decrypt(raw, self._fence.id, field).encode()
 
-    def restart(self) -> None:
+    def reset_for_next_execution(self) -> None:
         """Prepare for another execution by the same claim: finished activities answer again."""
         self._used.clear()
 

@@ -23,7 +23,7 @@ from gen_durable.engine.committer import (
     CommitResult,
     notify_after_flush,
 )
-from gen_durable.engine.executor import Executor, StepRaised
+from gen_durable.engine.executor import Executor, TransactionalStepRaised
 from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.outcome_rejection import UnusableLimit, describe_fault, to_rejection
@@ -79,8 +79,8 @@ class TransactionalExecutor:
     async def execute(self, active: ActiveClaim) -> tuple[EncodedOutcome, CommitResult]:
         """Execute a step and commit its outcome with its writes.
 
-        Raises `StepRaised` and `UnusableLimit` after a rollback, and what `Executor.execute` raises. A cancel
-        interrupts user code only: `active.is_in_step` is set as long as it runs.
+        Raises `TransactionalStepRaised` and `UnusableLimit` after a rollback, and what `Executor.execute` raises. A
+        cancel interrupts user code only: `active.is_in_step` is set as long as it runs.
         """
         claim = active.claim
         async with self._semaphore:
@@ -89,18 +89,20 @@ class TransactionalExecutor:
                 pauses, broken_connections = Pauses(FIRST_PAUSE, LONGEST_PAUSE), 0
                 while True:
                     try:
-                        committed = await self._try_once(connection, active)
+                        committed = await self._execute_once(connection, active)
                     except ConnectionLost as error:
                         log.warning("instance %d: no connection for its transaction (%s)", claim.id, error)
                     except _ConnectionBroken as broken:
                         broken_connections += 1
                         if broken_connections == MAX_BROKEN:
-                            raise StepRaised(_broken_connection_error(active.entry, broken.error)) from broken.error
+                            raise TransactionalStepRaised(
+                                _broken_connection_error(active.entry, broken.error)
+                            ) from broken.error
                         log.warning("instance %d: its connection broke during its step, which runs again", claim.id)
                     else:
                         return committed
                     if isinstance(claim.step_journal, StepJournal):
-                        claim.step_journal.restart()
+                        claim.step_journal.reset_for_next_execution()
                     await asyncio.sleep(pauses.next())
             finally:
                 self._free.append(connection)
@@ -127,7 +129,7 @@ class TransactionalExecutor:
         for connection in self._connections:
             connection.terminate()
 
-    async def _try_once(
+    async def _execute_once(
         self, connection: PersistentConnection, active: ActiveClaim
     ) -> tuple[EncodedOutcome, CommitResult]:
         """Execute the step in one transaction. Raises `_ConnectionBroken` if that did not commit and never will."""
@@ -137,7 +139,7 @@ class TransactionalExecutor:
             flushed = await self._flush_and_commit(transaction, encoded.commit, active.entry)
         except ConnectionLost as error:
             transaction.drop()
-            found = await self._check_lost_commit(connection, encoded.commit)
+            found = await self._find_out_if_committed(connection, encoded.commit)
             if found is None:
                 raise _ConnectionBroken(error) from error
             flushed = found
@@ -164,11 +166,15 @@ class TransactionalExecutor:
             active.is_in_step = False
             encoded.commit.began, encoded.commit.took = started, time.perf_counter() - started
             if not transaction.is_open:
-                raise StepRaised(_ended_transaction_error(active.entry))
+                raise TransactionalStepRaised(_ended_transaction_error(active.entry))
         except Exception as error:
             active.is_in_step = False
             # A step that has not used the connection did not raise because of it.
-            if not await transaction.rollback() and isinstance(error, StepRaised) and step_transaction.is_used:
+            if (
+                not await transaction.rollback()
+                and isinstance(error, TransactionalStepRaised)
+                and step_transaction.is_used
+            ):
                 raise _ConnectionBroken(error.error) from error
             raise
         except BaseException:
@@ -185,7 +191,7 @@ class TransactionalExecutor:
         try:
             await transaction.commit()
         except SqlError as error:  # a deferred constraint, a serialization failure
-            raise StepRaised(
+            raise TransactionalStepRaised(
                 OutcomeRejected(f"the transaction of step {entry.spec.label} cannot commit: {describe_fault(error)}")
             ) from error
         return flushed
@@ -198,17 +204,19 @@ class TransactionalExecutor:
                 return await transaction.run_in_savepoint(work)
             except SqlError as error:
                 if sqlstate(error) == "25P02":
-                    raise StepRaised(_aborted_transaction_error(entry)) from error
+                    raise TransactionalStepRaised(_aborted_transaction_error(entry)) from error
                 # Another session holds a lock on the row. Bound the wait: that session may itself wait for the
                 # user's writes. A serialization failure and a wrong isolation level recur in the same transaction.
                 recurs = classify(error) is FaultKind.REFUSED or sqlstate(error) in ("40001", WRONG_ISOLATION)
                 if retries_left == 0 or recurs:
                     rejection = to_rejection(commit, error)
-                    raise (rejection if isinstance(rejection, UnusableLimit) else StepRaised(rejection)) from error
+                    raise (
+                        rejection if isinstance(rejection, UnusableLimit) else TransactionalStepRaised(rejection)
+                    ) from error
             await asyncio.sleep(pauses.next())
         raise AssertionError("unreachable")
 
-    async def _check_lost_commit(self, connection: PersistentConnection, commit: Commit) -> FlushResult | None:
+    async def _find_out_if_committed(self, connection: PersistentConnection, commit: Commit) -> FlushResult | None:
         """Find out whether a transaction committed whose answer was lost. Returns None if it did not and never will."""
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while True:

@@ -1,6 +1,6 @@
 """Cancel: end an instance at once, or have its worker end it; its descendants are cancelled without waiting for that.
 
-The target is cancelled first, in a transaction of its own; `core.cascade` cancels the descendants, in batches.
+The target is cancelled first, in a transaction of its own; `core.cancel_cascader` cancels the descendants, in batches.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Restoration: TypeAlias = Literal["restored", "duplicate", "not_rejected", "unkno
 MAX_SHOWN: Final = 10_000
 
 
-class SignalOperations:
+class SignalAdminOperations:
     """Read, restore and delete signals: a base class of `Durable`."""
 
     _services: Services
@@ -83,7 +83,7 @@ class SignalOperations:
         return dataclasses.replace(signal, raw_payload=payload)
 
 
-class SyncSignalOperations(ABC, Generic[H]):
+class SyncSignalAdminOperations(ABC, Generic[H]):
     """The blocking counterpart, a base class of `SyncDurable`; `H` is its type of handle."""
 
     _app: Durable

@@ -28,15 +28,15 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
-from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
+from gen_durable.engine.executor import Executor, TransactionalStepRaised, UndecodableState
 from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.large_claim_reader import LargeClaimReader
-from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.step_journal import Action, SleepBeforeRetry
+from gen_durable.engine.step_limiter import StepLimiter
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
@@ -111,7 +111,7 @@ class Stepper:
             WORKER,
             self._threads,
             ChildrenReader(services.pool, services.statements, services.encryption),
-            LimitsInStep(services.statement_runner, services.statements, self._notifier),
+            StepLimiter(services.statement_runner, services.statements, self._notifier),
             self._journal,
             encryption=None
             if services.encryption is None
@@ -247,7 +247,7 @@ class Stepper:
                     await self._run_in_task(claim, self._transactional.execute_and_roll_back(claim, entry))
                 else:
                     await self._run_in_task(claim, self._executor.execute(claim, entry, may_continue=False))
-            except StepRaised as raised:
+            except TransactionalStepRaised as raised:
                 self._errors[claim.id] = raised.error
             except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal):
                 pass  # recorded by the executor
@@ -366,8 +366,8 @@ class HarnessExecutor(Executor):
 class UnpausedJournalWriter(JournalWriter):
     """Calls an activity again without the pause of its retry policy."""
 
-    async def _run_action(self, action: Action) -> Any:
-        return None if isinstance(action, SleepBeforeRetry) else await super()._run_action(action)
+    async def _run_journal_action(self, action: Action) -> Any:
+        return None if isinstance(action, SleepBeforeRetry) else await super()._run_journal_action(action)
 
-    def _run_action_blocking(self, action: Action) -> Any:
-        return None if isinstance(action, SleepBeforeRetry) else super()._run_action_blocking(action)
+    def _run_journal_action_blocking(self, action: Action) -> Any:
+        return None if isinstance(action, SleepBeforeRetry) else super()._run_journal_action_blocking(action)
