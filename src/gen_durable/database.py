@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.dsn import check_required_tls, find_tls_weakness, read_require_tls
+from gen_durable.pg.dsn import check_required_tls, find_tls_weakness, is_tls_required
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check_schema, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
@@ -89,7 +89,7 @@ class Database:
         if pool is not None and require_tls is not None:
             raise ConfigError("require_tls checks DSNs, not a pool of yours: leave it out, and give the pool ssl=")
         self.schema = schema
-        self._requires_tls = read_require_tls(require_tls, os.environ)
+        self._requires_tls = is_tls_required(require_tls, os.environ)
         self._dsn = dsn
         self._caller_pool = None if pool is None else CallerPool(pool)
         self._pooler = pooler

@@ -92,7 +92,7 @@ def supervised(prepared: Layout, open_air: Path, clock: Clock, monkeypatch: pyte
         made.on_launch(lock)
         return made.servers[-1]
 
-    monkeypatch.setattr(Cluster, "launch", record)
+    monkeypatch.setattr(Cluster, "start_postmaster", record)
     yield made
     made.close()
 

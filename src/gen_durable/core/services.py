@@ -18,7 +18,7 @@ from gen_durable.errors import ConfigError
 from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.write_access import write_access_statement
-from gen_durable.store.instance_admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
@@ -60,7 +60,7 @@ class Services:
         self.schema: Schema = database.schema
         self.statements = StatementBuilder(self.schema)
         self.journal_statements = JournalStatementBuilder(self.schema)
-        self.admin_statements = AdminStatementBuilder(self.schema)
+        self.admin_statements = InstanceAdminStatementBuilder(self.schema)
         self.start_or_update_statements = StartOrUpdateStatementBuilder(self.schema)
         self.retention_statements = RetentionStatementBuilder(self.schema)
         self.signal_statements = SignalStatementBuilder(self.schema)

@@ -184,7 +184,7 @@ class ClaimTable:
 
     async def _reject_signals_and_release(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
         claim = active.claim
-        statement = self._signal_statements.reject(
+        statement = self._signal_statements.reject_unreadable_signals(
             claim.id,
             claim.epoch,
             [fault.id for fault in faults],

@@ -33,7 +33,7 @@ from gen_durable.loggers import get_logger
 from gen_durable.outcomes import describe_error
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify, sqlstate
-from gen_durable.pg.shared_transaction import Transaction
+from gen_durable.pg.shared_transaction import SharedTransaction
 from gen_durable.registry import StepEntry
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.statements import StatementBuilder
@@ -112,7 +112,7 @@ class TransactionalExecutor:
         async with self._semaphore:
             connection = self._free.pop()
             try:
-                transaction = await Transaction.begin(connection)
+                transaction = await SharedTransaction.begin(connection)
                 step_transaction = StepTransaction(transaction.driver_connection)
                 try:
                     await self._executor.execute(claim, entry, may_continue=False, transaction=step_transaction)
@@ -133,7 +133,7 @@ class TransactionalExecutor:
         self, connection: PersistentConnection, active: ActiveClaim
     ) -> tuple[EncodedOutcome, CommitResult]:
         """Execute the step in one transaction. Raises `_ConnectionBroken` if that did not commit and never will."""
-        transaction = await Transaction.begin(connection)
+        transaction = await SharedTransaction.begin(connection)
         encoded = await self._execute_in_transaction(transaction, active)
         try:
             flushed = await self._flush_and_commit(transaction, encoded.commit, active.entry)
@@ -152,7 +152,7 @@ class TransactionalExecutor:
         notify_after_flush(self._notifier, flushed)
         return encoded, STALE if flushed.stale_ids else CANCEL_REQUESTED if flushed.cancel_requested_ids else COMMITTED
 
-    async def _execute_in_transaction(self, transaction: Transaction, active: ActiveClaim) -> EncodedOutcome:
+    async def _execute_in_transaction(self, transaction: SharedTransaction, active: ActiveClaim) -> EncodedOutcome:
         step_transaction = StepTransaction(transaction.driver_connection)
         try:
             started = time.perf_counter()
@@ -182,7 +182,7 @@ class TransactionalExecutor:
             raise
         return encoded
 
-    async def _flush_and_commit(self, transaction: Transaction, commit: Commit, entry: StepEntry) -> FlushResult:
+    async def _flush_and_commit(self, transaction: SharedTransaction, commit: Commit, entry: StepEntry) -> FlushResult:
         """Flush and commit; roll back if the flush did not write the outcome."""
         flushed = await self._flush(transaction, commit, entry)
         if flushed.stale_ids or flushed.already_committed_ids or flushed.cancel_requested_ids:
@@ -196,7 +196,7 @@ class TransactionalExecutor:
             ) from error
         return flushed
 
-    async def _flush(self, transaction: Transaction, commit: Commit, entry: StepEntry) -> FlushResult:
+    async def _flush(self, transaction: SharedTransaction, commit: Commit, entry: StepEntry) -> FlushResult:
         work = functools.partial(flush_in_transaction, statements=self._statements, commit=commit, worker=self._worker)
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         for retries_left in range(FLUSH_RETRIES, -1, -1):

@@ -25,7 +25,7 @@ from gen_durable.pg.caller_connection import (
 from gen_durable.pg.faults import sqlstate, unwrap_driver_error
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.starts import Start
-from gen_durable.store.caller_statements import TextStatements
+from gen_durable.store.caller_statements import CallerStatementBuilder
 from gen_durable.store.start_or_update import StartOrUpdate, StartOrUpdateResult
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
@@ -47,7 +47,7 @@ class TransactionCalls:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._statements = TextStatements(services.statements)
+        self._statements = CallerStatementBuilder(services.statements)
         self._schema = services.schema.name
         self._encryption = services.encryption
         self._has_warned = False

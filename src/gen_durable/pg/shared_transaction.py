@@ -25,7 +25,7 @@ U = TypeVar("U")
 ROLLBACK_TIMEOUT: Final = 2.0
 
 
-class Transaction:
+class SharedTransaction:
     """An open transaction. The caller of `begin` ends it with `commit`, `rollback` or `drop`."""
 
     __slots__ = ("_connection", "_inner", "driver_connection")
@@ -38,7 +38,7 @@ class Transaction:
         self.driver_connection = driver_connection
 
     @classmethod
-    async def begin(cls, connection: PersistentConnection) -> Transaction:
+    async def begin(cls, connection: PersistentConnection) -> SharedTransaction:
         """Begin a transaction with the engine's settings, without those of earlier steps. Raises `ConnectionLost`."""
         driver_connection = await connection.connect()
         # The driver's own transaction: inside it `connection.transaction()` of the user makes a savepoint.

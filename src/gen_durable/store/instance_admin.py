@@ -32,7 +32,7 @@ class RetryResult:
     queue: str | None
 
 
-class AdminStatementBuilder:
+class InstanceAdminStatementBuilder:
     """The statements, for one schema."""
 
     __slots__ = ("_count", "_delete", "_list", "_retry")

@@ -323,7 +323,7 @@ begin
         token_at = null,
         seen = null,
         claimed_ahead = free is not null and i.ctid <> all (starting_rows),
-        unique_scope = @schema.unique_scope_after(i.unique_scope, 'executing'),
+        unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'executing'),
         updated_at = now()
       where i.ctid = any (claimed_rows)
       returning i.*
