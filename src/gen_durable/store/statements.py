@@ -200,14 +200,27 @@ class StatementBuilder:
         known: list[str],
         lease: float,
         *,
-        floors: str | None = None,
+        scan_positions: str | None = None,
         fair: str | None = None,
         free: Sequence[int] | None = None,
         crashed: int | None = None,
         last_chance: bool = True,
     ) -> Statement[PickResult]:
-        """`floors` and `fair` are JSON, from the reports of earlier picks. The others are explained in `pick.sql`."""
-        args = (worker, list(demands), list(demands.values()), known, lease, floors, fair, free, crashed, last_chance)
+        """`scan_positions` and `fair` are JSON, from the reports of earlier picks. The others are explained in
+        `pick.sql`.
+        """
+        args = (
+            worker,
+            list(demands),
+            list(demands.values()),
+            known,
+            lease,
+            scan_positions,
+            fair,
+            free,
+            crashed,
+            last_chance,
+        )
         return Statement(self._pick, args, decode_pick_result)
 
     def pick_without_payloads(self, statement: Statement[PickResult]) -> Statement[PickResult]:
