@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast, get_args, get_o
 import msgspec
 
 from gen_durable.errors import DecodeError, DefinitionError, EncodeError, TooLarge
-from gen_durable.jsonb_form import jsonb_form, may_change_as_jsonb
+from gen_durable.jsonb_form import may_change_as_jsonb, to_jsonb_form
 from gen_durable.validation import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Codec(Generic[T]):
         """
         raw = self.encode(value)
         if canonical and (self._may_change or b"-0.0" in raw):
-            raw = jsonb_form(raw) if len(raw) < _LARGE else _decode_without_gc(jsonb_form, raw)
+            raw = to_jsonb_form(raw) if len(raw) < _LARGE else _call_without_gc(to_jsonb_form, raw)
         try:
             return raw.decode(), self.decode(raw)
         except DecodeError as error:
@@ -114,7 +114,7 @@ class Codec(Generic[T]):
             if self._takes_text and is_encrypted(raw):
                 raise ValueError
             if len(raw) > _LARGE:
-                return _decode_without_gc(self._decode, raw)
+                return _call_without_gc(self._decode, raw)
             return self._decode(raw)
         except Exception as error:
             if is_encrypted(raw):
@@ -123,7 +123,7 @@ class Codec(Generic[T]):
             raise DecodeError(f"{self._what}: stored JSON does not fit {type_name(self._type)}: {reason}") from None
 
 
-def _decode_without_gc(decode: Callable[[V], T], raw: V) -> T:
+def _call_without_gc(decode: Callable[[V], T], raw: V) -> T:
     """Decode without garbage collections in between, which walk over what is being decoded again and again."""
     if not gc.isenabled():
         return decode(raw)

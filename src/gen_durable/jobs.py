@@ -20,8 +20,8 @@ from gen_durable.limits import StepLimit
 from gen_durable.machines import (
     MachineSpec,
     StepSpec,
-    check_limit,
     check_retention,
+    check_step_limit,
     check_version,
     require_async_function,
     resolve_hints,
@@ -174,7 +174,7 @@ def job(
         check_history_option(history, f"job {label!r}")
         check_history_keep(history_keep, f"job {label!r}")
         seconds = None if timeout is None else check_delay(timeout, f"the timeout of job {label!r}", DefinitionError)
-        check_limit(limit, f"the limit of job {label!r}")
+        check_step_limit(limit, f"the limit of job {label!r}")
         if transactional:
             require_async_function(function, f"job {label!r}")
         steps: dict[str, StepSpec] = {}

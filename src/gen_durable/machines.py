@@ -168,7 +168,7 @@ def step(
         old = tuple(check_name(a, f"an alias of step {durable!r}", DefinitionError) for a in aliases)
         what = f"the timeout of step {durable!r}"
         seconds = None if timeout is None else check_delay(timeout, what, DefinitionError)
-        check_limit(limit, f"the limit of step {durable!r}")
+        check_step_limit(limit, f"the limit of step {durable!r}")
         if transactional:
             require_async_function(plain, f"step {durable!r}")
         policy = check_retry_policy(retry, f"the retry of step {durable!r}")
@@ -323,7 +323,7 @@ def _check_signature(function: Callable[..., object], label: str) -> None:
         raise DefinitionError(f"step {label} must take (self, state, ctx), not {inspect.signature(function)}")
 
 
-def check_limit(limit: StepLimit | None, what: str) -> None:
+def check_step_limit(limit: StepLimit | None, what: str) -> None:
     """Check the limit of a step or job, unless it is a function."""
     if limit is not None and not callable(limit):
         to_limits(limit, what, DefinitionError)

@@ -25,7 +25,7 @@ from gen_durable.validation import (
     check_name,
     check_priority,
     check_text_key,
-    clean_error,
+    to_storable_error,
 )
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def is_outcome(value: object) -> TypeIs[AnyOutcome]:
 
 def describe_error(error: BaseException) -> str:
     """An exception as it is stored in `last_error`: its type and its message; of a group also its first parts."""
-    return clean_error(_describe_exception(error, 0))
+    return to_storable_error(_describe_exception(error, 0))
 
 
 def _describe_exception(error: BaseException, depth: int) -> str:

@@ -102,7 +102,7 @@ class SyncDurable(
 
     def open(self) -> None:
         """Connect, and check that the schema is there. A process that is forked later opens anew by itself."""
-        self._forget_parent_process()
+        self._reset_if_forked()
         if self._loop is not None:
             raise ConfigError("this SyncDurable is open already")
         self._pid = os.getpid()
@@ -117,7 +117,7 @@ class SyncDurable(
 
     def close(self) -> None:
         """Close all connections of this process."""
-        self._forget_parent_process()
+        self._reset_if_forked()
         if self._loop is None:
             return
         try:
@@ -294,12 +294,12 @@ class SyncDurable(
 
     def _get_transaction_calls(self) -> TransactionCalls:
         """For calls on callers' connections. In a forked process the client is opened anew, to notify workers."""
-        if self._forget_parent_process():
+        if self._reset_if_forked():
             self.open()
         return self._in_transaction
 
     def _run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._forget_parent_process():
+        if self._reset_if_forked():
             self.open()
         if self._loop is None:
             coroutine.close()
@@ -313,7 +313,7 @@ class SyncDurable(
             raise InputError(f"{target!r} is a handle of another SyncDurable: call its own methods, or pass its id")
         return target.handle.target
 
-    def _forget_parent_process(self) -> bool:
+    def _reset_if_forked(self) -> bool:
         """Forget what the parent process opened, if this process was forked since. Returns whether it was."""
         if self._loop is None or self._pid == os.getpid():
             return False

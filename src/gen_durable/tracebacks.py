@@ -14,7 +14,7 @@ from typing import Final
 
 from typing_extensions import TypeIs
 
-from gen_durable.validation import clean_text
+from gen_durable.validation import to_storable_text
 
 MAX_TRACEBACK: Final = 8000  # bytes
 MAX_FRAMES: Final = 30
@@ -40,7 +40,7 @@ def error_type_of(error: BaseException) -> str:
     kind = type(error)
     module = str(kind.__module__)
     name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
-    return clean_text(name)[:MAX_NAME]
+    return to_storable_text(name)[:MAX_NAME]
 
 
 def format_traceback(error: BaseException, *, during: BaseException | None = None) -> str | None:
@@ -51,7 +51,7 @@ def format_traceback(error: BaseException, *, during: BaseException | None = Non
     """
     try:
         text, has_frames = _format_chain(error, during, 0)
-        return _cut_beginning(clean_text(text), MAX_TRACEBACK).rstrip() if has_frames else None
+        return _cut_beginning(to_storable_text(text), MAX_TRACEBACK).rstrip() if has_frames else None
     except BaseException:  # attributes of the user's class: a SystemExit of them would end the process
         return "(its traceback cannot be formatted)"
 
@@ -98,7 +98,7 @@ def _format_group_parts(group: BaseExceptionGroup[BaseException], depth: int) ->
     for number, part in enumerate(group.exceptions[:MAX_PARTS], 1):
         text, part_has_frames = _format_chain(part, None, depth + 1)
         has_frames = has_frames or part_has_frames
-        lines = _cut_beginning(clean_text(text), MAX_PART).splitlines()
+        lines = _cut_beginning(to_storable_text(text), MAX_PART).splitlines()
         texts.append(f"  part {number} of {count}:\n" + "".join(f"    {line}\n" for line in lines))
     return "".join(texts), has_frames
 

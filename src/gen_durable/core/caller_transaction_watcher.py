@@ -1,4 +1,4 @@
-"""The commit watcher: notifies workers of callers' transactions (`connection=`) after their commits.
+"""The caller transaction watcher:notifies workers of callers' transactions (`connection=`) after their commits.
 
 Postgres serializes the commits of all transactions that notify, so callers' transactions do not. The watcher remembers
 their ids and what must follow their commits, and asks Postgres, on a connection of the library, which of them have been

@@ -41,7 +41,7 @@ class Services:
         "_installation",
         "_notifier",
         "admin_statements",
-        "commit_watcher",
+        "caller_transaction_watcher",
         "encryption",
         "engine_statement_runner",
         "events",
@@ -68,7 +68,9 @@ class Services:
         self.encryption = encryption
         self.statement_runner = StatementRunner(self._get_client_pool, self.schema.name)
         self.engine_statement_runner = StatementRunner(self._get_pool, self.schema.name)
-        self.commit_watcher: CallerTransactionWatcher | None = None  # None unless open: other threads look at it
+        self.caller_transaction_watcher: CallerTransactionWatcher | None = (
+            None  # None unless open: other threads look at it
+        )
         self.is_open = False
 
     @property
@@ -136,7 +138,7 @@ class Services:
         self._installation = database.installation
         self._notifier = Notifier(database.pool, self.statements, self.engine_statement_runner, database.listen_target)
         self._completions = CompletionWatcher(database.pool, self.statements)
-        self.commit_watcher = CallerTransactionWatcher(database.pool, self._notifier, self.events)
+        self.caller_transaction_watcher = CallerTransactionWatcher(database.pool, self._notifier, self.events)
         self.is_open = True
 
     async def close(self) -> None:
@@ -144,7 +146,7 @@ class Services:
         if not self.is_open:
             return
         self.is_open = False
-        watcher, self.commit_watcher = self.commit_watcher, None
+        watcher, self.caller_transaction_watcher = self.caller_transaction_watcher, None
         if watcher is not None:
             await watcher.close()
         await self._completions.stop()
@@ -157,7 +159,7 @@ class Services:
         Returns objects that the caller must keep: collecting them would touch the parent's sockets.
         """
         self.is_open = False
-        watcher, self.commit_watcher = self.commit_watcher, None
+        watcher, self.caller_transaction_watcher = self.caller_transaction_watcher, None
         return watcher, self._completions, self._notifier, self._database.pool
 
     def _get_pool(self) -> Pool:

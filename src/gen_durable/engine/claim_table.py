@@ -27,7 +27,7 @@ from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
 from gen_durable.telemetry import AwaitTimedOut, ClaimLost, Events, SignalRejected
-from gen_durable.validation import clean_error
+from gen_durable.validation import to_storable_error
 
 log = get_logger("gen_durable.worker")
 DEFAULT_REASON: Final = "cancelled"
@@ -188,7 +188,7 @@ class ClaimTable:
             claim.id,
             claim.epoch,
             [fault.id for fault in faults],
-            [clean_error(fault.reason) for fault in faults],
+            [to_storable_error(fault.reason) for fault in faults],
             self._fingerprints.get_for_machine(claim.machine, claim.version),
         )
         try:

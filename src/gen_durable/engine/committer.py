@@ -25,7 +25,7 @@ from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult
 
@@ -328,7 +328,7 @@ def _fault_kind_of(error: Exception) -> FaultKind:
     """An error that is neither of the connection nor of the server is a mistake here, and comes again: refused."""
     if isinstance(error, ConnectionLost):
         return FaultKind.GONE
-    return classify(error) if isinstance(error, SqlError) else FaultKind.REFUSED
+    return classify_error(error) if isinstance(error, SqlError) else FaultKind.REFUSED
 
 
 def _was_sent(error: Exception) -> bool:

@@ -36,7 +36,7 @@ from gen_durable.signals import Received
 from gen_durable.step_services import JournalService, LimitService, StepTransaction
 from gen_durable.store.types import Claim
 from gen_durable.tracebacks import error_type_of, format_traceback
-from gen_durable.validation import MAX_CHILDREN, clean_error
+from gen_durable.validation import MAX_CHILDREN, to_storable_error
 
 log = get_logger("gen_durable.worker")
 errors_log = get_logger("gen_durable.errors")
@@ -171,7 +171,7 @@ class Executor:
         *,
         second: BaseException | None = None,
     ) -> EncodedOutcome:
-        fail = Fail(clean_error(reason))
+        fail = Fail(to_storable_error(reason))
         encoded = encode_outcome(claim, entry.spec, ctx, fail, may_continue=False, error=error, second=second)
         return encoded if self._encryption is None else await _encrypt_outcome(encoded, claim, self._encryption)
 
@@ -222,10 +222,10 @@ class Executor:
                 # Decoded again: the failed execution may have changed its own copy of the state.
                 return Next(then, entry.spec.state_codec.decode(claim.state))
             if not entry.has_on_error:
-                return Fail(clean_error(f"{describe_error(error)} (attempt {errors} of {policy.attempts})"))
+                return Fail(to_storable_error(f"{describe_error(error)} (attempt {errors} of {policy.attempts})"))
         if entry.has_on_error:
             return None
-        return Fail(clean_error(f"aborted: {error.reason}") if isinstance(error, Abort) else error)
+        return Fail(to_storable_error(f"aborted: {error.reason}") if isinstance(error, Abort) else error)
 
     def _retry_delay(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
         return policy.backoff(earlier_errors)
@@ -282,7 +282,7 @@ class Executor:
         # The kind of the error, as in handle_step_error.
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(raised).__name__)
         _log_traceback(claim, f"on_cancel of {entry.spec.label}", raised)
-        return clean_error(f"{reason} (and then on_cancel raised {describe_error(raised)})")
+        return to_storable_error(f"{reason} (and then on_cancel raised {describe_error(raised)})")
 
     def _make_context(self, claim: Claim, spec: StepSpec, transaction: StepTransaction | None = None) -> Context:
         # Positional, because keyword arguments cost half a microsecond per step.

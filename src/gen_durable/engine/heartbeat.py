@@ -23,7 +23,7 @@ from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
 from gen_durable.printable_text import TextBlock
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import EventLoopBlocked, Events
@@ -102,7 +102,7 @@ class Heartbeat:
             # A heartbeat that hangs is worth less than the next one on a new connection.
             lost_ids = await connection.run(statement, timeout=self._interval_seconds)
         except SqlError as error:
-            if classify(error) is not FaultKind.REFUSED:
+            if classify_error(error) is not FaultKind.REFUSED:
                 raise
             if len(batch) == 1:
                 log.warning("instance %d: its lease cannot be extended (%s)", fences[0][0], describe_for_log(error))

@@ -24,7 +24,7 @@ from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost, StepCancelled
 from gen_durable.loggers import get_logger
 from gen_durable.outcomes import describe_error
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.journal import Fence, JournalStatementBuilder
@@ -160,7 +160,7 @@ class JournalWriter:
             except ConnectionLost as error:
                 cause: Exception = error
             except SqlError as error:
-                if classify(error) is FaultKind.REFUSED:
+                if classify_error(error) is FaultKind.REFUSED:
                     raise to_library_error(error, "the journal", self._schema) from None
                 cause = error
             log.debug("instance %s: its journal cannot be written (%s)", statement.args[0], type(cause).__name__)

@@ -34,7 +34,7 @@ from gen_durable.starts import Start
 from gen_durable.store.start_encoder import encode_start
 from gen_durable.store.types import Claim, Commit, ManyChildren
 from gen_durable.tracebacks import error_type_of, format_traceback
-from gen_durable.validation import MAX_CHILDREN_BYTES, clean_error
+from gen_durable.validation import MAX_CHILDREN_BYTES, to_storable_error
 
 CHUNK: Final = 1000
 CHUNK_BYTES: Final = 250_000  # tens of milliseconds at most, for which the event loop waits
@@ -111,7 +111,7 @@ def encode_outcome(
             encoded.remaining_starts = _encode_schedule_children(commit, extra, outcome, claim, spec)
         case Fail():
             commit.kind = "fail"
-            commit.error = clean_error(outcome.reason)
+            commit.error = to_storable_error(outcome.reason)
             commit.parent = claim.parent_id
         case _:
             assert_never(outcome)

@@ -32,7 +32,7 @@ from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejec
 from gen_durable.loggers import get_logger
 from gen_durable.outcomes import describe_error
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify, sqlstate
+from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify_error, sqlstate
 from gen_durable.pg.shared_transaction import SharedTransaction
 from gen_durable.registry import StepEntry
 from gen_durable.step_services import StepTransaction
@@ -207,7 +207,7 @@ class TransactionalExecutor:
                     raise TransactionalStepRaised(_aborted_transaction_error(entry)) from error
                 # Another session holds a lock on the row. Bound the wait: that session may itself wait for the
                 # user's writes. A serialization failure and a wrong isolation level recur in the same transaction.
-                recurs = classify(error) is FaultKind.REFUSED or sqlstate(error) in ("40001", WRONG_ISOLATION)
+                recurs = classify_error(error) is FaultKind.REFUSED or sqlstate(error) in ("40001", WRONG_ISOLATION)
                 if retries_left == 0 or recurs:
                     rejection = to_rejection(commit, error)
                     raise (

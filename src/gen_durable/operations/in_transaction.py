@@ -167,7 +167,7 @@ class TransactionCalls:
         """Have workers notified once the caller's transaction has been committed."""
         if transaction is None or not follow_ups:
             return
-        watcher = self._services.commit_watcher
+        watcher = self._services.caller_transaction_watcher
         if watcher is None:
             if not self._has_warned:
                 self._has_warned = True

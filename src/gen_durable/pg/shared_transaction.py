@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gen_durable.pg.connection import PersistentConnection, RunStatement
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, to_connection_lost
+from gen_durable.pg.faults import ConnectionLost, FaultKind, classify_error, to_connection_lost
 
 if TYPE_CHECKING:
     import asyncpg
@@ -72,7 +72,7 @@ class SharedTransaction:
                 async with self.driver_connection.transaction():
                     return await work(run)
         except Exception as error:
-            if classify(error) is FaultKind.GONE:
+            if classify_error(error) is FaultKind.GONE:
                 raise to_connection_lost(error) from error
             raise
 
@@ -82,7 +82,7 @@ class SharedTransaction:
             with self._connection.watch_server():
                 await self._inner.commit()
         except Exception as error:
-            if classify(error) is FaultKind.GONE:
+            if classify_error(error) is FaultKind.GONE:
                 self._connection.drop()
                 raise to_connection_lost(error) from error
             raise
