@@ -144,7 +144,7 @@ def test_a_server_that_ran_for_a_while_is_restarted_at_once(supervised: Supervis
 
 def test_a_server_that_runs_is_left_alone(supervised: Supervised, caplog: pytest.LogCaptureFixture) -> None:
     """It holds its lock, and nothing is reported."""
-    supervised.start_postmaster(RUNS)
+    supervised.launch(RUNS)
     assert not supervised.launches_at(100.5)
     assert not supervised.launches_at(200.0)
     assert not file_locks.is_unlocked(supervised.layout.server_lock)
@@ -216,7 +216,7 @@ def test_a_server_without_a_user_is_stopped_after_a_second(supervised: Supervise
 
 def test_a_server_whose_directory_is_gone_is_stopped(supervised: Supervised) -> None:
     """Also if only a file of it was deleted so far, and if another directory has its name."""
-    supervised.start_postmaster(RUNS)
+    supervised.launch(RUNS)
     supervised.layout.users_lock.unlink()
     assert supervised.supervisor.check_once() is False
     shutil.rmtree(supervised.layout.directory)
@@ -233,7 +233,7 @@ def test_a_server_that_ends_on_the_first_signal_gets_no_second(
 ) -> None:
     """It has time to stop in order, and its end is noticed soon."""
     monkeypatch.setattr(supervisor, "_STOPPING", ((signal.SIGTERM, 20.0), (signal.SIGKILL, 0.05)))
-    server = supervised.start_postmaster(STOPS_SLOWLY)
+    server = supervised.launch(STOPS_SLOWLY)
     supervised.supervisor._stop_server()
     assert server.poll() == 7
     assert file_locks.is_unlocked(supervised.layout.server_lock)
@@ -247,7 +247,7 @@ def test_a_server_that_ignores_signals_is_killed(
     """Each signal has its time, and the last one ends it."""
     stopping = ((signal.SIGINT, 0.05), (signal.SIGQUIT, 0.05), (signal.SIGKILL, 20.0))
     monkeypatch.setattr(supervisor, "_STOPPING", stopping)
-    server = supervised.start_postmaster(IGNORES_SIGNALS)
+    server = supervised.launch(IGNORES_SIGNALS)
     began = time.monotonic()
     supervised.supervisor._stop_server()
     assert server.poll() == -signal.SIGKILL
@@ -262,7 +262,7 @@ def test_a_server_is_down_when_its_last_process_is(
     """A backend may outlive the postmaster: it still holds the lock."""
     backends: list[int] = []
     supervised.on_launch = lambda lock: backends.append(os.dup(lock.fd))
-    supervised.start_postmaster(RUNS)
+    supervised.launch(RUNS)
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -332,7 +332,7 @@ def test_a_server_is_known_to_serve_as_a_child_or_by_its_files(supervised: Super
     adopted.kill()
     adopted.wait()
     assert not supervised.supervisor._has_server_process()
-    supervised.start_postmaster(RUNS)
+    supervised.launch(RUNS)
     assert supervised.supervisor._has_server_process()
 
 
