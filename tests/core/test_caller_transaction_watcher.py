@@ -1,4 +1,4 @@
-"""The commit watcher: callers' transactions by their ids, checked together, and forgotten when they take too long."""
+"""Callers' transactions: watched by their ids, checked together, and forgotten when they take too long."""
 
 from __future__ import annotations
 
