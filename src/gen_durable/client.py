@@ -26,9 +26,9 @@ from gen_durable.operations import limits, read_instance
 from gen_durable.operations.cancel import cancel, check_reason, to_cancellation
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
-from gen_durable.operations.instance_admin import AdminOperations
-from gen_durable.operations.signal_admin import SignalOperations
-from gen_durable.operations.signal_and_debounce import SignalMethods
+from gen_durable.operations.instance_admin import InstanceAdminOperations
+from gen_durable.operations.signal_admin import SignalAdminOperations
+from gen_durable.operations.signal_and_debounce import SignalAndDebounceMethods
 from gen_durable.pg.pool import DriverPool
 from gen_durable.signals import SignalMessage
 from gen_durable.starts import Scope, Start, Startable, StartOptions, Unique, to_step_spec
@@ -39,7 +39,7 @@ S = TypeVar("S")
 R = TypeVar("R")
 
 
-class Durable(AdminOperations, SignalOperations, SignalMethods):
+class Durable(InstanceAdminOperations, SignalAdminOperations, SignalAndDebounceMethods):
     """The client of one database: `async with Durable(dsn) as app:`.
 
     Without a DSN it uses DATABASE_URL, else the embedded server. `Durable(pool=pool)` runs its calls through your pool.

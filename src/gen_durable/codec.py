@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast, get_args, get_o
 import msgspec
 
 from gen_durable.errors import DecodeError, DefinitionError, EncodeError, TooLarge
-from gen_durable.jsonb_form import jsonb_form, may_change_as_jsonb
+from gen_durable.jsonb_form import may_change_as_jsonb, to_jsonb_form
 from gen_durable.validation import MAX_DEPTH, MAX_METADATA, MAX_PAYLOAD
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Codec(Generic[T]):
             return False
         return True
 
-    def check(self, value: object) -> None:
+    def check_type(self, value: object) -> None:
         """Raise `EncodeError` if an isinstance check shows that the value is not of this type."""
         expected = self._plain_class
         if expected is None or isinstance(value, expected):
@@ -81,7 +81,7 @@ class Codec(Generic[T]):
         raise EncodeError(f"{self._what} takes {type_name(self._type)}, got {type(value).__name__}")
 
     def encode(self, value: T) -> bytes:
-        self.check(value)
+        self.check_type(value)
         raw = encode(value, self._what)
         if self._takes_text and is_encrypted(raw):
             raise EncodeError(f"{self._what} begins with {ENCRYPTED_PREFIX!r}, which marks encrypted payloads")
@@ -94,13 +94,13 @@ class Codec(Generic[T]):
         """
         raw = self.encode(value)
         if canonical and (self._may_change or b"-0.0" in raw):
-            raw = jsonb_form(raw) if len(raw) < _LARGE else _call_without_gc(jsonb_form, raw)
+            raw = to_jsonb_form(raw) if len(raw) < _LARGE else _call_without_gc(to_jsonb_form, raw)
         try:
             return raw.decode(), self.decode(raw)
         except DecodeError as error:
             raise EncodeError(f"{error}: the stored value could not be decoded") from None
 
-    def encode_checked(self, value: T) -> str:
+    def encode_with_type_check(self, value: T) -> str:
         """A value as JSON text. Raises `EncodeError` if it is not of this type, by decoding it again where needed."""
         if value is None and self._takes_null:
             return "null"
@@ -234,7 +234,7 @@ def _decode_hook(type_: type[object], value: object) -> object:
             # From JSON: a strict model accepts a datetime or a tuple from JSON, but not from plain Python values.
             return cast(Any, type_).model_validate_json(msgspec.json.encode(value), by_name=True)
         except Exception as error:
-            raise _Misfit(_explain_decode_error(error, type_)) from None
+            raise _NestedModelError(_explain_decode_error(error, type_)) from None
     raise DecodeError(f"objects of type {type_name(type_)} cannot be read")
 
 
@@ -263,7 +263,7 @@ def _accepted_classes(type_: object) -> tuple[type, ...] | None:
     return None
 
 
-class _Misfit(ValueError):
+class _NestedModelError(ValueError):
     """A nested pydantic model rejected its part; the text quotes no value. msgspec adds the place to a ValueError."""
 
 
@@ -287,7 +287,7 @@ def _explain_decode_error(error: Exception, type_: object) -> str:
     place = _PLACE.search(text)
     at = place.group() if place is not None else ""
     cause = error.__cause__
-    if cause is not None and not isinstance(cause, _Misfit):
+    if cause is not None and not isinstance(cause, _NestedModelError):
         return f"the type's own check raised {type(cause).__name__}{at}"
     if _QUOTES_VALUE.match(text):
         return f"Invalid value{at}"

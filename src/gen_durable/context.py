@@ -189,7 +189,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
         return [
             cast(R, codec.decode(raw))
             for child in self.children
-            if (raw := _raw_result_if_of_machine(child, spec)) is not None
+            if (raw := _raw_result_of_done_child(child, spec)) is not None
         ]
 
     async def stream_results(self, step: Startable[S, R]) -> AsyncIterator[R]:
@@ -198,7 +198,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
 
         spec = to_step_spec(step, "ctx.stream_results")
         async for child in self.stream_children():
-            if (raw := _raw_result_if_of_machine(child, spec)) is not None:
+            if (raw := _raw_result_of_done_child(child, spec)) is not None:
                 yield cast(R, spec.result_codec.decode(raw))
 
     def limit(self, name: str, partition: str | None = None, *, weight: int = 1) -> LimitContext:
@@ -310,7 +310,7 @@ class Context(msgspec.Struct, frozen=True, eq=False, repr_omit_defaults=True, gc
     async def _write_to_journal(self, what: str, actions: Generator[Any, Any, Any]) -> Any:
         """Write to the journal, outside of the step's transaction."""
         with nullcontext() if self._transaction is None else self._transaction.mark_journal_write(what):
-            return await self._journal_service.run_actions(actions)
+            return await self._journal_service.run_journal_actions(actions)
 
     def __repr__(self) -> str:
         return f"Context(id={self.id}, {self.machine}.{self.step}, attempt={self.attempt})"
@@ -325,11 +325,11 @@ class SyncContext:
 
     def checkpoint(self, value: object) -> None:
         """See `Context.checkpoint`."""
-        self._journal.run_actions_blocking(self._step_journal.save_checkpoint(value))
+        self._journal.run_journal_actions_blocking(self._step_journal.save_checkpoint(value))
 
     def clear_checkpoint(self) -> None:
         """See `Context.clear_checkpoint`."""
-        self._journal.run_actions_blocking(self._step_journal.clear_checkpoint())
+        self._journal.run_journal_actions_blocking(self._step_journal.clear_checkpoint())
 
     @overload
     def run(
@@ -346,7 +346,9 @@ class SyncContext:
     def run(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """See `Context.run`. A `def` function is called in the thread of the step."""
         retry = _pop_retry_policy(kwargs)
-        return self._journal.run_actions_blocking(self._step_journal.run_activity(name, fn, args, kwargs, retry=retry))
+        return self._journal.run_journal_actions_blocking(
+            self._step_journal.run_activity(name, fn, args, kwargs, retry=retry)
+        )
 
 
 def _pop_retry_policy(kwargs: dict[str, Any]) -> RetryPolicy | None:
@@ -354,6 +356,6 @@ def _pop_retry_policy(kwargs: dict[str, Any]) -> RetryPolicy | None:
     return kwargs.pop("retry") if isinstance(kwargs.get("retry"), RetryPolicy) else None
 
 
-def _raw_result_if_of_machine(child: Child, spec: StepSpec) -> bytes | None:
+def _raw_result_of_done_child(child: Child, spec: StepSpec) -> bytes | None:
     """The result of a child, if it is done and belongs to the machine of `spec`."""
     return child.raw_result if child.ok and child.machine == spec.machine.name else None

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.dsn import check_required_tls, find_tls_weakness, read_require_tls
+from gen_durable.pg.dsn import check_required_tls, find_tls_weakness, is_tls_required
 from gen_durable.pg.faults import ConnectionLost, SqlError
 from gen_durable.pg.migrate import check_schema, migrate
 from gen_durable.pg.pool import CallerPool, DriverPool, OwnPool, Pool
 from gen_durable.pg.session_settings import role_settings_statement
-from gen_durable.pg.sqlstate_errors import to_error
+from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.schema import Schema
 
@@ -89,7 +89,7 @@ class Database:
         if pool is not None and require_tls is not None:
             raise ConfigError("require_tls checks DSNs, not a pool of yours: leave it out, and give the pool ssl=")
         self.schema = schema
-        self._requires_tls = read_require_tls(require_tls, os.environ)
+        self._requires_tls = is_tls_required(require_tls, os.environ)
         self._dsn = dsn
         self._caller_pool = None if pool is None else CallerPool(pool)
         self._pooler = pooler
@@ -141,7 +141,7 @@ class Database:
             self.client_pool: Pool = self._caller_pool or self.pool
         except SqlError as error:
             await self._release_embedded()
-            raise to_error(error, "open", self.schema.name) from None
+            raise to_library_error(error, "open", self.schema.name) from None
         except ConnectionLost as error:
             await self._release_embedded()
             raise DatabaseUnavailable(error.problem) from error

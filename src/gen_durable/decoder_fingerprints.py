@@ -1,4 +1,4 @@
-"""Fingerprints of what a worker decodes signals with: machine, version, the types of its signals, and the codec.
+"""DecoderFingerprints of what a worker decodes signals with: machine, version, the types of its signals, and the codec.
 
 A signal that a worker cannot read is marked with the fingerprint (reject_unreadable_signals.sql). A worker whose
 fingerprint differs tries the signal again. The same code gives the same fingerprint in every process.
@@ -28,7 +28,7 @@ from gen_durable.signals import Signal
 LENGTH: Final = 16
 
 
-class Fingerprints:
+class DecoderFingerprints:
     """The fingerprints of the machines of one worker, computed when they are first needed."""
 
     __slots__ = ("_by_machine", "_codec", "_registry")
@@ -39,15 +39,15 @@ class Fingerprints:
         self._codec = codec
         self._by_machine: dict[tuple[str, int], str] | None = None
 
-    def of(self, machine: str, version: int) -> str:
+    def get_for_machine(self, machine: str, version: int) -> str:
         """The fingerprint of one machine of the registry."""
-        return self._get_all()[machine, version]
+        return self._compute_once()[machine, version]
 
-    def all(self) -> list[tuple[str, int, str]]:
+    def list_all(self) -> list[tuple[str, int, str]]:
         """(machine, version, fingerprint) of every machine and job."""
-        return [(machine, version, mark) for (machine, version), mark in self._get_all().items()]
+        return [(machine, version, mark) for (machine, version), mark in self._compute_once().items()]
 
-    def _get_all(self) -> dict[tuple[str, int], str]:
+    def _compute_once(self) -> dict[tuple[str, int], str]:
         if self._by_machine is None:
             self._by_machine = {
                 (spec.name, spec.version): fingerprint_machine(spec, self._registry.owner_of(spec), self._codec)
@@ -92,7 +92,7 @@ def find_signals_in_code(spec: MachineSpec, owner: Machine | Job[Any, Any]) -> l
 
 def _referenced_values(function: types.FunctionType) -> Iterator[object]:
     """The values of the names in a function's code, and those of their attributes that the code names."""
-    names = set(_names_in(function.__code__))
+    names = set(_names_in_code(function.__code__))
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     for name in sorted(names | set(cells)):
         try:
@@ -105,12 +105,12 @@ def _referenced_values(function: types.FunctionType) -> Iterator[object]:
             yield from (inspect.getattr_static(value, attribute, None) for attribute in sorted(names))
 
 
-def _names_in(code: types.CodeType) -> Iterator[str]:
+def _names_in_code(code: types.CodeType) -> Iterator[str]:
     """The global and attribute names of a code object and of the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
+            yield from _names_in_code(constant)
 
 
 def _schema_or_name(type_: object) -> str:

@@ -76,7 +76,7 @@ class PayloadEncryption:
         self._clear = read_unencrypted
 
     @property
-    def identity(self) -> str:
+    def codec_identity(self) -> str:
         """Identifies the codec in fingerprints: its class and, if it has one, its attribute `fingerprint`."""
         kind = type(self._codec)
         own = getattr(self._codec, "fingerprint", "")

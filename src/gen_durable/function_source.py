@@ -24,7 +24,7 @@ class FunctionScope:
         arguments = [*code.args.posonlyargs, *code.args.args]
         self._self = arguments[0].arg if arguments else ""
         self._assigned: dict[str, list[ast.expr]] = {}
-        for node in walk_without_nested(code.body):
+        for node in walk_outside_nested_code(code.body):
             if isinstance(node, ast.Assign):
                 pairs = [(target, node.value) for target in node.targets]
             elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
@@ -35,20 +35,20 @@ class FunctionScope:
                 if isinstance(target, ast.Name):
                     self._assigned.setdefault(target.id, []).append(value)
 
-    def is_on_self(self, node: ast.expr) -> bool:
+    def is_self_attribute(self, node: ast.expr) -> bool:
         """Whether an expression is `self.something`."""
         return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self._self
 
-    def possible_values(self, node: ast.expr, *, through: frozenset[str] = frozenset()) -> Iterator[Any]:
+    def possible_expressions(self, node: ast.expr, *, through: frozenset[str] = frozenset()) -> Iterator[Any]:
         """The expressions that a value can come from: both arms of a conditional, every assignment of a variable."""
         if isinstance(node, ast.IfExp):
-            yield from self.possible_values(node.body, through=through)
-            yield from self.possible_values(node.orelse, through=through)
+            yield from self.possible_expressions(node.body, through=through)
+            yield from self.possible_expressions(node.orelse, through=through)
         elif isinstance(node, ast.NamedExpr):
-            yield from self.possible_values(node.value, through=through)
+            yield from self.possible_expressions(node.value, through=through)
         elif isinstance(node, ast.Name) and node.id in self._assigned and node.id not in through:
             for value in self._assigned[node.id]:
-                yield from self.possible_values(value, through=through | {node.id})
+                yield from self.possible_expressions(value, through=through | {node.id})
         else:
             yield node
 
@@ -85,12 +85,12 @@ def parse_function(function: types.FunctionType) -> ast.FunctionDef | ast.AsyncF
     return first if isinstance(first, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
 
 
-def walk_without_nested(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+def walk_outside_nested_code(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """All nodes in source order, except those inside nested functions and classes."""
     for node in nodes:
         yield node
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            yield from walk_without_nested(ast.iter_child_nodes(node))
+            yield from walk_outside_nested_code(ast.iter_child_nodes(node))
 
 
 def find_argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:

@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from gen_durable.function_source import FunctionScope, find_argument, parse_function, short_source, walk_without_nested
+from gen_durable.function_source import (
+    FunctionScope,
+    find_argument,
+    parse_function,
+    short_source,
+    walk_outside_nested_code,
+)
 from gen_durable.machines import Machine, MachineSpec, StepSpec
 from gen_durable.outcomes import Await, Done, Fail, Next, Retry, ScheduleChildren
 from gen_durable.retry_policy import RetryPolicy
@@ -131,13 +137,13 @@ def graph(machine: type[Machine] | Machine | MachineSpec) -> Graph:
         if _is_job(step):
             edges += [Edge(step.name, None, "done"), Edge(step.name, step.name, "error", "retry")]
         else:
-            edges += _Reader(spec, cls, step.name, step.name).read_edges(step.fn)
+            edges += _EdgeReader(spec, cls, step.name, step.name).read_edges(step.fn)
         if not _is_job(step) and step.retry is not None:
             edges += _policy_edges(step, step.retry)
     if cls is not None and cls.on_error is Machine.on_error:
         edges += _default_error_edges(spec)
     elif cls is not None:
-        read = _Reader(spec, cls, EVERY, EVERY).read_edges(cast(Any, cls.on_error))
+        read = _EdgeReader(spec, cls, EVERY, EVERY).read_edges(cast(Any, cls.on_error))
         edges += [edge if edge.kind == "unknown" else _to_error_edge(edge) for edge in read]
     return Graph(spec.name, spec.version, tuple(spec.steps), tuple(dict.fromkeys(edges)))
 
@@ -158,7 +164,7 @@ def _default_error_edges(spec: MachineSpec) -> Iterator[Edge]:
     yield Edge(EVERY, None, "error", "fail")
 
 
-class _Reader:
+class _EdgeReader:
     """Collects the edges of one step: the outcomes in its code, and in the methods of the machine that it calls."""
 
     def __init__(self, spec: MachineSpec, cls: type[Machine] | None, source: str, itself: str) -> None:
@@ -180,7 +186,7 @@ class _Reader:
             yield self._unknown_edge("its source cannot be read")
             return
         scope = FunctionScope(function, code)
-        for node in walk_without_nested(code.body):
+        for node in walk_outside_nested_code(code.body):
             if isinstance(node, ast.Call):
                 yield from self._read_call(node, scope)
             elif isinstance(node, ast.Return) and node.value is not None:
@@ -218,7 +224,7 @@ class _Reader:
 
     def _find_unknown_returns(self, value: ast.expr, scope: FunctionScope) -> Iterator[Edge]:
         """An unknown edge for each returned value that is neither an outcome nor the result of a known method."""
-        for part in scope.possible_values(value):
+        for part in scope.possible_expressions(value):
             bare = part.value if isinstance(part, ast.Await) else part
             if isinstance(bare, ast.Call) and (scope.outcome_type_of(bare.func) or self._find_method(bare.func, scope)):
                 continue
@@ -229,8 +235,8 @@ class _Reader:
         if expression is None:
             return [UNKNOWN]
         names = [
-            self._stored_step_name(c.attr) if scope.is_on_self(c) else UNKNOWN
-            for c in scope.possible_values(expression)
+            self._stored_step_name(c.attr) if scope.is_self_attribute(c) else UNKNOWN
+            for c in scope.possible_expressions(expression)
         ]
         return list(dict.fromkeys(names))
 
@@ -245,7 +251,7 @@ class _Reader:
         """The method behind `self.x` or `super().x`."""
         if not isinstance(called, ast.Attribute) or self._cls is None:
             return None
-        if scope.is_on_self(called):
+        if scope.is_self_attribute(called):
             found = inspect.getattr_static(self._cls, called.attr, None)
         elif ast.unparse(called.value) == "super()":
             found = _find_super_method(self._cls, called.attr, scope.function)
@@ -305,9 +311,9 @@ def _await_label(call: ast.Call, scope: FunctionScope) -> str:
 
 def _children_label(children: ast.expr | None, scope: FunctionScope) -> str:
     """The started steps, found in the argument, in the values of its variable, or in the whole function."""
-    near = list(scope.possible_values(children)) if children is not None else []
+    near = list(scope.possible_expressions(children)) if children is not None else []
     for nodes in (near, scope.body):
-        calls = [n for n in walk_without_nested(nodes) if isinstance(n, ast.Call) and _is_start_call(n, scope)]
+        calls = [n for n in walk_outside_nested_code(nodes) if isinstance(n, ast.Call) and _is_start_call(n, scope)]
         names = [_started_step_name(find_argument(call, 0, "step"), scope) for call in calls]
         if names:
             return ", ".join(dict.fromkeys(names))

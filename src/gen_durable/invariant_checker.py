@@ -55,7 +55,7 @@ async def diagnose(connection: PersistentConnection, schema: Schema, *, show: in
     findings: list[Finding] = []
     for name, sql in checks(schema):
         rows = await connection.run_in_transaction(
-            functools.partial(_run_check, statement=Statement(_FIRST.replace("@check", sql), (show,), _return_rows))
+            functools.partial(_run_check, statement=Statement(_FIRST.replace("@check", sql), (show,), _rows_unchanged))
         )
         first = tuple(Violation(row[0], row[1]) for row in rows)
         findings.append(Finding(name, _leading_comment(sql), rows[0][2] if rows else 0, first))
@@ -69,7 +69,7 @@ async def count_by_step_and_status(connection: PersistentConnection, schema: Sch
 
 async def _run_check(run: RunStatement, *, statement: Statement[Sequence[Row]]) -> Sequence[Row]:
     # Checks use unqualified names such as now(), whatever the caller's search_path is.
-    await run(Statement("set local search_path = pg_catalog, pg_temp", (), _return_rows))
+    await run(Statement("set local search_path = pg_catalog, pg_temp", (), _rows_unchanged))
     return await run(statement)
 
 
@@ -77,7 +77,7 @@ def _decode_step_counts(rows: Sequence[Row]) -> list[StepCount]:
     return [StepCount(machine, step, Status(status), count) for machine, step, status, count in rows]
 
 
-def _return_rows(rows: Sequence[Row]) -> Sequence[Row]:
+def _rows_unchanged(rows: Sequence[Row]) -> Sequence[Row]:
     return rows
 
 

@@ -20,8 +20,8 @@ from gen_durable.limits import StepLimit
 from gen_durable.machines import (
     MachineSpec,
     StepSpec,
-    check_limit,
     check_retention,
+    check_step_limit,
     check_version,
     require_async_function,
     resolve_hints,
@@ -89,7 +89,7 @@ class _TakesOnlyContext(Protocol[R_co]):
     def __call__(self, ctx: Context) -> R_co: ...
 
 
-class _Decorator(Protocol):
+class _JobDecorator(Protocol):
     """The return type of `@job(...)`: it takes the function, async or not, with `ctx` or without."""
 
     @overload
@@ -139,7 +139,7 @@ def job(
     history: History = "transitions",
     history_keep: int | None = HISTORY_KEEP,
     retention: MachineRetention = "worker",
-) -> _Decorator: ...
+) -> _JobDecorator: ...
 def job(
     fn: Callable[..., Any] | None = None,
     /,
@@ -174,7 +174,7 @@ def job(
         check_history_option(history, f"job {label!r}")
         check_history_keep(history_keep, f"job {label!r}")
         seconds = None if timeout is None else check_delay(timeout, f"the timeout of job {label!r}", DefinitionError)
-        check_limit(limit, f"the limit of job {label!r}")
+        check_step_limit(limit, f"the limit of job {label!r}")
         if transactional:
             require_async_function(function, f"job {label!r}")
         steps: dict[str, StepSpec] = {}
@@ -205,7 +205,7 @@ def _read_signature(function: Callable[..., Any], label: str) -> tuple[bool, boo
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     others = [p for p in parameters if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
     if others == positional:
-        match [_is_context(p, function) for p in positional]:
+        match [_is_context_parameter(p, function) for p in positional]:
             case []:
                 return False, False
             case [True] if positional[0].name == "ctx":
@@ -222,7 +222,7 @@ def _read_signature(function: Callable[..., Any], label: str) -> tuple[bool, boo
     )
 
 
-def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
+def _is_context_parameter(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
     annotation = parameter.annotation
     if annotation is parameter.empty:
         return parameter.name == "ctx"

@@ -35,7 +35,7 @@ _LEAVES: Final = (
 )
 
 
-def jsonb_form(raw: bytes) -> bytes:
+def to_jsonb_form(raw: bytes) -> bytes:
     """The JSON that `jsonb` makes of this one, up to white space and the digits of small numbers."""
     if b"{" not in raw and b"e" not in raw and b"-0.0" not in raw:
         return raw

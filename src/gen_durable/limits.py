@@ -26,7 +26,7 @@ class Concurrency:
     slots: int
 
     def __post_init__(self) -> None:
-        _check_count("Concurrency(slots)", self.slots)
+        _check_positive_count("Concurrency(slots)", self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Rate:
     burst: int = 1
 
     def __post_init__(self) -> None:
-        _check_count("Rate(amount)", self.amount)
-        _check_count("Rate(burst=)", self.burst)
+        _check_positive_count("Rate(amount)", self.amount)
+        _check_positive_count("Rate(burst=)", self.burst)
         # As a timedelta, so that Rate(5, 60) and Rate(5, timedelta(minutes=1)) are equal.
         per = timedelta(seconds=check_positive_duration(self.per, "Rate(per=)", ConfigError))
         object.__setattr__(self, "per", per)
@@ -143,6 +143,6 @@ def check_limit_policy(name: str, policy: object) -> Policy:
     return policy
 
 
-def _check_count(what: str, value: object) -> None:
+def _check_positive_count(what: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SLOTS:
         raise ConfigError(f"{what} must be a whole number from 1 to {MAX_SLOTS:,}, got {value!r}")

@@ -18,11 +18,11 @@ from gen_durable.printable_text import TextBlock, escape_text, format_exception
 def get_logger(name: str) -> logging.Logger:
     """The logger of this name, with the filter that makes its records printable."""
     logger = logging.getLogger(name)
-    logger.addFilter(_ESCAPE_RECORDS)  # once, however often it is called
+    logger.addFilter(_ESCAPING_FILTER)  # once, however often it is called
     return logger
 
 
-class _EscapeRecords(logging.Filter):
+class _EscapingFilter(logging.Filter):
     """Escapes the data of a record: its arguments, and the text of its exception."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -50,4 +50,4 @@ def _escape_argument(argument: Any) -> Any:
     return argument if escaped == text else escaped
 
 
-_ESCAPE_RECORDS: Final = _EscapeRecords()
+_ESCAPING_FILTER: Final = _EscapingFilter()

@@ -23,7 +23,7 @@ from gen_durable.limits import Limit, StepLimit, to_limits
 from gen_durable.outcomes import Await, Done, Fail, Next, Outcome, ScheduleChildren
 from gen_durable.retention import MachineRetention, Retention, to_retention
 from gen_durable.retry_policy import RetryPolicy, check_retry_policy
-from gen_durable.step_after_retries import check_then, then_name
+from gen_durable.step_after_retries import check_step_after_retries, name_of_step_after_retries
 from gen_durable.validation import check_delay, check_name, check_positive_duration
 
 ON_ERROR_TIMEOUT: Final = 60.0  # seconds
@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[[Any, Any, Context], Awaitable[Outcome[Any]] | O
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class _StepMark:
     """The arguments of `@step`, until the class is created."""
 
     name: str
@@ -81,7 +81,7 @@ class StepSpec:
         policy = self.retry
         if policy is None or policy.then is None:
             return None
-        found = self.machine.find(then_name(policy.then))
+        found = self.machine.find_step(name_of_step_after_retries(policy.then))
         return None if found is self else found
 
     @property
@@ -120,7 +120,7 @@ class MachineSpec:
     retry: RetryPolicy | None = None
     on_error_timeout: float = ON_ERROR_TIMEOUT
 
-    def find(self, step: str) -> StepSpec | None:
+    def find_step(self, step: str) -> StepSpec | None:
         """Find a step by its name or one of its aliases."""
         found = self.steps.get(step)
         if found is not None:
@@ -168,11 +168,11 @@ def step(
         old = tuple(check_name(a, f"an alias of step {durable!r}", DefinitionError) for a in aliases)
         what = f"the timeout of step {durable!r}"
         seconds = None if timeout is None else check_delay(timeout, what, DefinitionError)
-        check_limit(limit, f"the limit of step {durable!r}")
+        check_step_limit(limit, f"the limit of step {durable!r}")
         if transactional:
             require_async_function(plain, f"step {durable!r}")
         policy = check_retry_policy(retry, f"the retry of step {durable!r}")
-        cast(Any, function).__gen_durable_step__ = _Mark(durable, old, seconds, limit, transactional, policy)
+        cast(Any, function).__gen_durable_step__ = _StepMark(durable, old, seconds, limit, transactional, policy)
         return function
 
     return mark if fn is None else mark(fn)
@@ -232,12 +232,12 @@ class Machine:
                 spec, mark.name, mark.aliases, mark.timeout, own, is_async, mark.limit, mark.transactional, mark.retry
             )
             for taken in (mark.name, *mark.aliases):
-                if spec.find(taken) is not None:
+                if spec.find_step(taken) is not None:
                     raise DefinitionError(f"machine {label!r} has two steps with the name or alias {taken!r}")
             steps[mark.name] = one
             cast(Any, own).__gen_durable_step__ = one
         for one in steps.values():
-            check_then(cls, one)
+            check_step_after_retries(cls, one)
         cls.__gen_durable__ = spec
 
     def on_error(self, state: Any, ctx: Context, error: Exception) -> Awaitable[Outcome[Any]] | Outcome[Any]:
@@ -258,7 +258,7 @@ class Machine:
         """
 
 
-def _find_marked_steps(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types.FunctionType, _Mark]]:
+def _find_marked_steps(cls: type, earlier: MachineSpec | None) -> Iterable[tuple[str, types.FunctionType, _StepMark]]:
     """The steps of a class, base classes first, in the order they are written."""
     attributes = dict.fromkeys(a for base in reversed(cls.__mro__) for a in base.__dict__)
     for attribute in attributes:
@@ -274,8 +274,8 @@ def _find_marked_steps(cls: type, earlier: MachineSpec | None) -> Iterable[tuple
                 raise DefinitionError(
                     f"{cls.__name__}.{attribute} is the step {mark.label} of another machine: inherit from its class"
                 )
-            mark = _Mark(mark.name, mark.aliases, mark.timeout, mark.limit, mark.transactional, mark.own_retry)
-        if isinstance(mark, _Mark):
+            mark = _StepMark(mark.name, mark.aliases, mark.timeout, mark.limit, mark.transactional, mark.own_retry)
+        if isinstance(mark, _StepMark):
             yield attribute, function, mark
         elif _is_step_in_base(cls, attribute):
             raise DefinitionError(
@@ -300,7 +300,7 @@ def _inherit_error_options(
 
 def _is_step_in_base(cls: type, attribute: str) -> bool:
     found = (base.__dict__.get(attribute) for base in cls.__mro__)
-    return any(isinstance(getattr(f, "__gen_durable_step__", None), (StepSpec, _Mark)) for f in found)
+    return any(isinstance(getattr(f, "__gen_durable_step__", None), (StepSpec, _StepMark)) for f in found)
 
 
 def _copy_inherited_step(cls: type, attribute: str, function: types.FunctionType) -> types.FunctionType:
@@ -323,7 +323,7 @@ def _check_signature(function: Callable[..., object], label: str) -> None:
         raise DefinitionError(f"step {label} must take (self, state, ctx), not {inspect.signature(function)}")
 
 
-def check_limit(limit: StepLimit | None, what: str) -> None:
+def check_step_limit(limit: StepLimit | None, what: str) -> None:
     """Check the limit of a step or job, unless it is a function."""
     if limit is not None and not callable(limit):
         to_limits(limit, what, DefinitionError)

@@ -16,7 +16,7 @@ from gen_durable.durations import Duration
 from gen_durable.errors import InvalidOutcome
 from gen_durable.limits import LimitNames, to_limits
 from gen_durable.starts import BoundStep, Start, to_step_spec
-from gen_durable.tracebacks import is_group
+from gen_durable.tracebacks import is_exception_group
 from gen_durable.unknown_options import option_names, unknown_option_error
 from gen_durable.validation import (
     MAX_CHILDREN,
@@ -25,7 +25,7 @@ from gen_durable.validation import (
     check_name,
     check_priority,
     check_text_key,
-    clean_error,
+    to_storable_error,
 )
 
 if TYPE_CHECKING:
@@ -294,13 +294,17 @@ def is_outcome(value: object) -> TypeIs[AnyOutcome]:
 
 def describe_error(error: BaseException) -> str:
     """An exception as it is stored in `last_error`: its type and its message; of a group also its first parts."""
-    return clean_error(_describe_exception(error, 0))
+    return to_storable_error(_describe_exception(error, 0))
 
 
 def _describe_exception(error: BaseException, depth: int) -> str:
     kind = type(error).__name__
     try:
-        words = _describe_group_parts(error, depth) if is_group(error) and depth < MAX_NESTED_GROUPS else str(error)
+        words = (
+            _describe_group_parts(error, depth)
+            if is_exception_group(error) and depth < MAX_NESTED_GROUPS
+            else str(error)
+        )
         return f"{kind}: {words}" if words else kind
     except BaseException:  # user code: a SystemExit of it would end the process
         return f"{kind}: (its str() raised)"

@@ -33,7 +33,7 @@ def escape_text(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escape(character) if _acts_or_hides(character) else character for character in text)
+    return "".join(_escape_character(character) if _should_escape(character) else character for character in text)
 
 
 def escape_lines(text: str, indent: str = INDENT) -> str:
@@ -56,7 +56,7 @@ def format_exception(error: BaseException) -> str:
     """An exception as Python prints it, but with its notes and the second and later lines of its message indented."""
     described = traceback.TracebackException.from_exception(error)
     _indent_added_lines(described)
-    return "\n".join(_escape_part(part.removesuffix("\n")) for part in described.format())
+    return "\n".join(_escape_traceback_part(part.removesuffix("\n")) for part in described.format())
 
 
 def _indent_added_lines(described: traceback.TracebackException) -> None:
@@ -68,19 +68,19 @@ def _indent_added_lines(described: traceback.TracebackException) -> None:
             _indent_added_lines(other)
 
 
-def _escape_part(part: str) -> str:
+def _escape_traceback_part(part: str) -> str:
     first, *others = part.split("\n")
     indented = (line if line.startswith(" ") or not line else INDENT + line for line in others)
     return "\n".join(escape_text(line) for line in (first, *indented))
 
 
-def _acts_or_hides(character: str) -> bool:
+def _should_escape(character: str) -> bool:
     if character.isprintable():
         return character in _INVISIBLE
     return unicodedata.category(character) != "Zs"  # a space, such as the no-break space
 
 
-def _escape(character: str) -> str:
+def _escape_character(character: str) -> str:
     code = ord(character)
     if code < 0x100:
         return _SHORT.get(character) or f"\\x{code:02x}"

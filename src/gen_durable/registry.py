@@ -16,11 +16,11 @@ from gen_durable.jobs import Job
 from gen_durable.machines import Machine, MachineSpec, StepSpec
 from gen_durable.retention import Retention
 from gen_durable.retry_policy import DEFAULT_POLICY, RetryPolicy
-from gen_durable.step_after_retries import check_then_state_type
+from gen_durable.step_after_retries import check_state_of_step_after_retries
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StepEntry:
     """A step that can be run: its spec, the bound function, and the machine or job that handles its errors."""
 
     spec: StepSpec
@@ -36,7 +36,7 @@ class Entry:
     """Whether its machine has an `on_error` of its own."""
 
     @classmethod
-    def from_spec(cls, spec: StepSpec, owner: Machine | Job[Any, Any]) -> Entry:
+    def from_spec(cls, spec: StepSpec, owner: Machine | Job[Any, Any]) -> StepEntry:
         """Compute once what every execution of the step needs."""
         plain = spec.is_async and spec.timeout is None and not spec.transactional
         has_on_error = isinstance(owner, Machine) and getattr(owner.on_error, "__func__", None) is not Machine.on_error
@@ -73,7 +73,7 @@ class Registry:
     __slots__ = ("_entries", "specs")
 
     def __init__(self, machines: Iterable[Machine] = (), jobs: Iterable[Job[Any, Any]] = ()) -> None:
-        self._entries: dict[tuple[str, int, str], Entry] = {}
+        self._entries: dict[tuple[str, int, str], StepEntry] = {}
         self.specs: list[MachineSpec] = []
         for machine in machines:
             if isinstance(machine, type):
@@ -100,16 +100,16 @@ class Registry:
         for step in spec.steps.values():
             _ = step.state_codec  # resolves annotations now, so that a mistake stops the start and not a row
             _ = step.result_codec
-            check_then_state_type(step)
-            entry = Entry.from_spec(step, owner)
+            check_state_of_step_after_retries(step)
+            entry = StepEntry.from_spec(step, owner)
             for name in (step.name, *step.aliases):
                 self._entries[spec.name, spec.version, name] = entry
 
-    def find(self, machine: str, version: int, step: str) -> Entry | None:
+    def find(self, machine: str, version: int, step: str) -> StepEntry | None:
         """The step to run for a row; None if this worker does not know it."""
         return self._entries.get((machine, version, step))
 
-    def get(self, machine: str, version: int, step: str) -> Entry:
+    def get(self, machine: str, version: int, step: str) -> StepEntry:
         """The step of a row that `pick` matched against `known_steps`, or of a machine that is running here."""
         return self._entries[machine, version, step]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gen_durable.machines import StepSpec
 
 
-def check_then(cls: type, spec: StepSpec) -> None:
+def check_step_after_retries(cls: type, spec: StepSpec) -> None:
     """Check the `then=` of a step's policy: another step of the same machine, which takes the same state."""
     then = None if spec.retry is None else spec.retry.then
     if then is None:
@@ -24,8 +24,8 @@ def check_then(cls: type, spec: StepSpec) -> None:
             f"{where} must be a step of the same machine: a method with @step that stands above it in the class, "
             "or the name of a step as a text"
         )
-    name = then_name(then)
-    if spec.machine.find(name) is None:
+    name = name_of_step_after_retries(then)
+    if spec.machine.find_step(name) is None:
         raise DefinitionError(f"{where} leads to {name!r}: machine {spec.machine.name!r} has no such step")
     if spec.step_after_retries is None and spec.own_retry is not None:
         raise DefinitionError(f"{where} leads to the step itself, so it would never end")
@@ -33,10 +33,10 @@ def check_then(cls: type, spec: StepSpec) -> None:
         _ = spec.state_type, spec.step_after_retries.state_type if spec.step_after_retries is not None else None
     except DefinitionError:
         return  # a type that is defined later: the registry of a worker checks again
-    check_then_state_type(spec)
+    check_state_of_step_after_retries(spec)
 
 
-def check_then_state_type(spec: StepSpec) -> None:
+def check_state_of_step_after_retries(spec: StepSpec) -> None:
     """Raise `DefinitionError` unless the `then=` of the step's policy takes the state of the step."""
     target = spec.step_after_retries
     if target is None or target.state_type is Any or target.state_type == spec.state_type:
@@ -49,7 +49,7 @@ def check_then_state_type(spec: StepSpec) -> None:
     )
 
 
-def then_name(then: Callable[..., Any] | str) -> str:
+def name_of_step_after_retries(then: Callable[..., Any] | str) -> str:
     """The stored name of the step that `RetryPolicy(then=)` refers to."""
     return then if isinstance(then, str) else cast(Any, then).__gen_durable_step__.name
 

@@ -1,6 +1,6 @@
 """The services behind a `Context`: limits, the journal, and the transaction of a transactional step.
 
-The engine implements the protocols (`limits_in_step`, `journal_writer`), `testing` has an in-memory journal. They keep
+The engine implements the protocols (`step_limiter`, `journal_writer`), `testing` has an in-memory journal. They keep
 `Context` free of I/O.
 """
 
@@ -159,11 +159,11 @@ class JournalService(Protocol):
         """The journal of a claim's current step."""
         ...
 
-    async def run_actions(self, actions: Generator[Any, Any, Any]) -> Any:
+    async def run_journal_actions(self, actions: Generator[Any, Any, Any]) -> Any:
         """Perform actions on the event loop."""
         ...
 
-    def run_actions_blocking(self, actions: Generator[Any, Any, Any]) -> Any:
+    def run_journal_actions_blocking(self, actions: Generator[Any, Any, Any]) -> Any:
         """Perform actions in the thread of a `def` step."""
         ...
 

@@ -27,13 +27,13 @@ from gen_durable.limits import LimitState, Policy
 from gen_durable.operations.cancel import check_reason, to_cancellation
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
 from gen_durable.operations.insert import OnConflict, insert
-from gen_durable.operations.instance_admin import SyncAdminOperations
-from gen_durable.operations.signal_admin import SyncSignalOperations
+from gen_durable.operations.instance_admin import SyncInstanceAdminOperations
+from gen_durable.operations.signal_admin import SyncSignalAdminOperations
 from gen_durable.pg.caller_connection import resolve_caller_connection
 from gen_durable.starts import Start, Startable, StartOptions
 from gen_durable.store.schema import DEFAULT_SCHEMA
 from gen_durable.sync_handles import SyncHandle
-from gen_durable.sync_signal_and_debounce import SyncSignalMethods
+from gen_durable.sync_signal_and_debounce import SyncSignalAndDebounceMethods
 from gen_durable.telemetry import Events
 
 S = TypeVar("S")
@@ -41,7 +41,11 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["SyncHandle[Any]"], SyncSignalMethods):
+class SyncDurable(
+    SyncInstanceAdminOperations["SyncHandle[Any]"],
+    SyncSignalAdminOperations["SyncHandle[Any]"],
+    SyncSignalAndDebounceMethods,
+):
     """`with SyncDurable(dsn) as app: app.insert(...)`.
 
     The options are those of `Durable`, except `pool`: an asyncpg pool belongs to the event loop that opened it, and
@@ -98,7 +102,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
 
     def open(self) -> None:
         """Connect, and check that the schema is there. A process that is forked later opens anew by itself."""
-        self._forget_parent_process()
+        self._reset_if_forked()
         if self._loop is not None:
             raise ConfigError("this SyncDurable is open already")
         self._pid = os.getpid()
@@ -113,7 +117,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
 
     def close(self) -> None:
         """Close all connections of this process."""
-        self._forget_parent_process()
+        self._reset_if_forked()
         if self._loop is None:
             return
         try:
@@ -290,12 +294,12 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
 
     def _get_transaction_calls(self) -> TransactionCalls:
         """For calls on callers' connections. In a forked process the client is opened anew, to notify workers."""
-        if self._forget_parent_process():
+        if self._reset_if_forked():
             self.open()
         return self._in_transaction
 
     def _run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._forget_parent_process():
+        if self._reset_if_forked():
             self.open()
         if self._loop is None:
             coroutine.close()
@@ -309,7 +313,7 @@ class SyncDurable(SyncAdminOperations["SyncHandle[Any]"], SyncSignalOperations["
             raise InputError(f"{target!r} is a handle of another SyncDurable: call its own methods, or pass its id")
         return target.handle.target
 
-    def _forget_parent_process(self) -> bool:
+    def _reset_if_forked(self) -> bool:
         """Forget what the parent process opened, if this process was forked since. Returns whether it was."""
         if self._loop is None or self._pid == os.getpid():
             return False

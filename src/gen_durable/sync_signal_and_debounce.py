@@ -13,10 +13,10 @@ from gen_durable.core.services import services_of
 from gen_durable.durations import Duration
 from gen_durable.handles import Handle, SignalOrStartResult, handle_of
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
-from gen_durable.operations.signal import outgoing_signal, read_delivery_verdict, send_signal
+from gen_durable.operations.signal import is_delivered_or_raise, outgoing_signal, send_signal
 from gen_durable.operations.signal_and_debounce import DebounceOptions
 from gen_durable.operations.start_or_update import (
-    debounced_id,
+    debounced_id_or_raise,
     make_debounce,
     make_signal_or_start,
     run_start_or_update,
@@ -37,7 +37,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class SyncSignalMethods(ABC):
+class SyncSignalAndDebounceMethods(ABC):
     """Send signals, and debounce: a base class of `SyncDurable`."""
 
     _app: Durable
@@ -116,7 +116,7 @@ class SyncSignalMethods(ABC):
             verdict = self._run_and_wait(send_signal(services_of(self._app), outgoing))
         else:
             verdict = self._get_transaction_calls().signal_blocking(caller_connection, outgoing, notify)
-        return read_delivery_verdict(verdict, receiver, signal.name)
+        return is_delivered_or_raise(verdict, receiver, signal.name)
 
     @overload
     def debounce(
@@ -164,7 +164,7 @@ class SyncSignalMethods(ABC):
         start = Start(step, state, unique_key=unique_key, unique_scope=["runnable"], delay=delay, **options)
         result = self._start_or_update(make_debounce(start, max_delay), caller_connection, notify, "debounce")
         is_new = result.verdict == "started"
-        return self._sync_handle(handle_of(self._app, start, debounced_id(result, start), is_new=is_new))
+        return self._sync_handle(handle_of(self._app, start, debounced_id_or_raise(result, start), is_new=is_new))
 
     def _start_or_update(
         self, call: StartOrUpdate, connection: object, notify: Notify, operation: str

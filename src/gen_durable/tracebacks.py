@@ -14,7 +14,7 @@ from typing import Final
 
 from typing_extensions import TypeIs
 
-from gen_durable.validation import clean_text
+from gen_durable.validation import to_storable_text
 
 MAX_TRACEBACK: Final = 8000  # bytes
 MAX_FRAMES: Final = 30
@@ -30,7 +30,7 @@ _CONTEXT: Final = "\nDuring handling of the above exception, another exception o
 _ENGINE: Final = ("gen_durable.engine.", "gen_durable.testing.", "gen_durable.codec", "asyncio.", "concurrent.")
 
 
-def is_group(error: BaseException) -> TypeIs[BaseExceptionGroup[BaseException]]:
+def is_exception_group(error: BaseException) -> TypeIs[BaseExceptionGroup[BaseException]]:
     """Whether an exception has parts."""
     return isinstance(error, BaseExceptionGroup)
 
@@ -40,7 +40,7 @@ def error_type_of(error: BaseException) -> str:
     kind = type(error)
     module = str(kind.__module__)
     name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
-    return clean_text(name)[:MAX_NAME]
+    return to_storable_text(name)[:MAX_NAME]
 
 
 def format_traceback(error: BaseException, *, during: BaseException | None = None) -> str | None:
@@ -51,7 +51,7 @@ def format_traceback(error: BaseException, *, during: BaseException | None = Non
     """
     try:
         text, has_frames = _format_chain(error, during, 0)
-        return _cut_beginning(clean_text(text), MAX_TRACEBACK).rstrip() if has_frames else None
+        return _cut_beginning(to_storable_text(text), MAX_TRACEBACK).rstrip() if has_frames else None
     except BaseException:  # attributes of the user's class: a SystemExit of them would end the process
         return "(its traceback cannot be formatted)"
 
@@ -60,7 +60,7 @@ def _format_chain(error: BaseException, during: BaseException | None, depth: int
     """The text of an exception and its causes, and whether it has any frame."""
     blocks: list[str] = []
     has_frames = False
-    for one, joint in _chain(error, during):
+    for one, joint in _exception_chain(error, during):
         if len(blocks) == MAX_CHAIN:
             blocks.append(_CUT)
             break
@@ -68,14 +68,14 @@ def _format_chain(error: BaseException, during: BaseException | None, depth: int
         has_frames = has_frames or bool(frames)
         block = "Traceback (most recent call last):\n" + "".join(frames) if frames else ""
         block += error_type_of(one) + "\n"
-        if is_group(one):
-            parts, parts_have_frames = _format_parts(one, depth)
+        if is_exception_group(one):
+            parts, parts_have_frames = _format_group_parts(one, depth)
             block, has_frames = block + parts, has_frames or parts_have_frames
         blocks.append(block + joint)
     return "".join(reversed(blocks)), has_frames
 
 
-def _chain(error: BaseException, during: BaseException | None) -> Iterator[tuple[BaseException, str]]:
+def _exception_chain(error: BaseException, during: BaseException | None) -> Iterator[tuple[BaseException, str]]:
     """The exceptions that led to this one, newest first, each with the sentence that leads to the newer one."""
     seen: set[int] = set()
     one: BaseException | None = error
@@ -89,7 +89,7 @@ def _chain(error: BaseException, during: BaseException | None) -> Iterator[tuple
             one, joint, during = during, _CONTEXT, None
 
 
-def _format_parts(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str, bool]:
+def _format_group_parts(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str, bool]:
     """The first parts of an exception group, indented."""
     if depth == MAX_NESTED:
         return "", False
@@ -98,7 +98,7 @@ def _format_parts(group: BaseExceptionGroup[BaseException], depth: int) -> tuple
     for number, part in enumerate(group.exceptions[:MAX_PARTS], 1):
         text, part_has_frames = _format_chain(part, None, depth + 1)
         has_frames = has_frames or part_has_frames
-        lines = _cut_beginning(clean_text(text), MAX_PART).splitlines()
+        lines = _cut_beginning(to_storable_text(text), MAX_PART).splitlines()
         texts.append(f"  part {number} of {count}:\n" + "".join(f"    {line}\n" for line in lines))
     return "".join(texts), has_frames
 

@@ -40,7 +40,7 @@ def unknown_option_error(
 ) -> GenDurableError:
     """The error for the first of `unknown`, which `where` does not take; `known` are the options that it takes."""
     name, options = next(iter(unknown)), tuple(known)
-    return error(f"{where} has no option {name!r}.{_hint(name, options)}")
+    return error(f"{where} has no option {name!r}.{_suggest_option(name, options)}")
 
 
 def option_names(function: Callable[..., object]) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def option_names(function: Callable[..., object]) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
 
-def _hint(name: str, known: tuple[str, ...]) -> str:
+def _suggest_option(name: str, known: tuple[str, ...]) -> str:
     for option in SYNONYMS.get(name, ()):
         if option in known:
             return f" Did you mean {option!r}?{_describe_expected_value(name, option)}"

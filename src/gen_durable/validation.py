@@ -131,13 +131,13 @@ def check_schedule(moment: datetime, what: str) -> datetime:
     return moment
 
 
-def clean_error(text: str) -> str:
+def to_storable_error(text: str) -> str:
     """Error text as it can be stored: no NUL, no lone surrogate, at most 8,000 characters."""
-    text = clean_text(text)
+    text = to_storable_text(text)
     return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 14] + " ... [cut off]"
 
 
-def clean_text(text: str) -> str:
+def to_storable_text(text: str) -> str:
     """Text as it can be stored: NUL characters and lone surrogates are escaped."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 

@@ -16,7 +16,7 @@ from tests.support.old_layout import old_layout
 
 from gen_durable import Durable, Failed, Finished, Handle
 from gen_durable.cli.database import open_database
-from gen_durable.cli.demo import verify_run
+from gen_durable.cli.demo import run_verifier
 from gen_durable.cli.demo.machines import Order, Receipt
 from gen_durable.cli.demo.schema import recreate_schema
 from gen_durable.cli.demo.script import Observations, PlacedOrder
@@ -110,8 +110,8 @@ def observations(*orders: PlacedOrder, executions: dict[int, int]) -> Observatio
     return Observations(placed=list(orders), executions=Counter(executions))
 
 
-def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None) -> verify_run.Row:
-    return verify_run.Row(id_, machine, "done", seq, parent)
+def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None) -> run_verifier.InstanceRow:
+    return run_verifier.InstanceRow(id_, machine, "done", seq, parent)
 
 
 @pytest.mark.parametrize(
@@ -121,21 +121,21 @@ def row(id_: int, seq: int, machine: str = "Checkout", parent: int | None = None
 )
 def test_outcomes_are_counted_against_the_path(seq: int, executed: int, ok: bool) -> None:
     seen = observations(placed(1, 10), executions={1: executed})
-    assert verify_run.check_outcomes(seen, [row(1, seq)]).ok is ok
+    assert run_verifier.check_outcomes(seen, [row(1, seq)]).ok is ok
 
 
 def test_each_item_is_packed_once() -> None:
     orders = [placed(1, 10), placed(2, None)]
     one, other = row(11, 1, "Pack", parent=1), row(12, 1, "Pack", parent=1)
-    assert verify_run.check_items(orders, [one]).ok
-    assert not verify_run.check_items(orders, []).ok
-    assert not verify_run.check_items(orders, [one, other]).ok
+    assert run_verifier.check_packed_items(orders, [one]).ok
+    assert not run_verifier.check_packed_items(orders, []).ok
+    assert not run_verifier.check_packed_items(orders, [one, other]).ok
 
 
 def test_an_order_must_end_as_its_customer_behaved() -> None:
     paid, unpaid = placed(1, 10), placed(2, None)
-    assert verify_run.has_ended_as_expected(paid, Finished(1, Receipt(1, 10, ("wrapped tea",))))
-    assert not verify_run.has_ended_as_expected(paid, Finished(1, Receipt(1, 20, ("wrapped tea",))))
-    assert not verify_run.has_ended_as_expected(paid, Failed(1, "payment never came"))
-    assert verify_run.has_ended_as_expected(unpaid, Failed(2, "payment never came"))
-    assert not verify_run.has_ended_as_expected(unpaid, Failed(2, "crash loop"))
+    assert run_verifier.has_ended_as_expected(paid, Finished(1, Receipt(1, 10, ("wrapped tea",))))
+    assert not run_verifier.has_ended_as_expected(paid, Finished(1, Receipt(1, 20, ("wrapped tea",))))
+    assert not run_verifier.has_ended_as_expected(paid, Failed(1, "payment never came"))
+    assert run_verifier.has_ended_as_expected(unpaid, Failed(2, "payment never came"))
+    assert not run_verifier.has_ended_as_expected(unpaid, Failed(2, "crash loop"))

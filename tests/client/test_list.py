@@ -28,7 +28,7 @@ from gen_durable.errors import InputError, NotFound, TooLarge, WrongStatus
 from gen_durable.listing import Count
 from gen_durable.operations import instance_admin
 from gen_durable.outcomes import Await
-from gen_durable.store.instance_admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 
 broken: set[str] = set()
 go = Signal("go")
@@ -96,13 +96,13 @@ async def test_all_are_read_page_by_page(
     monkeypatch.setattr(instance_admin, "MAX_PAGE", 3)
     monkeypatch.setattr(instance_admin, "PAGE", 2)
     pages: list[tuple[int, bool]] = []
-    statement = AdminStatementBuilder.list
+    statement = InstanceAdminStatementBuilder.list
 
-    def noted(self: AdminStatementBuilder, filters: str, after: Any, size: int, *, payloads: bool) -> Any:
+    def noted(self: InstanceAdminStatementBuilder, filters: str, after: Any, size: int, *, payloads: bool) -> Any:
         pages.append((size, payloads))
         return statement(self, filters, after, size, payloads=payloads)
 
-    monkeypatch.setattr(AdminStatementBuilder, "list", noted)
+    monkeypatch.setattr(InstanceAdminStatementBuilder, "list", noted)
     async with engine() as e:
         handles = await e.app.insert_many([Start(Shop.start, str(n)) for n in range(5)])
         ids = [h.id for h in reversed(handles)]

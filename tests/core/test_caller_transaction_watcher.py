@@ -1,4 +1,4 @@
-"""The commit watcher: callers' transactions by their ids, checked together, and forgotten when they take too long."""
+"""Callers' transactions: watched by their ids, checked together, and forgotten when they take too long."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ async def test_close_notifies_of_what_is_committed_and_forgets_the_rest(dsn: str
         services_of(there).notifier.cancel_children = (  # type: ignore[method-assign]
             lambda origin: remote.calls.put_nowait(f"cascade {origin}")
         )
-        watcher = services_of(app).commit_watcher
+        watcher = services_of(app).caller_transaction_watcher
         assert watcher is not None
         watcher.add(second, FollowUps(frozenset({"open"})))
         watcher.add(first, FollowUps(frozenset({"committed"}), frozenset({7}), frozenset({"r"})))

@@ -66,7 +66,7 @@ async def test_other_tasks_run_while_a_fan_out_is_encrypted() -> None:
     counting = asyncio.create_task(count_turns())
     ids = range(1, 10 * CHUNK + 1)
     child = b'{"fsm":"m","version":1,"step":"s","state":"x"}'
-    encrypted = await row_encryption_of(FailingPool())._encrypt_many(ids, [child] * len(ids))
+    encrypted = await row_encryption_of(FailingPool())._encrypt_children(ids, [child] * len(ids))
     counting.cancel()
     assert 10 <= turns <= 12
     starts = [msgspec.json.decode(one) for one in encrypted]

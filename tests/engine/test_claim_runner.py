@@ -36,13 +36,13 @@ class Parts:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.has_claim = True
+        self.is_in_table = True
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: self.calls.append((name, *arguments))
 
-    def has(self, _active: ActiveClaim) -> bool:
-        return self.has_claim
+    def has_claim(self, _active: ActiveClaim) -> bool:
+        return self.is_in_table
 
 
 class Running:
@@ -112,7 +112,7 @@ def test_the_outcome_of_a_row_that_crashed_twice_is_counted() -> None:
 
 
 def test_the_history_is_trimmed_at_every_hundredth_outcome() -> None:
-    assert Running().answer(COMMITTED, "next", seq=99)[1:] == [("add", 1, 100, 20)]
+    assert Running().answer(COMMITTED, "next", seq=99)[1:] == [("request_trim", 1, 100, 20)]
     assert Running().answer(COMMITTED, "next", seq=100)[1:] == []
 
 
@@ -147,7 +147,7 @@ def test_a_kept_claim_counts_its_crashes_and_its_history_at_each_outcome() -> No
     """As a claim that has ended does."""
     running = Running(crashes=2)
     running.runner._advance_to_next_step(running.active, EncodedOutcome(Commit(1, 1, 99, "continue", "two"), "Next"))
-    assert running.parts.calls == [("allow_more_crashed_rows", running.active), ("add", 1, 100, 20)]
+    assert running.parts.calls == [("allow_more_crashed_rows", running.active), ("request_trim", 1, 100, 20)]
 
 
 def test_a_claim_without_an_outcome_is_put_back_or_removed(caplog: pytest.LogCaptureFixture) -> None:
@@ -206,7 +206,7 @@ def test_after_a_stray_cancellation_an_unanswered_outcome_is_sent_once_more() ->
 
 def test_a_stray_cancellation_after_the_claim_has_ended_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     running = Running()
-    running.parts.has_claim = False
+    running.parts.is_in_table = False
     running.runner.handle_cancellation_by_other_code(running.active)
     assert (running.parts.calls, caplog.text) == ([], "")
 
@@ -253,10 +253,10 @@ async def test_a_claim_that_is_found_lost_does_not_wait_for_the_slot_that_it_has
 
 
 @pytest.mark.parametrize(
-    ("is_aside", "is_large", "waits"), [(False, False, False), (True, False, True), (False, True, True)]
+    ("is_side_flush", "is_large", "waits"), [(False, False, False), (True, False, True), (False, True, True)]
 )
 async def test_only_a_large_outcome_or_claim_keeps_its_slot_until_the_commit(
-    is_aside: bool, is_large: bool, waits: bool
+    is_side_flush: bool, is_large: bool, waits: bool
 ) -> None:
     """Its task waits for the answer, so that no other step makes more of its kind meanwhile."""
     running, receivers = Running(), list[ClaimEndReceiver]()
@@ -264,7 +264,7 @@ async def test_only_a_large_outcome_or_claim_keeps_its_slot_until_the_commit(
 
     def enqueue(_commit: Commit, receiver: ClaimEndReceiver) -> bool:
         receivers.append(receiver)
-        return is_aside
+        return is_side_flush
 
     cast(Any, running.parts).enqueue = enqueue
     encoded = EncodedOutcome(Commit(1, 1, 0, "done"), "Done")

@@ -14,10 +14,10 @@ from tests.support.engine import Engine, Opening
 from gen_durable import Start, Status, job
 from gen_durable.context import Child
 from gen_durable.core.services import services_of
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine import claim_table
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.claim_table import DEFAULT_REASON, LIMIT_REST, USUAL_REST, ClaimTable
+from gen_durable.engine.claim_table import DEFAULT_REASON, LIMIT_REST, USUAL_POSTPONE_DELAY, ClaimTable
 from gen_durable.engine.slots import NEVER, Slots
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.pg.faults import ConnectionLost
@@ -60,7 +60,7 @@ class Holder:
             slots=self.slots,
             tasks=self.tasks,
             registry=Registry(jobs=[noop]),
-            fingerprints=Fingerprints(Registry(jobs=[noop]), ""),
+            fingerprints=DecoderFingerprints(Registry(jobs=[noop]), ""),
             notifier=cast(Any, self),
             events=events,
             max_crashes=None,
@@ -141,7 +141,11 @@ async def test_a_postponed_row_is_picked_after_its_rest(engine: Opening, key: st
         holder.table.postpone(active, "no thread")
         await holder.tasks.wait(10)
         assert len(holder.table) == 0
-        assert began + USUAL_REST.first <= holder.slots.queues["default"].due_at <= time.monotonic() + USUAL_REST.first
+        assert (
+            began + USUAL_POSTPONE_DELAY.first
+            <= holder.slots.queues["default"].due_at
+            <= time.monotonic() + USUAL_POSTPONE_DELAY.first
+        )
         assert (holder.woken, holder.unblocked) == (([], []) if key is None else (["default"], ["other"]))
         row = await e.rows.row(first)
         assert (row["status"], row["last_error"]) == ("runnable", "no thread")
@@ -184,7 +188,7 @@ async def test_a_claim_that_was_lost_stops() -> None:
     holder = Holder()
     holder.table.add_and_start([claim(1), claim(2), claim(3)], 0.0)
     await asyncio.sleep(0)
-    running, buffered, ended = holder.table.all()
+    running, buffered, ended = holder.table.list_all()
     holder.slots.remove_from_buffer(ended)
     holder.table.remove(ended)
     holder.table.drop_lost([running, buffered, ended])
@@ -203,12 +207,12 @@ async def test_a_row_that_is_claimed_again_replaces_its_former_claim(state: str)
         former.task = asyncio.create_task(asyncio.sleep(60 if state == "running" else 0))
         await asyncio.sleep(0.01)
     (later,) = holder.hold(claim(1))
-    assert holder.table.all() == [later]
-    assert (holder.table.has(former), holder.table.has(later)) == (False, True)
+    assert holder.table.list_all() == [later]
+    assert (holder.table.has_claim(former), holder.table.has_claim(later)) == (False, True)
     assert len(holder.seen) == (state != "done")
     assert former.claim.is_interrupted is (state != "done")
     holder.table.remove(former)
-    assert holder.table.all() == [later]
+    assert holder.table.list_all() == [later]
     if former.task is not None:
         former.task.cancel()
 
@@ -218,7 +222,7 @@ async def test_leases_that_are_old_enough_are_extended_in_the_order_of_ids(monke
     monkeypatch.setattr(claim_table, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     for number, leased_at in ((3, 900.0), (1, 980.0), (2, 980.5)):
         holder.table.register(claim(number), leased_at)
-    assert [active.claim.id for active in holder.table.leased_longer_than(20.0)] == [1, 3]
+    assert [active.claim.id for active in holder.table.claims_leased_longer_than(20.0)] == [1, 3]
 
 
 async def test_claims_that_have_not_begun_are_withdrawn_in_the_order_of_ids() -> None:
@@ -231,7 +235,7 @@ async def test_claims_that_have_not_begun_are_withdrawn_in_the_order_of_ids() ->
     assert [(active.claim.id, active.claim.is_interrupted) for active in withdrawn] == [(3, True), (4, True)]
     assert len(holder.table) == 3
     holder.table.drop_withdrawn(withdrawn)
-    assert [(active.claim.id, active.claim.is_interrupted) for active in holder.table.all()] == [(5, False)]
+    assert [(active.claim.id, active.claim.is_interrupted) for active in holder.table.list_all()] == [(5, False)]
     assert not holder.slots.queues["default"].buffer
     holder.tasks.cancel_all()
 
@@ -249,7 +253,7 @@ async def test_a_cancel_request_reaches_a_claim_once() -> None:
     holder = Holder()
     holder.table.add_and_start([claim(1), claim(2)], 0.0)
     await asyncio.sleep(0)
-    running, buffered = holder.table.all()
+    running, buffered = holder.table.list_all()
     holder.table.apply_cancel_requests({1: "first", 2: "second", 77: "unknown"})
     holder.table.apply_cancel_requests({1: "again", 2: "again"})
     await asyncio.sleep(0)

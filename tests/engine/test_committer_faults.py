@@ -14,7 +14,7 @@ from tests.support.pauses import record_pauses
 from gen_durable import Durable
 from gen_durable.core.services import services_of
 from gen_durable.engine import commit_queue, committer
-from gen_durable.engine.committer import CommitResult, FutureReceiver
+from gen_durable.engine.committer import CommitResult, FutureCommitReceiver
 from gen_durable.engine.outcome_rejection import describe_fault
 from gen_durable.errors import OutcomeRejected
 from gen_durable.pg import connection as pg_connection
@@ -167,7 +167,7 @@ async def test_an_outcome_that_waits_for_a_side_connection_is_checked_before_it_
 
         def send_aside(claim: Claim) -> asyncio.Future[CommitResult]:
             future: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
-            cast(Any, flush)._start_flush_aside((done(claim), FutureReceiver(future)))
+            cast(Any, flush)._start_side_flush((done(claim), FutureCommitReceiver(future)))
             return future
 
         assert await asyncio.wait_for(send_aside(first), 10) is CommitResult.COMMITTED
@@ -195,11 +195,11 @@ async def test_enqueue_tells_whether_an_outcome_is_written_apart(dsn: str, schem
         futures: list[asyncio.Future[CommitResult]] = [loop.create_future() for _ in range(2)]
         assert flush.is_idle
         text = "x" * (commit_queue.LARGE_OUTCOME - 2)
-        assert flush.enqueue(done(small, f'"{text}"'), FutureReceiver(futures[0])) is False
+        assert flush.enqueue(done(small, f'"{text}"'), FutureCommitReceiver(futures[0])) is False
         assert not flush.is_idle
         await asyncio.wait_for(flush.wait_until_idle(), 10)
         assert (flush.is_idle, futures[0].done()) == (True, True)
-        assert flush.enqueue(done(large, f'"{text}x"'), FutureReceiver(futures[1])) is True
+        assert flush.enqueue(done(large, f'"{text}x"'), FutureCommitReceiver(futures[1])) is True
         assert not flush.is_idle
         last = flush.commit(done(third))
         await asyncio.wait_for(flush.wait_until_idle(), 10)
@@ -238,7 +238,7 @@ async def test_cancelled_flushes_are_not_repeated(dsn: str, schema: str, caplog:
 async def test_a_future_that_its_owner_has_cancelled_is_left_alone() -> None:
     """The first answer counts, too."""
     loop = asyncio.get_running_loop()
-    cancelled, answered = FutureReceiver(loop.create_future()), FutureReceiver(loop.create_future())
+    cancelled, answered = FutureCommitReceiver(loop.create_future()), FutureCommitReceiver(loop.create_future())
     assert not cancelled.is_answered
     cancelled.future.cancel()
     assert cancelled.is_answered

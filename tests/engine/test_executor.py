@@ -15,10 +15,10 @@ from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.encryption import PayloadContext, PayloadEncryption
 from gen_durable.engine import executor as executor_module
 from gen_durable.engine import outcome_encoder
-from gen_durable.engine.executor import Executor, _exhaust_children_generator, _forget_cancellation
+from gen_durable.engine.executor import Executor, _absorb_own_cancellation, _exhaust_children_generator
 from gen_durable.engine.outcome_encoder import advance_claim
 from gen_durable.engine.thread_pool import ThreadPool
-from gen_durable.registry import Entry, Registry
+from gen_durable.registry import Registry, StepEntry
 from gen_durable.store.types import Claim
 
 Body = Callable[[Any, Context], Awaitable[Any]]
@@ -84,7 +84,7 @@ def make_executor(threads: ThreadPool, encryption: PayloadEncryption | None = No
     return Executor("w", threads, absent, absent, absent, encryption=rows)
 
 
-def claim_of(machine: Machine, name: str = "work", state: str = '"s"') -> tuple[Claim, Entry]:
+def claim_of(machine: Machine, name: str = "work", state: str = '"s"') -> tuple[Claim, StepEntry]:
     spec = type(machine).__gen_durable__
     claim = Claim(7, spec.name, spec.version, name, state, 0, 1, 0, "default", 0, None, None, None, None)
     return claim, Registry([machine]).get(spec.name, spec.version, name)
@@ -259,7 +259,7 @@ async def forget(claim: Claim, prepare: Callable[[asyncio.Task[Any]], None]) -> 
         task = asyncio.current_task()
         assert task is not None
         prepare(task)
-        await _forget_cancellation(claim)
+        await _absorb_own_cancellation(claim)
         return task.cancelling()
 
     task = asyncio.create_task(body())
@@ -284,7 +284,7 @@ async def test_a_cancellation_is_forgotten_at_once() -> None:
             await asyncio.sleep(0)
         before = loop.time()
         waiting = asyncio.ensure_future(asyncio.sleep(0.5))
-        await _forget_cancellation(claim)
+        await _absorb_own_cancellation(claim)
         assert not waiting.done(), f"it took {loop.time() - before} s"
         waiting.cancel()
         assert task.cancelling() == 0

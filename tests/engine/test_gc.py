@@ -13,7 +13,7 @@ from tests.support.engine import Engine, opened
 from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
 from gen_durable.engine import gc as gc_module
-from gen_durable.engine.gc import Gc, Walk, walks_for_retentions
+from gen_durable.engine.gc import Gc, RetentionScan, scans_for_retentions
 from gen_durable.pg.connection import PersistentConnection
 from gen_durable.retention import Retention
 from gen_durable.telemetry import InstancesCollected
@@ -63,7 +63,7 @@ async def test_a_round_that_may_have_left_rows_is_followed_by_the_next_at_once(d
 async def test_rows_that_were_visited_are_visited_again_after_some_rounds(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example one that was locked: the walk has gone past it, until it starts from the oldest row."""
+    """For example one that was locked: the scan has gone past it, until it starts from the oldest row."""
     monkeypatch.setattr(gc_module, "REVISIT_ROUNDS", 2)
     async with collecting(dsn, schema) as (e, gc):
         await gc.run_once()
@@ -75,7 +75,7 @@ async def test_rows_that_were_visited_are_visited_again_after_some_rounds(
         assert left == [1, 0]
 
 
-async def test_a_refused_row_does_not_move_the_walk(dsn: str, schema: str) -> None:
+async def test_a_refused_row_does_not_move_the_scan(dsn: str, schema: str) -> None:
     """What it skips is counted from the same place, so that all others are deleted in one round."""
     async with collecting(dsn, schema, gc_batch=4) as (e, gc):
         await end(e, *range(1000, 1012))
@@ -116,9 +116,14 @@ async def test_rate_buckets_that_have_refilled_are_deleted_in_each_round(dsn: st
         assert sum("delete_full_buckets" in text for text in statements) == 1
 
 
-def test_there_is_one_walk_for_each_retention() -> None:
+def test_there_is_one_scan_for_each_retention() -> None:
     """Equal ones share it, those that are kept for ever have none; rows with a keep of their own have one."""
     own = Retention(done=timedelta(seconds=5), failed=None, cancelled=timedelta(seconds=3))
-    assert walks_for_retentions([own]) == [Walk(3.0), Walk(5.0), Walk(None)]
+    assert scans_for_retentions([own]) == [RetentionScan(3.0), RetentionScan(5.0), RetentionScan(None)]
     other = Retention(done=timedelta(0), failed=timedelta(seconds=5), cancelled=timedelta(0))
-    assert walks_for_retentions([own, other]) == [Walk(0.0), Walk(3.0), Walk(5.0), Walk(None)]
+    assert scans_for_retentions([own, other]) == [
+        RetentionScan(0.0),
+        RetentionScan(3.0),
+        RetentionScan(5.0),
+        RetentionScan(None),
+    ]

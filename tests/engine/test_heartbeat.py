@@ -16,7 +16,7 @@ from tests.support.engine import Engine, opened
 
 from gen_durable import job
 from gen_durable.core.services import services_of
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine import heartbeat as heartbeat_module
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import ClaimTable
@@ -63,7 +63,7 @@ class Beating:
             slots=slots,
             tasks=tasks,
             registry=Registry([], [rest]),
-            fingerprints=Fingerprints(Registry([], [rest]), ""),
+            fingerprints=DecoderFingerprints(Registry([], [rest]), ""),
             notifier=services.notifier,
             events=e.app.events,
             max_crashes=None,
@@ -133,7 +133,7 @@ async def test_old_leases_are_extended_in_batches(dsn: str, schema: str, monkeyp
         assert await b.heartbeat.extend_leases() == []
         assert await b.extended() == ids(old)
         assert all(began <= active.leased_at <= time.monotonic() for active in old)
-        assert b.claims.leased_longer_than(LEASE / 3) == []
+        assert b.claims.claims_leased_longer_than(LEASE / 3) == []
 
 
 async def test_lost_claims_are_returned(dsn: str, schema: str) -> None:
@@ -157,7 +157,7 @@ async def test_lost_claims_and_cancel_requests_reach_the_loop(dsn: str, schema: 
         await b.beat()
         await asyncio.sleep(0)
         assert (cancelled.cancel_reason, kept.cancel_reason) == ("enough", None)
-        assert b.claims.all() == [cancelled, kept]
+        assert b.claims.list_all() == [cancelled, kept]
         assert [event.id for event in b.e.seen.of(ClaimLost)] == [lost.claim.id]
         cancelled.task.cancel()
 
@@ -209,7 +209,7 @@ async def test_a_refused_row_is_named_and_the_others_are_extended(
         finally:
             await b.e.rows.connection.execute(f"drop function {schema}_refuse cascade")
         assert await b.extended() == [id_ for id_ in ids(claims) if id_ != bad.claim.id]
-        assert b.claims.leased_longer_than(LEASE / 3) == [bad]
+        assert b.claims.claims_leased_longer_than(LEASE / 3) == [bad]
         lines = [record.getMessage() for record in caplog.records if record.name == "gen_durable.heartbeat"]
         assert lines == [f"instance {bad.claim.id}: its lease cannot be extended (CheckViolationError, SQLSTATE 23514)"]
 
@@ -246,7 +246,7 @@ async def test_a_loop_that_does_not_answer_is_reported_once(
         row = await b.e.rows.row(active.claim.id)
         assert (row["status"], row["locked_by"], row["crashes"]) == ("runnable", None, 0)
         await asyncio.sleep(0)
-        assert b.claims.all() == []
+        assert b.claims.list_all() == []
         assert active.claim.is_interrupted
         await b.beat(0.0)
         await b.beat(LEASE)
@@ -265,7 +265,7 @@ async def test_rows_are_returned_on_the_first_connection(dsn: str, schema: str) 
                 async with asyncio.timeout(5):
                     await b.beat(LEASE)
         await asyncio.sleep(0)
-        assert b.claims.all() == []
+        assert b.claims.list_all() == []
         b.heartbeat._interval_seconds = 10.0
         (again,) = await b.claim(1)
         await b.beat(LEASE)

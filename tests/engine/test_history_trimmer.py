@@ -70,14 +70,14 @@ async def is_waiting(trimmer: HistoryTrimmer) -> bool:
 async def test_only_a_history_that_is_too_long_is_trimmed(dsn: str, schema: str) -> None:
     """One of as many outcomes as are kept is not, nor one without a bound; then the trimmer waits for the next."""
     async with trimming(dsn, schema, 7001, 7002) as (e, trimmer, link):
-        trimmer.add(7001, 50, None)
-        trimmer.add(7001, 50, 50)
+        trimmer.request_trim(7001, 50, None)
+        trimmer.request_trim(7001, 50, 50)
         assert await is_waiting(trimmer)
-        trimmer.add(7002, 50, 49)
+        trimmer.request_trim(7002, 50, 49)
         assert await asyncio.wait_for(trimmer.run_once(), 5) == PAUSE
         assert await kept(e) == {7001: 50, 7002: 49}
         assert await is_waiting(trimmer)
-        trimmer.add(7001, 50, 20)
+        trimmer.request_trim(7001, 50, 20)
         await asyncio.wait_for(trimmer.run_once(), 5)
         assert await kept(e) == {7001: 20, 7002: 49}
         assert len(link.arguments) == 2
@@ -91,7 +91,7 @@ async def test_statements_are_bounded_in_instances_and_rows(
     monkeypatch.setattr(module, "BATCH", 40)
     async with trimming(dsn, schema, 7001, 7002, 7003) as (e, trimmer, link):
         for number, length in ((7001, 10), (7002, 20), (7003, 30)):
-            trimmer.add(number, 50, length)
+            trimmer.request_trim(number, 50, length)
         await asyncio.wait_for(trimmer.run_once(), 5)
         assert await kept(e) == {7001: 10, 7002: 20, 7003: 30}
         assert [list(arguments[0]) for arguments in link.arguments[:1]] == [[7001, 7002]]
@@ -103,7 +103,7 @@ async def test_statements_are_bounded_in_instances_and_rows(
 async def test_what_fails_is_tried_again(dsn: str, schema: str) -> None:
     """A lost connection forgets no instance."""
     async with trimming(dsn, schema, 7001) as (e, trimmer, link):
-        trimmer.add(7001, 50, 20)
+        trimmer.request_trim(7001, 50, 20)
         link.errors = [ConnectionLost(OSError("gone"), sent=False)]
         with pytest.raises(ConnectionLost):
             await asyncio.wait_for(trimmer.run_once(), 5)

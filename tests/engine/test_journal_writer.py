@@ -90,7 +90,7 @@ async def test_a_write_that_may_succeed_later_is_sent_again(
     monkeypatch.setattr(journal_writer, "FIRST_PAUSE", 0.06)
     async with opened(dsn, schema, threads) as o, failing(dsn, schema, code, times=2) as statement:
         began = time.monotonic()
-        assert await soon(o.writer.run_actions(write(statement))) == "written"
+        assert await soon(o.writer.run_journal_actions(write(statement))) == "written"
         assert time.monotonic() - began >= 0.08
         calls = Statement(f"select last_value from {schema}_calls", (), lambda rows: rows[0][0])
         assert await services_of(o.app).pool.run(calls) == 3
@@ -105,7 +105,7 @@ async def test_a_write_that_is_refused_is_an_error_of_the_step(
 ) -> None:
     async with opened(dsn, schema, threads) as o, failing(dsn, schema, code, times=1) as statement:
         with pytest.raises(DatabaseRefused) as raised:
-            await soon(o.writer.run_actions(write(statement)))
+            await soon(o.writer.run_journal_actions(write(statement)))
         assert words in str(raised.value)
         assert raised.value.__suppress_context__
 
@@ -119,11 +119,13 @@ async def test_a_thread_waits_before_a_retry(dsn: str, schema: str, threads: Thr
 
     async with opened(dsn, schema, threads) as o, failing(dsn, schema, "40001", times=0) as statement:
         began = time.monotonic()
-        assert await soon(asyncio.to_thread(o.writer.run_actions_blocking, wait_and_write(statement))) == "written"
+        assert (
+            await soon(asyncio.to_thread(o.writer.run_journal_actions_blocking, wait_and_write(statement))) == "written"
+        )
         assert time.monotonic() - began >= 0.05
         assert o.writer._thread_calls == set()
         with pytest.raises(InputError, match=r"ctx\.sync is for `def` steps"):
-            o.writer.run_actions_blocking(write(statement))
+            o.writer.run_journal_actions_blocking(write(statement))
 
 
 async def test_close_writes_the_last_progress(dsn: str, schema: str, threads: ThreadPool) -> None:

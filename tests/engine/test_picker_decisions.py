@@ -139,8 +139,8 @@ async def test_the_next_pick_is_planned_for_the_nearest_moment() -> None:
     assert a.due_at == planned
     assert not b.needs_slot
     a.due_at = NEVER
-    p.picker._floors._heads["a"] = "[]"
-    p.picker._floors._full_scan_at = time.monotonic() + 100
+    p.picker._scan_positions._heads["a"] = "[]"
+    p.picker._scan_positions._full_scan_at = time.monotonic() + 100
     p.plan(nothing_in("a", 3600.0), nothing_in("b"))
     assert a.due_at <= time.monotonic() + 100
     a.due_at = NEVER
@@ -255,11 +255,11 @@ async def test_the_events_of_a_pick() -> None:
 async def test_the_arguments_of_a_pick() -> None:
     """Free slots are sent only if rows are claimed ahead of them; the number of crashed rows always is."""
     p = Planning()
-    worker, queues, demands, known, lease, floors, fair, free, crashed, last_chance = p.picker._pick_statement(
+    worker, queues, demands, known, lease, scan_positions, fair, free, crashed, last_chance = p.picker._pick_statement(
         {"a": 2, "b": 3}, "{}"
     ).args
     assert (worker, queues, demands, known) == ("w", ["a", "b"], [2, 3], ["noop/1/run"])
-    assert (lease, floors, fair, free) == (WorkerOptions().lease_ttl.total_seconds(), "{}", None, None)
+    assert (lease, scan_positions, fair, free) == (WorkerOptions().lease_ttl.total_seconds(), "{}", None, None)
     assert (crashed, last_chance) == (1, True)
     p.around.crashed.add(claim(1, "a"))
     p.slots.queues["b"].running = 1

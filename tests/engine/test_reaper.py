@@ -14,7 +14,7 @@ from tests.worker.test_options_lease import dead_claim, double
 
 from gen_durable.config import WorkerOptions
 from gen_durable.core.services import services_of
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine import reaper as reaper_module
 from gen_durable.engine.crashed_row_slots import CrashedRowSlots
 from gen_durable.engine.reaper import UNKNOWN_STEPS_EVERY, Reaper
@@ -75,7 +75,7 @@ class Reaping:
             services.statements,
             WorkerOptions(**(given | options)),
             registry=Registry([], [double]),
-            fingerprints=Fingerprints(Registry([], [double]), ""),
+            fingerprints=DecoderFingerprints(Registry([], [double]), ""),
             notifier=cast(Any, self.told),
             events=e.app.events,
             dead_letters=cast(Any, self.told),

@@ -99,7 +99,7 @@ async def hold_a_step(e: Engine, worker: Worker) -> ActiveClaim:
     """Insert an instance, and return its claim when its step runs."""
     await e.app.insert(hold, 1)
     await soon(entered.wait())
-    (active,) = runtime_of(worker).claims.all()
+    (active,) = runtime_of(worker).claims.list_all()
     return active
 
 
@@ -283,7 +283,7 @@ async def test_a_drain_waits_for_commits_whose_steps_have_ended(
             await asyncio.sleep(0.05)
             assert not stopping.done()
         await soon(stopping)
-        assert runtime_of(worker).claims.all() == []
+        assert runtime_of(worker).claims.list_all() == []
         assert (await e.rows.row(active.claim.id))["status"] == "done"
         assert e.seen.of(QueueDrained) == [QueueDrained("default", 0, 0)]
 

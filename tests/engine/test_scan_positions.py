@@ -57,22 +57,24 @@ async def test_a_pick_with_floors_does_not_walk_over_dead_entries(dsn: str, sche
     """The first pick walks over all of them and tells where the live rows begin; the next begins there."""
     async with Durable(dsn, schema=schema) as app, long_reader(dsn, schema) as connection:
         await app.insert_many([Start(leaf, n) for n in range(20)])
-        floors, read = ScanPositions(), list[int]()
+        positions, read = ScanPositions(), list[int]()
         for _ in range(3):
             async with connection.transaction():
-                sent = floors.pick_argument(["default"])
-                call = services_of(app).statements.pick("w", {"default": 5}, KNOWN, 60, floors=sent)
+                sent = positions.pick_argument(["default"])
+                call = services_of(app).statements.pick("w", {"default": 5}, KNOWN, 60, scan_positions=sent)
                 before = await entries_read(connection, schema)
                 picked = call.read(await connection.fetch(call.text, *call.args))
                 read.append(await entries_read(connection, schema) - before)
                 assert len(picked.claims) == 5
-                floors.update(picked, sent, 0.0)
+                positions.update(picked, sent, 0.0)
         assert read[0] > DEAD
         assert max(read[1:]) < 100
 
 
 async def test_rows_below_a_floor_are_found_by_the_next_full_look(dsn: str, schema: str) -> None:
-    """A row whose time lies before the floor waits for about a second, longer where looks are slow; nobody polls."""
+    """A row whose time lies before the scan position waits for about a second, longer where looks are slow; nobody
+    polls.
+    """
     minute = timedelta(minutes=1)
     async with Durable(dsn, schema=schema) as app, long_reader(dsn, schema) as connection:
         async with Worker(app, jobs=[leaf], poll_interval=minute, max_poll_interval=minute):
@@ -88,54 +90,54 @@ async def test_rows_below_a_floor_are_found_by_the_next_full_look(dsn: str, sche
                 f'select id, finished_at from "{schema}".instances where id = any ($1)', [early.id, later.id]
             )
         )
-        assert ends[later.id] < ends[early.id]  # it was below the floor indeed
+        assert ends[later.id] < ends[early.id]  # it was below the scan position indeed
 
 
-async def test_priorities_keep_their_order_with_floors(dsn: str, schema: str) -> None:
-    """Each priority has a floor of its own; those that no pick has come to yet are gone to in their turn."""
+async def test_priorities_keep_their_order_with_scan_positions(dsn: str, schema: str) -> None:
+    """Each priority has a scan position of its own; those that no pick has come to yet are gone to in their turn."""
     async with Durable(dsn, schema=schema) as app, long_reader(dsn, schema) as connection:
         await app.insert_many(
             [Start(leaf, n, priority=p) for n in range(3) for p in (2, 0, 1)]
             + [Start(leaf, 9, priority=-1, delay=timedelta(hours=1))]
         )
-        floors = ScanPositions()
+        positions = ScanPositions()
         seen: list[int] = []
         for demand in (1, 1, 3, 2, 2):
-            sent = floors.pick_argument(["default"])
-            call = services_of(app).statements.pick("w", {"default": demand}, KNOWN, 60, floors=sent)
+            sent = positions.pick_argument(["default"])
+            call = services_of(app).statements.pick("w", {"default": demand}, KNOWN, 60, scan_positions=sent)
             picked = call.read(await connection.fetch(call.text, *call.args))
-            floors.update(picked, sent, 0.0)
+            positions.update(picked, sent, 0.0)
             seen += [claim.priority for claim in picked.claims]
-            assert floors.pick_argument(["default"]) is not None
+            assert positions.pick_argument(["default"]) is not None
         assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_there_are_no_floors_while_picks_are_quick() -> None:
     """An answer without heads leaves everything as it is."""
-    floors = ScanPositions()
-    floors.update(PickResult([], []), None, 0.001)
-    assert floors.pick_argument(["default"]) is None
-    assert floors.seconds_to_full_scan("default") is None
+    positions = ScanPositions()
+    positions.update(PickResult([], []), None, 0.001)
+    assert positions.pick_argument(["default"]) is None
+    assert positions.seconds_to_full_scan("default") is None
 
 
 def test_a_full_look_comes_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second later; twenty times as long as it takes if that is longer, but five seconds at most."""
     now = 100.0
     monkeypatch.setattr(scan_positions.time, "monotonic", lambda: now)
-    floors = ScanPositions()
+    positions = ScanPositions()
     told = PickResult([], [], {"a": "[[0,1,1]]"})
-    floors.update(told, None, 0.01)
-    assert floors.pick_argument(["a", "b"]) == '{"a":[[0,1,1]]}'
-    assert floors.pick_argument(["b"]) is None
+    positions.update(told, None, 0.01)
+    assert positions.pick_argument(["a", "b"]) == '{"a":[[0,1,1]]}'
+    assert positions.pick_argument(["b"]) is None
     now += 0.9
-    floors.update(told, "sent", 0.01)
-    assert floors.seconds_to_full_scan("a") == pytest.approx(0.1)
-    floors.update(PickResult([], [], {"b": "[[0,2,2]]"}), None, 0.01)  # a pick of another queue postpones nothing
-    assert floors.seconds_to_full_scan("b") == pytest.approx(0.1)
+    positions.update(told, "sent", 0.01)
+    assert positions.seconds_to_full_scan("a") == pytest.approx(0.1)
+    positions.update(PickResult([], [], {"b": "[[0,2,2]]"}), None, 0.01)  # a pick of another queue postpones nothing
+    assert positions.seconds_to_full_scan("b") == pytest.approx(0.1)
     now = 101.0
-    assert floors.pick_argument(["a"]) is None
-    floors.update(told, None, 0.5)
+    assert positions.pick_argument(["a"]) is None
+    positions.update(told, None, 0.5)
     now += 4.9
-    assert floors.pick_argument(["a"]) is not None
+    assert positions.pick_argument(["a"]) is not None
     now += 0.2
-    assert floors.pick_argument(["a"]) is None
+    assert positions.pick_argument(["a"]) is None

@@ -13,12 +13,12 @@ import pytest
 from tests.support.pauses import record_pauses
 from tests.support.rows import executing, instance
 
-from gen_durable.engine import limits_in_step
-from gen_durable.engine.limits_in_step import LimitsInStep
+from gen_durable.engine import step_limiter
+from gen_durable.engine.step_limiter import StepLimiter
 from gen_durable.errors import DatabaseUnavailable, LeaseLost
 from gen_durable.limits import Concurrency, Limit, Rate
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.sqlstate_errors import to_error
+from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement, StatementBuilder
 
@@ -43,7 +43,7 @@ class Asked:
         try:
             answer = await self.link.run(call)
         except asyncpg.PostgresError as error:
-            raise to_error(error, what, "") from None
+            raise to_library_error(error, what, "") from None
         while self.lose:
             self.lose -= 1
             answer = await self.link.run(call)
@@ -57,13 +57,13 @@ class Asked:
 
 
 class Room:
-    """LimitsInStep on a schema."""
+    """StepLimiter on a schema."""
 
     def __init__(self, link: PersistentConnection, schema: str) -> None:
         self.link, self.schema, self.asked = link, Schema(schema), Asked(link)
         self.calls = StatementBuilder(self.schema)
         self.rung: list[str] = []
-        self.limits = LimitsInStep(self.asked, self.calls, self)  # type: ignore[arg-type]
+        self.limits = StepLimiter(self.asked, self.calls, self)  # type: ignore[arg-type]
 
     def wake_queues(self, queues: Iterable[str]) -> None:
         self.rung += queues
@@ -196,7 +196,7 @@ async def test_a_limit_that_is_removed_lets_those_in_line_enter(room: Callable[[
         await r.link.run(r.calls.remove_limit("l"))
         ticket = await entering
         assert isinstance(ticket, int)
-        first, longest = limits_in_step.FIRST_PAUSE, limits_in_step.LONGEST_PAUSE
+        first, longest = step_limiter.FIRST_PAUSE, step_limiter.LONGEST_PAUSE
         bounds = [min(first * 2**n, longest) for n in range(len(slept))]
         assert all(most / 2 <= seconds < most for seconds, most in zip(slept, bounds, strict=True))
         await r.limits.release(ticket)

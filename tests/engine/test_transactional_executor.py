@@ -18,7 +18,7 @@ from gen_durable.core.services import services_of
 from gen_durable.engine import transactional_executor
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.committer import CommitResult
-from gen_durable.engine.executor import Executor, StepRaised
+from gen_durable.engine.executor import Executor, TransactionalStepRaised
 from gen_durable.engine.outcome_rejection import UnusableLimit
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
@@ -171,7 +171,7 @@ async def test_a_step_that_raises_leaves_no_transaction(dsn: str, schema: str) -
 
     async with executing(dsn, schema) as o:
         active = await o.claim(fail)
-        with pytest.raises(StepRaised, match="ValueError: no"):
+        with pytest.raises(TransactionalStepRaised, match="ValueError: no"):
             await soon(o.executor.execute(active))
         assert (active.is_in_step, o.is_in_transaction) == (False, False)
         await soon(o.executor.execute(active := await o.claim(done)))
@@ -261,7 +261,7 @@ async def test_an_outcome_that_names_an_undeclared_limit_is_no_error_of_the_step
 async def test_an_outcome_that_is_refused_is_not_flushed_again(dsn: str, schema: str) -> None:
     """The same flush would be refused again. The transaction is rolled back."""
     async with executing(dsn, schema) as o:
-        with pytest.raises(StepRaised) as raised:
+        with pytest.raises(TransactionalStepRaised) as raised:
             await soon(o.executor.execute(await o.claim(change_isolation)))
         assert isinstance(raised.value.error, OutcomeRejected)
         assert "the transaction is repeatable read" in str(raised.value.error)
@@ -273,7 +273,9 @@ async def test_a_serialization_failure_is_not_flushed_again(dsn: str, schema: st
     async with executing(dsn, schema) as o:
         active = await o.claim(done)
         async with refusing(o.e, "40001"):
-            with pytest.raises(StepRaised, match=f"refused the outcome of instance {active.claim.id}: .*40001"):
+            with pytest.raises(
+                TransactionalStepRaised, match=f"refused the outcome of instance {active.claim.id}: .*40001"
+            ):
                 await soon(o.executor.execute(active))
         assert o.statements.flushes == 1
 
@@ -292,7 +294,9 @@ async def test_a_flush_that_may_succeed_later_is_tried_again(
             if times == 2:
                 await soon(o.executor.execute(active))
             else:
-                with pytest.raises(StepRaised, match=f"refused the outcome of instance {active.claim.id}: .*55P03"):
+                with pytest.raises(
+                    TransactionalStepRaised, match=f"refused the outcome of instance {active.claim.id}: .*55P03"
+                ):
                     await soon(o.executor.execute(active))
             assert time.monotonic() - began >= 0.14
         assert o.statements.flushes == 3
@@ -305,7 +309,7 @@ async def test_a_step_whose_statement_failed_is_told_so(dsn: str, schema: str) -
         return Done(None)
 
     async with executing(dsn, schema) as o:
-        with pytest.raises(StepRaised) as raised:
+        with pytest.raises(TransactionalStepRaised) as raised:
             await soon(o.executor.execute(await o.claim(abort)))
         assert isinstance(raised.value.error, InvalidOutcome)
         assert "failed and aborted its transaction: put a savepoint around" in str(raised.value.error)
@@ -361,7 +365,7 @@ async def test_without_a_connection_a_commit_is_looked_for_again_after_a_pause(
     monkeypatch.setattr(transactional_executor, "FIRST_PAUSE", 60)
     caplog.set_level(logging.INFO, "gen_durable.worker")
     executor = make_executor(NOWHERE, StatementBuilder(Schema()))
-    task = asyncio.create_task(executor._check_lost_commit(executor._connections[0], Commit(7, 1, 0, "done")))
+    task = asyncio.create_task(executor._find_out_if_committed(executor._connections[0], Commit(7, 1, 0, "done")))
     assert await until_logged(caplog, "instance 7: its commit cannot be checked yet") == 1
     task.cancel()
     await asyncio.wait([task])

@@ -60,7 +60,7 @@ async def test_fan_outs_do_not_pile_up(dsn: str, schema: str) -> None:
             most = 0
             began = time.monotonic()
             while time.monotonic() - began < 4:
-                most = max(most, len(worker._runtime.committer._aside))
+                most = max(most, len(worker._runtime.committer._side_flushes))
                 await asyncio.sleep(0.005)
         assert most <= 8
 

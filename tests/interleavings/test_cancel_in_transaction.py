@@ -12,7 +12,7 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import executing, instance, parent, seconds
 
-from gen_durable.store.caller_statements import TextStatements
+from gen_durable.store.caller_statements import CallerStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit
 
@@ -22,7 +22,10 @@ QUIET = ("end_or_request_cancel", "cascade", "wake_parents", "unblock_partitions
 
 def guest_cancel(calls: StatementBuilder, target: int) -> list[Statement[Any]]:
     """The caller's transaction; then a worker carries on."""
-    return [TextStatements(calls).cancel(target, None, "why", cascade=True, notify=False), calls.cascade(9, target)]
+    return [
+        CallerStatementBuilder(calls).cancel(target, None, "why", cascade=True, notify=False),
+        calls.cascade(9, target),
+    ]
 
 
 def guest_cancel_and_signal(calls: StatementBuilder, cancelled: int, signalled: int) -> Statement[Any]:

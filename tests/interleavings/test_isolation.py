@@ -16,7 +16,7 @@ from tests.support.machine import M
 from tests.support.rows import executing, signal
 
 from gen_durable.starts import Start
-from gen_durable.store.caller_statements import TextStatements
+from gen_durable.store.caller_statements import CallerStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit
 
@@ -43,7 +43,7 @@ async def test_a_strict_signal_meets_a_park(
 
     given = executing(1) + (signal(7, 1) if parks_again else "")
     park = calls.flush([PARK_AGAIN if parks_again else PARK])
-    send = TextStatements(calls).signal(GO, notify=False)
+    send = CallerStatementBuilder(calls).signal(GO, notify=False)
     async with exploring() as explorer:
         report = await explorer.explore(
             given, [park], [send], delivered, begin=True, errors=SERIALIZATION, levels=(READ_COMMITTED, level)
@@ -65,7 +65,7 @@ async def test_a_strict_signal_meets_an_end(exploring: Exploring, calls: Stateme
         report = await explorer.explore(
             executing(1),
             [calls.flush([DONE])],
-            [TextStatements(calls).signal(GO, notify=False)],
+            [CallerStatementBuilder(calls).signal(GO, notify=False)],
             kept_or_refused,
             begin=True,
             errors=SERIALIZATION,
@@ -133,7 +133,7 @@ async def test_a_strict_insert_meets_an_insert(
         report = await explorer.explore(
             "",
             [insert],
-            [TextStatements(calls).insert(insert, notify=False)],
+            [CallerStatementBuilder(calls).insert(insert, notify=False)],
             once,
             begin=True,
             errors=SERIALIZATION | {"GD001"},

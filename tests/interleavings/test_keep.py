@@ -13,7 +13,7 @@ from tests.support.rows import LIVE, ended, executing
 
 from gen_durable.retention import Retention
 from gen_durable.starts import Start
-from gen_durable.store.instance_admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import InsertResult
@@ -102,7 +102,7 @@ async def test_gc_kept_retry(exploring: Exploring, calls: StatementBuilder) -> N
         assert (end.left[0].deleted == 0) == (end.right[0] is not None)
         assert [row["status"] for row in end.rows.values()] == (["runnable"] if end.right[0] else [])
 
-    retry = AdminStatementBuilder(calls.schema).retry(None, b"a")
+    retry = InstanceAdminStatementBuilder(calls.schema).retry(None, b"a")
     given = ended(1, status="failed", unique_key=b"a", unique_scope=FOREVER, keep_seconds=60)
     async with exploring() as explorer:
         report = await explorer.explore(given, [collect(calls)], [retry], either, begin=True)

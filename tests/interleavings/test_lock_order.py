@@ -108,7 +108,7 @@ ROWS: dict[str, tuple[str, Any]] = {
     ),
     "restore-signals": (
         parked(1) + parked(2) + "".join(signal(6 + i, i, consumed=True, rejection="no") for i in (1, 2)),
-        lambda calls: SignalStatementBuilder(calls.schema).restore([8, 7]),
+        lambda calls: SignalStatementBuilder(calls.schema).restore_signals([8, 7]),
     ),
     "set-limit": (TOLD, lambda calls: calls.set_limit("r", Rate(1, timedelta(minutes=1)), declared=False)),
 }

@@ -18,7 +18,7 @@ REJECTED = {"consumed": True, "rejection": "no", "rejected_by": ["old"], "dedup_
 
 
 def reject(calls: StatementBuilder) -> Statement[object]:
-    return SignalStatementBuilder(calls.schema).reject(1, 1, [7], ["no"], "old")
+    return SignalStatementBuilder(calls.schema).reject_unreadable_signals(1, 1, [7], ["no"], "old")
 
 
 def woken(end: End) -> None:
@@ -65,7 +65,9 @@ async def test_restore_deliver(exploring: Exploring, calls: StatementBuilder, by
     """A signal with the dedup key of one that is restored: one of the two has the key, and the row is woken."""
     admin = SignalStatementBuilder(calls.schema)
     restore = (
-        admin.restore([7]) if by == "operator" else admin.retry_signals_others_rejected([("m", 1, "new")], (0, 0), 10)
+        admin.restore_signals([7])
+        if by == "operator"
+        else admin.retry_signals_others_rejected([("m", 1, "new")], (0, 0), 10)
     )
 
     def once(end: End) -> None:
@@ -91,7 +93,9 @@ async def test_restore_restore(exploring: Exploring, calls: StatementBuilder) ->
     admin = SignalStatementBuilder(calls.schema)
     given = parked(1) + signal(7, 1, **REJECTED) + signal(8, 1, **REJECTED)
     async with exploring() as explorer:
-        report = await explorer.explore(given, [admin.restore([7])], [admin.restore([8])], one, begin=True)
+        report = await explorer.explore(
+            given, [admin.restore_signals([7])], [admin.restore_signals([8])], one, begin=True
+        )
     assert report.faults == []
 
 
@@ -103,7 +107,7 @@ async def test_delete_signals_deliver(exploring: Exploring, calls: StatementBuil
         assert 7 not in {s["id"] for s in end.signals}
 
     given = instance(1, awaits=["go"], claims=1, seq=1) + signal(7, 1)
-    empty = SignalStatementBuilder(calls.schema).delete(1, None, None)
+    empty = SignalStatementBuilder(calls.schema).delete_signals(1, None, None)
     async with exploring() as explorer:
         report = await explorer.explore(given, [empty], [calls.signal([GO])], consistent, begin=True)
     assert report.faults == []
@@ -119,7 +123,7 @@ async def test_delete_signals_claim(exploring: Exploring, calls: StatementBuilde
         assert end.signals == []
 
     given = instance(1, awaits=["go"], claims=1, seq=1) + signal(7, 1)
-    empty = SignalStatementBuilder(calls.schema).delete(1, None, None)
+    empty = SignalStatementBuilder(calls.schema).delete_signals(1, None, None)
     picks = [calls.pick("w", {"default": 1}, ["m/1/s"], 60)]
     async with exploring() as explorer:
         report = await explorer.explore(given, [empty], picks, consistent)

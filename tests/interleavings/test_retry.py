@@ -10,7 +10,7 @@ from tests.support.explorer import End
 from tests.support.exploring import Exploring
 from tests.support.rows import ended, executing, instance, parent, signal
 
-from gen_durable.store.instance_admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
@@ -30,7 +30,7 @@ async def test_retry_join(exploring: Exploring, calls: StatementBuilder) -> None
         waits = one["status"] == "awaiting_children"
         assert (one["children_pending"], one["joined"]) == ((1, False) if waits else (0, True))
 
-    retry = AdminStatementBuilder(calls.schema).retry(3, None)
+    retry = InstanceAdminStatementBuilder(calls.schema).retry(3, None)
     done = calls.flush([Commit(2, 1, 0, "done", value="1", parent=1)])
     async with exploring() as explorer:
         report = await explorer.explore(FAMILY, [retry], [done], consistent, begin=True)
@@ -45,7 +45,7 @@ async def test_retry_retry(exploring: Exploring, calls: StatementBuilder) -> Non
         assert sorted(r.queue or "" for r in (*end.left, *end.right)) == ["", "default"]
         assert (end.rows[1]["children_pending"], end.rows[3]["claims"]) == (2, 2)
 
-    retry = AdminStatementBuilder(calls.schema).retry(3, None)
+    retry = InstanceAdminStatementBuilder(calls.schema).retry(3, None)
     async with exploring() as explorer:
         report = await explorer.explore(FAMILY, [retry], [retry], once, begin=True)
     assert report.faults == []
@@ -58,7 +58,7 @@ async def test_retry_remove(exploring: Exploring, calls: StatementBuilder) -> No
         assert (1 in end.rows) == (end.left[0] is not None) == (not end.right[0].deleted)
         assert all(row["status"] == "runnable" for row in end.rows.values())
 
-    reads = AdminStatementBuilder(calls.schema)
+    reads = InstanceAdminStatementBuilder(calls.schema)
     async with exploring() as explorer:
         report = await explorer.explore(
             ended(1, status="failed"), [reads.retry(1, None)], [reads.delete_instance(1, None)], either, begin=True
@@ -72,7 +72,7 @@ async def test_retry_gc(exploring: Exploring, calls: StatementBuilder) -> None:
     def either(end: End) -> None:
         assert (1 in end.rows) == (end.left[0] is not None) == (end.right[0].deleted == 0)
 
-    retry = AdminStatementBuilder(calls.schema).retry(1, None)
+    retry = InstanceAdminStatementBuilder(calls.schema).retry(1, None)
     async with exploring() as explorer:
         report = await explorer.explore(
             ended(1, status="failed"), [retry], [calls.gc(60, 60, 60, 10)], either, begin=True
@@ -97,7 +97,7 @@ async def test_retry_cascade(exploring: Exploring, calls: StatementBuilder) -> N
         assert [end.rows[i]["status"] for i in (1, 2, 3)] == ["runnable", "cancelled", "cancelled"]
 
     given = ended(1, status="cancelled", round=1, ago=1) + LISTED
-    retry = AdminStatementBuilder(calls.schema).retry(1, None)
+    retry = InstanceAdminStatementBuilder(calls.schema).retry(1, None)
     async with exploring(quiet=QUIET) as explorer:
         report = await explorer.explore(given, [retry], [calls.cascade(9, None)], both)
     assert report.faults == []
@@ -145,7 +145,7 @@ async def test_retry_deliver(exploring: Exploring, calls: StatementBuilder) -> N
         assert len(end.signals) == (verdict == "delivered")
 
     given = ended(1, status="cancelled", awaits=["go"], seen=[])
-    retry = AdminStatementBuilder(calls.schema).retry(1, None)
+    retry = InstanceAdminStatementBuilder(calls.schema).retry(1, None)
     send = calls.signal([OutgoingSignal(1, None, "go", None, None)])
     async with exploring() as explorer:
         report = await explorer.explore(given, [retry], [send], not_lost, begin=True)
@@ -165,7 +165,7 @@ async def test_retry_late_take(exploring: Exploring, calls: StatementBuilder) ->
         assert (end.rows[1]["status"], end.rows[1]["awaits"]) == ("runnable", ["go"])
 
     given = ended(1, status="failed", claims=2, awaits=["go"]) + signal(7, 1)
-    retry = AdminStatementBuilder(calls.schema).retry(1, None)
+    retry = InstanceAdminStatementBuilder(calls.schema).retry(1, None)
     late = calls.flush([Commit(1, 1, 0, "next", step="t", value="1", extra='{"consumed": [7]}')])
     async with exploring() as explorer:
         report = await explorer.explore(given, [retry], [late], kept, begin=True)

@@ -25,7 +25,7 @@ from tests.support.rows import ended, executing, instance, parent, seconds, sign
 from tests.support.sessions import Call
 
 from gen_durable.limits import Concurrency, Rate
-from gen_durable.store.instance_admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, OutgoingSignal
 
@@ -203,7 +203,7 @@ def joins(end: End) -> None:
 
 def join_retry_gc() -> Scenario:
     def sides(calls: StatementBuilder) -> Sequence[Sequence[Call]]:
-        admin = AdminStatementBuilder(calls.schema)
+        admin = InstanceAdminStatementBuilder(calls.schema)
         joining: list[Call] = [
             calls.flush([Commit(2, 1, 0, "done", value="1", parent=1)]), picks(calls, "a"), end_of_the_parent(calls)
         ]  # fmt: skip

@@ -217,8 +217,8 @@ async def test_wrong_kinds_are_refused_with_the_way_out(dsn: str, schema: str) -
     await awaited.close()
     with pytest.raises(DatabaseUnavailable, match=r"^insert: your connection could not be used \(InterfaceError\)$"):
         await app.insert(echo, NASTY, connection=awaited)
-    count_due_unknown_steps: list[Any] = [dsn, sqlalchemy.create_engine("postgresql+psycopg://")]
-    for stranger in count_due_unknown_steps:
+    unsupported_connections: list[Any] = [dsn, sqlalchemy.create_engine("postgresql+psycopg://")]
+    for stranger in unsupported_connections:
         with pytest.raises(InputError, match="unsupported type"):
             blocking.signal(1, note, "hello", connection=stranger)
     with pytest.raises(InputError, match="not both"):

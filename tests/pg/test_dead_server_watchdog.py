@@ -13,7 +13,7 @@ from tests.support.hosts import Gating, Place, address_of, several
 
 from gen_durable.pg import dead_server_watchdog
 from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect, connect_to_host
-from gen_durable.pg.dead_server_watchdog import Watchdog, find_problem
+from gen_durable.pg.dead_server_watchdog import Watchdog, find_server_problem
 from gen_durable.pg.dsn import Host, split_hosts
 
 pytestmark = pytest.mark.direct("a pooler has no timeline")
@@ -51,7 +51,7 @@ async def test_a_probe_ends_with_its_statement(dsn: str, monkeypatch: pytest.Mon
         await go.wait()
         return "is dead"
 
-    monkeypatch.setattr(dead_server_watchdog, "find_problem", find)
+    monkeypatch.setattr(dead_server_watchdog, "find_server_problem", find)
     current, cut = await watched(dsn), list[HostConnection]()
     with Watchdog(current, ConnectionTarget(dsn), cut.append):
         await began.wait()
@@ -71,7 +71,7 @@ async def test_a_server_is_probed_again_and_again(
     async def find(_: HostConnection, __: ConnectionTarget) -> str | None:
         return found.pop(0)
 
-    monkeypatch.setattr(dead_server_watchdog, "find_problem", find)
+    monkeypatch.setattr(dead_server_watchdog, "find_server_problem", find)
     current = await watched(dsn)
     with caplog.at_level(logging.WARNING, "gen_durable.pg"):
         with Watchdog(current, ConnectionTarget(dsn), cut.put_nowait):
@@ -82,7 +82,9 @@ async def test_a_server_is_probed_again_and_again(
 
 
 async def probed(driver_connection: Any, host: Host, *others: Host) -> str | None:
-    return await find_problem(HostConnection(driver_connection, host, others, pooled=False), ConnectionTarget(""))
+    return await find_server_problem(
+        HostConnection(driver_connection, host, others, pooled=False), ConnectionTarget("")
+    )
 
 
 async def test_a_probe_names_itself_and_ends(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

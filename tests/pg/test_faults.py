@@ -11,7 +11,7 @@ import pytest
 from gen_durable.pg.faults import (
     ConnectionLost,
     FaultKind,
-    classify,
+    classify_error,
     describe_for_log,
     detail_and_hint_of,
     is_caused_by_data,
@@ -63,7 +63,7 @@ def server_error(code: str, message: str = "no") -> asyncpg.PostgresError:
 )
 def test_what_an_error_means_for_the_statement(error: Exception, kind: FaultKind) -> None:
     """Whether to reconnect, to try again, or to give up."""
-    assert classify(error) is kind
+    assert classify_error(error) is kind
 
 
 @pytest.mark.parametrize(

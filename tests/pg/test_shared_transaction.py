@@ -11,7 +11,7 @@ import pytest
 from gen_durable.pg import shared_transaction
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection, RunStatement
 from gen_durable.pg.faults import ConnectionLost
-from gen_durable.pg.shared_transaction import Transaction
+from gen_durable.pg.shared_transaction import SharedTransaction
 from gen_durable.store.statements import Statement
 
 pytestmark = pytest.mark.direct("the tests look at the server's own sessions")
@@ -36,9 +36,9 @@ class Failing:
         raise self._error
 
 
-async def begin(dsn: str) -> tuple[PersistentConnection, Transaction]:
+async def begin(dsn: str) -> tuple[PersistentConnection, SharedTransaction]:
     connection = PersistentConnection(ConnectionTarget(dsn))
-    transaction = await Transaction.begin(connection)
+    transaction = await SharedTransaction.begin(connection)
     transaction._inner = Hanging()  # type: ignore[assignment]
     return connection, transaction
 
@@ -90,12 +90,12 @@ async def test_a_commit_on_a_connection_that_breaks(dsn: str) -> None:
 async def test_a_rollback_keeps_the_connection(dsn: str) -> None:
     """It is used by the next step. A drop ends it."""
     connection = PersistentConnection(ConnectionTarget(dsn))
-    transaction = await Transaction.begin(connection)
+    transaction = await SharedTransaction.begin(connection)
     await transaction.driver_connection.execute("create temporary table undone (id int)")
     assert await transaction.rollback() is True
     assert not transaction.is_open
     assert await transaction.driver_connection.fetchval("select to_regclass('pg_temp.undone')") is None
-    again = await Transaction.begin(connection)
+    again = await SharedTransaction.begin(connection)
     assert again.driver_connection is transaction.driver_connection
     assert again.is_open
     again.drop()
@@ -106,12 +106,12 @@ async def test_a_rollback_keeps_the_connection(dsn: str) -> None:
 async def test_settings_of_an_earlier_transaction_are_undone(dsn: str) -> None:
     """Also those with which the next one begins."""
     connection = PersistentConnection(ConnectionTarget(dsn))
-    transaction = await Transaction.begin(connection)
+    transaction = await SharedTransaction.begin(connection)
     await transaction.driver_connection.execute(
         "set lock_timeout = 1000; set default_transaction_isolation = 'serializable'"
     )
     await transaction.commit()
-    transaction = await Transaction.begin(connection)
+    transaction = await SharedTransaction.begin(connection)
     for name, value in (("lock_timeout", "0"), ("transaction_isolation", "read committed")):
         assert await transaction.driver_connection.fetchval(f"show {name}") == value
     await transaction.rollback()
@@ -124,7 +124,7 @@ async def test_a_transaction_that_cannot_begin(dsn: str, monkeypatch: pytest.Mon
     connection = PersistentConnection(ConnectionTarget(dsn))
     driver_connection = await connection.connect()
     with pytest.raises(ConnectionLost, match="DivisionByZeroError") as caught:
-        await Transaction.begin(connection)
+        await SharedTransaction.begin(connection)
     assert not caught.value.sent
     assert driver_connection.is_closed()
     await connection.close()
@@ -134,7 +134,7 @@ async def test_a_begin_that_is_interrupted(dsn: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(PersistentConnection, "settings_script", "select pg_sleep(60)")
     connection = PersistentConnection(ConnectionTarget(dsn))
     driver_connection = await connection.connect()
-    beginning = asyncio.create_task(Transaction.begin(connection))
+    beginning = asyncio.create_task(SharedTransaction.begin(connection))
     await asyncio.sleep(0.05)
     beginning.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -157,7 +157,7 @@ async def test_statements_of_the_engine_leave_the_transaction_as_it_was(dsn: str
         return await run(Statement("select 1 where to_regclass('pg_temp.undone') is null", (), len))
 
     connection = PersistentConnection(ConnectionTarget(dsn))
-    transaction = await Transaction.begin(connection)
+    transaction = await SharedTransaction.begin(connection)
     with pytest.raises(asyncpg.DivisionByZeroError):
         await transaction.run_in_savepoint(fail)
     assert await transaction.run_in_savepoint(count) == 1

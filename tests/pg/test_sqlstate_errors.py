@@ -7,13 +7,13 @@ from typing import Any
 import asyncpg
 
 from gen_durable.errors import DatabaseRefused, Duplicate
-from gen_durable.pg.sqlstate_errors import to_error
+from gen_durable.pg.sqlstate_errors import to_library_error
 
 
 def duplicate(detail: str | None, hint: str) -> Duplicate:
     error: Any = asyncpg.PostgresError("taken")
     error.sqlstate, error.detail, error.hint = "GD001", detail, hint
-    found = to_error(error, "insert", "s")
+    found = to_library_error(error, "insert", "s")
     assert isinstance(found, Duplicate)
     return found
 
@@ -33,6 +33,6 @@ def test_a_key_given_twice_has_no_holder() -> None:
 
 def test_another_error_repeats_no_value() -> None:
     """The server's message may quote a payload."""
-    error = to_error(asyncpg.InvalidTextRepresentationError("canary"), "insert", "s")
+    error = to_library_error(asyncpg.InvalidTextRepresentationError("canary"), "insert", "s")
     assert type(error) is DatabaseRefused
     assert str(error) == "insert: the database rejected the call (InvalidTextRepresentationError, SQLSTATE 22P02)"

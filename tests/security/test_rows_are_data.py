@@ -113,7 +113,7 @@ async def test_an_unreadable_row_does_no_harm(engine: Opening) -> None:
 BANNED = {"pickle", "cPickle", "marshal", "shelve", "dill", "jsonpickle", "yaml", "runpy", "imp", "code", "codeop"}
 RUNS = {"eval", "exec", "compile", "__import__"}
 ALLOWED = {
-    ("cli/import_object.py", "importlib"),  # MODULE:NAME, typed by the operator
+    ("cli/object_importer.py", "importlib"),  # MODULE:NAME, typed by the operator
     ("cli/app.py", "importlib.metadata"),
     ("embedded/binaries.py", "importlib.util"),  # where a wheel is, by a name in the code
     ("store/schema.py", "importlib.resources"),

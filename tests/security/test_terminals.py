@@ -20,9 +20,9 @@ from tests.support.hostile import ALL, FORGED, LINK, STRINGS, STYLE, store_hosti
 
 import gen_durable.cli
 from gen_durable.cli.app import app
-from gen_durable.cli.console import DataConsole, styled
-from gen_durable.cli.demo.verify_run import Check, DemoReport, MachineTotals
-from gen_durable.cli.demo.view_protocol import DemoState, Event, Importance
+from gen_durable.cli.console import EscapingConsole, styled
+from gen_durable.cli.demo.run_verifier import CheckResult, DemoReport, MachineTotals
+from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, EventImportance
 from gen_durable.cli.demo.views import LineView, LiveView, print_report
 from gen_durable.cli.tables import new_table
 from gen_durable.printable_text import TextBlock, escape_text
@@ -231,14 +231,14 @@ def test_an_error_of_the_server_is_printed_as_data(run: Run, dsn: str, schema: s
 
 def test_the_live_picture_of_the_demo() -> None:
     """Events, locations and reports of the demo are data, too."""
-    console = DataConsole(file=StringIO(), width=300, force_terminal=True, color_system="truecolor")
+    console = EscapingConsole(file=StringIO(), width=300, force_terminal=True, color_system="truecolor")
     state = DemoState(ALL)
-    state.events.append(Event(1.0, ALL, Importance.BAD))
+    state.events.append(DemoEvent(1.0, ALL, EventImportance.BAD))
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False, screen=False) as live:
         LiveView(live).show_state(state)
-    print_report(DemoReport((MachineTotals(ALL, 1, 1, 1),), (Check(ok=True, text=ALL),)), console)
+    print_report(DemoReport((MachineTotals(ALL, 1, 1, 1),), (CheckResult(ok=True, text=ALL),)), console)
     console.print(f"data    {ALL}", soft_wrap=True)
     assert isinstance(console.file, StringIO)
     shown = console.file.getvalue()
@@ -248,7 +248,7 @@ def test_the_live_picture_of_the_demo() -> None:
 
 
 def test_lines_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
-    LineView().show_event(Event(1.0, ALL, Importance.BAD))
+    LineView().show_event(DemoEvent(1.0, ALL, EventImportance.BAD))
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) == 1
     check_output(shown)
@@ -256,7 +256,7 @@ def test_lines_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_console_escapes_what_was_forgotten() -> None:
     """A `Text` that nothing has escaped, and a plain string in a table."""
-    console = DataConsole(file=StringIO(), width=2000, color_system=None)
+    console = EscapingConsole(file=StringIO(), width=2000, color_system=None)
     table = new_table()
     table.add_column("a")
     table.add_row(ALL)

@@ -131,11 +131,11 @@ def test_a_slot_is_offered_in_every_queue_that_waits_for_it(store: Store) -> Non
     assert store.flush(Commit(1, 1, 0, "done", value="1")).follow_ups.queues == set("abcd")
 
 
-def test_a_pick_begins_at_the_lowest_row_above_its_floor(store: Store) -> None:
+def test_a_pick_begins_at_the_lowest_row_above_its_scan_position(store: Store) -> None:
     store.given("".join(instance(i, eligible_at=seconds(i - 60)) for i in (1, 2, 3)))
     ((moment,),) = store.sql("select (now() - interval '1 hour')::text")
-    floors = json.dumps({"default": [[0, moment, 0]]})
-    picked = store.run(store.calls.pick("w", {"default": 2}, KNOWN, 60, floors=floors))
+    scan_positions = json.dumps({"default": [[0, moment, 0]]})
+    picked = store.run(store.calls.pick("w", {"default": 2}, KNOWN, 60, scan_positions=scan_positions))
     assert [claim.id for claim in picked.claims] == [1, 2]
 
 

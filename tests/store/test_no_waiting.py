@@ -245,8 +245,8 @@ PATIENT: dict[str, tuple[str, Callable[[Store], Any]]] = {
     ),
     "retry": (ROW.format(2), lambda s: s.reads.retry(2, None)),
     "delete_instance": (ROW.format(2), lambda s: s.reads.delete_instance(2, None)),
-    "delete_signals": (ROW.format(2), lambda s: SignalStatementBuilder(s.schema).delete(2, None, None)),
-    "restore_signals": (ROW.format(2), lambda s: SignalStatementBuilder(s.schema).restore([7])),
+    "delete_signals": (ROW.format(2), lambda s: SignalStatementBuilder(s.schema).delete_signals(2, None, None)),
+    "restore_signals": (ROW.format(2), lambda s: SignalStatementBuilder(s.schema).restore_signals([7])),
 }
 
 

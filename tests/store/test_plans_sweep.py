@@ -16,7 +16,7 @@ from tests.store.test_plans import counted
 from tests.support.store import Store
 
 from gen_durable.config import WorkerOptions
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.crashed_row_slots import CrashedRowSlots
 from gen_durable.engine.reaper import UNBLOCK_BATCH, Reaper
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
@@ -86,7 +86,7 @@ def test_six_rounds_of_the_reaper_find_every_missed_row_among_100_000_keys(block
         blocked.calls,
         WorkerOptions(queues={}),
         registry=Registry((), ()),
-        fingerprints=Fingerprints(Registry((), ()), ""),
+        fingerprints=DecoderFingerprints(Registry((), ()), ""),
         notifier=cast(Any, woken),
         events=Events(),
         dead_letters=None,

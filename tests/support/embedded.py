@@ -21,8 +21,8 @@ import psycopg
 import pytest
 
 from gen_durable import embedded
-from gen_durable.embedded import binaries, find_postmaster, layout
-from gen_durable.embedded import join_server as embedded_join
+from gen_durable.embedded import binaries, layout, postmaster_process
+from gen_durable.embedded import server_share as embedded_join
 from gen_durable.embedded.account import Account
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class User:
         self.leave()
 
 
-def is_free(path: Path) -> bool:
+def is_unlocked(path: Path) -> bool:
     """Whether there is no lock on the file, which may be another user's."""
     with path.open("rb") as file:
         try:
@@ -155,18 +155,18 @@ class EmbeddedDirectory:
 
     def postmaster(self) -> int:
         """The process id of the server, which must run."""
-        pid = find_postmaster.find_running_pid(self.layout)
+        pid = postmaster_process.find_postmaster_pid(self.layout)
         assert pid is not None
         return pid
 
     def is_held(self) -> bool:
         """Whether any process holds the server up."""
-        return not is_free(self.layout.users_lock)
+        return not is_unlocked(self.layout.users_lock)
 
     def is_quiet(self) -> bool:
         """No supervisor, and not one process of the server."""
         return all(
-            not path.exists() or is_free(path) for path in (self.layout.supervisor_lock, self.layout.server_lock)
+            not path.exists() or is_unlocked(path) for path in (self.layout.supervisor_lock, self.layout.server_lock)
         )
 
     def until_quiet(self) -> None:
@@ -188,7 +188,7 @@ class EmbeddedDirectory:
             # Asked, a supervisor need not linger; a server whose supervisor was killed gets one to be asked.
             before = self.supervisors()
             if self.directory.stat().st_uid == os.geteuid():
-                embedded_join.ensure_supervisor(self.layout, binaries.find())
+                embedded_join.ensure_supervisor(self.layout, binaries.find_binaries())
             self.until(lambda: self.supervisors() != before or self.alive(before[-1]), "a supervisor")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.supervisors()[-1], signal.SIGTERM)
@@ -254,7 +254,7 @@ def open_files(directory: Path) -> list[str]:
 @pytest.fixture
 def prepared(tmp_path: Path) -> layout.Layout:
     """The directory of a server that was never started."""
-    return layout.prepare(tmp_path / ".gen_durable")
+    return layout.prepare_layout(tmp_path / ".gen_durable")
 
 
 @pytest.fixture

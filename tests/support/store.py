@@ -11,7 +11,7 @@ from tests.support.machine import KNOWN
 
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.starts import Start
-from gen_durable.store.instance_admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Commit, FlushResult, InsertResult, OutgoingSignal, PickResult
@@ -25,7 +25,7 @@ class Store:
     def __init__(self, dsn: str, schema: str) -> None:
         self.schema = Schema(schema)
         self.calls = StatementBuilder(self.schema)
-        self.reads = AdminStatementBuilder(self.schema)
+        self.reads = InstanceAdminStatementBuilder(self.schema)
         self._runner = asyncio.Runner()
         self._link = PersistentConnection(ConnectionTarget(dsn))
         # Ids up to 100 are the test's own.

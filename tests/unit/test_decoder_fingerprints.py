@@ -14,7 +14,7 @@ from tests.support import canaries
 
 from gen_durable import Await, Context, Done, Machine, Outcome, Signal, job, step
 from gen_durable.contrib.aes import AesGcm
-from gen_durable.decoder_fingerprints import Fingerprints, find_signals_in_code, fingerprint_machine
+from gen_durable.decoder_fingerprints import DecoderFingerprints, find_signals_in_code, fingerprint_machine
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.registry import Registry
 
@@ -110,10 +110,12 @@ def test_a_type_without_a_schema_counts_by_its_name() -> None:
 
 
 def test_the_fingerprints_of_a_worker() -> None:
-    marks = Fingerprints(Registry([Shop()], [plain]), "")
-    assert {(machine, version) for machine, version, _ in marks.all()} == {("Shop", 1), ("plain", 1)}
-    assert marks.of("Shop", 1) == mark(Shop())
-    assert Fingerprints(Registry([Shop()]), "codec").of("Shop", 1) != marks.of("Shop", 1)
+    marks = DecoderFingerprints(Registry([Shop()], [plain]), "")
+    assert {(machine, version) for machine, version, _ in marks.list_all()} == {("Shop", 1), ("plain", 1)}
+    assert marks.get_for_machine("Shop", 1) == mark(Shop())
+    assert DecoderFingerprints(Registry([Shop()]), "codec").get_for_machine("Shop", 1) != marks.get_for_machine(
+        "Shop", 1
+    )
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "77"])
@@ -125,23 +127,25 @@ def test_every_process_computes_the_same(seed: str) -> None:
     assert done.stdout.strip() == mark(Shop())
 
 
-def identity(codec: Any, *, read_unencrypted: bool = False) -> str:
-    return PayloadEncryption(codec, "s", read_unencrypted=read_unencrypted).identity
+def codec_identity(codec: Any, *, read_unencrypted: bool = False) -> str:
+    return PayloadEncryption(codec, "s", read_unencrypted=read_unencrypted).codec_identity
 
 
 def test_codecs_differ_by_their_keys() -> None:
     """And no key can be read from them."""
     one, other = b"1" * 32, b"2" * 32
     several = [
-        identity(AesGcm({"k": one})),
-        identity(AesGcm({"k": other})),
-        identity(AesGcm({"j": one})),
-        identity(AesGcm({"k": one, "j": other}, write="k")),
-        identity(AesGcm({"k": one}), read_unencrypted=True),
+        codec_identity(AesGcm({"k": one})),
+        codec_identity(AesGcm({"k": other})),
+        codec_identity(AesGcm({"j": one})),
+        codec_identity(AesGcm({"k": one, "j": other}, write="k")),
+        codec_identity(AesGcm({"k": one}), read_unencrypted=True),
     ]
     assert len(set(several)) == 5
-    assert several[0] == identity(AesGcm({"k": one}))
-    assert identity(AesGcm({"k": one, "j": other}, write="k")) == identity(AesGcm({"j": other, "k": one}, write="j"))
+    assert several[0] == codec_identity(AesGcm({"k": one}))
+    assert codec_identity(AesGcm({"k": one, "j": other}, write="k")) == codec_identity(
+        AesGcm({"j": other, "k": one}, write="j")
+    )
 
 
 class Reversing:
@@ -154,5 +158,5 @@ class Reversing:
 
 
 def test_a_codec_without_a_fingerprint_counts_by_its_class() -> None:
-    assert identity(Reversing()) == identity(Reversing())
-    assert "Reversing" in identity(Reversing())
+    assert codec_identity(Reversing()) == codec_identity(Reversing())
+    assert "Reversing" in codec_identity(Reversing())

@@ -75,10 +75,10 @@ def test_a_durable_name_can_be_given() -> None:
 def test_steps_are_found_by_name_and_by_alias() -> None:
     """Live rows may still have an old name; nothing else is found."""
     spec = Shop.__gen_durable__
-    assert spec.find("finish") is spec.find("end") is spec.find("last") is spec.steps["finish"]
-    assert spec.find("start") is spec.steps["start"]
+    assert spec.find_step("finish") is spec.find_step("end") is spec.find_step("last") is spec.steps["finish"]
+    assert spec.find_step("start") is spec.steps["start"]
     for unknown in ("", "Start", "on_error", "__init__", "end "):
-        assert spec.find(unknown) is None
+        assert spec.find_step(unknown) is None
 
 
 def test_the_decorator_returns_what_it_was_given() -> None:

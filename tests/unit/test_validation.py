@@ -17,7 +17,7 @@ from gen_durable.validation import (
     check_name,
     check_priority,
     check_text_key,
-    clean_error,
+    to_storable_error,
 )
 
 
@@ -153,9 +153,9 @@ def test_a_moment_that_utc_has_no_year_for_is_refused() -> None:
 
 def test_error_text_is_made_storable() -> None:
     """NUL and lone surrogates are written out, and a long text is cut to the limit."""
-    assert clean_error("a\0b") == "a\\0b"
-    assert clean_error("a\ud800b") == "a\\ud800b"
-    assert clean_error("x" * MAX_ERROR) == "x" * MAX_ERROR
-    cut = clean_error("x" * 100_000)
+    assert to_storable_error("a\0b") == "a\\0b"
+    assert to_storable_error("a\ud800b") == "a\\ud800b"
+    assert to_storable_error("x" * MAX_ERROR) == "x" * MAX_ERROR
+    cut = to_storable_error("x" * 100_000)
     assert len(cut) == MAX_ERROR
     assert cut.endswith(" ... [cut off]")

@@ -103,7 +103,7 @@ async def test_a_history_that_cannot_be_trimmed_does_not_keep_the_others(
         assert worker._runtime is not None
         trimmer = worker._runtime._history_trimmer
         for id_ in ids:
-            trimmer.add(id_, 50, 20)
+            trimmer.request_trim(id_, 50, 20)
 
         async def trimmed() -> bool:
             return [await kept(e, "transitions", id_) for id_ in ids] == [20, 50, 20]

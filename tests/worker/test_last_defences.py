@@ -148,7 +148,7 @@ async def until_put_back(e: Engine, handle: Handle[Any]) -> Any:
 
 
 async def no_claims(worker: Any) -> bool:
-    return not worker._runtime.claims.all()
+    return not worker._runtime.claims.list_all()
 
 
 async def until_listening(*engines: Engine) -> None:

@@ -48,7 +48,9 @@ async def test_an_idle_worker_backs_off(engine: Opening) -> None:
         times = await idle_picks(e, 9)
     gaps = [b - a for a, b in itertools.pairwise(times)]
     assert all(gap < 0.6 for gap in gaps), gaps
-    assert sum(gap > 0.25 for gap in gaps) >= 4, gaps  # a pick that the machine slows down plans one more (scan floors)
+    assert sum(gap > 0.25 for gap in gaps) >= 4, (
+        gaps
+    )  # a pick that the machine slows down plans one more (scan positions)
 
 
 async def test_polling_finds_what_nobody_told(engine: Opening) -> None:

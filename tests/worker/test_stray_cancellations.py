@@ -30,7 +30,7 @@ from gen_durable import (
 )
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.slots import QueueSlots, Slots
-from gen_durable.pg.shared_transaction import Transaction
+from gen_durable.pg.shared_transaction import SharedTransaction
 from gen_durable.telemetry import ClaimLost, StepCommitted
 
 ONE_SLOT: dict[str, Any] = {**BRIEF, "queues": {"default": 1}}
@@ -170,7 +170,7 @@ async def end_without_claims(e: Engine, worker: Any, handle: Handle[Any]) -> obj
     end = await e.end(handle)
 
     async def none_left() -> bool:
-        return not worker._runtime.claims.all()
+        return not worker._runtime.claims.list_all()
 
     await e.rows.when(none_left)
     return end
@@ -334,15 +334,15 @@ async def test_handlers_that_cancel_their_own_task(engine: Opening, caplog: pyte
 
 async def test_cancelled_before_the_transaction_begins(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row is put back with the reason, and runs again."""
-    begin, begun = Transaction.begin, asyncio.Event()
+    begin, begun = SharedTransaction.begin, asyncio.Event()
 
-    async def wait_once(connection: Any) -> Transaction:
+    async def wait_once(connection: Any) -> SharedTransaction:
         if not begun.is_set():
             begun.set()
             await asyncio.sleep(60)
         return await begin(connection)
 
-    monkeypatch.setattr(Transaction, "begin", wait_once)
+    monkeypatch.setattr(SharedTransaction, "begin", wait_once)
     async with engine() as e, e.worker(Chain(), **ONE_SLOT) as worker:
         handle = await e.app.insert(Chain.before_write, "a")
         await soon(begun.wait())
@@ -369,14 +369,14 @@ async def test_cancelled_while_its_transaction_is_flushed(engine: Opening) -> No
 
 async def test_cancelled_while_its_transaction_commits(engine: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was committed stays committed, and the claim is not kept."""
-    commit, committed = Transaction.commit, asyncio.Event()
+    commit, committed = SharedTransaction.commit, asyncio.Event()
 
-    async def commit_and_wait(transaction: Transaction) -> None:
+    async def commit_and_wait(transaction: SharedTransaction) -> None:
         await commit(transaction)
         committed.set()
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(Transaction, "commit", commit_and_wait)
+    monkeypatch.setattr(SharedTransaction, "commit", commit_and_wait)
     async with engine() as e, e.worker(Chain(), **ONE_SLOT) as worker:
         may_go_on.set()
         handle = await e.app.insert(Chain.write, "a")
@@ -414,7 +414,7 @@ async def test_a_step_that_cancels_every_task_of_its_process(engine: Opening) ->
 
         async def all_ended() -> bool:
             (row,) = await e.rows.fetch("select count(*) from @.instances where status = 'done'")
-            return row["count"] == 303 and not worker._runtime.claims.all()
+            return row["count"] == 303 and not worker._runtime.claims.list_all()
 
         await e.rows.when(all_ended)
 

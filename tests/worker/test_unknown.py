@@ -53,7 +53,7 @@ async def test_strangers_are_left_alone(engine: Opening, caplog: pytest.LogCaptu
     """Unknown machines, versions and steps are neither failed nor claimed, are reported, and hide nobody."""
     caplog.set_level(logging.WARNING, "gen_durable")
     async with engine() as e:
-        count_due_unknown_steps = [
+        unknown_steps = [
             await written(e, fsm="Nobody", priority=-5),
             await written(e, fsm="os.system", priority=-5),
             await written(e, fsm="__class__", priority=-5),
@@ -69,7 +69,7 @@ async def test_strangers_are_left_alone(engine: Opening, caplog: pytest.LogCaptu
             assert await e.end(known) == Finished(known.id, "sold 1")
             events = await e.seen.until(UnknownStepsFound, lambda u: u.step == "vanished")
             await e.seen.until(UnknownStepsFound, lambda u: u.machine == "Nobody", count=2)
-        for stranger in count_due_unknown_steps:
+        for stranger in unknown_steps:
             row = await e.rows.row(stranger)
             assert (row["status"], row["attempt"], row["claims"], row["seq"]) == ("runnable", 0, 0, 0)
             assert (row["last_error"], row["locked_by"]) == (None, None)

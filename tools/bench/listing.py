@@ -26,7 +26,7 @@ from rich.table import Table
 from gen_durable.listing import Filters, encode_filters
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
 from gen_durable.pg.migrate import migrate
-from gen_durable.store.instance_admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.schema import Schema
 from gen_durable.store.statements import Statement
 from tools.bench.server import serve
@@ -175,7 +175,7 @@ async def measure(
     connection: asyncpg.Connection[Any], schema: Schema, name: str, filters: Mapping[str, Any], rounds: int
 ) -> Timed:
     """Time a first page and a count, `rounds` times each."""
-    reads, what = AdminStatementBuilder(schema), encode_filters(filters)
+    reads, what = InstanceAdminStatementBuilder(schema), encode_filters(filters)
     page, listed = await _time(connection, reads.list(what, None, 50, payloads=False), rounds)
     count, counted = await _time(connection, reads.count(what), rounds)
     more = "" if page.cursor is None else ", more"

@@ -50,11 +50,11 @@ class Server:
     def __init__(self, home: Path, version: str | None) -> None:
         self.data = home / "data"
         self.log = home / "server.log"
-        self.user = account.choose(Layout(home))
-        found = binaries.find() if version is None else binaries.Binaries(INSTALLED / version)
+        self.user = account.choose_account(Layout(home))
+        found = binaries.find_binaries() if version is None else binaries.Binaries(INSTALLED / version)
         if not found.postgres.exists():
             raise FileNotFoundError(f"{found.postgres} is missing: install postgresql-{version}, or leave PG out")
-        self.binaries = found if self.user is None else binaries.make_runnable_by(self.user, found)
+        self.binaries = found if self.user is None else binaries.find_or_copy_runnable(self.user, found)
         self.port = _free_port()
         self.password = secrets.token_hex(16)
         self.mounted = False

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 _SILENT = re.compile(r"--[^\n]*")
 _WORD = re.compile(r"[();']|\b(?:limit|offset|for|on|returning|rows)\b|\$(?:text)?\$")
 # Not the head of the function itself.
-_CALL = r"(?<!function @schema\.)\b(?:wake_if_signal_came|wake_parents|unblock\w*|fence_journal)\("
+_CALL = r"(?<!function @schema\.)\b(?:wake_if_signal_came|wake_parents|unblock\w*|check_journal_fence)\("
 KINDS = {
     "row lock": r"\bfor (?:no key )?update\b",
     "skip locked": r"\bskip locked\b",

@@ -21,10 +21,10 @@ def main() -> None:
             "gen-durable: the command line needs the extra `cli`. Run: pip install 'gen-durable[cli]'", file=sys.stderr
         )
         sys.exit(2)
-    from gen_durable.cli.console import print_crash
+    from gen_durable.cli.console import print_unexpected_error
 
     try:
         app(prog_name="gen-durable")
     except Exception as error:  # of users' modules mostly: shown complete, and without decoration
-        print_crash(error)
+        print_unexpected_error(error)
         sys.exit(1)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 import typer.rich_utils
 
-from gen_durable.cli.console import DataGroup, is_plain, print_line
+from gen_durable.cli.console import EscapingCommandGroup, is_color_disabled, print_line
 from gen_durable.cli.demo.command import demo
 from gen_durable.cli.doctor import doctor
 from gen_durable.cli.graph import graph
@@ -26,7 +26,7 @@ from gen_durable.cli.uninstall import uninstall
 from gen_durable.cli.worker import worker
 from gen_durable.pg.dsn import REQUIRE_TLS_VARIABLE
 
-if is_plain():
+if is_color_disabled():
     typer.rich_utils.COLOR_SYSTEM = None
 
 app = typer.Typer(
@@ -35,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,  # `main` prints tracebacks
-    cls=DataGroup,
+    cls=EscapingCommandGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -77,7 +77,7 @@ Database: --dsn, else DATABASE_URL, else an embedded server in ./.gen_durable/
 """
 
 
-class RequiredTls(StrEnum):
+class RequireTlsMode(StrEnum):
     """The choices of --require-tls."""
 
     VERIFY_FULL = "verify-full"
@@ -88,7 +88,7 @@ def gen_durable(
     context: typer.Context,
     *,
     require_tls: Annotated[
-        RequiredTls | None,
+        RequireTlsMode | None,
         typer.Option(
             "--require-tls",
             envvar=REQUIRE_TLS_VARIABLE,
@@ -106,10 +106,10 @@ def gen_durable(
         # In the environment it also reaches the Durable of a worker, and the processes that a command starts.
         former = os.environ.get(REQUIRE_TLS_VARIABLE)
         os.environ[REQUIRE_TLS_VARIABLE] = require_tls.value
-        context.call_on_close(lambda: _restore_variable(former))
+        context.call_on_close(lambda: _restore_require_tls_variable(former))
 
 
-def _restore_variable(former: str | None) -> None:
+def _restore_require_tls_variable(former: str | None) -> None:
     if former is None:
         os.environ.pop(REQUIRE_TLS_VARIABLE, None)
     else:

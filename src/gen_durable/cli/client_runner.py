@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
-from gen_durable.cli.console import fail_with
+from gen_durable.cli.console import fail_with_error
 from gen_durable.cli.database import open_database
-from gen_durable.cli.import_object import load
+from gen_durable.cli.object_importer import import_object
 from gen_durable.client import Durable
 from gen_durable.encryption import PayloadCodec
 from gen_durable.errors import NoTarget, NotFound, WrongStatus
@@ -21,7 +21,7 @@ async def run_with_client(
 ) -> T:
     """Run one operation of the client. An unknown instance or a wrong status ends the command with exit code 1."""
     Schema(schema)  # rejects a bad name before it connects
-    payload_codec = None if codec is None else cast(PayloadCodec, load(codec))
+    payload_codec = None if codec is None else cast(PayloadCodec, import_object(codec))
     async with (
         open_database(dsn) as database,
         Durable(database.dsn, schema=schema, pool_size=1, codec=payload_codec) as app,
@@ -29,4 +29,4 @@ async def run_with_client(
         try:
             return await operation(app)
         except (NotFound, NoTarget, WrongStatus) as error:
-            fail_with(error, 1)
+            fail_with_error(error, 1)

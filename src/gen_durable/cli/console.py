@@ -34,7 +34,7 @@ R = TypeVar("R")
 UNCUT: Final = 1_000_000  # columns: no line is cut
 
 
-class DataConsole(Console):
+class EscapingConsole(Console):
     """A console that prints strings as data: one line each, escaped, and without markup or emoji codes.
 
     A `Text` that holds a character to escape is escaped as well, when it is printed. Make one with `styled`, which does
@@ -56,20 +56,20 @@ def styled(text: str, style: str = "", *, is_cut: bool = False) -> Text:
     return Text(shown, style, no_wrap=True, overflow="ellipsis") if is_cut else Text(shown, style)
 
 
-def new_console() -> DataConsole:
+def new_console() -> EscapingConsole:
     """A console on stdout: as wide as the terminal or COLUMNS; in a pipe nothing is cut. NO_COLOR means plain text."""
     console = new_live_console()
     if console.is_terminal or os.environ.get("COLUMNS"):
         return console
-    return DataConsole(color_system=None, width=UNCUT, file=cast("IO[str]", _TrimmedOutput(sys.stdout)))
+    return EscapingConsole(color_system=None, width=UNCUT, file=cast("IO[str]", _TrimmedOutput(sys.stdout)))
 
 
-def new_live_console() -> DataConsole:
+def new_live_console() -> EscapingConsole:
     """A console on stdout as wide as the terminal or COLUMNS, else of 80 columns."""
-    return DataConsole(color_system=None if is_plain() else "auto")
+    return EscapingConsole(color_system=None if is_color_disabled() else "auto")
 
 
-def is_plain() -> bool:
+def is_color_disabled() -> bool:
     """Whether NO_COLOR is set. Then nothing is bold or dim either: logs and screen readers take text only."""
     return bool(os.environ.get("NO_COLOR"))
 
@@ -107,7 +107,7 @@ def print_message(line: str) -> None:
     typer.echo(escape_text(line), err=True)
 
 
-def print_crash(error: Exception) -> None:
+def print_unexpected_error(error: Exception) -> None:
     """Print an error that no command expects, with its traceback, to stderr."""
     typer.echo(format_exception(error), err=True)
 
@@ -123,7 +123,7 @@ def fail(message: str, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-def fail_with(error: GenDurableError, code: int = 2) -> NoReturn:
+def fail_with_error(error: GenDurableError, code: int = 2) -> NoReturn:
     """End the command with the message of an error. A server that does not start is shown with the end of its log."""
     message, _, server_log = (
         str(error).partition("\n") if isinstance(error, EmbeddedUnavailable) else (str(error), "", "")
@@ -142,7 +142,7 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except GenDurableError as error:
-            fail_with(error)
+            fail_with_error(error)
         except SqlError as error:
             detail, hint = detail_and_hint_of(error)
             print_message(f"gen-durable: the database rejected the command: {message_of(error)}")
@@ -154,20 +154,20 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-class DataGroup(TyperGroup):
+class EscapingCommandGroup(TyperGroup):
     """The commands, with usage errors that quote arguments as data."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        with _escaped_usage_errors():
+        with _escape_usage_errors():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with _escaped_usage_errors():
+        with _escape_usage_errors():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _escaped_usage_errors() -> Generator[None]:
+def _escape_usage_errors() -> Generator[None]:
     try:
         yield
     except Exception as error:

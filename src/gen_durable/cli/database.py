@@ -19,7 +19,7 @@ import typer
 
 from gen_durable.errors import ConfigError, DatabaseUnavailable
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.dsn import check_required_tls, may_leak_password, read_require_tls, split_hosts
+from gen_durable.pg.dsn import check_required_tls, is_tls_required, may_leak_password, split_hosts
 from gen_durable.pg.faults import MALFORMED_DSN, READ_ONLY_DATABASE, ConnectionLost, SqlError
 from gen_durable.store.schema import DEFAULT_SCHEMA
 
@@ -63,7 +63,7 @@ async def open_database(dsn: str | None, *, directory: Path | None = None) -> As
 
     server = await asyncio.to_thread(start, directory)
     try:
-        async with _connect(server.dsn, server.notice, server.directory) as database:
+        async with _connect(server.dsn, server.data_location, server.directory) as database:
             yield database
     finally:
         await asyncio.to_thread(release, server)
@@ -71,7 +71,7 @@ async def open_database(dsn: str | None, *, directory: Path | None = None) -> As
 
 @asynccontextmanager
 async def _connect(dsn: str, location: str, directory: Path | None) -> AsyncGenerator[ConnectedDatabase]:
-    requires_tls = read_require_tls(None, os.environ)
+    requires_tls = is_tls_required(None, os.environ)
     if requires_tls:
         check_required_tls("the DSN", dsn, os.environ)
     connection = PersistentConnection(ConnectionTarget(dsn, requires_tls=requires_tls))

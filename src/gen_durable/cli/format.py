@@ -10,7 +10,7 @@ from gen_durable.errors import DecodeError
 from gen_durable.instances import Instance
 
 
-def format_age(then: datetime, now: datetime) -> str:
+def format_relative_time(then: datetime, now: datetime) -> str:
     """`2h ago` for the past, `in 2h` for the future."""
     seconds = (now - then).total_seconds()
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
@@ -32,7 +32,7 @@ def format_payload(raw: bytes) -> str:
         return f"({error})"
 
 
-def raw_payload(raw: bytes | None) -> object:
+def payload_as_stored(raw: bytes | None) -> object:
     """A payload for --json, as it is stored: an encrypted one stays encrypted."""
     return None if raw is None else json.loads(raw)
 
@@ -44,13 +44,13 @@ def format_key(key: bytes | None) -> str | None:
 
 def instance_summary(instance: Instance, now: datetime) -> str:
     """A few words: the gate or signals an instance waits for, the worker that runs it, or its last error."""
-    if wait := describe_wait(instance, now):
+    if wait := describe_wait_or_worker(instance, now):
         return wait
     error = text_or_encrypted_hint(instance.last_error)
     return f"previous error: {error}" if instance.has_previous_error else error
 
 
-def describe_wait(instance: Instance, now: datetime) -> str:
+def describe_wait_or_worker(instance: Instance, now: datetime) -> str:
     """The gate, signals or children that an instance waits for, or the worker that runs it; else an empty text."""
     gate, _, key = (instance.blocked_on or "").partition("/")
     if gate in ("crashed", "last_chance"):
@@ -60,7 +60,7 @@ def describe_wait(instance: Instance, now: datetime) -> str:
     if gate:
         return f"blocked on {instance.blocked_on}"
     if instance.token_at is not None and instance.token_at > now:
-        return f"rate limit {instance.rate_key}, expected {format_age(instance.token_at, now)}"
+        return f"rate limit {instance.rate_key}, expected {format_relative_time(instance.token_at, now)}"
     match instance.status:
         case "awaiting_signal":
             return f"waits for {', '.join(instance.awaits)}"
@@ -79,7 +79,7 @@ def _describe_join(instance: Instance) -> str:
     return f"waits for {needed:,} more of {pending:,} pending children"
 
 
-def instance_fields(instance: Instance, *, payloads: bool) -> dict[str, object]:
+def instance_json_fields(instance: Instance, *, payloads: bool) -> dict[str, object]:
     """An instance for --json; with its state and result only if `payloads`."""
     found: dict[str, object] = {
         "id": instance.id,
@@ -115,7 +115,7 @@ def instance_fields(instance: Instance, *, payloads: bool) -> dict[str, object]:
     found["metadata"] = instance.metadata
     if not payloads:
         return found
-    return found | {"state": raw_payload(instance.raw_state), "result": raw_payload(instance.raw_result)}
+    return found | {"state": payload_as_stored(instance.raw_state), "result": payload_as_stored(instance.raw_result)}
 
 
 def format_duration(seconds: float) -> str:

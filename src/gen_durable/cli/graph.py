@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gen_durable.cli.console import print_lines, print_message, report_errors
-from gen_durable.cli.import_object import load
+from gen_durable.cli.object_importer import import_object
 from gen_durable.errors import ConfigError
 from gen_durable.graph import graph as read_graph
 from gen_durable.jobs import Job
@@ -24,13 +24,13 @@ def graph(
 
     The graph is read from the code: no step runs, and no database is needed.
     """
-    found = read_graph(_find_machine(load(target), target))
+    found = read_graph(_require_machine(import_object(target), target))
     print_lines(found.mermaid() if mermaid else found.text())
     for problem in found.problems():
         print_message(f"warning: {problem}")
 
 
-def _find_machine(found: object, target: str) -> type[Machine] | Machine | MachineSpec:
+def _require_machine(found: object, target: str) -> type[Machine] | Machine | MachineSpec:
     if found is Machine:
         raise ConfigError(f"{target} is the class Machine itself. Name a subclass of it, or a @job.")
     if isinstance(found, Machine):

@@ -11,8 +11,8 @@ from rich.table import Table
 from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import new_console, print_json, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.format import format_duration, raw_payload, text_or_encrypted_hint
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
+from gen_durable.cli.format import format_duration, payload_as_stored, text_or_encrypted_hint
+from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, require_id_or_key
 from gen_durable.cli.tables import one_line_table, print_traceback
 from gen_durable.client import Durable
 from gen_durable.journal import Transition
@@ -41,12 +41,12 @@ def history(
 
     Exit code 1: the instance does not exist.
     """
-    which = id_or_key(instance, key)
+    which = require_id_or_key(instance, key)
     transitions = asyncio.run(
         run_with_client(dsn, schema, lambda app: _read_transitions(app, which, last), codec=codec)
     )
     if as_json:
-        print_json([transition_fields(t, state=state, traceback=tracebacks) for t in transitions])
+        print_json([transition_json_fields(t, state=state, traceback=tracebacks) for t in transitions])
     elif transitions:
         console = new_console()
         console.print(_transitions_table(transitions, workers=console.width >= WIDE))
@@ -80,7 +80,7 @@ def _transitions_table(transitions: list[Transition], *, workers: bool) -> Table
     )
 
 
-def transition_fields(t: Transition, *, state: bool, traceback: bool = False) -> dict[str, object]:
+def transition_json_fields(t: Transition, *, state: bool, traceback: bool = False) -> dict[str, object]:
     """An outcome for --json; with its state and its traceback only if wanted."""
     found: dict[str, object] = {
         "seq": t.seq,
@@ -95,4 +95,4 @@ def transition_fields(t: Transition, *, state: bool, traceback: bool = False) ->
         "error_type": t.error_type,
     }
     found |= {"traceback": t.traceback} if traceback else {}
-    return found | ({"state": raw_payload(t.raw_state)} if state else {})
+    return found | ({"state": payload_as_stored(t.raw_state)} if state else {})

@@ -12,7 +12,7 @@ import typer
 from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import fail, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
+from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, require_id_or_key
 from gen_durable.signals import Signal
 
 
@@ -49,7 +49,7 @@ def signal(
         fail("Write `signal ID NAME [JSON]` or `signal --key KEY NAME [JSON]`.")
     payload = _parse_payload(arguments[1]) if len(arguments) == 2 else None
     sent = Signal[Any](arguments[0], cast(Any, Any))
-    which = id_or_key(instance, key)
+    which = require_id_or_key(instance, key)
     delivered = asyncio.run(
         run_with_client(dsn, schema, lambda app: app.signal(which, sent, payload, dedup_key=dedup_key), codec=codec)
     )
@@ -76,7 +76,7 @@ def cancel(
 
     Exit code 1: the instance does not exist or has already ended.
     """
-    which = id_or_key(instance, key)
+    which = require_id_or_key(instance, key)
     cancelled = asyncio.run(run_with_client(dsn, schema, lambda app: app.cancel(which, reason=reason, cascade=cascade)))
     if not cancelled:
         fail(f"instance {cancelled.id} is already {cancelled.was.value}. There is nothing to cancel.", 1)
@@ -94,7 +94,7 @@ def retry(
 
     Exit code 1: the instance does not exist, is done, or has not ended.
     """
-    which = id_or_key(instance, key)
+    which = require_id_or_key(instance, key)
     asyncio.run(run_with_client(dsn, schema, lambda app: app.retry(which)))
     print_message(f"{_describe_target(which)}: runnable again")
 
@@ -109,7 +109,7 @@ def rm(
 
     Exit code 1: the instance does not exist, or it or its parent has not ended.
     """
-    which = id_or_key(instance, key)
+    which = require_id_or_key(instance, key)
     asyncio.run(run_with_client(dsn, schema, lambda app: app.delete(which)))
     print_message(f"{_describe_target(which)}: deleted")
 

@@ -12,9 +12,9 @@ from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import new_console, print_json, print_line, print_message, report_errors, styled
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.filters import FilterOptions, add_filter_options
-from gen_durable.cli.format import format_age, instance_fields, instance_summary
+from gen_durable.cli.format import format_relative_time, instance_json_fields, instance_summary
 from gen_durable.cli.options import CodecOption
-from gen_durable.cli.tables import join_words, new_table
+from gen_durable.cli.tables import collapse_whitespace, new_table
 from gen_durable.client import Durable
 from gen_durable.instances import Instance, Status
 from gen_durable.listing import MAX_PAGE, PAGE, Count, Filters, Page
@@ -52,7 +52,7 @@ def ls(
         run_with_client(dsn, schema, lambda app: _read_instances(app, filters, limit, after), codec=codec)
     )
     if as_json:
-        instances = [instance_fields(instance, payloads=False) for instance in page]
+        instances = [instance_json_fields(instance, payloads=False) for instance in page]
         print_json({"instances": instances, "cursor": page.cursor})
         return
     if page.instances:
@@ -121,8 +121,8 @@ def _instances_table(instances: tuple[Instance, ...]) -> Table:
             instance.step,
             styled(instance.status.value, COLOURS.get(instance.status, "")),
             instance.queue,
-            format_age(instance.inserted_at, now),
-            format_age(instance.updated_at, now),
-            styled(join_words(instance_summary(instance, now)), is_cut=True),
+            format_relative_time(instance.inserted_at, now),
+            format_relative_time(instance.updated_at, now),
+            styled(collapse_whitespace(instance_summary(instance, now)), is_cut=True),
         )
     return table

@@ -28,7 +28,7 @@ CodecOption = Annotated[
 ]
 
 
-def id_or_key(instance: int | None, key: str | None) -> int | str:
+def require_id_or_key(instance: int | None, key: str | None) -> int | str:
     """The ID or the unique key, whichever was given. Ends the command unless exactly one was."""
     if (instance is None) == (key is None):
         fail("give either the ID of the instance or --key KEY")

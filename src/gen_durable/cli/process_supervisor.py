@@ -44,17 +44,17 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
-            loop.add_signal_handler(number, self._on_signal, number)
+            loop.add_signal_handler(number, self._handle_signal, number)
         log.info("starting %d processes", processes)
         try:
-            await asyncio.gather(*(self._run_slot(slot + 1) for slot in range(processes)))
+            await asyncio.gather(*(self._run_and_replace_process(slot + 1) for slot in range(processes)))
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
         log.info("all processes have ended")
         return self._code
 
-    async def _run_slot(self, slot: int) -> None:
+    async def _run_and_replace_process(self, slot: int) -> None:
         """Run one process after the other, until a stop or until one was stopped by itself."""
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():
@@ -99,7 +99,7 @@ class _Supervisor:
             log.warning("process %d %s", slot, _describe_exit(code))
             self._code = self._code or 1
 
-    def _on_signal(self, number: signal.Signals) -> None:
+    def _handle_signal(self, number: signal.Signals) -> None:
         if self._stopping.is_set():
             log.warning("second signal: killing %d processes", len(self._running))
             self._code = 128 + number

@@ -14,18 +14,18 @@ from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import new_console, print_json, report_errors, styled
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
 from gen_durable.cli.format import (
-    describe_wait,
-    format_age,
+    describe_wait_or_worker,
     format_duration,
     format_key,
     format_payload,
-    instance_fields,
-    raw_payload,
+    format_relative_time,
+    instance_json_fields,
+    payload_as_stored,
     text_or_encrypted_hint,
 )
-from gen_durable.cli.history import transition_fields
-from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, id_or_key
-from gen_durable.cli.tables import new_table, one_line_table, print_below, print_traceback
+from gen_durable.cli.history import transition_json_fields
+from gen_durable.cli.options import CodecOption, IdArgument, KeyOption, require_id_or_key
+from gen_durable.cli.tables import new_table, one_line_table, print_table_after_gap, print_traceback
 from gen_durable.client import Durable
 from gen_durable.instances import Instance
 from gen_durable.journal import Activity, Checkpoint, Progress, Transition
@@ -35,7 +35,7 @@ from gen_durable.signals import StoredSignal
 
 
 @dataclass(frozen=True, slots=True)
-class Details:
+class InstanceDetails:
     """An instance, and the part of its journal that is shown."""
 
     instance: Instance
@@ -75,23 +75,25 @@ def show(
     Exit code 1: the instance does not exist.
     """
     details = asyncio.run(
-        run_with_client(dsn, schema, lambda app: _read_details(app, id_or_key(instance, key), last), codec=codec)
+        run_with_client(
+            dsn, schema, lambda app: _read_details(app, require_id_or_key(instance, key), last), codec=codec
+        )
     )
     if as_json:
         print_json(_json_fields(details, state=state))
         return
     now, console = datetime.now(UTC), new_console()
-    console.print(_facts_table(details, now, state=state))
+    console.print(_fields_table(details, now, state=state))
     print_traceback(console, "traceback", details.instance.traceback)
     if details.history:
-        print_below(console, _transitions_table(details.history, now))
+        print_table_after_gap(console, _transitions_table(details.history, now))
     if details.activities:
-        print_below(console, _activities_table(details.activities, now))
+        print_table_after_gap(console, _activities_table(details.activities, now))
 
 
-async def _read_details(app: Durable, which: int | str, last: int) -> Details:
+async def _read_details(app: Durable, which: int | str, last: int) -> InstanceDetails:
     instance = await app.get(which)
-    return Details(
+    return InstanceDetails(
         instance,
         await app.count(parent=instance.id),
         await app.history(instance.id, last=last),
@@ -102,14 +104,14 @@ async def _read_details(app: Durable, which: int | str, last: int) -> Details:
     )
 
 
-def _json_fields(details: Details, *, state: bool) -> dict[str, object]:
+def _json_fields(details: InstanceDetails, *, state: bool) -> dict[str, object]:
     """Everything for --json. Payloads only if `state`; messages of progress always."""
     stored = details.checkpoint
     checkpoint: dict[str, object] | None = None
     if stored is not None:
         checkpoint = {"version": stored.version, "updated_at": stored.updated_at.isoformat()}
-        checkpoint |= {"value": raw_payload(stored.raw_value)} if state else {}
-    return instance_fields(details.instance, payloads=state) | {
+        checkpoint |= {"value": payload_as_stored(stored.raw_value)} if state else {}
+    return instance_json_fields(details.instance, payloads=state) | {
         "traceback": details.instance.traceback,
         "children": {"value": details.children.value, "exact": details.children.exact},
         "progress": [
@@ -120,12 +122,12 @@ def _json_fields(details: Details, *, state: bool) -> dict[str, object]:
                 "message": p.message,
                 "updated_at": p.updated_at.isoformat(),
             }
-            | ({"detail": raw_payload(p.raw_detail)} if state else {})
+            | ({"detail": payload_as_stored(p.raw_detail)} if state else {})
             for p in details.progress
         ],
         "checkpoint": checkpoint,
         "signals": [{"id": s.id, "name": s.name, "state": s.state, "reason": s.reason} for s in details.signals],
-        "history": [transition_fields(t, state=state) for t in details.history],
+        "history": [transition_json_fields(t, state=state) for t in details.history],
         "activities": [
             {
                 "visit": a.visit,
@@ -136,24 +138,28 @@ def _json_fields(details: Details, *, state: bool) -> dict[str, object]:
                 "duration": a.duration,
                 "error": a.error,
             }
-            | ({"parameters": raw_payload(a.raw_parameters), "result": raw_payload(a.raw_result)} if state else {})
+            | (
+                {"parameters": payload_as_stored(a.raw_parameters), "result": payload_as_stored(a.raw_result)}
+                if state
+                else {}
+            )
             for a in details.activities
         ],
     }
 
 
-def _facts_table(details: Details, now: datetime, *, state: bool) -> Table:
+def _fields_table(details: InstanceDetails, now: datetime, *, state: bool) -> Table:
     instance = details.instance
     table = new_table(has_head=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _list_facts(details, now):
+    for name, value in _list_fields(details, now):
         if value:
             table.add_row(name, styled(value))
     if state:
         for name, raw in (("state", instance.raw_state), ("result", instance.raw_result)):
             if raw is not None:
-                table.add_row(name, styled(_block(format_payload(raw))))
+                table.add_row(name, styled(_to_text_block(format_payload(raw))))
     elif instance.raw_result is not None:
         table.add_row("state, result", styled("hidden; --state shows them", "dim"))
     else:
@@ -161,9 +167,9 @@ def _facts_table(details: Details, now: datetime, *, state: bool) -> Table:
     return table
 
 
-def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
+def _list_fields(details: InstanceDetails, now: datetime) -> list[tuple[str, str]]:
     instance, children = details.instance, details.children
-    waits = "" if instance.status.terminal else describe_wait(instance, now)
+    waits = "" if instance.status.terminal else describe_wait_or_worker(instance, now)
     numbers = {"attempt": instance.attempt, "crashes": instance.crashes}
     return [
         ("id", str(instance.id)),
@@ -173,10 +179,10 @@ def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
         ("", ", ".join(f"{name} {n}" for name, n in numbers.items() if n)),
         (
             "previous error" if instance.has_previous_error else "error",
-            _block(text_or_encrypted_hint(instance.last_error)),
+            _to_text_block(text_or_encrypted_hint(instance.last_error)),
         ),
         ("error type", instance.error_type or ""),
-        ("progress", _block("\n".join(escape_text(_describe_progress(p, now)) for p in details.progress))),
+        ("progress", _to_text_block("\n".join(escape_text(_describe_progress(p, now)) for p in details.progress))),
         ("checkpoint", _describe_checkpoint(details.checkpoint, now)),
         ("signals", _describe_signals(details.signals)),
         ("queue", instance.queue + (f", priority {instance.priority}" if instance.priority else "")),
@@ -194,7 +200,7 @@ def _list_facts(details: Details, now: datetime) -> list[tuple[str, str]]:
     ]
 
 
-def _block(text: str) -> TextBlock:
+def _to_text_block(text: str) -> TextBlock:
     """Text that keeps its lines: the column indents them."""
     return TextBlock(text, indent="")
 
@@ -204,7 +210,7 @@ def _describe_progress(progress: Progress, now: datetime) -> str:
     parts = [] if progress.fraction is None else [f"{progress.fraction:.0%}"]
     if progress.message:
         parts.append(text_or_encrypted_hint(progress.message))
-    return f"{where}: {', '.join(parts) or 'started'} ({format_age(progress.updated_at, now)})"
+    return f"{where}: {', '.join(parts) or 'started'} ({format_relative_time(progress.updated_at, now)})"
 
 
 def _describe_signals(signals: list[StoredSignal]) -> str:
@@ -221,7 +227,7 @@ def _describe_checkpoint(checkpoint: Checkpoint | None, now: datetime) -> str:
     return (
         ""
         if checkpoint is None
-        else f"number {checkpoint.version} of this visit ({format_age(checkpoint.updated_at, now)})"
+        else f"number {checkpoint.version} of this visit ({format_relative_time(checkpoint.updated_at, now)})"
     )
 
 
@@ -233,7 +239,7 @@ def _transitions_table(transitions: list[Transition], now: datetime) -> Table:
                 str(t.seq),
                 t.step + (f", attempt {t.attempt}" if t.attempt else ""),
                 t.outcome + (f" -> {t.next_step}" if t.next_step is not None else ""),
-                format_age(t.started_at, now),
+                format_relative_time(t.started_at, now),
                 format_duration(t.duration),
                 text_or_encrypted_hint(t.error),
             )
@@ -252,7 +258,7 @@ def _activities_table(activities: list[Activity], now: datetime) -> Table:
                 a.step,
                 a.name + (f", attempt {a.attempt}" if a.attempt else ""),
                 "finished" if a.ok else "failed",
-                format_age(a.started_at, now),
+                format_relative_time(a.started_at, now),
                 format_duration(a.duration),
                 text_or_encrypted_hint(a.error),
             )
@@ -263,4 +269,4 @@ def _activities_table(activities: list[Activity], now: datetime) -> Table:
 
 
 def _format_time(then: datetime | None, now: datetime) -> str:
-    return "" if then is None else f"{then.astimezone():%Y-%m-%d %H:%M:%S %z} ({format_age(then, now)})"
+    return "" if then is None else f"{then.astimezone():%Y-%m-%d %H:%M:%S %z} ({format_relative_time(then, now)})"

@@ -11,9 +11,9 @@ import typer
 from gen_durable.cli.client_runner import run_with_client
 from gen_durable.cli.console import fail, new_console, print_json, print_message, report_errors
 from gen_durable.cli.database import SCHEMA, DsnOption, SchemaOption
-from gen_durable.cli.format import format_age, format_payload, raw_payload, text_or_encrypted_hint
-from gen_durable.cli.options import CodecOption, KeyOption, id_or_key
-from gen_durable.cli.tables import join_words, one_line_table
+from gen_durable.cli.format import format_payload, format_relative_time, payload_as_stored, text_or_encrypted_hint
+from gen_durable.cli.options import CodecOption, KeyOption, require_id_or_key
+from gen_durable.cli.tables import collapse_whitespace, one_line_table
 from gen_durable.client import Durable
 from gen_durable.operations.signal_admin import Restoration
 from gen_durable.signals import StoredSignal
@@ -60,24 +60,27 @@ def signals(
     """
     match words or []:
         case ["restore", *ids] if ids and key is None:
-            _restore(_parse_ids(ids), dsn, schema)
+            _restore_signals(_parse_ids(ids), dsn, schema)
         case ["rm", *rest] if len(rest) <= 1:
-            which = id_or_key(_parse_ids(rest)[0] if rest else None, key)
+            which = require_id_or_key(_parse_ids(rest)[0] if rest else None, key)
             deleted = asyncio.run(run_with_client(dsn, schema, lambda app: app.delete_signals(which, name)))
             print_message(f"{deleted:,} signals deleted")
         case [*rest] if len(rest) <= 1 and (rest or key is not None or rejected):
-            given = None if not rest and key is None else id_or_key(_parse_ids(rest)[0] if rest else None, key)
+            given = None if not rest and key is None else require_id_or_key(_parse_ids(rest)[0] if rest else None, key)
             found = asyncio.run(
                 run_with_client(
-                    dsn, schema, lambda app: _read(app, given, rejected=rejected, payloads=payloads), codec=codec
+                    dsn,
+                    schema,
+                    lambda app: _read_signals(app, given, rejected=rejected, payloads=payloads),
+                    codec=codec,
                 )
             )
-            _print(found, payloads=payloads, as_json=as_json)
+            _print_signals(found, payloads=payloads, as_json=as_json)
         case _:
             fail(USAGE)
 
 
-async def _read(app: Durable, which: int | str | None, *, rejected: bool, payloads: bool) -> list[StoredSignal]:
+async def _read_signals(app: Durable, which: int | str | None, *, rejected: bool, payloads: bool) -> list[StoredSignal]:
     if which is None:
         return await app.rejected_signals(payloads=payloads)
     found = await app.signals(which, payloads=payloads)
@@ -86,7 +89,7 @@ async def _read(app: Durable, which: int | str | None, *, rejected: bool, payloa
     return [signal for signal in found if signal.state == "rejected"] if rejected else found
 
 
-def _restore(ids: list[int], dsn: str | None, schema: str) -> None:
+def _restore_signals(ids: list[int], dsn: str | None, schema: str) -> None:
     verdicts = asyncio.run(run_with_client(dsn, schema, lambda app: app.restore_signals(ids)))
     for one, verdict in verdicts.items():
         print_message(f"signal {one} {REASONS[verdict]}")
@@ -94,7 +97,7 @@ def _restore(ids: list[int], dsn: str | None, schema: str) -> None:
         raise typer.Exit(1)
 
 
-def _print(found: list[StoredSignal], *, payloads: bool, as_json: bool) -> None:
+def _print_signals(found: list[StoredSignal], *, payloads: bool, as_json: bool) -> None:
     if as_json:
         print_json([_json_fields(signal, payloads=payloads) for signal in found])
     elif not found:
@@ -107,9 +110,15 @@ def _print(found: list[StoredSignal], *, payloads: bool, as_json: bool) -> None:
                 heads,
                 (
                     (
-                        *(str(signal.id), str(signal.target_id), signal.machine, signal.name, describe_state(signal)),
-                        *(format_age(signal.inserted_at, now), f"{signal.size:,}", signal.dedup_key or ""),
-                        _describe_payload(signal, payloads=payloads),
+                        *(
+                            str(signal.id),
+                            str(signal.target_id),
+                            signal.machine,
+                            signal.name,
+                            describe_signal_state(signal),
+                        ),
+                        *(format_relative_time(signal.inserted_at, now), f"{signal.size:,}", signal.dedup_key or ""),
+                        _describe_reason_and_payload(signal, payloads=payloads),
                     )
                     for signal in found
                 ),
@@ -117,15 +126,15 @@ def _print(found: list[StoredSignal], *, payloads: bool, as_json: bool) -> None:
         )
 
 
-def describe_state(signal: StoredSignal) -> str:
+def describe_signal_state(signal: StoredSignal) -> str:
     """The state, as words."""
     return signal.state.replace("_", " ")
 
 
-def _describe_payload(signal: StoredSignal, *, payloads: bool) -> str:
+def _describe_reason_and_payload(signal: StoredSignal, *, payloads: bool) -> str:
     parts = [signal.reason or ""]
     if payloads and signal.raw_payload is not None:
-        parts.append(text_or_encrypted_hint(join_words(format_payload(signal.raw_payload))))
+        parts.append(text_or_encrypted_hint(collapse_whitespace(format_payload(signal.raw_payload))))
     return "; ".join(part for part in parts if part)
 
 
@@ -141,7 +150,7 @@ def _json_fields(signal: StoredSignal, *, payloads: bool) -> dict[str, object]:
         "dedup_key": signal.dedup_key,
         "reason": signal.reason,
     }
-    return fields | ({"payload": raw_payload(signal.raw_payload)} if payloads else {})
+    return fields | ({"payload": payload_as_stored(signal.raw_payload)} if payloads else {})
 
 
 def _parse_ids(words: list[str]) -> list[int]:

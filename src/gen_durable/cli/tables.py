@@ -27,11 +27,11 @@ def one_line_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, style
         table.add_column(head, no_wrap=True)
     table.add_column(heads[-1])  # the column may shrink while its texts do not wrap, so it is the one that is cut
     for *cells, last in rows:
-        table.add_row(*cells, styled(join_words(last), style, is_cut=True))
+        table.add_row(*cells, styled(collapse_whitespace(last), style, is_cut=True))
     return table
 
 
-def join_words(text: str) -> str:
+def collapse_whitespace(text: str) -> str:
     """The text with single spaces for its line breaks, tabs and spaces: a long error in one line of a table."""
     return re.sub("[ \t\n]+", " ", text).strip(" ")
 
@@ -41,7 +41,7 @@ def join_lines(lines: Iterable[Text]) -> Text:
     return Text("\n").join(lines)
 
 
-def print_below(console: Console, table: Table) -> None:
+def print_table_after_gap(console: Console, table: Table) -> None:
     """Print a table, two lines below what comes before it."""
     console.print()
     console.print()

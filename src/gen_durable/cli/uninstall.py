@@ -40,12 +40,14 @@ async def _uninstall(dsn: str | None, schema: Schema, *, roles: bool, force: boo
         if roles and content.roles is None:
             fail(f"schema {schema.name!r} has no roles: leave out --roles.")
         if not yes:
-            _ask_for_name(schema, content, database, roles=roles)
+            _confirm_with_schema_name(schema, content, database, roles=roles)
         removal = await remove(database.connection, schema, with_roles=roles, with_live_instances=force)
-        _report(schema, content, removal, database.location)
+        _print_removal(schema, content, removal, database.location)
 
 
-def _ask_for_name(schema: Schema, content: InstalledContent, database: ConnectedDatabase, *, roles: bool) -> None:
+def _confirm_with_schema_name(
+    schema: Schema, content: InstalledContent, database: ConnectedDatabase, *, roles: bool
+) -> None:
     if not sys.stdin.isatty():
         fail("this asks for the name of the schema on a terminal. Pass --yes to remove it without asking.")
     dropped = f", and the roles {_role_names(content)}" if roles else ""
@@ -57,7 +59,7 @@ def _ask_for_name(schema: Schema, content: InstalledContent, database: Connected
         fail("that is not the name of the schema. Nothing was changed.")
 
 
-def _report(schema: Schema, content: InstalledContent, removal: Removal, location: str) -> None:
+def _print_removal(schema: Schema, content: InstalledContent, removal: Removal, location: str) -> None:
     print_line(f"schema {schema.name}: removed version {content.version} ({location})")
     if removal.kept_objects:
         print_line(f"schema {schema.name}: stays, with {', '.join(removal.kept_objects)}")

@@ -19,8 +19,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gen_durable.cli.console import fail_with, report_errors
-from gen_durable.cli.import_object import load
+from gen_durable.cli.console import fail_with_error, report_errors
+from gen_durable.cli.object_importer import import_object
 from gen_durable.cli.process_supervisor import supervise
 from gen_durable.core.services import services_of
 from gen_durable.durations import parse_duration
@@ -28,7 +28,7 @@ from gen_durable.errors import ConfigError, GenDurableError
 from gen_durable.worker import Worker
 
 MAX_CRASHES = 10
-FAREWELL_SECONDS = 2.0
+EXIT_SECONDS = 2.0
 _FORMAT = "%(asctime)s.%(msecs)03d [%(process)d] %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -95,10 +95,10 @@ def worker(
     logging.basicConfig(level=log_level.upper(), format=_FORMAT, datefmt="%H:%M:%S", stream=sys.stderr, force=True)
     drain = None if drain_timeout is None else parse_duration(drain_timeout)
     if processes > 1:
-        command = _child_command(target, max_crashes, drain_timeout, log_level, embedded=embedded)
+        command = _worker_process_command(target, max_crashes, drain_timeout, log_level, embedded=embedded)
         raise typer.Exit(asyncio.run(supervise(command, processes)))
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit_cleanly)  # until the worker installs its own handlers: nothing is claimed before
+        signal.signal(number, _exit_on_signal)  # until the worker installs its own handlers: nothing is claimed before
     if supervised:
         _drain_when_parent_dies()
     may_embed = embedded or sys.stdin.isatty() or sys.stderr.isatty()
@@ -107,14 +107,14 @@ def worker(
 
 def _run_event_loop(running: Coroutine[Any, Any, None]) -> None:
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=_find_uvloop_factory()) as runner:
             runner.run(running)
     except ConfigError:
         raise
     except GenDurableError as error:
-        fail_with(error, 1)  # not a mistake of the command line, so a restart may help
+        fail_with_error(error, 1)  # not a mistake of the command line, so a restart may help
     if any(t is not threading.main_thread() and not t.daemon and t.is_alive() for t in threading.enumerate()):
-        _exit_now(0)
+        _exit_without_joining_threads(0)
 
 
 async def _run_worker(
@@ -139,12 +139,12 @@ async def _run_worker(
         options = dataclasses.replace(options, drain_timeout=drain_timeout)
     built.options = options
     if built.on_stuck_loop is None:
-        built.on_stuck_loop = _exit_to_be_restarted
+        built.on_stuck_loop = _exit_with_stuck_loop
     await built.run()
 
 
 def _load_factory(target: str) -> Callable[[], Any]:
-    found = load(target)
+    found = import_object(target)
     if isinstance(found, Worker):
         return lambda: found
     if found is Worker:
@@ -168,7 +168,7 @@ def _required_parameters(function: Callable[..., Any]) -> list[str]:
     return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
 
 
-def _child_command(
+def _worker_process_command(
     target: str, max_crashes: int | None, drain_timeout: str | None, log_level: LogLevel, *, embedded: bool
 ) -> list[str]:
     command = [sys.executable, "-m", "gen_durable.cli", "worker", target, "--supervised", "--log-level", log_level]
@@ -181,7 +181,7 @@ def _child_command(
     return command
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def _find_uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ModuleNotFoundError:
@@ -189,11 +189,11 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _exit_cleanly(_number: int, _frame: FrameType | None) -> None:
+def _exit_on_signal(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _exit_now(code: int) -> NoReturn:
+def _exit_without_joining_threads(code: int) -> NoReturn:
     """Exit although a `def` step may still run in its thread: a normal exit would wait for it."""
     logging.shutdown()
     with contextlib.suppress(OSError, ValueError):
@@ -202,11 +202,11 @@ def _exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _exit_to_be_restarted() -> None:
+def _exit_with_stuck_loop() -> None:
     """Exit so that the process is restarted. The stuck thread may hold the lock of a log handler or of stdout."""
-    farewell = threading.Thread(target=_exit_now, args=(1,), daemon=True)
-    farewell.start()
-    farewell.join(FAREWELL_SECONDS)
+    exiting = threading.Thread(target=_exit_without_joining_threads, args=(1,), daemon=True)
+    exiting.start()
+    exiting.join(EXIT_SECONDS)
     os._exit(1)
 
 

@@ -26,8 +26,8 @@ import msgspec
 
 from gen_durable.backoff import backoff
 from gen_durable.context import Context
-from gen_durable.contrib.webhook_delivery import Delivery, Target, check_delivery
-from gen_durable.contrib.webhook_secrets import Secret, sign
+from gen_durable.contrib.webhook_input import Delivery, TargetUrl, check_and_parse_delivery
+from gen_durable.contrib.webhook_signature import Secret, sign
 from gen_durable.durations import Duration
 from gen_durable.errors import ConfigError, InputError
 from gen_durable.loggers import get_logger
@@ -66,7 +66,7 @@ class Undelivered(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AttemptResult:
     """How one attempt ended: the receiver's status and Retry-After, or the reason why there are none."""
 
     reason: str
@@ -120,12 +120,12 @@ class Webhook(Machine, name="gen_durable.webhook"):
         self._allow_private_networks = allow_private_networks
         self._show_details = show_details
         self._client = client
-        self._tls = _make_tls()
+        self._tls = _load_tls_context()
 
     @step
     async def send(self, delivery: Delivery, ctx: Context) -> Outcome[Delivered]:
         """Make one attempt."""
-        target = self._check(delivery)
+        target = self._check_and_parse(delivery)
         body = msgspec.json.encode(delivery.body)
         headers = self._make_headers(delivery, target, body, f"{self._sender}-{ctx.id}", int(time.time()))
         answer = await self._post(target, body, headers)
@@ -149,10 +149,10 @@ class Webhook(Machine, name="gen_durable.webhook"):
             after = max(after, min(error.retry_after, MAX_WAIT))
         return Retry(state, delay=after)
 
-    def _check(self, delivery: Delivery) -> Target:
+    def _check_and_parse(self, delivery: Delivery) -> TargetUrl:
         """Check what the row has, which need not come from our client, and what this worker allows."""
         try:
-            target = check_delivery(delivery)
+            target = check_and_parse_delivery(delivery)
         except InputError as error:
             raise Undelivered(str(error), final=True) from None
         # Retried, as an unknown secret is: another worker, or the next release, may allow it.
@@ -162,7 +162,7 @@ class Webhook(Machine, name="gen_durable.webhook"):
             raise Undelivered(f"the port {target.port} is not allowed; pass Webhook(ports=) to allow others than 443")
         return target
 
-    def _make_headers(self, delivery: Delivery, target: Target, body: bytes, key: str, now: int) -> dict[str, str]:
+    def _make_headers(self, delivery: Delivery, target: TargetUrl, body: bytes, key: str, now: int) -> dict[str, str]:
         headers = delivery.headers | {
             "content-type": "application/json",
             "idempotency-key": key,
@@ -173,14 +173,14 @@ class Webhook(Machine, name="gen_durable.webhook"):
             secret = self._secrets.get(delivery.secret)
             if secret is None:
                 raise Undelivered(f"this worker has no secret {delivery.secret!r}; pass it to Webhook(secrets=)")
-            if not secret.covers(target.host):
+            if not secret.is_for_host(target.host):
                 raise Undelivered(
                     f"the secret {delivery.secret!r} does not sign for the host {target.host}; add it to Secret(hosts=)"
                 )
             headers["webhook-signature"] = secret.sign(key, now, body)
         return headers
 
-    async def _post(self, target: Target, body: bytes, headers: dict[str, str]) -> Answer:
+    async def _post(self, target: TargetUrl, body: bytes, headers: dict[str, str]) -> AttemptResult:
         try:
             async with asyncio.timeout(self._timeout):
                 if self._client is None:
@@ -188,15 +188,15 @@ class Webhook(Machine, name="gen_durable.webhook"):
                 else:
                     status, retry_after = await self._post_with_client(self._client, target, body, headers)
         except Exception as error:  # of the resolver, TLS, HTTP: the kind is enough, a text may quote the URL
-            return Answer(f"no answer ({type(error).__name__})")
-        return Answer(f"HTTP {status}", status, retry_after)
+            return AttemptResult(f"no answer ({type(error).__name__})")
+        return AttemptResult(f"HTTP {status}", status, retry_after)
 
     async def _post_to_checked_address(
-        self, target: Target, body: bytes, headers: dict[str, str]
+        self, target: TargetUrl, body: bytes, headers: dict[str, str]
     ) -> tuple[int, str | None]:
-        from gen_durable.contrib.webhook_connections import post
+        from gen_durable.contrib.webhook_poster import post_to_checked_address
 
-        return await post(
+        return await post_to_checked_address(
             target,
             body,
             headers,
@@ -206,13 +206,13 @@ class Webhook(Machine, name="gen_durable.webhook"):
         )
 
     async def _post_with_client(
-        self, client: httpx.AsyncClient, target: Target, body: bytes, headers: dict[str, str]
+        self, client: httpx.AsyncClient, target: TargetUrl, body: bytes, headers: dict[str, str]
     ) -> tuple[int, str | None]:
         async with client.stream("POST", target.url, content=body, headers=headers, follow_redirects=False) as response:
             return response.status_code, response.headers.get("retry-after")
 
 
-def _make_tls() -> ssl.SSLContext:
+def _load_tls_context() -> ssl.SSLContext:
     """Load the trusted certificates: at the start of a worker, since it blocks longer than a delivery may."""
     try:
         import httpx

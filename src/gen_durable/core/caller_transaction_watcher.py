@@ -1,4 +1,4 @@
-"""The commit watcher: notifies workers of callers' transactions (`connection=`) after their commits.
+"""The caller transaction watcher:notifies workers of callers' transactions (`connection=`) after their commits.
 
 Postgres serializes the commits of all transactions that notify, so callers' transactions do not. The watcher remembers
 their ids and what must follow their commits, and asks Postgres, on a connection of the library, which of them have been
@@ -82,7 +82,7 @@ class CallerTransactionWatcher:
 
     def act_on_follow_ups(self, follow_ups: FollowUps) -> None:
         """Act on the follow-ups of a transaction that has been committed."""
-        self._call_on_loop(lambda: None if self._is_closed else self._act_on_or_send(follow_ups))
+        self._call_on_loop(lambda: None if self._is_closed else self._act_on_or_send_follow_ups(follow_ups))
 
     async def close(self) -> None:
         """Notify of the transactions that have been committed by now, within a second, and forget the others."""
@@ -165,7 +165,7 @@ class CallerTransactionWatcher:
             if pending is not None and is_committed:
                 committed = _merge_follow_ups(committed, pending.follow_ups)
         self._forget_old_transactions()
-        self._act_on_or_send(committed)
+        self._act_on_or_send_follow_ups(committed)
 
     def _forget_old_transactions(self) -> None:
         while self._pending:
@@ -174,7 +174,7 @@ class CallerTransactionWatcher:
                 return
             del self._pending[oldest]
 
-    def _act_on_or_send(self, follow_ups: FollowUps) -> None:
+    def _act_on_or_send_follow_ups(self, follow_ups: FollowUps) -> None:
         for rows in follow_ups.blocked:
             self._events.emit(rows.to_event())
         if not self._is_closed:

@@ -21,7 +21,7 @@ from typing import Final
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.errors import ConfigError
 from gen_durable.instances import Status
-from gen_durable.jsonb_form import jsonb_form
+from gen_durable.jsonb_form import to_jsonb_form
 from gen_durable.pg.pool import Pool
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import EndedInstance
@@ -111,7 +111,7 @@ class CompletionWatcher(BackgroundTask):
             return
         earlier = [future for future, since in watched.waiters.items() if since <= returned_at]
         if result is not None:
-            result = jsonb_form(result.encode()).decode()  # as the other waiters read it from the database
+            result = to_jsonb_form(result.encode()).decode()  # as the other waiters read it from the database
         _resolve_futures(earlier, EndedInstance(instance, status, result if status is Status.DONE else None, error))
         if len(earlier) < len(watched.waiters):
             self._poll_soon(instance, watched)  # this end may be older than the others: let the database answer them

@@ -17,9 +17,9 @@ import msgspec
 from gen_durable.backoff import Pauses
 from gen_durable.encryption import ERROR, RESULT, TRACEBACK, PayloadEncryption, signal_field, state_field
 from gen_durable.errors import UnreadableSignal
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error
 from gen_durable.pg.pool import Pool
-from gen_durable.pg.sqlstate_errors import to_error
+from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.start_or_update import SignalOrStart, StartOrUpdate, with_holder_payload
 from gen_durable.store.statements import Statement, StatementBuilder
 from gen_durable.store.types import Claim, Commit, InsertResult, OutgoingSignal
@@ -62,21 +62,21 @@ class RowEncryption:
         if commit.error is not None:
             commit.error = self.encryption.encrypt_text(commit.error, commit.id, ERROR)
 
-    async def encrypt(self, commit: Commit, claim: Claim) -> None:
+    async def encrypt_outcome(self, commit: Commit, claim: Claim) -> None:
         """Encrypt an outcome of a claim; a state is for the step that it leads to. On `EncodeError` it is unchanged."""
         value, extra = commit.value, commit.extra
         if value is not None:
             field = state_field(claim.machine, claim.version, commit.step or claim.step)
             value = self.encryption.encrypt(value, commit.id, RESULT if commit.kind == "done" else field)
         if extra is not None:
-            extra = await self._encrypt_extra(extra, commit.id)
+            extra = await self._encrypt_starts_and_traceback(extra, commit.id)
         if (many := commit.many_children) is not None:
             many.ids = await self._allocate_ids(len(many.encoded))
-            many.encoded = await self._encrypt_many(many.ids, many.encoded)
+            many.encoded = await self._encrypt_children(many.ids, many.encoded)
         commit.value, commit.extra = value, extra
         self.encrypt_error(commit)
 
-    async def _encrypt_extra(self, extra: str, instance: int) -> str:
+    async def _encrypt_starts_and_traceback(self, extra: str, instance: int) -> str:
         """Encrypt the states of the instances to start, and the traceback of an exception."""
         parts = _OBJECT.decode(extra)
         if "traceback" in parts:
@@ -91,7 +91,7 @@ class RowEncryption:
                 parts[name] = msgspec.Raw(msgspec.json.encode(starts))
         return msgspec.json.encode(parts).decode()
 
-    async def _encrypt_many(self, ids: Sequence[int], encoded: Sequence[bytes]) -> list[bytes]:
+    async def _encrypt_children(self, ids: Sequence[int], encoded: Sequence[bytes]) -> list[bytes]:
         """Encrypt the children of a fan-out, letting other tasks run after each `CHUNK` of them."""
         encrypted: list[bytes] = []
         for instance, one in zip(ids, encoded, strict=True):
@@ -112,12 +112,12 @@ class RowEncryption:
             except ConnectionLost:
                 pass
             except SqlError as error:
-                if classify(error) is FaultKind.REFUSED:
-                    raise to_error(error, "allocate_ids", self._statements.schema.name) from None
+                if classify_error(error) is FaultKind.REFUSED:
+                    raise to_library_error(error, "allocate_ids", self._statements.schema.name) from None
             await asyncio.sleep(pauses.next())
 
 
-def encrypted_insert(
+def encrypt_insert_statement(
     statements: StatementBuilder,
     statement: Statement[list[InsertResult]],
     ids: list[int],
@@ -152,25 +152,25 @@ def encrypt_first_signals(signals: bytes, instance: int, encryption: PayloadEncr
 def encrypt_start(start: dict[str, msgspec.Raw], instance: int, encryption: PayloadEncryption) -> None:
     """Encrypt the state and the first signals of an instance, from `encode_start`, for its id, and add the id."""
     start["id"] = msgspec.Raw(str(instance).encode())
-    state = encryption.encrypt(bytes(start["state"]).decode(), instance, _state_field_of(start))
+    state = encryption.encrypt(bytes(start["state"]).decode(), instance, _state_field_of_start(start))
     start["state"] = msgspec.Raw(state.encode())
     if "signals" in start:
         start["signals"] = msgspec.Raw(encrypt_first_signals(bytes(start["signals"]), instance, encryption))
 
 
-def _state_field_of(start: Mapping[str, msgspec.Raw]) -> str:
+def _state_field_of_start(start: Mapping[str, msgspec.Raw]) -> str:
     machine, step = (msgspec.json.decode(start[name], type=str) for name in ("fsm", "step"))
     return state_field(machine, msgspec.json.decode(start["version"], type=int), step)
 
 
-def encrypted_for_new(call: StartOrUpdate, instance: int, encryption: PayloadEncryption) -> StartOrUpdate:
+def encrypt_for_new_instance(call: StartOrUpdate, instance: int, encryption: PayloadEncryption) -> StartOrUpdate:
     """A keyed start that is encrypted for a new instance, and for no holder."""
     start = dict(call.start)
     encrypt_start(start, instance, encryption)
     return dataclasses.replace(call, start=start)
 
 
-def encrypted_for_holder(
+def encrypt_for_key_holder(
     encrypted: StartOrUpdate, clear: StartOrUpdate, holder: int, encryption: PayloadEncryption
 ) -> StartOrUpdate:
     """A keyed start that is encrypted for a new instance, and now also for the holder of its key."""
@@ -178,11 +178,11 @@ def encrypted_for_holder(
         payload, field = clear.message.payload, signal_field(clear.message.name)
     else:
         # The holder gets the step and the version of this start too (debounce.sql).
-        payload, field = bytes(clear.start["state"]).decode(), _state_field_of(clear.start)
+        payload, field = bytes(clear.start["state"]).decode(), _state_field_of_start(clear.start)
     return with_holder_payload(encrypted, holder, encryption.encrypt(payload, holder, field))
 
 
-def encrypted_signal(outgoing: OutgoingSignal, target: int, encryption: PayloadEncryption) -> OutgoingSignal:
+def encrypt_signal(outgoing: OutgoingSignal, target: int, encryption: PayloadEncryption) -> OutgoingSignal:
     """A signal with its payload encrypted for its target. It keeps its key: the target must still hold it."""
     payload = outgoing.payload
     if payload is not None:

@@ -18,7 +18,7 @@ from gen_durable.errors import ConfigError
 from gen_durable.pg.connection import ConnectionTarget
 from gen_durable.pg.pool import Pool
 from gen_durable.pg.write_access import write_access_statement
-from gen_durable.store.instance_admin import AdminStatementBuilder
+from gen_durable.store.instance_admin import InstanceAdminStatementBuilder
 from gen_durable.store.journal import JournalStatementBuilder
 from gen_durable.store.retention import RetentionStatementBuilder
 from gen_durable.store.schema import Schema
@@ -41,7 +41,7 @@ class Services:
         "_installation",
         "_notifier",
         "admin_statements",
-        "commit_watcher",
+        "caller_transaction_watcher",
         "encryption",
         "engine_statement_runner",
         "events",
@@ -60,7 +60,7 @@ class Services:
         self.schema: Schema = database.schema
         self.statements = StatementBuilder(self.schema)
         self.journal_statements = JournalStatementBuilder(self.schema)
-        self.admin_statements = AdminStatementBuilder(self.schema)
+        self.admin_statements = InstanceAdminStatementBuilder(self.schema)
         self.start_or_update_statements = StartOrUpdateStatementBuilder(self.schema)
         self.retention_statements = RetentionStatementBuilder(self.schema)
         self.signal_statements = SignalStatementBuilder(self.schema)
@@ -68,7 +68,9 @@ class Services:
         self.encryption = encryption
         self.statement_runner = StatementRunner(self._get_client_pool, self.schema.name)
         self.engine_statement_runner = StatementRunner(self._get_pool, self.schema.name)
-        self.commit_watcher: CallerTransactionWatcher | None = None  # None unless open: other threads look at it
+        self.caller_transaction_watcher: CallerTransactionWatcher | None = (
+            None  # None unless open: other threads look at it
+        )
         self.is_open = False
 
     @property
@@ -97,7 +99,7 @@ class Services:
     @property
     def codec_identity(self) -> str:
         """Identifies the codec in fingerprints; "" without a codec."""
-        return "" if self.encryption is None else self.encryption.identity
+        return "" if self.encryption is None else self.encryption.codec_identity
 
     @property
     def installation_id(self) -> str:
@@ -136,7 +138,7 @@ class Services:
         self._installation = database.installation
         self._notifier = Notifier(database.pool, self.statements, self.engine_statement_runner, database.listen_target)
         self._completions = CompletionWatcher(database.pool, self.statements)
-        self.commit_watcher = CallerTransactionWatcher(database.pool, self._notifier, self.events)
+        self.caller_transaction_watcher = CallerTransactionWatcher(database.pool, self._notifier, self.events)
         self.is_open = True
 
     async def close(self) -> None:
@@ -144,7 +146,7 @@ class Services:
         if not self.is_open:
             return
         self.is_open = False
-        watcher, self.commit_watcher = self.commit_watcher, None
+        watcher, self.caller_transaction_watcher = self.caller_transaction_watcher, None
         if watcher is not None:
             await watcher.close()
         await self._completions.stop()
@@ -157,7 +159,7 @@ class Services:
         Returns objects that the caller must keep: collecting them would touch the parent's sockets.
         """
         self.is_open = False
-        watcher, self.commit_watcher = self.commit_watcher, None
+        watcher, self.caller_transaction_watcher = self.caller_transaction_watcher, None
         return watcher, self._completions, self._notifier, self._database.pool
 
     def _get_pool(self) -> Pool:

@@ -12,9 +12,9 @@ from typing import Final, TypeVar
 
 from gen_durable.backoff import Pauses
 from gen_durable.errors import DatabaseUnavailable
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error
 from gen_durable.pg.pool import Pool
-from gen_durable.pg.sqlstate_errors import to_error
+from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.statements import Statement
 
 T = TypeVar("T")
@@ -45,8 +45,8 @@ class StatementRunner:
                     raise DatabaseUnavailable(f"{operation}: {error.problem}{unsure}") from error
             except SqlError as error:
                 # After a deadlock or a full disk nothing was executed, so every statement may be repeated.
-                if retries_left == 0 or classify(error) is FaultKind.REFUSED:
-                    raise to_error(error, operation, self._schema) from None
+                if retries_left == 0 or classify_error(error) is FaultKind.REFUSED:
+                    raise to_library_error(error, operation, self._schema) from None
             pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE)
             await asyncio.sleep(pauses.next())
         raise AssertionError("unreachable")

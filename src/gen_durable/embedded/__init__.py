@@ -18,8 +18,8 @@ A killed user process frees its share. A killed Postgres is restarted. A killed 
 
 Access: the socket is in the data directory, which has mode 0700; there is no TCP. Every process that may enter the
 directory is trusted. A path that is too long for a socket gets a short symlink in a 0700 directory under the temp
-directory. A directory that another user owns, can write to or can replace is refused (see `ownership`), and the server
-gets only a few variables of the environment (see `environment`).
+directory. A directory that another user owns, can write to or can replace is refused (see `path_ownership`), and the
+server gets only a few variables of the environment (see `environment`).
 
 Root: Postgres refuses to run as root, so the supervisor stays root and Postgres runs as the account that owns the
 data (see `account`), which also sends it signals: the pid in `postmaster.pid` is that account's word. The account need
@@ -41,7 +41,7 @@ from gen_durable.loggers import get_logger
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from gen_durable.embedded.join_server import ServerShare
+    from gen_durable.embedded.server_share import ServerShare
 
 __all__ = ["EmbeddedServer", "release", "start"]
 
@@ -61,7 +61,7 @@ class EmbeddedServer:
     _user: ServerShare = field(repr=False, compare=False)
 
     @property
-    def notice(self) -> str:
+    def data_location(self) -> str:
         """The location of the data, for messages."""
         return f"embedded Postgres, data in {self.directory}"
 
@@ -93,14 +93,14 @@ def start(directory: Path | None = None) -> EmbeddedServer:
     if sys.platform == "win32":
         raise EmbeddedUnavailable("The embedded server runs on Linux and macOS only. Pass a DSN or set DATABASE_URL.")
     # Imported late: these need fcntl, which Windows lacks, and users there get the error above.
-    from gen_durable.embedded import address, binaries, join_server
-    from gen_durable.embedded.layout import PORT, prepare
+    from gen_durable.embedded import binaries, server_share, socket_directory
+    from gen_durable.embedded.layout import PORT, prepare_layout
 
-    found = binaries.find()
-    layout = prepare(Path.cwd() / ".gen_durable" if directory is None else directory)
-    dsn = f"postgresql://postgres@/postgres?host={address.ensure_connectable_directory(layout)}&port={PORT}"
-    server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=join_server.join(layout, found))
-    logger.info("%s", server.notice)
+    found = binaries.find_binaries()
+    layout = prepare_layout(Path.cwd() / ".gen_durable" if directory is None else directory)
+    dsn = f"postgresql://postgres@/postgres?host={socket_directory.ensure_connectable_directory(layout)}&port={PORT}"
+    server = EmbeddedServer(dsn=dsn, directory=layout.directory, _user=server_share.join_server(layout, found))
+    logger.info("%s", server.data_location)
     return server
 
 

@@ -44,16 +44,16 @@ class Account:
         return done.returncode == 0
 
 
-def choose(layout: Layout) -> Account | None:
+def choose_account(layout: Layout) -> Account | None:
     """The account for the data of `layout`, or None if this process is not root and runs Postgres itself."""
     if os.geteuid() != 0:
         return None
     if layout.data.exists() and (owner := layout.data.lstat()).st_uid != 0:
         return Account(owner.st_uid, owner.st_gid)
-    return _find(_NAME) or _create() or _find("nobody")
+    return _find_account(_NAME) or _create_account() or _find_account("nobody")
 
 
-def _find(name: str) -> Account | None:
+def _find_account(name: str) -> Account | None:
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -61,7 +61,7 @@ def _find(name: str) -> Account | None:
     return Account(entry.pw_uid, entry.pw_gid)
 
 
-def _create() -> Account | None:
+def _create_account() -> Account | None:
     shell = "/usr/sbin/nologin"
     commands = (
         ["useradd", "--system", "--no-create-home", "--home-dir", "/nonexistent", "--shell", shell, _NAME],
@@ -71,6 +71,6 @@ def _create() -> Account | None:
         if shutil.which(command[0]) is not None:
             subprocess.run(command, check=False, capture_output=True)  # noqa: S603  # fixed arguments
             # Look at the result, not the exit code: another supervisor may have created it a moment ago.
-            if (account := _find(_NAME)) is not None:
+            if (account := _find_account(_NAME)) is not None:
                 return account
     return None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from gen_durable.embedded import ownership
+from gen_durable.embedded import path_ownership
 from gen_durable.embedded.account import Account
 from gen_durable.errors import EmbeddedUnavailable
 
@@ -41,7 +41,7 @@ class Binaries:
         return self.root / "bin" / "initdb"
 
 
-def find() -> Binaries:
+def find_binaries() -> Binaries:
     """The Postgres of the installed wheel. Raises `EmbeddedUnavailable` if it is missing."""
     spec = find_spec(_PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -55,7 +55,7 @@ def find() -> Binaries:
     )
 
 
-def make_runnable_by(account: Account, binaries: Binaries, public: Sequence[Path] = _PUBLIC) -> Binaries:
+def find_or_copy_runnable(account: Account, binaries: Binaries, public: Sequence[Path] = _PUBLIC) -> Binaries:
     """`binaries` if the account can run them, else a copy that it can run. Called as root."""
     if account.can_run(binaries.postgres) and account.can_run(binaries.initdb):
         return binaries
@@ -76,10 +76,10 @@ def _find_or_copy(binaries: Binaries, directory: Path) -> Binaries:
     source = binaries.postgres.stat()
     mark = hashlib.sha256(f"{binaries.root} {source.st_size} {source.st_mtime_ns}".encode()).hexdigest()[:16]
     home = directory / f"gen_durable-postgres-{mark}"
-    ownership.resolve(home)
+    path_ownership.resolve_safe_path(home)
     if not home.exists():
         _copy_binaries(binaries.root, home)
-    ownership.check_directory(home, os.geteuid())
+    path_ownership.check_directory(home, os.geteuid())
     return Binaries(home / _PACKAGE / _INSTALL)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from gen_durable.embedded.account import Account
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.environment import make_postgres_environment
+from gen_durable.embedded.file_locks import FileLock
 from gen_durable.embedded.layout import PORT, Layout
-from gen_durable.embedded.locks import Lock
 
 # Written into postgresql.conf once, by initdb. Edit them there for other values.
 _DEFAULTS = {
@@ -56,7 +56,7 @@ class Cluster:
     def exists(self) -> bool:
         return (self.layout.data / "PG_VERSION").exists()
 
-    def create(self, lock: Lock) -> None:
+    def create(self, lock: FileLock) -> None:
         """Create the cluster. A killed attempt leaves only `new_data_directory`, which the next one deletes."""
         fresh = self.layout.new_data_directory
         if fresh.exists():
@@ -74,12 +74,12 @@ class Cluster:
             raise ChildProcessError(f"initdb ended with status {status}")
         fresh.rename(self.layout.data)
 
-    def launch(self, lock: Lock) -> subprocess.Popen[bytes]:
+    def start_postmaster(self, lock: FileLock) -> subprocess.Popen[bytes]:
         """Start the postmaster, which inherits the lock: the caller closes its own copy."""
         settings = [part for name, value in _FIXED.items() for part in ("-c", f"{name}={value}")]
         return self._start_program([self.binaries.postgres, *settings], self.layout.data, lock)
 
-    def _start_program(self, command: list[Path | str], data: Path, lock: Lock) -> subprocess.Popen[bytes]:
+    def _start_program(self, command: list[Path | str], data: Path, lock: FileLock) -> subprocess.Popen[bytes]:
         # The account may lack permission for a parent directory, but the kernel resolves /proc/self/cwd without
         # walking the path; the change of directory happens before the change of user. Guarded by
         # test_root_below_a_closed_directory.

@@ -1,7 +1,7 @@
 """The paths inside the directory of an embedded server.
 
-The directory and the files beside the data belong to the user of the process, root included: `prepare` and `check`
-refuse a directory of another user. The data belong to the account that runs Postgres.
+The directory and the files beside the data belong to the user of the process, root included: `prepare_layout` and
+`check_layout` refuse a directory of another user. The data belong to the account that runs Postgres.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from gen_durable.embedded import ownership
+from gen_durable.embedded import path_ownership
 from gen_durable.errors import EmbeddedUnavailable
 
 PORT = 5432
@@ -72,20 +72,20 @@ class Layout:
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of the log, for an error message."""
         try:
-            fd = ownership.open_private(self.log, os.O_RDONLY)
+            fd = path_ownership.open_owned_file(self.log, os.O_RDONLY)
             with os.fdopen(fd, encoding="utf-8", errors="replace") as log:
                 return "".join(deque(log, maxlen=lines)).strip() or "(the log is empty)"
         except (OSError, EmbeddedUnavailable) as error:
             return f"(no log: {error})"
 
 
-def prepare(directory: Path) -> Layout:
+def prepare_layout(directory: Path) -> Layout:
     """Create the directory if it is missing. Raises `EmbeddedUnavailable` if it cannot be used."""
     try:
-        layout = Layout(ownership.resolve(directory.expanduser()))
+        layout = Layout(path_ownership.resolve_safe_path(directory.expanduser()))
         _make_directories(layout.directory)
-        check(layout)
-        with os.fdopen(ownership.open_private(layout.ignore_file, os.O_WRONLY | os.O_CREAT), "w") as file:
+        check_layout(layout)
+        with os.fdopen(path_ownership.open_owned_file(layout.ignore_file, os.O_WRONLY | os.O_CREAT), "w") as file:
             file.write("*\n")
     except OSError as error:
         raise EmbeddedUnavailable(
@@ -95,15 +95,15 @@ def prepare(directory: Path) -> Layout:
     return layout
 
 
-def check(layout: Layout) -> None:
+def check_layout(layout: Layout) -> None:
     """Raise `EmbeddedUnavailable` if another user may have planted the directory or anything in it.
 
     Repeat it before each use: a directory that was deleted in `/tmp` can be planted afterwards. Raises
     `FileNotFoundError` if there is no directory.
     """
-    ownership.resolve(layout.directory)
+    path_ownership.resolve_safe_path(layout.directory)
     user = os.geteuid()
-    ownership.check_directory(layout.directory, user)
+    path_ownership.check_directory(layout.directory, user)
     for file in (
         layout.users_lock,
         layout.supervisor_lock,
@@ -112,15 +112,15 @@ def check(layout: Layout) -> None:
         layout.old_log,
         layout.ignore_file,
     ):
-        ownership.check_file(file, user)
+        path_ownership.check_file(file, user)
     for data in (layout.new_data_directory, layout.data):
         with contextlib.suppress(FileNotFoundError):
             # Root has made the data, for any account: only root can write to the directory above.
-            ownership.check_directory(data, user if user != 0 else None)
+            path_ownership.check_directory(data, user if user != 0 else None)
     with contextlib.suppress(FileNotFoundError):
         account = layout.data.lstat().st_uid
         for file in (layout.data / "PG_VERSION", *layout.pid_files):
-            ownership.check_file(file, account)
+            path_ownership.check_file(file, account)
 
 
 def _make_directories(directory: Path) -> None:

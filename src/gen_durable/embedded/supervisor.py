@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from gen_durable.embedded import account, find_postmaster, locks
-from gen_durable.embedded.binaries import Binaries, make_runnable_by
+from gen_durable.embedded import account, file_locks, postmaster_process
+from gen_durable.embedded.binaries import Binaries, find_or_copy_runnable
 from gen_durable.embedded.cluster import Cluster
-from gen_durable.embedded.layout import Layout, check
-from gen_durable.embedded.locks import Lock
+from gen_durable.embedded.file_locks import FileLock
+from gen_durable.embedded.layout import Layout, check_layout
 from gen_durable.errors import EmbeddedUnavailable
 from gen_durable.loggers import get_logger
 
@@ -40,7 +40,7 @@ _STOPPING = (
 class Supervisor:
     """Keeps the server running until there is no user."""
 
-    def __init__(self, layout: Layout, binaries: Binaries, own: Lock) -> None:
+    def __init__(self, layout: Layout, binaries: Binaries, own: FileLock) -> None:
         self._layout = layout
         self._binaries = binaries
         self._own = own
@@ -48,7 +48,7 @@ class Supervisor:
         self._launched = float("-inf")
         self._pause = 0.0  # before the next start; `gen_durable.backoff` is not in reach (see __main__)
         self._unused_since: float | None = None
-        self._users: Lock | None = None
+        self._users: FileLock | None = None
         self._is_stop_requested = False
 
     def run(self) -> None:
@@ -90,42 +90,42 @@ class Supervisor:
             return "received a stop signal"
         try:
             if self._is_same_directory():
-                return "there is no user any more" if self._is_unused() else None
+                return "there is no user any more" if self._try_lock_users_out() else None
         except FileNotFoundError:
             pass
         return "the directory was removed"
 
     def _has_server_process(self) -> bool:
-        return self._child is not None or find_postmaster.find_running_pid(self._layout) is not None
+        return self._child is not None or postmaster_process.find_postmaster_pid(self._layout) is not None
 
-    def _is_unused(self) -> bool:
-        """Whether the server had no user for a while. If so, new users wait for the users lock from here on."""
+    def _try_lock_users_out(self) -> bool:
+        """Lock new users out if the server had no user for a while. Returns whether it did: from then on they wait."""
         now = time.monotonic()
-        if not locks.is_free(self._layout.users_lock):
+        if not file_locks.is_unlocked(self._layout.users_lock):
             self._unused_since = None
             return False
         if self._unused_since is None:
             self._unused_since = now
         if now - self._unused_since < _LINGER:
             return False
-        self._users = locks.try_lock_exclusively(self._layout.users_lock)
+        self._users = file_locks.try_lock_exclusively(self._layout.users_lock)
         return self._users is not None
 
     def _ensure_server(self) -> None:
-        lock = locks.try_lock_exclusively(self._layout.server_lock)
+        lock = file_locks.try_lock_exclusively(self._layout.server_lock)
         if lock is None:
             return
         self._launched = time.monotonic()
         try:
-            check(self._layout)
-            owner = account.choose(self._layout)
-            binaries = self._binaries if owner is None else make_runnable_by(owner, self._binaries)
+            check_layout(self._layout)
+            owner = account.choose_account(self._layout)
+            binaries = self._binaries if owner is None else find_or_copy_runnable(owner, self._binaries)
             cluster = Cluster(self._layout, binaries, owner)
             if not cluster.exists():
                 logger.info("creating a cluster in %s", self._layout.data)
                 cluster.create(lock)
-            find_postmaster.remove_stale_files(self._layout)
-            self._child = cluster.launch(lock)
+            postmaster_process.remove_stale_pid_files(self._layout)
+            self._child = cluster.start_postmaster(lock)
         except (OSError, EmbeddedUnavailable):
             logger.exception("cannot start Postgres; retrying")
             self._pause = min(_LONGEST_PAUSE, self._pause * 2 + 0.5)
@@ -137,7 +137,7 @@ class Supervisor:
             if self._child is not None:
                 self._child.send_signal(number)
             elif self._is_same_directory():
-                find_postmaster.send_signal(self._layout, number)
+                postmaster_process.signal_postmaster(self._layout, number)
             deadline = time.monotonic() + timeout
             while time.monotonic() < deadline:
                 if self._is_down():
@@ -149,7 +149,7 @@ class Supervisor:
         if self._child is not None and self._child.poll() is None:
             return False
         try:
-            return not self._is_same_directory() or locks.is_free(self._layout.server_lock)
+            return not self._is_same_directory() or file_locks.is_unlocked(self._layout.server_lock)
         except FileNotFoundError:
             return True
 
@@ -173,8 +173,8 @@ def main(directory: str, root: str, inherited: int) -> None:
     layout = Layout(Path(directory))
     # The starter took the lock and passed it on. If it has forked meanwhile, the child's copy would outlive this
     # process; so the inherited lock is revoked and taken anew on a descriptor of this process only.
-    Lock(inherited).revoke()
-    own = locks.try_lock_exclusively(layout.supervisor_lock)
+    FileLock(inherited).unlock_for_all()
+    own = file_locks.try_lock_exclusively(layout.supervisor_lock)
     if own is not None:
         logger.info("supervising %s", layout.directory)
         Supervisor(layout, Binaries(Path(root)), own).run()

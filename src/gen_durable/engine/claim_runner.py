@@ -27,7 +27,7 @@ from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_table import LIMIT_REST, ClaimTable
 from gen_durable.engine.committer import CANCEL_REQUESTED, STALE, CommitResult, Committer
 from gen_durable.engine.crashed_row_slots import MIN_CRASHES
-from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
+from gen_durable.engine.executor import Executor, TransactionalStepRaised, UndecodableState
 from gen_durable.engine.history_trimmer import TRIM_EVERY, TRIM_REMAINDER, HistoryTrimmer
 from gen_durable.engine.large_claim_reader import LargeClaimReader, UnreadableClaim
 from gen_durable.engine.outcome_encoder import EncodedOutcome, advance_claim
@@ -106,7 +106,7 @@ class ClaimRunner:
         """Execute the step of a claim and commit its outcome, and again while the claim is kept."""
         claim = active.claim
         if claim.is_large:
-            return self._read_parts_and_run(active)
+            return self._read_large_parts_and_run(active)
         return self._run_steps(active) if len(claim.state) < LARGE_STATE else self._run_with_large_state(active)
 
     async def _run_with_large_state(self, active: ActiveClaim) -> None:
@@ -115,7 +115,7 @@ class ClaimRunner:
             await asyncio.sleep(0)
         await self._run_steps(active)
 
-    async def _read_parts_and_run(self, active: ActiveClaim) -> None:
+    async def _read_large_parts_and_run(self, active: ActiveClaim) -> None:
         """Run a claim after its large parts were read. Its slot is kept until its outcome is committed."""
         try:
             async with self._reader.read_large_parts(active.claim):
@@ -192,7 +192,7 @@ class ClaimRunner:
         An outcome that was handed to the committer is sent again, because only its answer tells where the row is. (The
         task itself cannot absorb the cancellation: one that the end of the event loop sends looks the same.)
         """
-        if not self._claims.has(active):
+        if not self._claims.has_claim(active):
             return
         claim, encoded = active.claim, active.unanswered
         log.warning("instance %d: code of %s cancelled its task outside of its step", claim.id, active.entry.spec.label)
@@ -266,7 +266,7 @@ class ClaimRunner:
 
     def _request_history_trim(self, active: ActiveClaim, commit: Commit) -> None:
         if self._history_trimmer is not None:
-            self._history_trimmer.add(commit.id, commit.seq + 1, active.entry.spec.machine.history_keep)
+            self._history_trimmer.request_trim(commit.id, commit.seq + 1, active.entry.spec.machine.history_keep)
 
     async def _handle_failed_continue(
         self, active: ActiveClaim, encoded: EncodedOutcome, error: OutcomeRejected | asyncio.CancelledError
@@ -283,8 +283,8 @@ class ClaimRunner:
         """Hand an outcome that ends the claim to the committer."""
         active.has_outcome = True
         receiver = ClaimEndReceiver(self, active, encoded, took)
-        is_aside = self._committer.enqueue(encoded.commit, receiver)
-        if is_aside or active.claim.is_large:
+        is_side_flush = self._committer.enqueue(encoded.commit, receiver)
+        if is_side_flush or active.claim.is_large:
             # Keep the slot until it is committed, so that no other step makes more of its kind.
             receiver.answered = asyncio.get_running_loop().create_future()
             await receiver.answered
@@ -293,7 +293,7 @@ class ClaimRunner:
         """Run a step whose writes commit with its outcome. `on_error` runs after they are rolled back."""
         try:
             encoded, result = await self._transactional.execute(active)
-        except StepRaised as raised:
+        except TransactionalStepRaised as raised:
             took = time.perf_counter() - started
             encoded = await self._executor.handle_error_after_step(active.claim, active.entry, raised.error)
             encoded.commit.began, encoded.commit.took = started, took
@@ -375,7 +375,7 @@ class ClaimRunner:
                 self._claims.reject_unreadable_signals(active, error.faults)
             case LeaseLost():
                 log.warning("instance %d: the claim was lost during a step", claim.id)
-                if self._events.active and self._claims.has(active):  # else a heartbeat has reported it
+                if self._events.active and self._claims.has_claim(active):  # else a heartbeat has reported it
                     self._events.emit(ClaimLost(claim.id, claim.machine, claim.step))
                 self._claims.remove(active)
             case _:

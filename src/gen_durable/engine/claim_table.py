@@ -13,7 +13,7 @@ import time
 from typing import Final, NamedTuple
 
 from gen_durable.core.notifier import Notifier
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
 from gen_durable.engine.slots import Slots
@@ -27,21 +27,21 @@ from gen_durable.store.signals import SignalStatementBuilder
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim
 from gen_durable.telemetry import AwaitTimedOut, ClaimLost, Events, SignalRejected
-from gen_durable.validation import clean_error
+from gen_durable.validation import to_storable_error
 
 log = get_logger("gen_durable.worker")
 DEFAULT_REASON: Final = "cancelled"
 
 
-class Rest(NamedTuple):
+class PostponeDelay(NamedTuple):
     """How long a row that is put back rests, in seconds: release_claims.sql doubles it up to the longest."""
 
     first: float
     longest: float
 
 
-USUAL_REST: Final = Rest(5.0, 600.0)
-LIMIT_REST: Final = Rest(1.0, 30.0)  # for an undeclared limit, which a deployment that is under way declares
+USUAL_POSTPONE_DELAY: Final = PostponeDelay(5.0, 600.0)
+LIMIT_REST: Final = PostponeDelay(1.0, 30.0)  # for an undeclared limit, which a deployment that is under way declares
 
 
 class ClaimTable:
@@ -73,7 +73,7 @@ class ClaimTable:
         notifier: Notifier,
         events: Events,
         max_crashes: int | None,
-        fingerprints: Fingerprints,
+        fingerprints: DecoderFingerprints,
     ) -> None:
         self._pool = pool
         self._statements = statements
@@ -135,14 +135,14 @@ class ClaimTable:
         self.crashed.raise_concurrency()
         self._slots.request_picks()
 
-    def has(self, active: ActiveClaim) -> bool:
+    def has_claim(self, active: ActiveClaim) -> bool:
         return self._claims.get(active.claim.id) is active
 
-    def all(self) -> list[ActiveClaim]:
+    def list_all(self) -> list[ActiveClaim]:
         with self._lock:
             return list(self._claims.values())
 
-    def leased_longer_than(self, age: float) -> list[ActiveClaim]:
+    def claims_leased_longer_than(self, age: float) -> list[ActiveClaim]:
         """Claims whose lease was made or extended at least `age` seconds ago, ordered by id."""
         limit = time.monotonic() - age
         with self._lock:
@@ -151,7 +151,7 @@ class ClaimTable:
 
     def withdraw_not_begun(self) -> list[ActiveClaim]:
         """Keep claims that have not begun from beginning, and return them, ordered by id. For the heartbeat thread."""
-        withdrawn = [active for active in self.all() if not active.has_begun()]
+        withdrawn = [active for active in self.list_all() if not active.has_begun()]
         for active in withdrawn:
             active.claim.is_interrupted = True  # a loop that answers right now must not run them
         return sorted(withdrawn, key=lambda active: active.claim.id)
@@ -173,23 +173,23 @@ class ClaimTable:
         """The same in a task."""
         self._start_release([(active, None, None) for active in claims])
 
-    def postpone(self, active: ActiveClaim, reason: str, rest: Rest = USUAL_REST) -> None:
+    def postpone(self, active: ActiveClaim, reason: str, rest: PostponeDelay = USUAL_POSTPONE_DELAY) -> None:
         """Make a row runnable again after a rest; `reason` becomes its last error."""
         self._start_release([(active, rest.first, reason)], rest.longest)
 
     def reject_unreadable_signals(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
         """Set signals aside that this worker cannot read, and put the row back, in a task."""
-        task = self._tasks.spawn(self._reject_signals(active, faults))
+        task = self._tasks.spawn(self._reject_signals_and_release(active, faults))
         task.add_done_callback(lambda _: self.remove(active))  # as in _start_release
 
-    async def _reject_signals(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
+    async def _reject_signals_and_release(self, active: ActiveClaim, faults: tuple[SignalFault, ...]) -> None:
         claim = active.claim
-        statement = self._signal_statements.reject(
+        statement = self._signal_statements.reject_unreadable_signals(
             claim.id,
             claim.epoch,
             [fault.id for fault in faults],
-            [clean_error(fault.reason) for fault in faults],
-            self._fingerprints.of(claim.machine, claim.version),
+            [to_storable_error(fault.reason) for fault in faults],
+            self._fingerprints.get_for_machine(claim.machine, claim.version),
         )
         try:
             result = await self._pool.run_idempotent(statement)
@@ -209,7 +209,7 @@ class ClaimTable:
     def _start_release(
         self,
         returns: list[tuple[ActiveClaim, float | None, str | None]],
-        longest_delay: float = USUAL_REST.longest,
+        longest_delay: float = USUAL_POSTPONE_DELAY.longest,
     ) -> None:
         task = self._tasks.spawn(self._release_rows(returns, longest_delay))
         # In a callback too: other code may have cancelled the task before it began. The leases then end.
@@ -218,7 +218,7 @@ class ClaimTable:
     async def _release_rows(
         self,
         returns: list[tuple[ActiveClaim, float | None, str | None]],
-        longest_delay: float = USUAL_REST.longest,
+        longest_delay: float = USUAL_POSTPONE_DELAY.longest,
     ) -> None:
         if not returns:
             return
@@ -248,7 +248,7 @@ class ClaimTable:
         """Stop the tasks of claims that another claim has superseded. Their outcomes would be stale."""
         for active in lost:
             claim = active.claim
-            if not self.has(active):
+            if not self.has_claim(active):
                 continue  # it ended after the heartbeat was sent
             log.warning("instance %d: another worker took over the claim, its step is interrupted", claim.id)
             if self._events.active:
@@ -267,7 +267,7 @@ class ClaimTable:
         self._tasks.spawn(self._fetch_and_apply_cancel_requests())
 
     async def _fetch_and_apply_cancel_requests(self) -> None:
-        claims = sorted((active.claim.id, active.claim.epoch) for active in self.all())
+        claims = sorted((active.claim.id, active.claim.epoch) for active in self.list_all())
         if claims:
             with contextlib.suppress(ConnectionLost, SqlError):  # the next heartbeat asks again
                 self.apply_cancel_requests(await self._pool.run_idempotent(self._statements.cancel_requests_of(claims)))

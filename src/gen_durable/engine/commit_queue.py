@@ -11,7 +11,7 @@ SMALL_OUTCOME: Final = 1000  # bytes; such an outcome always fits
 LARGE_OUTCOME: Final = 100_000  # bytes; a larger outcome is written apart, so that no other waits for it
 
 R = TypeVar("R")
-Entry: TypeAlias = "tuple[Commit, R]"
+QueuedOutcome: TypeAlias = "tuple[Commit, R]"
 """An outcome and its receiver."""
 
 
@@ -21,24 +21,24 @@ class CommitQueue(Generic[R]):
     __slots__ = ("_entries", "_large_bytes")
 
     def __init__(self) -> None:
-        self._entries: list[Entry[R]] = []
+        self._entries: list[QueuedOutcome[R]] = []
         self._large_bytes = 0  # of those that are not small
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: Entry[R], size: int) -> None:
+    def add(self, entry: QueuedOutcome[R], size: int) -> None:
         """Queue an outcome; `size` is its `payload_size`."""
         self._entries.append(entry)
         if size > SMALL_OUTCOME:
             self._large_bytes += size
 
-    def put_back(self, entries: list[Entry[R]]) -> None:
+    def put_back(self, entries: list[QueuedOutcome[R]]) -> None:
         """Queue outcomes again, before all others."""
         self._entries = entries + self._entries
         self._count_large_bytes()
 
-    def take_batch(self, count: int) -> list[Entry[R]]:
+    def take_batch(self, count: int) -> list[QueuedOutcome[R]]:
         """Take the outcomes of the next flush: at most `count`, and MAX_FLUSH_BYTES of payloads."""
         entries = self._entries
         if self._large_bytes > MAX_FLUSH_BYTES:
@@ -63,14 +63,16 @@ def is_large(commit: Commit) -> bool:
     return commit.many_children is not None or payload_size(commit) > LARGE_OUTCOME
 
 
-def _split_by_size(entries: list[Entry[R]], count: int) -> tuple[list[Entry[R]], list[Entry[R]]]:
+def _split_by_size(
+    entries: list[QueuedOutcome[R]], count: int
+) -> tuple[list[QueuedOutcome[R]], list[QueuedOutcome[R]]]:
     """The outcomes of one flush, whose bytes are too many to go together, and those that are left.
 
     What fits goes before what was queued earlier and is larger: outcomes are of different instances, and a small one
     must not wait for megabytes before it. The first is always in, so each has its turn.
     """
-    batch: list[Entry[R]] = []
-    left: list[Entry[R]] = []
+    batch: list[QueuedOutcome[R]] = []
+    left: list[QueuedOutcome[R]] = []
     size = 0
     for entry in entries:
         more = payload_size(entry[0])

@@ -25,7 +25,7 @@ from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.errors import OutcomeRejected
 from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Commit, FlushResult
 
@@ -58,10 +58,10 @@ class CommitReceiver(Protocol):
     def receive_commit_result(self, result: CommitResult | OutcomeRejected) -> None: ...
 
 
-_Entry = tuple[Commit, CommitReceiver]
+_QueuedOutcome = tuple[Commit, CommitReceiver]
 
 
-class FutureReceiver:
+class FutureCommitReceiver:
     """A receiver that completes a future."""
 
     __slots__ = ("future",)
@@ -86,7 +86,6 @@ class Committer:
     """Commits the outcomes of one worker in groups."""
 
     __slots__ = (
-        "_aside",
         "_batch",
         "_batch_size",
         "_connection",
@@ -96,6 +95,7 @@ class Committer:
         "_loop",
         "_notifier",
         "_queued",
+        "_side_flushes",
         "_statements",
         "_task",
         "_worker",
@@ -121,10 +121,10 @@ class Committer:
         self._notifier = notifier
         self._worker = worker
         self._queued: CommitQueue[CommitReceiver] = CommitQueue()
-        self._batch: list[_Entry] = []  # in the flush under way
+        self._batch: list[_QueuedOutcome] = []  # in the flush under way
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
-        self._aside: set[asyncio.Task[None]] = set()
+        self._side_flushes: set[asyncio.Task[None]] = set()
 
     @property
     def unanswered_count(self) -> int:
@@ -138,7 +138,7 @@ class Committer:
         """
         size = payload_size(commit)
         if size > LARGE_OUTCOME or commit.many_children is not None:
-            self._start_flush_aside((commit, receiver))  # a long transaction: keep it out of the batches
+            self._start_side_flush((commit, receiver))  # a long transaction: keep it out of the batches
             return True
         self._queued.add((commit, receiver), size)
         if self._task is None:
@@ -148,18 +148,18 @@ class Committer:
     def commit(self, commit: Commit) -> asyncio.Future[CommitResult]:
         """Commit an outcome; the future has its answer, or raises `OutcomeRejected`."""
         future: asyncio.Future[CommitResult] = self._loop.create_future()
-        self.enqueue(commit, FutureReceiver(future))
+        self.enqueue(commit, FutureCommitReceiver(future))
         return future
 
     @property
     def is_idle(self) -> bool:
         """Every outcome is answered."""
-        return self._task is None and not self._aside
+        return self._task is None and not self._side_flushes
 
     async def wait_until_idle(self) -> None:
         """Wait until every outcome is answered."""
         while not self.is_idle:
-            tasks: set[asyncio.Task[None]] = set(self._aside)
+            tasks: set[asyncio.Task[None]] = set(self._side_flushes)
             if self._task is not None:
                 tasks.add(self._task)
             await asyncio.wait(tasks)
@@ -167,7 +167,7 @@ class Committer:
     async def cancel_flushes(self) -> None:
         """Cancel flushes that the database has not answered in time, for good."""
         self._is_closing = True
-        tasks = [t for t in (self._task, *self._aside) if t is not None]
+        tasks = [t for t in (self._task, *self._side_flushes) if t is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -200,7 +200,9 @@ class Committer:
             await self._flush_until_answered(batch)
             self._batch = []
 
-    async def _flush_until_answered(self, batch: list[_Entry], side: SlowCommitConnections | None = None) -> None:
+    async def _flush_until_answered(
+        self, batch: list[_QueuedOutcome], side: SlowCommitConnections | None = None
+    ) -> None:
         """Send a batch until the database has answered for each outcome in it; with `side`, on its connections."""
         pauses: Pauses | None = None
         failures = 0
@@ -210,11 +212,11 @@ class Committer:
                 if side is None:
                     flushed = await self._flush_once([commit for commit, _ in batch], self._connection)
                 else:
-                    flushed = await self._flush_once_aside(batch[0][0], side)
+                    flushed = await self._flush_once_on_side_connection(batch[0][0], side)
             except Exception as error:
-                match _fault_of(error):
+                match _fault_kind_of(error):
                     case FaultKind.REFUSED if len(batch) == 1:
-                        return _reject(batch[0], error)
+                        return _answer_rejected(batch[0], error)
                     case FaultKind.REFUSED:
                         return await self._flush_halves(batch)
                     case FaultKind.LOCK_TIMED_OUT if side is None:
@@ -223,7 +225,7 @@ class Committer:
                         await asyncio.sleep(FIRST_PAUSE)
                         return await self._flush_halves(batch)
                     case FaultKind.GONE if failures == QUIET_FAILURES and side is None and _was_sent(error):
-                        return self._start_flush_aside(batch[0])
+                        return self._start_side_flush(batch[0])
                     case FaultKind.LOCK_TIMED_OUT | FaultKind.GONE | FaultKind.BUSY:
                         failures += 1
                     case fault:
@@ -236,7 +238,7 @@ class Committer:
             pauses = pauses or Pauses(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.5)
             await asyncio.sleep(pauses.next())
 
-    async def _flush_once_aside(self, commit: Commit, side: SlowCommitConnections) -> FlushResult | None:
+    async def _flush_once_on_side_connection(self, commit: Commit, side: SlowCommitConnections) -> FlushResult | None:
         """Send one outcome. Returns None if others wait for a connection and the outcome's row is still locked."""
         are_all_in_use = side.are_all_in_use
         async with side.acquire() as connection:
@@ -255,7 +257,7 @@ class Committer:
             return await connection.run_in_transaction(work)
         return await connection.run(self._statements.flush(commits, self._worker, time.perf_counter()))
 
-    def _answer_receivers(self, batch: list[_Entry], flushed: FlushResult) -> None:
+    def _answer_receivers(self, batch: list[_QueuedOutcome], flushed: FlushResult) -> None:
         stale, cancelled = flushed.stale_ids, flushed.cancel_requested_ids
         for commit, receiver in batch:
             try:
@@ -271,25 +273,25 @@ class Committer:
                 "the queues that a flush made runnable were not woken (%s); polling finds them", describe_for_log(error)
             )
 
-    async def _flush_halves(self, batch: list[_Entry]) -> None:
+    async def _flush_halves(self, batch: list[_QueuedOutcome]) -> None:
         middle = len(batch) // 2
         await self._flush_until_answered(batch[:middle])
         await self._flush_until_answered(batch[middle:])
 
-    async def _flush_rows_not_locked(self, batch: list[_Entry]) -> None:
+    async def _flush_rows_not_locked(self, batch: list[_QueuedOutcome]) -> None:
         """Write the outcomes whose rows are not locked; the others wait on side connections."""
         ids = {i for commit, _ in batch for i in (commit.id, commit.parent) if i is not None}
         try:
             unlocked = await self._connection.run(self._statements.unlocked_ids(sorted(ids)))
         except Exception:  # of any kind: the batch is halved below, until the locked row is alone
             unlocked = ids
-        ready: list[_Entry] = []
+        ready: list[_QueuedOutcome] = []
         for entry in batch:
             commit = entry[0]
             if commit.id in unlocked and (commit.parent is None or commit.parent in unlocked):
                 ready.append(entry)
             else:
-                self._start_flush_aside(entry)
+                self._start_side_flush(entry)
         locked = len(batch) - len(ready)
         log.info("%d outcomes wait for rows that other transactions have locked", locked)
         if locked:
@@ -297,20 +299,20 @@ class Committer:
                 await self._flush_until_answered(ready)
         # No row is locked, so the lock is on a child's unique key, which an open transaction inserts or deletes.
         elif len(batch) == 1:
-            self._start_flush_aside(batch[0])
+            self._start_side_flush(batch[0])
         else:
             await self._flush_halves(batch)
 
-    def _start_flush_aside(self, entry: _Entry) -> None:
+    def _start_side_flush(self, entry: _QueuedOutcome) -> None:
         side = self._fan_outs if is_large(entry[0]) else self._locked
         task = self._loop.create_task(self._flush_until_answered([entry], side))
-        self._aside.add(task)
-        task.add_done_callback(functools.partial(self._restart_cancelled_flush_aside, entry))
+        self._side_flushes.add(task)
+        task.add_done_callback(functools.partial(self._restart_cancelled_side_flush, entry))
 
-    def _restart_cancelled_flush_aside(self, entry: _Entry, task: asyncio.Task[None]) -> None:
-        self._aside.discard(task)
+    def _restart_cancelled_side_flush(self, entry: _QueuedOutcome, task: asyncio.Task[None]) -> None:
+        self._side_flushes.discard(task)
         if task.cancelled() and not self._is_closing:
-            self._start_flush_aside(entry)  # as in _restart_flush_if_queued
+            self._start_side_flush(entry)  # as in _restart_flush_if_queued
 
 
 def notify_after_flush(notifier: Notifier, flushed: FlushResult) -> None:
@@ -322,18 +324,18 @@ def notify_after_flush(notifier: Notifier, flushed: FlushResult) -> None:
         notifier.act_on_follow_ups(flushed.follow_ups)
 
 
-def _fault_of(error: Exception) -> FaultKind:
+def _fault_kind_of(error: Exception) -> FaultKind:
     """An error that is neither of the connection nor of the server is a mistake here, and comes again: refused."""
     if isinstance(error, ConnectionLost):
         return FaultKind.GONE
-    return classify(error) if isinstance(error, SqlError) else FaultKind.REFUSED
+    return classify_error(error) if isinstance(error, SqlError) else FaultKind.REFUSED
 
 
 def _was_sent(error: Exception) -> bool:
     return isinstance(error, SqlError) or (isinstance(error, ConnectionLost) and error.sent)
 
 
-def _reject(entry: _Entry, error: Exception) -> None:
+def _answer_rejected(entry: _QueuedOutcome, error: Exception) -> None:
     commit, receiver = entry
     rejection = to_rejection(commit, error)
     if not isinstance(error, SqlError):
@@ -344,14 +346,14 @@ def _reject(entry: _Entry, error: Exception) -> None:
         log.error("instance %d: the answer to its outcome met %s", commit.id, describe_for_log(raised))
 
 
-def _first_of_each_instance(batch: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
+def _first_of_each_instance(batch: list[_QueuedOutcome]) -> tuple[list[_QueuedOutcome], list[_QueuedOutcome]]:
     """Split a sorted batch: one outcome per instance now, further ones (of a lost claim and its successor) later.
 
     flush.sql joins the effects of an outcome by instance id, so a stale outcome must not share a statement with a
     current one.
     """
-    now: list[_Entry] = []
-    later: list[_Entry] = []
+    now: list[_QueuedOutcome] = []
+    later: list[_QueuedOutcome] = []
     for entry in batch:
         (later if now and now[-1][0].id == entry[0].id else now).append(entry)
     return now, later

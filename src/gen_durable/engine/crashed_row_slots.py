@@ -28,7 +28,7 @@ class CrashedRowSlots:
     @property
     def free_count(self) -> int:
         """How many more of them may start."""
-        if any(self._has_last_chance(claim) for claim in self._running.values()):
+        if any(self._would_fail_at_next_crash(claim) for claim in self._running.values()):
             return 0
         return max(self._together - len(self._running), 0)
 
@@ -52,5 +52,5 @@ class CrashedRowSlots:
         """One of them crashed in another process: start with one again."""
         self._together = 1
 
-    def _has_last_chance(self, claim: Claim) -> bool:
+    def _would_fail_at_next_crash(self, claim: Claim) -> bool:
         return self._max_crashes is not None and claim.crashes + 1 >= self._max_crashes

@@ -30,13 +30,13 @@ from gen_durable.loggers import get_logger
 from gen_durable.machines import Machine, StepSpec
 from gen_durable.outcomes import UNCHANGED, Done, Fail, Next, Outcome, Retry, ScheduleChildren, describe_error
 from gen_durable.printable_text import TextBlock
-from gen_durable.registry import Entry
+from gen_durable.registry import StepEntry
 from gen_durable.retry_policy import Abort, RetryPolicy
 from gen_durable.signals import Received
 from gen_durable.step_services import JournalService, LimitService, StepTransaction
 from gen_durable.store.types import Claim
 from gen_durable.tracebacks import error_type_of, format_traceback
-from gen_durable.validation import MAX_CHILDREN, clean_error
+from gen_durable.validation import MAX_CHILDREN, to_storable_error
 
 log = get_logger("gen_durable.worker")
 errors_log = get_logger("gen_durable.errors")
@@ -47,7 +47,7 @@ class UndecodableState(Exception):
     """The stored state does not decode to what the step takes, so the step cannot be called."""
 
 
-class StepRaised(Exception):
+class TransactionalStepRaised(Exception):
     """Wraps what a transactional step raised, so that its transaction is rolled back before `on_error` runs."""
 
     def __init__(self, error: Exception) -> None:
@@ -84,7 +84,7 @@ class Executor:
     async def execute(
         self,
         claim: Claim,
-        entry: Entry,
+        entry: StepEntry,
         *,
         may_continue: bool,
         previous: EncodedOutcome | None = None,
@@ -93,8 +93,8 @@ class Executor:
     ) -> EncodedOutcome:
         """Execute a step and encode its outcome. Raises the errors that `ClaimRunner` ends a claim with, cancellation.
 
-        `previous` is the committed outcome of the same claim that led here; it holds the decoded state. `task` is the
-        current task, if the caller knows it. With a `transaction` the step's error is raised as `StepRaised`.
+        `previous`, the committed outcome of this claim that led here, holds the decoded state. `task` is the current
+        task, if known. With a `transaction` the step's error is raised as `TransactionalStepRaised`.
         """
         state = previous.state if previous is not None else self._decode_state(claim, entry)
         ctx, claim.taken = self._make_context(claim, entry.spec, transaction), None
@@ -107,7 +107,7 @@ class Executor:
             else:
                 returned = await self._call_in_thread(claim, entry, state, ctx, may_continue=may_continue)
             if task is None or task.cancelling():
-                await _forget_cancellation(claim)
+                await _absorb_own_cancellation(claim)
             if type(returned) is EncodedOutcome:  # from a thread; isinstance takes longer
                 encoded = returned
             else:
@@ -120,7 +120,7 @@ class Executor:
         except asyncio.CancelledError as raised:
             if claim.is_interrupted:
                 raise
-            await _forget_cancellation(claim)
+            await _absorb_own_cancellation(claim)
             error: Exception = _to_step_cancelled(entry.spec, raised)
         except (LeaseLost, NoFreeThread, UnreadableSignal):
             raise
@@ -129,10 +129,10 @@ class Executor:
         except BaseException as raised:
             error = _to_step_cancelled(entry.spec, raised)
         if transaction is not None:
-            raise StepRaised(error) from error
+            raise TransactionalStepRaised(error) from error
         return await self.handle_step_error(claim, entry, ctx, error, may_continue=may_continue)
 
-    def _decode_state(self, claim: Claim, entry: Entry) -> object:
+    def _decode_state(self, claim: Claim, entry: StepEntry) -> object:
         try:
             if self._encryption is not None:
                 self._encryption.decrypt_claim(claim)
@@ -144,17 +144,17 @@ class Executor:
         except BaseException as error:  # types of the user are built here: a SystemExit would end the process
             raise UndecodableState(describe_error(error)) from error
 
-    async def handle_error_after_step(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
+    async def handle_error_after_step(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
         """Run `on_error` for an error found after the step: a refused outcome, or a transaction rolled back."""
         context = self._make_context(claim, entry.spec)
         return await self.handle_step_error(claim, entry, context, error, may_continue=False)
 
-    async def encode_final_fail(self, claim: Claim, entry: Entry, error: Exception) -> EncodedOutcome:
+    async def encode_final_fail(self, claim: Claim, entry: StepEntry, error: Exception) -> EncodedOutcome:
         """A `Fail` for an instance whose `on_error` answer was refused too, with a reason that can be stored."""
         context = self._make_context(claim, entry.spec)
         return await self._encode_fail(claim, entry, context, describe_error(error), error)
 
-    def encode_cancel_outcome(self, claim: Claim, entry: Entry, reason: str) -> EncodedOutcome:
+    def encode_cancel_outcome(self, claim: Claim, entry: StepEntry, reason: str) -> EncodedOutcome:
         """The outcome that ends a cancelled instance."""
         encoded = encode_cancel_outcome(claim, entry.spec, reason)
         if self._encryption is not None:
@@ -164,19 +164,19 @@ class Executor:
     async def _encode_fail(
         self,
         claim: Claim,
-        entry: Entry,
+        entry: StepEntry,
         ctx: Context,
         reason: str,
         error: Exception,
         *,
         second: BaseException | None = None,
     ) -> EncodedOutcome:
-        fail = Fail(clean_error(reason))
+        fail = Fail(to_storable_error(reason))
         encoded = encode_outcome(claim, entry.spec, ctx, fail, may_continue=False, error=error, second=second)
         return encoded if self._encryption is None else await _encrypt_outcome(encoded, claim, self._encryption)
 
     async def handle_step_error(
-        self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
+        self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         """Answer an error of a step: by its retry policy, by `on_error`, or by failing the instance."""
         # The kind of the error, not its text, which may quote a payload. The text is in the row's last_error.
@@ -208,7 +208,7 @@ class Executor:
         reason = f"{describe_error(error)} (and then {handler} raised {describe_error(second)})"
         return await self._encode_fail(claim, entry, ctx, reason, error, second=second)
 
-    def _outcome_by_policy(self, claim: Claim, entry: Entry, error: Exception) -> Outcome[Any] | None:
+    def _outcome_by_policy(self, claim: Claim, entry: StepEntry, error: Exception) -> Outcome[Any] | None:
         """The answer of the step's retry policy; None if `on_error` must be called.
 
         The policy counts the exceptions of this visit: `attempt` also counts crashes and returned `Retry`s.
@@ -222,16 +222,16 @@ class Executor:
                 # Decoded again: the failed execution may have changed its own copy of the state.
                 return Next(then, entry.spec.state_codec.decode(claim.state))
             if not entry.has_on_error:
-                return Fail(clean_error(f"{describe_error(error)} (attempt {errors} of {policy.attempts})"))
+                return Fail(to_storable_error(f"{describe_error(error)} (attempt {errors} of {policy.attempts})"))
         if entry.has_on_error:
             return None
-        return Fail(clean_error(f"aborted: {error.reason}") if isinstance(error, Abort) else error)
+        return Fail(to_storable_error(f"aborted: {error.reason}") if isinstance(error, Abort) else error)
 
     def _retry_delay(self, policy: RetryPolicy, earlier_errors: int) -> Duration:
         return policy.backoff(earlier_errors)
 
     async def _call_on_error(
-        self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
+        self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         """Call `on_error` and encode its answer, in the thread if it is a `def`: see `_call_in_thread`."""
         spec, owner = entry.spec, cast(Any, entry.owner)
@@ -254,7 +254,7 @@ class Executor:
         answer = await self._hooks.call(claim, call, is_async=is_async, seconds=seconds, too_long=too_long)
         return answer if type(answer) is EncodedOutcome else encode(answer)
 
-    async def call_on_cancel(self, claim: Claim, entry: Entry, reason: str, timeout: float) -> str:
+    async def call_on_cancel(self, claim: Claim, entry: StepEntry, reason: str, timeout: float) -> str:
         """Run the machine's `on_cancel`. Returns the reason, extended by the error of `on_cancel` if it raised."""
         if isinstance(entry.owner, Job) or type(entry.owner).on_cancel is Machine.on_cancel:
             return reason
@@ -282,7 +282,7 @@ class Executor:
         # The kind of the error, as in handle_step_error.
         log.error("instance %d: on_cancel of %s raised %s", claim.id, entry.spec.label, type(raised).__name__)
         _log_traceback(claim, f"on_cancel of {entry.spec.label}", raised)
-        return clean_error(f"{reason} (and then on_cancel raised {describe_error(raised)})")
+        return to_storable_error(f"{reason} (and then on_cancel raised {describe_error(raised)})")
 
     def _make_context(self, claim: Claim, spec: StepSpec, transaction: StepTransaction | None = None) -> Context:
         # Positional, because keyword arguments cost half a microsecond per step.
@@ -323,7 +323,7 @@ class Executor:
                 more = await (await self._threads.start_call(encoded.encode_next_chunk))
 
     async def _call_in_thread(
-        self, claim: Claim, entry: Entry, state: object, ctx: Context, *, may_continue: bool
+        self, claim: Claim, entry: StepEntry, state: object, ctx: Context, *, may_continue: bool
     ) -> object:
         """Call a `def` step. Returns its outcome, encoded in its thread: a thread that the step has left running may
         change what it returned before the loop has the answer (tests/worker/test_left_threads.py).
@@ -363,7 +363,7 @@ def _log_traceback(claim: Claim, what: str, error: BaseException) -> None:
 
 async def _encrypt_outcome(encoded: EncodedOutcome, claim: Claim, encryption: RowEncryption) -> EncodedOutcome:
     encoded.plain_state = encoded.commit.value
-    await encryption.encrypt(encoded.commit, claim)
+    await encryption.encrypt_outcome(encoded.commit, claim)
     return encoded
 
 
@@ -380,7 +380,7 @@ async def _await_within_timeout(running: Awaitable[Any], spec: StepSpec) -> Any:
     return await await_within(running, spec.timeout, too_long)
 
 
-async def _forget_cancellation(claim: Claim) -> None:
+async def _absorb_own_cancellation(claim: Claim) -> None:
     """Absorb the cancellation of a step that cancelled its own task and returned; it must not hit the engine."""
     task = asyncio.current_task()
     if task is None or not task.cancelling() or claim.is_interrupted:

@@ -1,10 +1,10 @@
 """Deletes instances that ended longer ago than their retention, and rate buckets that have refilled.
 
-Every worker runs it, without a leader: any number of them may delete at once. A walk remembers how far it has come, so
+Every worker runs it, without a leader: any number of them may delete at once. A scan remembers how far it has come, so
 that rows which are kept are not visited each time. Every `REVISIT_ROUNDS` rounds it starts from the oldest row: to
 delete rows that were locked, that the database refused, or whose parent has ended since.
 
-There is one walk for each retention, of the worker's option and of the machines that declare one, of any worker (ADR
+There is one scan for each retention, of the worker's option and of the machines that declare one, of any worker (ADR
 24), and one over the rows that were inserted with a keep of their own.
 """
 
@@ -30,8 +30,8 @@ REVISIT_ROUNDS: Final = 60
 
 
 @dataclass(slots=True)
-class Walk:
-    """A walk over ended rows, oldest first: those under one retention, or those with a keep of their own (None)."""
+class RetentionScan:
+    """A scan over ended rows, oldest first: those under one retention, or those with a keep of their own (None)."""
 
     retention_seconds: float | None
     after: datetime | None = None
@@ -57,53 +57,53 @@ class Gc(BackgroundTask):
         self._interval_seconds = (options.gc_interval or timedelta(0)).total_seconds()
         self._retention = options.retention
         self._declared: dict[str, Retention] = {}
-        self._walks = walks_for_retentions([self._retention])
+        self._scans = scans_for_retentions([self._retention])
         self._batch_size = options.gc_batch
         self._runner = SkippingBatchRunner("gc")
         self._rounds = 0
 
     async def run_once(self) -> float:
-        """Delete a batch of each walk; continue at once until all walks have come to the end."""
+        """Delete a batch of each scan; continue at once until all scans have come to the end."""
         declared = await self._connection.run(self._retention_statements.declared_retentions())
-        if declared != self._declared:  # a shorter retention applies to rows that a walk has passed
+        if declared != self._declared:  # a shorter retention applies to rows that a scan has passed
             self._declared = declared
-            self._walks = walks_for_retentions([self._retention, *declared.values()])
-        has_more = [await self._delete_batch(walk) for walk in self._walks]
+            self._scans = scans_for_retentions([self._retention, *declared.values()])
+        has_more = [await self._delete_batch(scan) for scan in self._scans]
         if any(has_more):
             return 0.0
         await self._connection.run(self._statements.delete_full_buckets())
         self._rounds += 1
         if self._rounds % REVISIT_ROUNDS == 0:
-            for walk in self._walks:
-                walk.after = None
+            for scan in self._scans:
+                scan.after = None
         return self._interval_seconds * random.uniform(0.9, 1.0)
 
-    async def _delete_batch(self, walk: Walk) -> bool:
+    async def _delete_batch(self, scan: RetentionScan) -> bool:
         """Delete one batch. Returns whether more may be due."""
-        after, has_more = walk.after, False
+        after, has_more = scan.after, False
 
         async def delete(batch: int, skip: int) -> int:
             nonlocal after, has_more
             # The position stays until the batch is complete: `skip` counts from it.
-            result = await self._connection.run(self._delete_statement(walk, batch, skip))
+            result = await self._connection.run(self._delete_statement(scan, batch, skip))
             after, has_more = result.visited_until, result.more
             if result.deleted and self._events.active:
                 self._events.emit(InstancesCollected(result.deleted))
             return result.deleted
 
         await self._runner.run(delete, self._batch_size)
-        walk.after = after
+        scan.after = after
         return has_more
 
-    def _delete_statement(self, walk: Walk, batch: int, skip: int) -> Statement[GcResult]:
-        if walk.retention_seconds is None:
-            return self._retention_statements.gc_kept_rows(batch, skip=skip, after=walk.after)
+    def _delete_statement(self, scan: RetentionScan, batch: int, skip: int) -> Statement[GcResult]:
+        if scan.retention_seconds is None:
+            return self._retention_statements.gc_kept_rows(batch, skip=skip, after=scan.after)
         return self._statements.gc(
-            *self._retention.seconds, batch, skip=skip, after=walk.after, min_age=walk.retention_seconds
+            *self._retention.seconds, batch, skip=skip, after=scan.after, min_age=scan.retention_seconds
         )
 
 
-def walks_for_retentions(retentions: Iterable[Retention]) -> list[Walk]:
-    """One walk for each of the retentions that differ, the shortest first, and one over rows with their own keep."""
+def scans_for_retentions(retentions: Iterable[Retention]) -> list[RetentionScan]:
+    """One scan for each of the retentions that differ, the shortest first, and one over rows with their own keep."""
     ages = {seconds for retention in retentions for seconds in retention.seconds if seconds is not None}
-    return [*(Walk(seconds) for seconds in sorted(ages)), Walk(None)]
+    return [*(RetentionScan(seconds) for seconds in sorted(ages)), RetentionScan(None)]

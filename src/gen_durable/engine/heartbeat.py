@@ -23,7 +23,7 @@ from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.loop_monitor import LoopMonitor
 from gen_durable.loggers import get_logger
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify, describe_for_log
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error, describe_for_log
 from gen_durable.printable_text import TextBlock
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.telemetry import EventLoopBlocked, Events
@@ -88,7 +88,7 @@ class Heartbeat:
         """Extend leases that are older than a third of their duration; returns claims that were lost."""
         if self._connection is None:
             self._connection = PersistentConnection(self._target)
-        old = self._claims.leased_longer_than(self._lease_seconds / 3)
+        old = self._claims.claims_leased_longer_than(self._lease_seconds / 3)
         lost: list[ActiveClaim] = []
         for i in range(0, len(old), BATCH):
             lost += await self._extend_batch(old[i : i + BATCH], self._connection)
@@ -102,7 +102,7 @@ class Heartbeat:
             # A heartbeat that hangs is worth less than the next one on a new connection.
             lost_ids = await connection.run(statement, timeout=self._interval_seconds)
         except SqlError as error:
-            if classify(error) is not FaultKind.REFUSED:
+            if classify_error(error) is not FaultKind.REFUSED:
                 raise
             if len(batch) == 1:
                 log.warning("instance %d: its lease cannot be extended (%s)", fences[0][0], describe_for_log(error))
@@ -123,7 +123,7 @@ class Heartbeat:
 
     async def read_cancel_requests(self) -> dict[int, str]:
         """The reasons of cancel requests for this worker's claims, by instance id."""
-        fences = sorted((active.claim.id, active.claim.epoch) for active in self._claims.all())
+        fences = sorted((active.claim.id, active.claim.epoch) for active in self._claims.list_all())
         if not fences or self._connection is None:
             return {}
         return await self._connection.run(self._statements.cancel_requests_of(fences), timeout=self._interval_seconds)

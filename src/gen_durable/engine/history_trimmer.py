@@ -33,7 +33,7 @@ class HistoryTrimmer(BackgroundTask):
         self._added = asyncio.Event()
         self._runner = SkippingBatchRunner("history trimmer")
 
-    def add(self, instance: int, seq: int, length: int | None) -> None:
+    def request_trim(self, instance: int, seq: int, length: int | None) -> None:
         """Trim the history of an instance soon if it has made `seq` outcomes, more than `length`."""
         if length is not None and seq > length:
             self._lengths[instance] = length

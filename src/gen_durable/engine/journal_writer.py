@@ -24,9 +24,9 @@ from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.errors import InputError, LeaseLost, StepCancelled
 from gen_durable.loggers import get_logger
 from gen_durable.outcomes import describe_error
-from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify
+from gen_durable.pg.faults import ConnectionLost, FaultKind, SqlError, classify_error
 from gen_durable.pg.pool import Pool
-from gen_durable.pg.sqlstate_errors import to_error
+from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.store.journal import Fence, JournalStatementBuilder
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import Claim
@@ -89,13 +89,13 @@ class JournalWriter:
             )
         return journal
 
-    async def run_actions(self, actions: Actions) -> Any:
+    async def run_journal_actions(self, actions: Actions) -> Any:
         """Perform actions on the event loop."""
         try:
             action = next(actions)
             while True:
                 try:
-                    answer = await self._run_action(action)
+                    answer = await self._run_journal_action(action)
                 except BaseException as error:  # the generator decides whether to retry
                     action = actions.throw(error)
                 else:
@@ -103,7 +103,7 @@ class JournalWriter:
         except StopIteration as end:
             return end.value
 
-    def run_actions_blocking(self, actions: Actions) -> Any:
+    def run_journal_actions_blocking(self, actions: Actions) -> Any:
         """Perform actions in the thread of a `def` step."""
         if threading.get_ident() == self._thread:
             raise InputError("ctx.sync is for `def` steps: in an `async def` step write `await ctx.run(...)`")
@@ -111,7 +111,7 @@ class JournalWriter:
             action = next(actions)
             while True:
                 try:
-                    answer = self._run_action_blocking(action)
+                    answer = self._run_journal_action_blocking(action)
                 except BaseException as error:
                     action = actions.throw(error)
                 else:
@@ -125,7 +125,7 @@ class JournalWriter:
         for future in list(self._thread_calls):
             future.cancel()
 
-    async def _run_action(self, action: Action) -> Any:
+    async def _run_journal_action(self, action: Action) -> Any:
         match action:
             case CallActivity(fn, args):
                 if inspect.iscoroutinefunction(fn):
@@ -139,7 +139,7 @@ class JournalWriter:
                 return await self._write_until_answered(action)
         assert_never(action)
 
-    def _run_action_blocking(self, action: Action) -> Any:
+    def _run_journal_action_blocking(self, action: Action) -> Any:
         match action:
             case CallActivity(fn, args):
                 answer = fn(*args)
@@ -160,8 +160,8 @@ class JournalWriter:
             except ConnectionLost as error:
                 cause: Exception = error
             except SqlError as error:
-                if classify(error) is FaultKind.REFUSED:
-                    raise to_error(error, "the journal", self._schema) from None
+                if classify_error(error) is FaultKind.REFUSED:
+                    raise to_library_error(error, "the journal", self._schema) from None
                 cause = error
             log.debug("instance %s: its journal cannot be written (%s)", statement.args[0], type(cause).__name__)
             await asyncio.sleep(pauses.next())

@@ -34,7 +34,7 @@ from gen_durable.starts import Start
 from gen_durable.store.start_encoder import encode_start
 from gen_durable.store.types import Claim, Commit, ManyChildren
 from gen_durable.tracebacks import error_type_of, format_traceback
-from gen_durable.validation import MAX_CHILDREN_BYTES, clean_error
+from gen_durable.validation import MAX_CHILDREN_BYTES, to_storable_error
 
 CHUNK: Final = 1000
 CHUNK_BYTES: Final = 250_000  # tens of milliseconds at most, for which the event loop waits
@@ -66,10 +66,10 @@ class EncodedOutcome(msgspec.Struct, eq=False, gc=False):
         if children is not None:
             _add_children(children, chunk)
             check_child_count(len(children.encoded))
-            _check_size(children.size)
+            _check_children_size(children.size)
         elif extra is not None:
             extra["spawn"] += chunk
-            _check_size(sum(_child_state_size(start) for start in extra["spawn"]))
+            _check_children_size(sum(_child_state_size(start) for start in extra["spawn"]))
             if not may_have_more:
                 self.commit.extra = msgspec.json.encode(extra).decode()
         return may_have_more
@@ -111,7 +111,7 @@ def encode_outcome(
             encoded.remaining_starts = _encode_schedule_children(commit, extra, outcome, claim, spec)
         case Fail():
             commit.kind = "fail"
-            commit.error = clean_error(outcome.reason)
+            commit.error = to_storable_error(outcome.reason)
             commit.parent = claim.parent_id
         case _:
             assert_never(outcome)
@@ -186,7 +186,7 @@ def _encode_retry(commit: Commit, outcome: Retry, spec: StepSpec) -> None:
 def _encode_done(commit: Commit, outcome: Done[Any], claim: Claim, spec: StepSpec) -> None:
     commit.kind = "done"
     try:
-        commit.value = spec.result_codec.encode_checked(outcome.result)
+        commit.value = spec.result_codec.encode_with_type_check(outcome.result)
     except EncodeError:
         if inspect.isawaitable(outcome.result):
             raise _wrong_return_error(spec, outcome.result) from None
@@ -330,7 +330,7 @@ def _child_state_size(child: dict[str, object]) -> int:
     return sum(len(memoryview(cast(Buffer, child[part]))) for part in ("state", "signals") if part in child)
 
 
-def _check_size(size: int) -> None:
+def _check_children_size(size: int) -> None:
     if size > MAX_CHILDREN_BYTES:
         raise TooLarge(
             f"the instances that one outcome starts are over {MAX_CHILDREN_BYTES:,} bytes of JSON: "

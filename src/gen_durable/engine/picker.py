@@ -91,7 +91,7 @@ class Picker(BackgroundTask):
         self._poll_seconds = self._min_poll_seconds = options.poll_interval.total_seconds()
         self._max_poll_seconds = options.max_poll_interval.total_seconds()
         self._picked_at = 0.0
-        self._floors = ScanPositions()
+        self._scan_positions = ScanPositions()
         self._cursors = FairCursors(options.group_kind_by_queue)
         self._pick_task: asyncio.Task[PickResult] | None = None
 
@@ -205,14 +205,14 @@ class Picker(BackgroundTask):
             self._notifier.wake_queues(picked.woken_queues)
         return picked
 
-    def _pick_statement(self, demands: dict[str, int], floors: str | None) -> Statement[PickResult]:
+    def _pick_statement(self, demands: dict[str, int], scan_positions: str | None) -> Statement[PickResult]:
         free = [self._slots.queues[name].free_count for name in demands]
         return self._statements.pick(
             self._worker,
             demands,
             self._known_steps,
             self._lease_seconds,
-            floors=floors,
+            scan_positions=scan_positions,
             fair=self._cursors.pick_argument(demands),
             free=free if any(map(operator.lt, free, demands.values())) else None,
             crashed=self._claims.crashed.free_count,
@@ -221,9 +221,9 @@ class Picker(BackgroundTask):
 
     async def _claim_rows(self, demands: dict[str, int]) -> PickResult:
         started = time.monotonic()
-        floors = self._floors.pick_argument(demands)
-        picked = await self._connection.run(self._pick_statement(demands, floors))
-        self._floors.update(picked, floors, time.monotonic() - started)
+        scan_positions = self._scan_positions.pick_argument(demands)
+        picked = await self._connection.run(self._pick_statement(demands, scan_positions))
+        self._scan_positions.update(picked, scan_positions, time.monotonic() - started)
         self._cursors.update(picked)
         if picked.claims:
             self._claims.add_and_start(picked.claims, started)
@@ -242,7 +242,9 @@ class Picker(BackgroundTask):
                 self._notifier.notify_full_pick(name)
             else:
                 slots.needs_slot = report.needs_slot
-                moments = [m for m in (report.next_due, self._floors.seconds_to_full_scan(name)) if m is not None]
+                moments = [
+                    m for m in (report.next_due, self._scan_positions.seconds_to_full_scan(name)) if m is not None
+                ]
                 if moments:
                     # schedule_pick may have set a nearer moment while the statement was under way.
                     slots.due_at = min(slots.due_at, now + max(min(moments), 0.0))

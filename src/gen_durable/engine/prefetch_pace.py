@@ -18,7 +18,7 @@ WEIGHT: Final = 1 / 8  # of the newest step in the mean
 UNKNOWN: Final = float("inf")
 
 
-class Pace:
+class QueuePace:
     """The pace of one queue of one worker, with `slots` slots."""
 
     __slots__ = (
@@ -46,7 +46,8 @@ class Pace:
         self._window_began = now
         self._ran_empty = False
         self._is_stalled = False
-        # How much later than the row before it a row of the buffer is expected to start, as of the last `rows_ahead`.
+        # How much later than the row before it a row of the buffer is expected to start, as of the last
+        # `count_rows_to_claim_ahead`.
         self.seconds_per_start = 0.0
 
     def record_step_end(self, seconds: float, now: float) -> None:
@@ -56,7 +57,7 @@ class Pace:
         self._steps += 1
         self._is_stalled = False
 
-    def record_claim_goes_on(self) -> None:
+    def record_claim_continues(self) -> None:
         """The step that has just ended was not the last of its claim."""
         self._continued += 1
 
@@ -68,9 +69,9 @@ class Pace:
         """Rows that were claimed ahead did not start in time: claim none ahead until a step ends."""
         self._is_stalled = True
 
-    def rows_ahead(self, now: float, *, is_busy: bool) -> int:
+    def count_rows_to_claim_ahead(self, now: float, *, is_busy: bool) -> int:
         """How many rows to claim ahead now. `is_busy`: every slot is taken, so no step has ended since the last one."""
-        self._close_window(now)
+        self._start_new_window_if_over(now)
         per_step = 0.0 if self._mean == UNKNOWN else self._mean / self._slots
         self.seconds_per_start = max(per_step, 1 / self._rate) * self._steps_per_claim
         length = max(self._mean, now - self._ended_at) if is_busy else self._mean
@@ -79,7 +80,7 @@ class Pace:
         rate = min(self._slots / max(length, 1e-6), self._rate)
         return int(min(rate * AHEAD_SECONDS, MAX_AHEAD))
 
-    def _close_window(self, now: float) -> None:
+    def _start_new_window_if_over(self, now: float) -> None:
         elapsed = now - self._window_began
         if elapsed < WINDOW_SECONDS:
             return

@@ -16,7 +16,7 @@ from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
 from gen_durable.loggers import get_logger
 from gen_durable.pg.pool import Pool
 from gen_durable.store.journal import JournalStatementBuilder, ProgressReport
-from gen_durable.validation import clean_error
+from gen_durable.validation import to_storable_error
 
 log = get_logger("gen_durable.worker")
 BATCH_PAUSE: Final = 0.05
@@ -56,12 +56,12 @@ class ProgressWriter:
         try:
             raw = None if detail is None else encode(detail, "the detail of a progress").decode()
             share = None if fraction is None else float(fraction)
-            text = None if message is None else clean_error(str(message))
+            text = None if message is None else to_storable_error(str(message))
             if self._encryption is not None:
                 raw = None if raw is None else self._encryption.encrypt(raw, instance, "progress/detail")
                 text = None if text is None else self._encryption.encrypt_text(text, instance, "progress/message")
             self._reports[instance, epoch, step, str(branch)] = ProgressReport(
-                instance, epoch, step, clean_error(str(branch)), share, text, raw
+                instance, epoch, step, to_storable_error(str(branch)), share, text, raw
             )
             if threading.get_ident() == self._thread:
                 self._start_writing()

@@ -14,7 +14,7 @@ from typing import Final
 from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.notifier import Notifier
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.crashed_row_slots import MIN_CRASHES, CrashedRowSlots
 from gen_durable.engine.dead_letter_hook import DeadLetterHook
 from gen_durable.engine.skipping_batch_runner import SkippingBatchRunner
@@ -56,7 +56,7 @@ class Reaper(BackgroundTask):
         events: Events,
         dead_letters: DeadLetterHook | None,
         crashed: CrashedRowSlots,
-        fingerprints: Fingerprints,
+        fingerprints: DecoderFingerprints,
     ) -> None:
         super().__init__("reaper")
         self._connection = connection
@@ -85,7 +85,7 @@ class Reaper(BackgroundTask):
         is_full = await self._reap_runner.run(self._reap_batch, REAP_BATCH)
         await self._unblock_missed()
         if self._queues and time.monotonic() >= self._rejected_due_at:
-            await self._retry_rejected_signals()
+            await self._retry_signals_others_rejected()
         if self._queues and self._rounds % UNKNOWN_STEPS_EVERY == 0:
             self._report_unknown_steps(
                 await self._connection.run(self._statements.count_due_unknown_steps(self._queues, self._known_steps))
@@ -136,10 +136,10 @@ class Reaper(BackgroundTask):
                 self._events.emit(RowsUnblocked(queue))
         return 0  # the gates that follow are left to the next call
 
-    async def _retry_rejected_signals(self) -> None:
+    async def _retry_signals_others_rejected(self) -> None:
         """Try signals again that workers with other definitions have rejected, a batch per round."""
         statement = self._signal_statements.retry_signals_others_rejected(
-            self._fingerprints.all(), self._rejected_after, REJECTED_BATCH
+            self._fingerprints.list_all(), self._rejected_after, REJECTED_BATCH
         )
         result = await self._connection.run(statement)
         self._rejected_after = result.after
@@ -148,8 +148,8 @@ class Reaper(BackgroundTask):
             log.info("tries %d rejected signals again, with another definition", len(result.ids))
         self._notifier.wake_queues(result.woken_queues)
 
-    def _report_unknown_steps(self, count_due_unknown_steps: list[UnknownStep]) -> None:
-        for row in count_due_unknown_steps:
+    def _report_unknown_steps(self, unknown_steps: list[UnknownStep]) -> None:
+        for row in unknown_steps:
             if self._events.active:
                 self._events.emit(UnknownStepsFound(row.machine, row.version, row.step, row.queue, row.waiting))
             name = (row.machine, row.version, row.step)

@@ -17,7 +17,7 @@ from gen_durable.config import WorkerOptions
 from gen_durable.core.background_task import BackgroundTask
 from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
@@ -29,12 +29,12 @@ from gen_durable.engine.heartbeat import Heartbeat
 from gen_durable.engine.history_trimmer import HistoryTrimmer
 from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.large_claim_reader import LargeClaimReader
-from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.picker import Picker
 from gen_durable.engine.reaper import Reaper
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
+from gen_durable.engine.step_limiter import StepLimiter
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
@@ -88,7 +88,7 @@ class Runtime:
             worker=name,
         )
         self.slots = Slots(options.concurrency_by_queue, options.prefetch, tasks=self.tasks, notifier=services.notifier)
-        self._fingerprints = Fingerprints(registry, services.codec_identity)
+        self._fingerprints = DecoderFingerprints(registry, services.codec_identity)
         self.claims = ClaimTable(
             services.pool,
             services.statements,
@@ -101,10 +101,10 @@ class Runtime:
             fingerprints=self._fingerprints,
         )
         self._history_trimmer = HistoryTrimmer(self._upkeep_connection, services.journal_statements)
-        self._build_runner(services, target)
-        self._build_background(services, target)
+        self._build_claim_parts(services, target)
+        self._build_background_parts(services, target)
 
-    def _build_runner(self, services: Services, target: ConnectionTarget) -> None:
+    def _build_claim_parts(self, services: Services, target: ConnectionTarget) -> None:
         """The parts that run a claim, innermost first."""
         self._journal = JournalWriter(
             services.pool,
@@ -118,7 +118,7 @@ class Runtime:
             self.name,
             self._threads,
             ChildrenReader(services.pool, services.statements, services.encryption),
-            LimitsInStep(services.engine_statement_runner, services.statements, services.notifier),
+            StepLimiter(services.engine_statement_runner, services.statements, services.notifier),
             self._journal,
             encryption=None
             if services.encryption is None
@@ -142,7 +142,7 @@ class Runtime:
             history_trimmer=self._history_trimmer,
         )
 
-    def _build_background(self, services: Services, target: ConnectionTarget) -> None:
+    def _build_background_parts(self, services: Services, target: ConnectionTarget) -> None:
         """The parts that run on their own: picker, heartbeat, reaper, gc."""
         options = self._options
         self.picker = Picker(
@@ -234,7 +234,7 @@ class Runtime:
                 await part.stop()
             if self._dead_letters is not None:
                 await self._dead_letters.close(self._drain_seconds)
-            if not self.claims.all():
+            if not self.claims.list_all():
                 await asyncio.gather(*(c.close() for c in self._connections), return_exceptions=True)
                 await self._transactional.close()
         finally:
@@ -245,7 +245,7 @@ class Runtime:
             if self._dead_letters is not None:
                 self._dead_letters.cancel_calls()
             self._notifier.remove_worker(self)
-            for active in self.claims.all():
+            for active in self.claims.list_all():
                 self.claims.interrupt_or_unbuffer(active)
             self.tasks.cancel_all()
             for connection in self._connections:
@@ -261,10 +261,10 @@ class Runtime:
 
     async def _drain(self) -> None:
         """Release claims that have not started, wait for steps under way, and for their commits."""
-        unstarted = [active for active in self.claims.all() if active.task is None]
+        unstarted = [active for active in self.claims.list_all() if active.task is None]
         await self.claims.release(unstarted)
         await self.tasks.wait(self._drain_seconds)
-        overdue = [active for active in self.claims.all() if active.task is not None and not active.task.done()]
+        overdue = [active for active in self.claims.list_all() if active.task is not None and not active.task.done()]
         if self._events.active:
             for queue in self.slots.queues:
                 released = sum(active.claim.queue == queue for active in unstarted)

@@ -1,9 +1,9 @@
 """Where a pick starts to scan for due rows while a long transaction keeps dead index entries in front of them.
 
-As long as picks are fast there are no floors, and every pick scans the whole index range. A slow pick reports where the
-live rows begin, and later picks start there. Rows that appear below a floor (inserted by a long transaction, scheduled
-in the past, or returned by a reaper) are found by the next full scan: after a second, or after twenty times the
-duration of a full scan, at most five seconds.
+As long as picks are fast there are no scan positions, and every pick scans the whole index range. A slow pick reports
+where the live rows begin, and later picks start there. Rows that appear below a position (inserted by a long
+transaction, scheduled in the past, or returned by a reaper) are found by the next full scan: after a second, or after
+twenty times the duration of a full scan, at most five seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_SECONDS: Final = 5.0
 
 
 class ScanPositions:
-    """The floors of one picker's queues."""
+    """The scan positions of one picker's queues."""
 
     __slots__ = ("_full_scan_at", "_heads")
 
@@ -29,7 +29,7 @@ class ScanPositions:
         self._full_scan_at = 0.0
 
     def pick_argument(self, queues: Iterable[str]) -> str | None:
-        """The floors of these queues as JSON for `pick`; None for a full scan."""
+        """The scan positions of these queues as JSON for `pick`; None for a full scan."""
         if not self._heads:
             return None
         if time.monotonic() >= self._full_scan_at:
@@ -39,12 +39,12 @@ class ScanPositions:
         return "{" + ",".join(known) + "}" if known else None
 
     def update(self, picked: PickResult, sent: str | None, seconds: float) -> None:
-        """Take over the floors that a pick of this duration reported; `sent` is the parameter it was given."""
-        if not picked.floors:
+        """Take over the scan positions that a pick of this duration reported; `sent` is the parameter it was given."""
+        if not picked.scan_positions:
             return
         if sent is None and not self._heads:
             self._full_scan_at = time.monotonic() + min(max(MIN_SECONDS, SCAN_FACTOR * seconds), MAX_SECONDS)
-        self._heads.update(picked.floors)
+        self._heads.update(picked.scan_positions)
 
     def seconds_to_full_scan(self, queue: str) -> float | None:
         """None if picks of this queue scan everything already."""

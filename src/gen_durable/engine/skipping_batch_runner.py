@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from gen_durable.loggers import get_logger
-from gen_durable.pg.faults import FaultKind, SqlError, classify, describe_for_log, is_caused_by_data
+from gen_durable.pg.faults import FaultKind, SqlError, classify_error, describe_for_log, is_caused_by_data
 
 log = get_logger("gen_durable.worker")
 T = TypeVar("T")
@@ -73,4 +73,4 @@ class SkippingBatchRunner:
 
 
 def _is_refused(error: SqlError) -> bool:
-    return classify(error) is FaultKind.REFUSED or is_caused_by_data(error)
+    return classify_error(error) is FaultKind.REFUSED or is_caused_by_data(error)

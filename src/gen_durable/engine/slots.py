@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from gen_durable.core.notifier import Notifier
 from gen_durable.engine.active_claim import ActiveClaim
-from gen_durable.engine.prefetch_pace import Pace
+from gen_durable.engine.prefetch_pace import QueuePace
 from gen_durable.engine.task_set import TaskSet
 
 MAX_PICK: Final = 1000
@@ -26,7 +26,7 @@ RELEASE_SECONDS: Final = 0.1
 NEVER: Final = float("inf")
 
 
-class Runner(Protocol):
+class ClaimRunnerProtocol(Protocol):
     """Runs a claim in its slot: the `ClaimRunner`, which this module must not import."""
 
     def run_claim(self, active: ActiveClaim, /) -> Coroutine[Any, Any, None]: ...
@@ -42,7 +42,7 @@ class QueueSlots:
     """The slots of one queue of one worker, its buffer, and when to pick from it next.
 
     Without a fixed `prefetch`, a queue buffers as many rows as will start within a few hundredths of a second at its
-    present pace (`Pace`): hundreds of short steps, or no long one.
+    present pace (`QueuePace`): hundreds of short steps, or no long one.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class QueueSlots:
         self.due_at = NEVER  # monotonic time at which a row is known to become due
         self.prefetch = prefetch or 0
         self._fixed_prefetch = prefetch
-        self.pace = Pace(concurrency, time.monotonic())
+        self.pace = QueuePace(concurrency, time.monotonic())
         self.release_timer: asyncio.TimerHandle | None = None  # for the claim in the buffer that is overdue first
 
     @property
@@ -113,7 +113,7 @@ class QueueSlots:
     def adapt_prefetch(self, now: float) -> None:
         """Claim as many rows ahead as the present pace allows."""
         if self.has_adaptive_prefetch:
-            self.prefetch = self.pace.rows_ahead(now, is_busy=self.running >= self.concurrency)
+            self.prefetch = self.pace.count_rows_to_claim_ahead(now, is_busy=self.running >= self.concurrency)
 
     def buffer_claim(self, active: ActiveClaim, now: float) -> None:
         """Put a claim behind the buffered ones that are as urgent."""
@@ -132,7 +132,7 @@ class Slots:
 
     __slots__ = ("_loop", "_notifier", "_tasks", "changed", "queues", "runner", "stopping")
 
-    runner: Runner
+    runner: ClaimRunnerProtocol
 
     def __init__(
         self, concurrency: Mapping[str, int], prefetch: int | None, *, tasks: TaskSet, notifier: Notifier
@@ -192,7 +192,7 @@ class Slots:
         queue = self.queues[active.claim.queue]
         now = time.monotonic()
         queue.pace.record_step_end(now - active.started_at, now)
-        queue.pace.record_claim_goes_on()
+        queue.pace.record_claim_continues()
         active.started_at = now
         if queue.may_lend_slots:
             active.has_slot = False

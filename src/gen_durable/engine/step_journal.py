@@ -23,12 +23,12 @@ from gen_durable.backoff import backoff as default_backoff
 from gen_durable.codec import Codec, codec_for, encode
 from gen_durable.encryption import PayloadEncryption, activity_field
 from gen_durable.errors import GenDurableError, InputError, LeaseLost, NoFreeThread, TooLarge
-from gen_durable.jsonb_form import jsonb_form
+from gen_durable.jsonb_form import to_jsonb_form
 from gen_durable.outcomes import describe_error
 from gen_durable.retry_policy import RetryPolicy
 from gen_durable.store.journal import ActivityRecord, Fence, JournalStatementBuilder, check_checkpoint_format
 from gen_durable.store.statements import Statement
-from gen_durable.validation import MAX_CLAIM_PART, check_delay, check_name, clean_error
+from gen_durable.validation import MAX_CLAIM_PART, check_delay, check_name, to_storable_error
 
 FIRST_PAUSE: Final = timedelta(milliseconds=100)
 LONGEST_PAUSE: Final = timedelta(seconds=30)
@@ -107,9 +107,9 @@ class StepJournal:
         self.checkpoint: bytes | None = None
         """The newest checkpoint of this visit."""
         if stored is not None:
-            self._load_stored(_STORED.decode(stored))
+            self._load_stored_journal(_STORED.decode(stored))
 
-    def _load_stored(self, stored: StoredJournal) -> None:
+    def _load_stored_journal(self, stored: StoredJournal) -> None:
         if stored.checkpoint is not None:
             format_, _, value = stored.checkpoint
             check_checkpoint_format(format_)
@@ -139,13 +139,13 @@ class StepJournal:
     def _decrypt(self, raw: bytes, field: str) -> bytes:
         return raw if self._encryption is None else self._encryption.decrypt(raw, self._fence.id, field).encode()
 
-    def restart(self) -> None:
+    def reset_for_next_execution(self) -> None:
         """Prepare for another execution by the same claim: finished activities answer again."""
         self._used.clear()
 
     def save_checkpoint(self, value: object) -> Actions:
         """Write a checkpoint."""
-        raw = jsonb_form(encode(value, "a checkpoint"))
+        raw = to_jsonb_form(encode(value, "a checkpoint"))
         text = raw.decode()
         if self._encryption is not None:
             text = self._encryption.encrypt(text, self._fence.id, "checkpoint")
@@ -214,7 +214,7 @@ class StepJournal:
             except Exception as error:
                 failure = error
             took = time.perf_counter() - began
-            error_text = None if failure is None else clean_error(describe_error(failure))
+            error_text = None if failure is None else to_storable_error(describe_error(failure))
             record = ActivityRecord(number, name, parameters, result, error_text, took, took, attempt)
             if self._encryption is not None:
                 record = self._encrypt_record(record, self._encryption)

@@ -23,7 +23,7 @@ from gen_durable.engine.committer import (
     CommitResult,
     notify_after_flush,
 )
-from gen_durable.engine.executor import Executor, StepRaised
+from gen_durable.engine.executor import Executor, TransactionalStepRaised
 from gen_durable.engine.many_children import flush_in_transaction
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.outcome_rejection import UnusableLimit, describe_fault, to_rejection
@@ -32,9 +32,9 @@ from gen_durable.errors import DatabaseUnavailable, InvalidOutcome, OutcomeRejec
 from gen_durable.loggers import get_logger
 from gen_durable.outcomes import describe_error
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection
-from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify, sqlstate
-from gen_durable.pg.shared_transaction import Transaction
-from gen_durable.registry import Entry
+from gen_durable.pg.faults import WRONG_ISOLATION, ConnectionLost, FaultKind, SqlError, classify_error, sqlstate
+from gen_durable.pg.shared_transaction import SharedTransaction
+from gen_durable.registry import StepEntry
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.statements import StatementBuilder
 from gen_durable.store.types import Claim, Commit, FlushResult
@@ -79,8 +79,8 @@ class TransactionalExecutor:
     async def execute(self, active: ActiveClaim) -> tuple[EncodedOutcome, CommitResult]:
         """Execute a step and commit its outcome with its writes.
 
-        Raises `StepRaised` and `UnusableLimit` after a rollback, and what `Executor.execute` raises. A cancel
-        interrupts user code only: `active.is_in_step` is set as long as it runs.
+        Raises `TransactionalStepRaised` and `UnusableLimit` after a rollback, and what `Executor.execute` raises. A
+        cancel interrupts user code only: `active.is_in_step` is set as long as it runs.
         """
         claim = active.claim
         async with self._semaphore:
@@ -89,28 +89,30 @@ class TransactionalExecutor:
                 pauses, broken_connections = Pauses(FIRST_PAUSE, LONGEST_PAUSE), 0
                 while True:
                     try:
-                        committed = await self._try_once(connection, active)
+                        committed = await self._execute_once(connection, active)
                     except ConnectionLost as error:
                         log.warning("instance %d: no connection for its transaction (%s)", claim.id, error)
                     except _ConnectionBroken as broken:
                         broken_connections += 1
                         if broken_connections == MAX_BROKEN:
-                            raise StepRaised(_broken_connection_error(active.entry, broken.error)) from broken.error
+                            raise TransactionalStepRaised(
+                                _broken_connection_error(active.entry, broken.error)
+                            ) from broken.error
                         log.warning("instance %d: its connection broke during its step, which runs again", claim.id)
                     else:
                         return committed
                     if isinstance(claim.step_journal, StepJournal):
-                        claim.step_journal.restart()
+                        claim.step_journal.reset_for_next_execution()
                     await asyncio.sleep(pauses.next())
             finally:
                 self._free.append(connection)
 
-    async def execute_and_roll_back(self, claim: Claim, entry: Entry) -> None:
+    async def execute_and_roll_back(self, claim: Claim, entry: StepEntry) -> None:
         """Execute a step as if its worker died before the commit (gen_durable.testing)."""
         async with self._semaphore:
             connection = self._free.pop()
             try:
-                transaction = await Transaction.begin(connection)
+                transaction = await SharedTransaction.begin(connection)
                 step_transaction = StepTransaction(transaction.driver_connection)
                 try:
                     await self._executor.execute(claim, entry, may_continue=False, transaction=step_transaction)
@@ -127,17 +129,17 @@ class TransactionalExecutor:
         for connection in self._connections:
             connection.terminate()
 
-    async def _try_once(
+    async def _execute_once(
         self, connection: PersistentConnection, active: ActiveClaim
     ) -> tuple[EncodedOutcome, CommitResult]:
         """Execute the step in one transaction. Raises `_ConnectionBroken` if that did not commit and never will."""
-        transaction = await Transaction.begin(connection)
+        transaction = await SharedTransaction.begin(connection)
         encoded = await self._execute_in_transaction(transaction, active)
         try:
             flushed = await self._flush_and_commit(transaction, encoded.commit, active.entry)
         except ConnectionLost as error:
             transaction.drop()
-            found = await self._check_lost_commit(connection, encoded.commit)
+            found = await self._find_out_if_committed(connection, encoded.commit)
             if found is None:
                 raise _ConnectionBroken(error) from error
             flushed = found
@@ -150,7 +152,7 @@ class TransactionalExecutor:
         notify_after_flush(self._notifier, flushed)
         return encoded, STALE if flushed.stale_ids else CANCEL_REQUESTED if flushed.cancel_requested_ids else COMMITTED
 
-    async def _execute_in_transaction(self, transaction: Transaction, active: ActiveClaim) -> EncodedOutcome:
+    async def _execute_in_transaction(self, transaction: SharedTransaction, active: ActiveClaim) -> EncodedOutcome:
         step_transaction = StepTransaction(transaction.driver_connection)
         try:
             started = time.perf_counter()
@@ -164,11 +166,15 @@ class TransactionalExecutor:
             active.is_in_step = False
             encoded.commit.began, encoded.commit.took = started, time.perf_counter() - started
             if not transaction.is_open:
-                raise StepRaised(_ended_transaction_error(active.entry))
+                raise TransactionalStepRaised(_ended_transaction_error(active.entry))
         except Exception as error:
             active.is_in_step = False
             # A step that has not used the connection did not raise because of it.
-            if not await transaction.rollback() and isinstance(error, StepRaised) and step_transaction.is_used:
+            if (
+                not await transaction.rollback()
+                and isinstance(error, TransactionalStepRaised)
+                and step_transaction.is_used
+            ):
                 raise _ConnectionBroken(error.error) from error
             raise
         except BaseException:
@@ -176,7 +182,7 @@ class TransactionalExecutor:
             raise
         return encoded
 
-    async def _flush_and_commit(self, transaction: Transaction, commit: Commit, entry: Entry) -> FlushResult:
+    async def _flush_and_commit(self, transaction: SharedTransaction, commit: Commit, entry: StepEntry) -> FlushResult:
         """Flush and commit; roll back if the flush did not write the outcome."""
         flushed = await self._flush(transaction, commit, entry)
         if flushed.stale_ids or flushed.already_committed_ids or flushed.cancel_requested_ids:
@@ -185,12 +191,12 @@ class TransactionalExecutor:
         try:
             await transaction.commit()
         except SqlError as error:  # a deferred constraint, a serialization failure
-            raise StepRaised(
+            raise TransactionalStepRaised(
                 OutcomeRejected(f"the transaction of step {entry.spec.label} cannot commit: {describe_fault(error)}")
             ) from error
         return flushed
 
-    async def _flush(self, transaction: Transaction, commit: Commit, entry: Entry) -> FlushResult:
+    async def _flush(self, transaction: SharedTransaction, commit: Commit, entry: StepEntry) -> FlushResult:
         work = functools.partial(flush_in_transaction, statements=self._statements, commit=commit, worker=self._worker)
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         for retries_left in range(FLUSH_RETRIES, -1, -1):
@@ -198,17 +204,19 @@ class TransactionalExecutor:
                 return await transaction.run_in_savepoint(work)
             except SqlError as error:
                 if sqlstate(error) == "25P02":
-                    raise StepRaised(_aborted_transaction_error(entry)) from error
+                    raise TransactionalStepRaised(_aborted_transaction_error(entry)) from error
                 # Another session holds a lock on the row. Bound the wait: that session may itself wait for the
                 # user's writes. A serialization failure and a wrong isolation level recur in the same transaction.
-                recurs = classify(error) is FaultKind.REFUSED or sqlstate(error) in ("40001", WRONG_ISOLATION)
+                recurs = classify_error(error) is FaultKind.REFUSED or sqlstate(error) in ("40001", WRONG_ISOLATION)
                 if retries_left == 0 or recurs:
                     rejection = to_rejection(commit, error)
-                    raise (rejection if isinstance(rejection, UnusableLimit) else StepRaised(rejection)) from error
+                    raise (
+                        rejection if isinstance(rejection, UnusableLimit) else TransactionalStepRaised(rejection)
+                    ) from error
             await asyncio.sleep(pauses.next())
         raise AssertionError("unreachable")
 
-    async def _check_lost_commit(self, connection: PersistentConnection, commit: Commit) -> FlushResult | None:
+    async def _find_out_if_committed(self, connection: PersistentConnection, commit: Commit) -> FlushResult | None:
         """Find out whether a transaction committed whose answer was lost. Returns None if it did not and never will."""
         pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
@@ -226,7 +234,7 @@ class TransactionalExecutor:
             await asyncio.sleep(pauses.next())
 
 
-def _broken_connection_error(entry: Entry, error: Exception) -> DatabaseUnavailable:
+def _broken_connection_error(entry: StepEntry, error: Exception) -> DatabaseUnavailable:
     return DatabaseUnavailable(
         f"the connection of step {entry.spec.label} broke in {MAX_BROKEN} executions in a row, at last with "
         f"{describe_error(error)}. If the step waits inside its transaction, idle_in_transaction_session_timeout, or "
@@ -234,14 +242,14 @@ def _broken_connection_error(entry: Entry, error: Exception) -> DatabaseUnavaila
     )
 
 
-def _ended_transaction_error(entry: Entry) -> InvalidOutcome:
+def _ended_transaction_error(entry: StepEntry) -> InvalidOutcome:
     return InvalidOutcome(
         f"step {entry.spec.label} has ended its transaction itself: leave COMMIT and ROLLBACK to the worker, "
         "and use `async with ctx.connection.transaction():` for a savepoint"
     )
 
 
-def _aborted_transaction_error(entry: Entry) -> InvalidOutcome:
+def _aborted_transaction_error(entry: StepEntry) -> InvalidOutcome:
     return InvalidOutcome(
         f"a statement of step {entry.spec.label} failed and aborted its transaction: put a savepoint around what may "
         "fail, `async with ctx.connection.transaction():`, or let the error out of the step"

@@ -1,6 +1,6 @@
 """Cancel: end an instance at once, or have its worker end it; its descendants are cancelled without waiting for that.
 
-The target is cancelled first, in a transaction of its own; `core.cascade` cancels the descendants, in batches.
+The target is cancelled first, in a transaction of its own; `core.cancel_cascader` cancels the descendants, in batches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gen_durable.errors import InputError, NotFound
 from gen_durable.handles import Handle, describe_target, parse_target
 from gen_durable.instances import Cancellation, Status
 from gen_durable.store.types import CancelResult
-from gen_durable.validation import clean_error
+from gen_durable.validation import to_storable_error
 
 NO_DESCENDANTS = CascadeCount(0, 0)
 
@@ -37,7 +37,7 @@ def check_reason(reason: str) -> str:
     """A reason as it is stored. Raises `InputError` unless it is a non-empty str."""
     if not isinstance(reason, str) or not reason:
         raise InputError(f"cancel takes a reason that is a non-empty str, got {reason!r}")
-    return clean_error(reason)
+    return to_storable_error(reason)
 
 
 def to_cancellation(

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from gen_durable.core.row_encryption import encrypted_insert, encrypted_signal
+from gen_durable.core.row_encryption import encrypt_insert_statement, encrypt_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import DatabaseRefused, DatabaseUnavailable, GenDurableError, InputError
 from gen_durable.loggers import get_logger
-from gen_durable.operations.insert import OnConflict, blocked_rows, check_starts
+from gen_durable.operations.insert import OnConflict, check_starts, find_blocked_rows
 from gen_durable.operations.start_or_update import follow_ups_of, start_or_update_statements
 from gen_durable.pg.caller_connection import (
     call_after_django_commit,
@@ -23,9 +23,9 @@ from gen_durable.pg.caller_connection import (
     run_blocking,
 )
 from gen_durable.pg.faults import sqlstate, unwrap_driver_error
-from gen_durable.pg.sqlstate_errors import to_error
+from gen_durable.pg.sqlstate_errors import to_library_error
 from gen_durable.starts import Start
-from gen_durable.store.caller_statements import TextStatements
+from gen_durable.store.caller_statements import CallerStatementBuilder
 from gen_durable.store.start_or_update import StartOrUpdate, StartOrUpdateResult
 from gen_durable.store.statements import Statement
 from gen_durable.store.types import CancelResult, FollowUps, InsertResult, OutgoingSignal, Row
@@ -47,7 +47,7 @@ class TransactionCalls:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._statements = TextStatements(services.statements)
+        self._statements = CallerStatementBuilder(services.statements)
         self._schema = services.schema.name
         self._encryption = services.encryption
         self._has_warned = False
@@ -116,12 +116,12 @@ class TransactionCalls:
         statement = self._statements.statements.insert(starts, on_conflict)
         if self._encryption is not None:
             ids = yield self._statements.allocate_ids(len(starts))
-            statement = encrypted_insert(self._statements.statements, statement, ids, self._encryption)
+            statement = encrypt_insert_statement(self._statements.statements, statement, ids, self._encryption)
         rows: list[InsertResult]
         rows, transaction = yield self._statements.insert(statement, notify=notify == "in_transaction")
         if notify == "after_commit":
             queues = frozenset(start.queue for start, row in zip(starts, rows, strict=True) if row.new)
-            blocked = blocked_rows(starts, rows) if self._services.events.active else ()
+            blocked = find_blocked_rows(starts, rows) if self._services.events.active else ()
             self._notify_after_commit(connection, transaction, FollowUps(queues, blocked=tuple(blocked)))
         return [row.id for row in rows]
 
@@ -142,7 +142,7 @@ class TransactionCalls:
                 target = yield self._statements.live_id_of_key(outgoing.key)
             if target is None:
                 return "no_target"
-            outgoing = encrypted_signal(outgoing, target, self._encryption)
+            outgoing = encrypt_signal(outgoing, target, self._encryption)
         (_, verdict, woken_queue), transaction = yield self._statements.signal(
             outgoing, notify=notify == "in_transaction"
         )
@@ -167,7 +167,7 @@ class TransactionCalls:
         """Have workers notified once the caller's transaction has been committed."""
         if transaction is None or not follow_ups:
             return
-        watcher = self._services.commit_watcher
+        watcher = self._services.caller_transaction_watcher
         if watcher is None:
             if not self._has_warned:
                 self._has_warned = True
@@ -195,7 +195,7 @@ class TransactionCalls:
             try:
                 answer = statement.read(await run_statement(connection, statement))
             except Exception as error:
-                raise self._to_error(error, operation) from None
+                raise self._to_library_error(error, operation) from None
 
     def _run_statements_blocking(self, connection: object, statements: CallStatements[T], operation: str) -> T:
         # The same call: with a runner that blocks, its coroutine never suspends, so one `send` runs it to its end.
@@ -206,7 +206,7 @@ class TransactionCalls:
             return cast(T, end.value)
         raise AssertionError("a call on a blocking connection was suspended")
 
-    def _to_error(self, error: Exception, operation: str) -> GenDurableError:
+    def _to_library_error(self, error: Exception, operation: str) -> GenDurableError:
         if isinstance(error, GenDurableError):
             return error
         # Not the text of a wrapped error: SQLAlchemy puts the statement and its parameters into it.
@@ -219,7 +219,7 @@ class TransactionCalls:
                 f"{operation}: your transaction was aborted by an earlier error: roll back, or to a savepoint made "
                 "before it"
             )
-        return to_error(original, operation, self._schema)
+        return to_library_error(original, operation, self._schema)
 
 
 def check_notify(notify: Notify, connection: object) -> None:

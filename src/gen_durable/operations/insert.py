@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from gen_durable.core.row_encryption import encrypted_insert
+from gen_durable.core.row_encryption import encrypt_insert_statement
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, TooLarge
 from gen_durable.starts import Start
@@ -26,7 +26,7 @@ async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: 
     if services.encryption is not None:
         # A state is encrypted for its instance, so the ids come first.
         ids = await runner.run(statements.allocate_ids(len(starts)), "insert", may_run_twice=True)
-        statement = encrypted_insert(statements, statement, ids, services.encryption)
+        statement = encrypt_insert_statement(statements, statement, ids, services.encryption)
     # A second try after a lost answer finds the rows of the first by their keys; without keys it could insert twice.
     all_keyed = all(start.unique_key is not None for start in starts)
     rows = await runner.run(statement, "insert", may_run_twice=all_keyed and on_conflict == "existing")
@@ -37,12 +37,12 @@ async def insert(services: Services, starts: Sequence[Start[Any]], on_conflict: 
     for queue, count in new.items():
         services.notifier.wake(queue, count)
     if services.events.active:
-        for blocked in blocked_rows(starts, rows):
+        for blocked in find_blocked_rows(starts, rows):
             services.events.emit(blocked.to_event())
     return [row.id for row in rows]
 
 
-def blocked_rows(starts: Sequence[Start[Any]], rows: Sequence[InsertResult]) -> list[BlockedRows]:
+def find_blocked_rows(starts: Sequence[Start[Any]], rows: Sequence[InsertResult]) -> list[BlockedRows]:
     """The new rows that wait for a gate: the client reports them, since picks do not meet them before it is free."""
     return merge_blocked_rows(
         BlockedRows(row.blocked_on, start.queue, 1, row.id, start.step.machine.name)

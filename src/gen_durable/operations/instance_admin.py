@@ -24,7 +24,7 @@ T = TypeVar("T")
 H = TypeVar("H")
 
 
-class AdminOperations:
+class InstanceAdminOperations:
     """List, count, delete and retry instances: a base class of `Durable`."""
 
     _services: Services
@@ -114,7 +114,7 @@ class AdminOperations:
         self._services.notifier.wake(found.queue)
 
 
-class SyncAdminOperations(ABC, Generic[H]):
+class SyncInstanceAdminOperations(ABC, Generic[H]):
     """The blocking counterpart, a base class of `SyncDurable`; `H` is its type of handle."""
 
     _app: Durable

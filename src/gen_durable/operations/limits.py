@@ -11,12 +11,12 @@ LIMIT_NAME = "the name of a limit"
 
 async def set_limit(services: Services, name: str, policy: Policy) -> bool:
     """Create or change a limit. Returns whether that changed anything."""
-    return await _set_limit(services, name, policy, declared=False)
+    return await _set_or_declare_limit(services, name, policy, declared=False)
 
 
 async def declare_limit(services: Services, name: str, policy: Policy) -> bool:
     """As `set_limit`, for code that declares the same policy at each start: a change made since then stays."""
-    return await _set_limit(services, name, policy, declared=True)
+    return await _set_or_declare_limit(services, name, policy, declared=True)
 
 
 async def remove_limit(services: Services, name: str) -> bool:
@@ -32,7 +32,7 @@ async def list_limits(services: Services) -> list[LimitState]:
     return await services.statement_runner.run(services.statements.limits(), "limits", may_run_twice=True)
 
 
-async def _set_limit(services: Services, name: str, policy: Policy, *, declared: bool) -> bool:
+async def _set_or_declare_limit(services: Services, name: str, policy: Policy, *, declared: bool) -> bool:
     check_limit_policy(check_name(name, LIMIT_NAME), policy)
     statement = services.statements.set_limit(name, policy, declared=declared)
     changed, woken_queues = await services.statement_runner.run(statement, f"limit {name!r}", may_run_twice=True)

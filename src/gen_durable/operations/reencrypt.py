@@ -44,19 +44,19 @@ async def reencrypt(
     """
     if services.encryption is None:
         raise ConfigError("reencrypt needs the codec: pass Durable(codec=...), or --codec MODULE:NAME")
-    run = _Run(services, services.encryption, batch, encrypt_clear=encrypt_clear)
-    async for progress in run.visit_tables(None):
+    run = _ReencryptRun(services, services.encryption, batch, encrypt_clear=encrypt_clear)
+    async for progress in run.reencrypt_tables(None):
         yield progress
     deadline = asyncio.get_running_loop().time() + patience_seconds
     while run.progress.busy and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(PAUSE_SECONDS)
         instances = sorted(run.progress.busy)
         run.progress.busy.clear()
-        async for progress in run.visit_tables(instances):
+        async for progress in run.reencrypt_tables(instances):
             yield progress
 
 
-class _Run:
+class _ReencryptRun:
     def __init__(self, services: Services, encryption: PayloadEncryption, batch: int, *, encrypt_clear: bool) -> None:
         self.progress = ReencryptProgress()
         self._services = services
@@ -65,7 +65,7 @@ class _Run:
         self._batch = batch
         self._encrypt_clear = encrypt_clear
 
-    async def visit_tables(self, instances: list[int] | None) -> AsyncGenerator[ReencryptProgress]:
+    async def reencrypt_tables(self, instances: list[int] | None) -> AsyncGenerator[ReencryptProgress]:
         for table in PAYLOAD_TABLES:
             self.progress.table = table
             after: list[str] | None = None
@@ -73,20 +73,20 @@ class _Run:
                 statement = self._statements.page(table, after, self._batch, instances)
                 page = await self._services.statement_runner.run(statement, "reencrypt", may_run_twice=True)
                 self.progress.rows += len(page) if instances is None else 0
-                await self._encrypt_page(table, page)
+                await self._reencrypt_page(table, page)
                 yield self.progress
                 if len(page) < self._batch:
                     break
                 after = page[-1].key
 
-    async def _encrypt_page(self, table: str, page: Sequence[PayloadRow]) -> None:
+    async def _reencrypt_page(self, table: str, page: Sequence[PayloadRow]) -> None:
         replacements: dict[str, list[Replacement]] = defaultdict(list)
         for row in page:
             if row.is_executing:
                 self.progress.busy.add(row.instance)
                 continue
             for payload in row.payloads:
-                fresh = self._encrypt_again(payload.text, row.instance, payload.field, payload.column)
+                fresh = self._reencrypt_payload(payload.text, row.instance, payload.field, payload.column)
                 if fresh is not None:
                     replacements[payload.column].append(Replacement(row.key, row.instance, payload.text, fresh))
         for column, several in replacements.items():
@@ -96,7 +96,7 @@ class _Run:
             self.progress.written += result.written
             self.progress.busy.update(result.busy)
 
-    def _encrypt_again(self, text: str, instance: int, field_: str, column: str) -> str | None:
+    def _reencrypt_payload(self, text: str, instance: int, field_: str, column: str) -> str | None:
         if not self._encryption.is_envelope(text):
             if column in TEXT_COLUMNS:
                 return None  # a message of the engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gen_durable.core.row_encryption import encrypted_signal
+from gen_durable.core.row_encryption import encrypt_signal
 from gen_durable.core.services import Services
 from gen_durable.errors import InputError, NoTarget, TooLarge
 from gen_durable.handles import Handle, describe_target, parse_target
@@ -33,7 +33,7 @@ def outgoing_signal(
 
 
 async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
-    """Deliver a signal. Returns the verdict of `signal.sql`, which `read_delivery_verdict` reads."""
+    """Deliver a signal. Returns the verdict of `signal.sql`, which `is_delivered_or_raise` reads."""
     if services.encryption is None:
         return await _send_and_wake(services, outgoing)
     # A payload is encrypted for its target, so the holder of a key is looked up first. If the key has changed hands
@@ -46,13 +46,13 @@ async def send_signal(services: Services, outgoing: OutgoingSignal) -> str:
             )
         if target is None:
             break
-        verdict = await _send_and_wake(services, encrypted_signal(outgoing, target, services.encryption))
+        verdict = await _send_and_wake(services, encrypt_signal(outgoing, target, services.encryption))
         if verdict != "no_target" or outgoing.target is not None:
             return verdict
     return "no_target"
 
 
-def read_delivery_verdict(verdict: str, target: int | str | bytes | Handle[Any], name: str) -> bool:
+def is_delivered_or_raise(verdict: str, target: int | str | bytes | Handle[Any], name: str) -> bool:
     """Whether the call delivered the signal; False if its dedup key was used before. Raises for other verdicts."""
     if verdict == "no_target":
         raise NoTarget(f"signal {name!r}: {describe_target(target)} is unknown or has ended")

@@ -22,7 +22,7 @@ Restoration: TypeAlias = Literal["restored", "duplicate", "not_rejected", "unkno
 MAX_SHOWN: Final = 10_000
 
 
-class SignalOperations:
+class SignalAdminOperations:
     """Read, restore and delete signals: a base class of `Durable`."""
 
     _services: Services
@@ -56,7 +56,7 @@ class SignalOperations:
         several = list(dict.fromkeys(ids))
         if any(type(one) is not int for one in several):
             raise InputError("restore_signals takes the ids of signals, as app.rejected_signals() returns them")
-        statement = self._services.signal_statements.restore(several)
+        statement = self._services.signal_statements.restore_signals(several)
         verdicts = await self._services.statement_runner.run(statement, "restore_signals", may_run_twice=False)
         for queue in {queue for _, queue in verdicts if queue is not None}:
             self._services.notifier.wake(queue)
@@ -68,7 +68,7 @@ class SignalOperations:
         Their dedup keys are free again. An instance that one of them had woken waits again; a step that executes keeps
         what it was given. Raises `NotFound`.
         """
-        statement = self._services.signal_statements.delete(*parse_target(target, self._services), name)
+        statement = self._services.signal_statements.delete_signals(*parse_target(target, self._services), name)
         found = await self._services.statement_runner.run(statement, "delete_signals", may_run_twice=False)
         if found is None:
             raise NotFound(f"{describe_target(target)} is unknown")
@@ -83,7 +83,7 @@ class SignalOperations:
         return dataclasses.replace(signal, raw_payload=payload)
 
 
-class SyncSignalOperations(ABC, Generic[H]):
+class SyncSignalAdminOperations(ABC, Generic[H]):
     """The blocking counterpart, a base class of `SyncDurable`; `H` is its type of handle."""
 
     _app: Durable

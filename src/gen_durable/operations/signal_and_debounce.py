@@ -11,9 +11,9 @@ from gen_durable.durations import Duration
 from gen_durable.handles import Handle, SignalOrStartResult, handle_of
 from gen_durable.limits import LimitNames
 from gen_durable.operations.in_transaction import Notify, TransactionCalls, check_notify
-from gen_durable.operations.signal import outgoing_signal, read_delivery_verdict, send_signal
+from gen_durable.operations.signal import is_delivered_or_raise, outgoing_signal, send_signal
 from gen_durable.operations.start_or_update import (
-    debounced_id,
+    debounced_id_or_raise,
     make_debounce,
     make_signal_or_start,
     run_start_or_update,
@@ -43,7 +43,7 @@ class DebounceOptions(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
 
 
-class SignalMethods:
+class SignalAndDebounceMethods:
     """Send signals, and debounce: a base class of `Durable`."""
 
     _services: Services
@@ -121,7 +121,7 @@ class SignalMethods:
                 verdict = await send_signal(self._services, outgoing)
             else:
                 verdict = await self._in_transaction.signal(connection, outgoing, notify)
-            return read_delivery_verdict(verdict, target, signal.name)
+            return is_delivered_or_raise(verdict, target, signal.name)
         call = make_signal_or_start(target, signal, payload, dedup_key, or_start)
         if connection is None:
             result = await run_start_or_update(self._services, call, "signal")
@@ -181,4 +181,6 @@ class SignalMethods:
             result = await run_start_or_update(self._services, call, "debounce")
         else:
             result = await self._in_transaction.start_or_update(connection, call, notify, "debounce")
-        return handle_of(cast("Durable", self), start, debounced_id(result, start), is_new=result.verdict == "started")
+        return handle_of(
+            cast("Durable", self), start, debounced_id_or_raise(result, start), is_new=result.verdict == "started"
+        )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gen_durable.core.row_encryption import encrypted_for_holder, encrypted_for_new
+from gen_durable.core.row_encryption import encrypt_for_key_holder, encrypt_for_new_instance
 from gen_durable.core.services import Services
 from gen_durable.durations import Duration
 from gen_durable.encryption import PayloadEncryption
 from gen_durable.errors import DatabaseUnavailable, Duplicate, InputError, NoTarget
 from gen_durable.handles import Handle, SignalOrStartResult, handle_of
-from gen_durable.operations.signal import read_delivery_verdict
+from gen_durable.operations.signal import is_delivered_or_raise
 from gen_durable.signals import Signal
 from gen_durable.starts import LIVE, Start
 from gen_durable.store.start_or_update import (
@@ -83,12 +83,12 @@ def start_or_update_statements(
         only: StartOrUpdateResult = yield start_or_update(call)
         return only
     (new_id,) = yield allocate_ids(1)
-    encrypted = encrypted_for_new(call, new_id, encryption)
+    encrypted = encrypt_for_new_instance(call, new_id, encryption)
     for _ in range(HOLDER_TRIES):
         result: StartOrUpdateResult = yield start_or_update(encrypted)
         if result.verdict != "other_holder" or result.target is None:
             return result
-        encrypted = encrypted_for_holder(encrypted, call, result.target, encryption)
+        encrypted = encrypt_for_key_holder(encrypted, call, result.target, encryption)
     raise DatabaseUnavailable(f"the holder of key {call.key!r} changed {HOLDER_TRIES} times during the call: try again")
 
 
@@ -120,7 +120,7 @@ def signal_or_start_result(
             f"signal {call.message.name!r}: key {call.key!r} is kept by an instance that has ended, and starts no other"
         )
     is_new = result.verdict == "started"
-    delivered = is_new or read_delivery_verdict(result.verdict, call.key, call.message.name)
+    delivered = is_new or is_delivered_or_raise(result.verdict, call.key, call.message.name)
     return SignalOrStartResult(handle_of(app, start, result.target, is_new=is_new), is_new, delivered)
 
 
@@ -132,7 +132,7 @@ def follow_ups_of(result: StartOrUpdateResult) -> FollowUps:
     )
 
 
-def debounced_id(result: StartOrUpdateResult, start: Start[Any]) -> int:
+def debounced_id_or_raise(result: StartOrUpdateResult, start: Start[Any]) -> int:
     """The instance that waits. Raises `Duplicate` if the key is held by one that cannot be postponed."""
     if result.verdict == "taken" or result.target is None:
         key = start.unique_key

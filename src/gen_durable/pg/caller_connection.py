@@ -156,7 +156,7 @@ def _run_on_psycopg(connection: Any, statement: Statement[Any]) -> Rows:
     from psycopg.rows import tuple_row
 
     with Cursor(connection, row_factory=tuple_row) as cursor:
-        return cursor.execute(_percent_style(statement), named_arguments(statement.args)).fetchall()
+        return cursor.execute(_with_percent_parameters(statement), named_arguments(statement.args)).fetchall()
 
 
 async def _run_on_psycopg_async(connection: Any, statement: Statement[Any]) -> Rows:
@@ -164,7 +164,7 @@ async def _run_on_psycopg_async(connection: Any, statement: Statement[Any]) -> R
     from psycopg.rows import tuple_row
 
     async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        await cursor.execute(_percent_style(statement), named_arguments(statement.args))
+        await cursor.execute(_with_percent_parameters(statement), named_arguments(statement.args))
         return await cursor.fetchall()
 
 
@@ -188,10 +188,10 @@ async def _run_on_sqlalchemy_async(connection: Any, statement: Statement[Any]) -
 
 def _run_on_django(connection: Any, statement: Statement[Any]) -> Rows:
     with connection.cursor() as cursor:
-        cursor.execute(_percent_style(statement), named_arguments(statement.args))
+        cursor.execute(_with_percent_parameters(statement), named_arguments(statement.args))
         rows: Rows = cursor.fetchall()
         return rows
 
 
-def _percent_style(statement: Statement[Any]) -> Any:
+def _with_percent_parameters(statement: Statement[Any]) -> Any:
     return with_named_parameters(statement.text, "%(", ")s")

@@ -22,7 +22,7 @@ from gen_durable.loggers import get_logger
 from gen_durable.pg.connect import ConnectionTarget, HostConnection, connect
 from gen_durable.pg.dead_server_watchdog import Watchdog
 from gen_durable.pg.dsn import may_leak_password
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, to_connection_lost
+from gen_durable.pg.faults import ConnectionLost, FaultKind, classify_error, to_connection_lost
 
 if TYPE_CHECKING:
     from gen_durable.pg.dsn import Host
@@ -63,7 +63,7 @@ class PersistentConnection:
                     rows = await driver_connection.fetch(statement.text, *statement.args, timeout=timeout)
             except BaseException as error:
                 self._drop_if_unusable(error)
-                if isinstance(error, Exception) and classify(error) is FaultKind.GONE:
+                if isinstance(error, Exception) and classify_error(error) is FaultKind.GONE:
                     raise to_connection_lost(error) from error
                 raise
         return statement.read(rows)
@@ -99,7 +99,7 @@ class PersistentConnection:
                     await driver_connection.execute(sql)
             except BaseException as error:
                 self._drop_if_unusable(error)
-                if isinstance(error, Exception) and classify(error) is FaultKind.GONE:
+                if isinstance(error, Exception) and classify_error(error) is FaultKind.GONE:
                     raise to_connection_lost(error) from error
                 raise
 
@@ -155,7 +155,7 @@ class PersistentConnection:
 
     def _drop_if_unusable(self, error: BaseException) -> None:
         # A cancelled statement leaves the protocol in the middle of a result, so its connection is dropped, too.
-        if not isinstance(error, Exception) or classify(error) is FaultKind.GONE:
+        if not isinstance(error, Exception) or classify_error(error) is FaultKind.GONE:
             self.drop()
 
     async def _connect(self) -> asyncpg.Connection[Any]:
@@ -185,7 +185,7 @@ def _convert_lost_connection_errors() -> Generator[None]:
     try:
         yield
     except Exception as error:
-        if classify(error) is FaultKind.GONE:
+        if classify_error(error) is FaultKind.GONE:
             raise to_connection_lost(error) from error
         raise
 

@@ -53,7 +53,7 @@ class Watchdog:
         self._probe = self._loop.create_task(self._probe_and_cut(), name="gen_durable probe")
 
     async def _probe_and_cut(self) -> None:
-        problem = await find_problem(self._watched, self._target)
+        problem = await find_server_problem(self._watched, self._target)
         if problem is None:
             self._timer = self._loop.call_later(PROBE_AFTER, self._start_probe)
             return
@@ -64,7 +64,7 @@ class Watchdog:
         self._watched.driver_connection.terminate()
 
 
-async def find_problem(watched: HostConnection, target: ConnectionTarget) -> str | None:
+async def find_server_problem(watched: HostConnection, target: ConnectionTarget) -> str | None:
     """Why a result on this connection is not worth waiting for, or None if the server is alive."""
     probe = replace(target, application_name="gen_durable probe")
     ours, *others = await asyncio.gather(

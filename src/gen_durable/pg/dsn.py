@@ -123,7 +123,7 @@ def find_tls_weakness(dsn: str, environment: Mapping[str, str]) -> str | None:
     return f"sslmode={shown} does not verify the identity of {server}. Use sslmode=verify-full."
 
 
-def read_require_tls(given: str | None, environment: Mapping[str, str]) -> bool:
+def is_tls_required(given: str | None, environment: Mapping[str, str]) -> bool:
     """Whether TLS is required: by the option, else by the variable GEN_DURABLE_REQUIRE_TLS."""
     value = given if given is not None else environment.get(REQUIRE_TLS_VARIABLE) or None
     if value not in (None, VERIFY_FULL):

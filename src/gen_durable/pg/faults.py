@@ -66,7 +66,7 @@ _BUSY_CLASSES: Final = frozenset({"53", "58", "25", "XX"})
 _DATA_CLASSES: Final = frozenset({"22", "54"})
 
 
-def classify(error: BaseException) -> FaultKind:
+def classify_error(error: BaseException) -> FaultKind:
     """Classify an error of the driver."""
     code = getattr(error, "sqlstate", None)
     if not isinstance(error, asyncpg.PostgresError) or not isinstance(code, str):

@@ -17,7 +17,7 @@ import asyncpg
 from gen_durable.backoff import Pauses
 from gen_durable.errors import ConfigError
 from gen_durable.pg.connection import ConnectionTarget, PersistentConnection, has_unread_input
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, to_connection_lost
+from gen_durable.pg.faults import ConnectionLost, FaultKind, classify_error, to_connection_lost
 
 if TYPE_CHECKING:
     from gen_durable.store.statements import Statement
@@ -98,7 +98,7 @@ class CallerPool(Pool):
         try:
             rows = await connection.fetch(statement.text, *statement.args, timeout=timeout)
         except Exception as error:
-            if classify(error) is FaultKind.GONE:
+            if classify_error(error) is FaultKind.GONE:
                 raise to_connection_lost(error) from error
             raise
         finally:

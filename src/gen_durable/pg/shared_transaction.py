@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gen_durable.pg.connection import PersistentConnection, RunStatement
-from gen_durable.pg.faults import ConnectionLost, FaultKind, classify, to_connection_lost
+from gen_durable.pg.faults import ConnectionLost, FaultKind, classify_error, to_connection_lost
 
 if TYPE_CHECKING:
     import asyncpg
@@ -25,7 +25,7 @@ U = TypeVar("U")
 ROLLBACK_TIMEOUT: Final = 2.0
 
 
-class Transaction:
+class SharedTransaction:
     """An open transaction. The caller of `begin` ends it with `commit`, `rollback` or `drop`."""
 
     __slots__ = ("_connection", "_inner", "driver_connection")
@@ -38,7 +38,7 @@ class Transaction:
         self.driver_connection = driver_connection
 
     @classmethod
-    async def begin(cls, connection: PersistentConnection) -> Transaction:
+    async def begin(cls, connection: PersistentConnection) -> SharedTransaction:
         """Begin a transaction with the engine's settings, without those of earlier steps. Raises `ConnectionLost`."""
         driver_connection = await connection.connect()
         # The driver's own transaction: inside it `connection.transaction()` of the user makes a savepoint.
@@ -72,7 +72,7 @@ class Transaction:
                 async with self.driver_connection.transaction():
                     return await work(run)
         except Exception as error:
-            if classify(error) is FaultKind.GONE:
+            if classify_error(error) is FaultKind.GONE:
                 raise to_connection_lost(error) from error
             raise
 
@@ -82,7 +82,7 @@ class Transaction:
             with self._connection.watch_server():
                 await self._inner.commit()
         except Exception as error:
-            if classify(error) is FaultKind.GONE:
+            if classify_error(error) is FaultKind.GONE:
                 self._connection.drop()
                 raise to_connection_lost(error) from error
             raise

@@ -9,7 +9,7 @@ from gen_durable.errors import DatabaseRefused, Duplicate, GenDurableError, Inpu
 from gen_durable.pg.faults import READ_ONLY_DATABASE, detail_and_hint_of, message_of, sqlstate
 
 
-def to_error(error: BaseException, operation: str, schema: str) -> GenDurableError:
+def to_library_error(error: BaseException, operation: str, schema: str) -> GenDurableError:
     """The library's error for an error of the server; `operation` names the call in its message."""
     code = sqlstate(error)
     match code:

@@ -74,7 +74,7 @@ async def uninstall(
             await driver_connection.execute(schema.render("lock table @schema.instances in access exclusive mode"))
             content = await _read_content(driver_connection, schema, installed)
             _check_unused(content, schema, with_live_instances=with_live_instances)
-            return await _drop(driver_connection, schema, content.roles if with_roles else None)
+            return await _drop_objects(driver_connection, schema, content.roles if with_roles else None)
     except asyncpg.PostgresError as error:
         raise _to_library_error(error, schema) from error
 
@@ -129,7 +129,7 @@ async def _check_sessions(driver_connection: asyncpg.Connection[Any], schema: Sc
         )
 
 
-async def _drop(driver_connection: asyncpg.Connection[Any], schema: Schema, prefix: str | None) -> Removal:
+async def _drop_objects(driver_connection: asyncpg.Connection[Any], schema: Schema, prefix: str | None) -> Removal:
     objects = own_objects(schema)
     await driver_connection.execute(schema.render(_drop_script(objects)))
     # Overloads of earlier versions stay callable for a while, so functions are found by name, and by the settings

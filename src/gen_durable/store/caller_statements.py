@@ -40,7 +40,7 @@ _PARAMETER: Final = re.compile(r"\$(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class TextStatements:
+class CallerStatementBuilder:
     """`insert`, `signal` and `cancel`, for a caller's connection."""
 
     statements: StatementBuilder
@@ -175,7 +175,7 @@ def _with_text_parameters(statement: Statement[Any], types: Sequence[str]) -> St
 
     return Statement(
         _PARAMETER.sub(cast_parameter, statement.text),
-        tuple(_to_text(value) for value in statement.args),
+        tuple(_to_postgres_text(value) for value in statement.args),
         statement.read,
     )
 
@@ -190,7 +190,7 @@ def named_arguments(args: Sequence[object]) -> dict[str, object]:
     return {f"p{n}": value for n, value in enumerate(args, start=1)}
 
 
-def _to_text(value: object) -> str | None:
+def _to_postgres_text(value: object) -> str | None:
     """A value as Postgres reads it from text."""
     match value:
         case None:
@@ -207,4 +207,4 @@ def _to_text(value: object) -> str | None:
 
 
 def _quote_item(item: object) -> str:
-    return '"' + str(_to_text(item)).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + str(_to_postgres_text(item)).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -32,7 +32,7 @@ class RetryResult:
     queue: str | None
 
 
-class AdminStatementBuilder:
+class InstanceAdminStatementBuilder:
     """The statements, for one schema."""
 
     __slots__ = ("_count", "_delete", "_list", "_retry")
@@ -47,12 +47,12 @@ class AdminStatementBuilder:
         self._delete = f"select id, was, deleted, waiting from {s}.delete_instance($1,$2)"  # noqa: S608
         self._retry = f"select id, was, woken_queue from {s}.retry($1,$2,false)"  # noqa: S608
 
-    def list(self, encode_filters: str, below: int | None, limit: int, *, payloads: bool) -> Statement[Page]:
-        """`encode_filters` is the result of `gen_durable.listing.encode_filters`."""
-        return Statement(self._list, (encode_filters, below, limit, payloads), _decode_page)
+    def list(self, encoded_filters: str, below: int | None, limit: int, *, payloads: bool) -> Statement[Page]:
+        """`encoded_filters` is the result of `gen_durable.listing.encode_filters`."""
+        return Statement(self._list, (encoded_filters, below, limit, payloads), _decode_page)
 
-    def count(self, encode_filters: str) -> Statement[Count]:
-        return Statement(self._count, (encode_filters, MAX_COUNT), lambda rows: Count(*rows[0]))
+    def count(self, encoded_filters: str) -> Statement[Count]:
+        return Statement(self._count, (encoded_filters, MAX_COUNT), lambda rows: Count(*rows[0]))
 
     def delete_instance(self, instance: int | None, key: bytes | None) -> Statement[DeleteResult | None]:
         def read(rows: Sequence[Row]) -> DeleteResult | None:

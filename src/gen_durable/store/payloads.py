@@ -67,16 +67,16 @@ class PayloadStatementBuilder:
         self, table: str, after: list[str] | None, batch: int, instances: list[int] | None
     ) -> Statement[list[PayloadRow]]:
         """The next rows of a table, in the order of its primary key; of some instances, or of all."""
-        return Statement(self._page, (table, after, batch, instances), _read_page)
+        return Statement(self._page, (table, after, batch, instances), _decode_payload_page)
 
     def replace(self, table: str, column: str, several: Sequence[Replacement]) -> Statement[ReplaceResult]:
         """Write payloads of one column."""
         keys = msgspec.json.encode([one.key for one in several]).decode()
         lists = zip(*((one.instance, one.former, one.fresh) for one in several), strict=True)
-        return Statement(self._replace, (table, column, keys, *map(list, lists)), _read_replaced)
+        return Statement(self._replace, (table, column, keys, *map(list, lists)), _decode_replace_result)
 
 
-def _read_page(rows: Sequence[Row]) -> list[PayloadRow]:
+def _decode_payload_page(rows: Sequence[Row]) -> list[PayloadRow]:
     return [
         PayloadRow(
             row[0],
@@ -92,5 +92,5 @@ def _read_page(rows: Sequence[Row]) -> list[PayloadRow]:
     ]
 
 
-def _read_replaced(rows: Sequence[Row]) -> ReplaceResult:
+def _decode_replace_result(rows: Sequence[Row]) -> ReplaceResult:
     return ReplaceResult(rows[0][0], rows[0][1])

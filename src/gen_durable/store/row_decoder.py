@@ -55,7 +55,7 @@ class QueueReport(msgspec.Struct, frozen=True):
     next_due: float | None = None
     contended: int = 0
     needs_slot: bool = False
-    floors: msgspec.Raw = msgspec.Raw()
+    scan_positions: msgspec.Raw = msgspec.Raw()
     last_group: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -90,7 +90,7 @@ def decode_pick_result(rows: Sequence[Row]) -> PickResult:
             for name, queue in queues.items()
             if queue.unmet
         ],
-        {name: floors.decode() for name, queue in queues.items() if (floors := bytes(queue.floors))},
+        {name: positions.decode() for name, queue in queues.items() if (positions := bytes(queue.scan_positions))},
         {name: queue.last_group for name, queue in queues.items() if queue.last_group is not msgspec.UNSET},
         frozenset(report.woken_queues or ()),
         report.blocked,

@@ -24,7 +24,7 @@ _HELPERS: Final = (
     "session_login",
     "may_read_column",
     "may_change_others",
-    "own_ids",
+    "ids_of_own_instances",
     "id_of_key",
 )
 """Functions with a quoted body that SQL functions call, in the order in which they call each other."""

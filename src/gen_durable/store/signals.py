@@ -64,7 +64,7 @@ class SignalStatementBuilder:
         args = (instance, after, PAGE_BYTES, names, without)
         return Statement(self._inbox_page, args, lambda rows: list(decode_inbox(rows[0][0] or "[]")))
 
-    def reject(
+    def reject_unreadable_signals(
         self, instance: int, epoch: int, ids: Sequence[int], reasons: Sequence[str], fingerprint: str
     ) -> Statement[RejectResult]:
         """Reject signals of one claim, and end the claim."""
@@ -86,11 +86,11 @@ class SignalStatementBuilder:
         columns: list[list[object]] = [[entry[n] for entry in fingerprints] for n in range(3)]
         return Statement(self._retry, (*columns, *after, batch), read)
 
-    def restore(self, ids: Sequence[int]) -> Statement[list[tuple[str, str | None]]]:
+    def restore_signals(self, ids: Sequence[int]) -> Statement[list[tuple[str, str | None]]]:
         """The verdict and the queue to wake, for each signal."""
         return Statement(self._restore, (list(ids),), lambda rows: [(row[0], row[1]) for row in rows])
 
-    def delete(
+    def delete_signals(
         self, instance: int | None, key: bytes | None, name: str | None
     ) -> Statement[DeleteSignalsResult | None]:
         def read(rows: Sequence[Row]) -> DeleteSignalsResult | None:

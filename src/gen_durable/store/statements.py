@@ -151,13 +151,13 @@ class StatementBuilder:
         self._get = f"select {INSTANCE} from {s}.get($1,$2) as i"  # noqa: S608
         self._unknown_steps = f"select fsm, fsm_version, step, queue, waiting from {s}.count_due_unknown_steps($1,$2)"  # noqa: S608
         self._unlocked_ids = f"select id from {s}.unlocked_ids($1)"  # noqa: S608
-        self._set_limit_texts(s)
+        self._build_limit_texts(s)
         self._notify = (
             "select pg_catalog.pg_notify($1, payload) from pg_catalog.unnest($2::pg_catalog.text[]) as payload, "
             "pg_catalog.set_config('synchronous_commit', 'off', true)"
         )
 
-    def _set_limit_texts(self, s: str) -> None:
+    def _build_limit_texts(self, s: str) -> None:
         self._set_limit = f"select changed, woken_queues from {s}.set_limit($1,$2,$3,$4,$5,$6::text::jsonb,false)"  # noqa: S608
         self._remove_limit = f"select removed, woken_queues from {s}.remove_limit($1,false)"  # noqa: S608
         self._limits = f"select * from {s}.limit_states()"  # noqa: S608
@@ -200,14 +200,27 @@ class StatementBuilder:
         known: list[str],
         lease: float,
         *,
-        floors: str | None = None,
+        scan_positions: str | None = None,
         fair: str | None = None,
         free: Sequence[int] | None = None,
         crashed: int | None = None,
         last_chance: bool = True,
     ) -> Statement[PickResult]:
-        """`floors` and `fair` are JSON, from the reports of earlier picks. The others are explained in `pick.sql`."""
-        args = (worker, list(demands), list(demands.values()), known, lease, floors, fair, free, crashed, last_chance)
+        """`scan_positions` and `fair` are JSON, from the reports of earlier picks. The others are explained in
+        `pick.sql`.
+        """
+        args = (
+            worker,
+            list(demands),
+            list(demands.values()),
+            known,
+            lease,
+            scan_positions,
+            fair,
+            free,
+            crashed,
+            last_chance,
+        )
         return Statement(self._pick, args, decode_pick_result)
 
     def pick_without_payloads(self, statement: Statement[PickResult]) -> Statement[PickResult]:

@@ -118,14 +118,14 @@ class UnmetDemand:
 class PickResult:
     """The result of a pick.
 
-    `floors`: by queue, where its live rows begin, as JSON, if the search for them was slow. `last_groups`: by fair
-    queue, the group served last. `woken_queues`: queues in which blocked rows became due. `blocked`: rows that the pick
-    has blocked; a gate may occur several times.
+    `scan_positions`: by queue, where its live rows begin, as JSON, if the search for them was slow. `last_groups`: by
+    fair queue, the group served last. `woken_queues`: queues in which blocked rows became due. `blocked`: rows that the
+    pick has blocked; a gate may occur several times.
     """
 
     claims: list[Claim]
     unmet: list[UnmetDemand]
-    floors: dict[str, str] = field(default_factory=dict[str, str])
+    scan_positions: dict[str, str] = field(default_factory=dict[str, str])
     last_groups: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     woken_queues: frozenset[str] = frozenset()
     blocked: list[BlockedRows] = field(default_factory=list[BlockedRows])

@@ -16,7 +16,7 @@ from gen_durable.instances import Status
 from gen_durable.signals import Received, Signal
 from gen_durable.starts import Startable, to_step_spec
 from gen_durable.step_services import StepConnection, StepTransaction
-from gen_durable.testing.memory_journal import NOTHING, MemoryJournal
+from gen_durable.testing.memory_journal import NO_CHECKPOINT, MemoryJournal
 from gen_durable.validation import check_key
 
 P = TypeVar("P")
@@ -26,7 +26,7 @@ FIRST_SIGNAL_AT: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclasses.dataclass(slots=True)
-class MadeExecution:
+class ExecutionWithoutClaim:
     """The part of a claim that a context reads (`StepExecution`)."""
 
     step_errors: int
@@ -49,7 +49,7 @@ def make_context(
     unique_key: str | bytes | None = None,
     parent_id: int | None = None,
     connection: StepConnection | None = None,
-    checkpoint: object = NOTHING,
+    checkpoint: object = NO_CHECKPOINT,
     finished: Mapping[str, object] | None = None,
 ) -> Context:
     """The context of one execution of a step.
@@ -81,7 +81,7 @@ def make_context(
         _children=tuple(dataclasses.replace(child, id=id + n) for n, child in enumerate(children, start=1)),
         _transaction=None if connection is None else StepTransaction(connection),
         _journal=MemoryJournal(checkpoint, finished or {}),
-        _claim=MadeExecution(attempt, timed_out),
+        _claim=ExecutionWithoutClaim(attempt, timed_out),
     )
 
 

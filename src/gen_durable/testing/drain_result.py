@@ -56,7 +56,7 @@ class DrainResult:
 
     executions: tuple[Execution, ...] = ()
     waiting: tuple[Snapshot, ...] = ()
-    count_due_unknown_steps: frozenset[int] = frozenset()
+    unknown_step_ids: frozenset[int] = frozenset()
     """The waiting instances whose machine, version or step the harness does not have."""
 
     @property
@@ -109,7 +109,7 @@ class DrainResult:
         lines = [
             f"{self.executed} steps ran: {ran}" if ran else "no step ran",
             f"{self.done} done, {self.failed} failed, {self.retried} retried, {len(self.waiting)} still waiting",
-            *describe_waiting(self.waiting, self.count_due_unknown_steps),
+            *describe_waiting(self.waiting, self.unknown_step_ids),
         ]
         return "\n".join(lines)
 
@@ -122,12 +122,10 @@ class Runaway(GenDurableError):
         self.tally = tally
 
 
-def describe_waiting(waiting: Iterable[Snapshot], count_due_unknown_steps: frozenset[int]) -> list[str]:
+def describe_waiting(waiting: Iterable[Snapshot], unknown_step_ids: frozenset[int]) -> list[str]:
     """A line for each of the first ten waiting instances."""
     snapshots = list(waiting)
-    lines = [
-        f"  {one}{missing_code_hint(one) if one.id in count_due_unknown_steps else ''}" for one in snapshots[:LISTED]
-    ]
+    lines = [f"  {one}{missing_code_hint(one) if one.id in unknown_step_ids else ''}" for one in snapshots[:LISTED]]
     if len(snapshots) > LISTED:
         lines.append(f"  and {len(snapshots) - LISTED} more")
     return lines

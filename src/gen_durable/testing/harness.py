@@ -24,7 +24,7 @@ from gen_durable.store.types import Claim
 from gen_durable.testing.assertions import Assertions, Target
 from gen_durable.testing.drain_result import DrainResult, Execution, Runaway, describe_waiting, missing_code_hint
 from gen_durable.testing.instance_snapshot import Snapshot
-from gen_durable.testing.schema import check_throw_away
+from gen_durable.testing.schema import check_throw_away_schema
 from gen_durable.testing.stepper import Stepper
 from gen_durable.validation import check_delay
 
@@ -46,7 +46,7 @@ class Harness(Assertions):
             raise ConfigError("this harness is open already")
         self._opened = await services_of(self.app).open_if_closed()
         try:
-            await check_throw_away(self.app)
+            await check_throw_away_schema(self.app)
             stepper = Stepper(self.app, self._registry, self._statements, self._errors)
             await stepper.open()
         except BaseException:
@@ -180,7 +180,7 @@ class Harness(Assertions):
                 return claim
             tally = await self._make_drain_result(())
             raise AssertionError(
-                "\n".join(["no step can run now", *describe_waiting(tally.waiting, tally.count_due_unknown_steps)])
+                "\n".join(["no step can run now", *describe_waiting(tally.waiting, tally.unknown_step_ids)])
             )
         stepper = self._require_stepper
         await stepper.reap()
@@ -204,8 +204,8 @@ class Harness(Assertions):
 
     async def _make_drain_result(self, ran: Iterable[Execution]) -> DrainResult:
         waiting = await self.waiting()
-        count_due_unknown_steps = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
-        return DrainResult(tuple(ran), waiting, frozenset(count_due_unknown_steps))
+        unknown_step_ids = (w.id for w in waiting if self._registry.find(w.machine, w.version, w.step) is None)
+        return DrainResult(tuple(ran), waiting, frozenset(unknown_step_ids))
 
     def _make_runaway_error(self, tally: DrainResult, claim: Claim) -> Runaway:
         return Runaway(

@@ -101,10 +101,10 @@ def explore(
 
         def history(state: Any, script: Sequence[_Move]) -> None:
             __tracebackhide__ = True
-            record = _Record(machine(), invariants, raises)
+            record = _PlayedHistory(machine(), invariants, raises)
             record.add_line(f"an instance starts with {state!r}")
             one = Start(start.step, state, **start.options)
-            runner.run(_play_script(harness, one, script, record, all_jobs))
+            runner.run(_play_history(harness, one, script, record, all_jobs))
 
         try:
             decorate(start.states, script)(history)()
@@ -124,7 +124,7 @@ class _Move:
 
 
 @dataclass(slots=True)
-class _Record(Generic[M]):
+class _PlayedHistory(Generic[M]):
     """The history so far, in words, and the invariants."""
 
     machine: M
@@ -161,8 +161,12 @@ class _Record(Generic[M]):
         return "\n".join(f"  {number}. {line}" for number, line in enumerate(self.lines, 1))
 
 
-async def _play_script(
-    harness: Harness, start: Start[Any], script: Sequence[_Move], record: _Record[Any], jobs: Sequence[Job[Any, Any]]
+async def _play_history(
+    harness: Harness,
+    start: Start[Any],
+    script: Sequence[_Move],
+    record: _PlayedHistory[Any],
+    jobs: Sequence[Job[Any, Any]],
 ) -> None:
     __tracebackhide__ = True
     await harness.reset(machines=[record.machine], jobs=jobs)
@@ -181,7 +185,7 @@ async def _play_script(
     )
 
 
-async def _play_move(harness: Harness, handle: Handle[Any], move: _Move, record: _Record[Any]) -> bool:
+async def _play_move(harness: Harness, handle: Handle[Any], move: _Move, record: _PlayedHistory[Any]) -> bool:
     """Play one move. Returns False if it cannot happen now."""
     match move.kind:
         case "run":

@@ -104,7 +104,7 @@ class Snapshot:
 
 
 def decode_snapshot(row: Sequence[Any]) -> Snapshot:
-    """Read a row of `sql/snapshots.sql`."""
+    """Read a row of `sql/instance_snapshots.sql`."""
     return Snapshot(
         id=row[0],
         machine=row[1],

@@ -19,11 +19,11 @@ from gen_durable.store.schema import Schema
 
 
 @final
-class Nothing:
-    """The type of `NOTHING`: there is no checkpoint."""
+class NoCheckpoint:
+    """The type of `NO_CHECKPOINT`: there is no checkpoint."""
 
 
-NOTHING: Final = Nothing()
+NO_CHECKPOINT: Final = NoCheckpoint()
 
 
 class MemoryJournal:
@@ -33,7 +33,7 @@ class MemoryJournal:
 
     def __init__(self, checkpoint: object, finished: Mapping[str, object]) -> None:
         stored = StoredJournal(
-            None if checkpoint is NOTHING else (CHECKPOINT_FORMAT, 1, _encode_raw(checkpoint, "a checkpoint")),
+            None if checkpoint is NO_CHECKPOINT else (CHECKPOINT_FORMAT, 1, _encode_raw(checkpoint, "a checkpoint")),
             [
                 (n, name, True, encode(result, name).decode())
                 for n, (name, result) in enumerate(finished.items(), start=1)
@@ -47,13 +47,13 @@ class MemoryJournal:
         """The same journal for every claim."""
         return self._step_journal
 
-    async def run_actions(self, actions: Actions) -> Any:
+    async def run_journal_actions(self, actions: Actions) -> Any:
         """Perform actions on the event loop."""
         try:
             action = next(actions)
             while True:
                 try:
-                    answer = _run_action(action)
+                    answer = _run_journal_action(action)
                     if inspect.isawaitable(answer):
                         answer = await answer
                 except Exception as error:
@@ -63,15 +63,15 @@ class MemoryJournal:
         except StopIteration as end:
             return end.value
 
-    def run_actions_blocking(self, actions: Actions) -> Any:
+    def run_journal_actions_blocking(self, actions: Actions) -> Any:
         """Perform actions where no event loop runs."""
-        return asyncio.run(self.run_actions(actions))
+        return asyncio.run(self.run_journal_actions(actions))
 
     def report_progress(self, *_: object, **__: object) -> None:
         """Drop the report."""
 
 
-def _run_action(action: Action) -> Any:
+def _run_journal_action(action: Action) -> Any:
     return action.fn(*action.args) if isinstance(action, CallActivity) else True
 
 

@@ -60,7 +60,7 @@ async def drop_schema(dsn: str, name: str) -> None:
         await connection.close()
 
 
-async def check_throw_away(app: Durable) -> None:
+async def check_throw_away_schema(app: Durable) -> None:
     """Raise `ConfigError` unless the schema was created for a test."""
     schema = services_of(app).statements.schema
     if await services_of(app).pool.run(_mark_statement(schema)) != MARK:

@@ -22,27 +22,27 @@ from gen_durable.context import Context
 from gen_durable.core.notifier import Notifier
 from gen_durable.core.row_encryption import RowEncryption
 from gen_durable.core.services import Services, services_of
-from gen_durable.decoder_fingerprints import Fingerprints
+from gen_durable.decoder_fingerprints import DecoderFingerprints
 from gen_durable.durations import Duration
 from gen_durable.engine.active_claim import ActiveClaim
 from gen_durable.engine.claim_runner import ClaimRunner
 from gen_durable.engine.claim_table import ClaimTable
 from gen_durable.engine.committer import Committer
-from gen_durable.engine.executor import Executor, StepRaised, UndecodableState
+from gen_durable.engine.executor import Executor, TransactionalStepRaised, UndecodableState
 from gen_durable.engine.journal_writer import JournalWriter
 from gen_durable.engine.large_claim_reader import LargeClaimReader
-from gen_durable.engine.limits_in_step import LimitsInStep
 from gen_durable.engine.many_children import ChildrenReader
 from gen_durable.engine.outcome_encoder import EncodedOutcome
 from gen_durable.engine.slots import Slots
 from gen_durable.engine.slow_commit_connections import SlowCommitConnections
 from gen_durable.engine.step_journal import Action, SleepBeforeRetry
+from gen_durable.engine.step_limiter import StepLimiter
 from gen_durable.engine.task_set import TaskSet
 from gen_durable.engine.thread_pool import ThreadPool
 from gen_durable.engine.transactional_executor import TransactionalExecutor
 from gen_durable.errors import LeaseLost, NoFreeThread, OutcomeRejected, UnreadableSignal
 from gen_durable.pg.connection import PersistentConnection
-from gen_durable.registry import Entry, Registry
+from gen_durable.registry import Registry, StepEntry
 from gen_durable.retry_policy import RetryPolicy
 from gen_durable.step_services import StepTransaction
 from gen_durable.store.types import Claim, FollowUps
@@ -98,7 +98,7 @@ class Stepper:
         self._side_connections = SlowCommitConnections(services.connection_target, 1)
         self._threads = ThreadPool(1)
         self._tasks = TaskSet()
-        self._notifier = SilentNotifier(services)
+        self._notifier = CancelRecordingNotifier(services)
         self._journal = UnpausedJournalWriter(
             services.pool,
             services.schema.name,
@@ -111,7 +111,7 @@ class Stepper:
             WORKER,
             self._threads,
             ChildrenReader(services.pool, services.statements, services.encryption),
-            LimitsInStep(services.statement_runner, services.statements, self._notifier),
+            StepLimiter(services.statement_runner, services.statements, self._notifier),
             self._journal,
             encryption=None
             if services.encryption is None
@@ -141,7 +141,7 @@ class Stepper:
             notifier=self._notifier,
             events=self._events,
             max_crashes=None,
-            fingerprints=Fingerprints(registry, services.codec_identity),
+            fingerprints=DecoderFingerprints(registry, services.codec_identity),
         )
         slots.runner = self._runner = ClaimRunner(
             self._executor,
@@ -247,7 +247,7 @@ class Stepper:
                     await self._run_in_task(claim, self._transactional.execute_and_roll_back(claim, entry))
                 else:
                     await self._run_in_task(claim, self._executor.execute(claim, entry, may_continue=False))
-            except StepRaised as raised:
+            except TransactionalStepRaised as raised:
                 self._errors[claim.id] = raised.error
             except (UndecodableState, LeaseLost, NoFreeThread, UnreadableSignal):
                 pass  # recorded by the executor
@@ -282,7 +282,7 @@ class Stepper:
         self._build_parts(registry)
         self._errors.clear()
 
-    def _find_entry(self, claim: Claim) -> Entry:
+    def _find_entry(self, claim: Claim) -> StepEntry:
         return self._registry.get(claim.machine, claim.version, claim.step)
 
     async def _run_in_task(self, claim: Claim, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -311,7 +311,7 @@ class Stepper:
         return Execution(claim.id, claim.machine, claim.version, step, claim.attempt, outcome, error)
 
 
-class SilentNotifier(Notifier):
+class CancelRecordingNotifier(Notifier):
     """Sends no wake-ups, since the next claim finds what became runnable; remembers that children must be cancelled."""
 
     def __init__(self, services: Services) -> None:
@@ -337,7 +337,7 @@ class HarnessExecutor(Executor):
     async def execute(
         self,
         claim: Claim,
-        entry: Entry,
+        entry: StepEntry,
         *,
         may_continue: bool,
         previous: EncodedOutcome | None = None,
@@ -353,7 +353,7 @@ class HarnessExecutor(Executor):
             raise
 
     async def handle_step_error(
-        self, claim: Claim, entry: Entry, ctx: Context, error: Exception, *, may_continue: bool
+        self, claim: Claim, entry: StepEntry, ctx: Context, error: Exception, *, may_continue: bool
     ) -> EncodedOutcome:
         self.errors[claim.id] = error
         return await super().handle_step_error(claim, entry, ctx, error, may_continue=may_continue)
@@ -366,8 +366,8 @@ class HarnessExecutor(Executor):
 class UnpausedJournalWriter(JournalWriter):
     """Calls an activity again without the pause of its retry policy."""
 
-    async def _run_action(self, action: Action) -> Any:
-        return None if isinstance(action, SleepBeforeRetry) else await super()._run_action(action)
+    async def _run_journal_action(self, action: Action) -> Any:
+        return None if isinstance(action, SleepBeforeRetry) else await super()._run_journal_action(action)
 
-    def _run_action_blocking(self, action: Action) -> Any:
-        return None if isinstance(action, SleepBeforeRetry) else super()._run_action_blocking(action)
+    def _run_journal_action_blocking(self, action: Action) -> Any:
+        return None if isinstance(action, SleepBeforeRetry) else super()._run_journal_action_blocking(action)

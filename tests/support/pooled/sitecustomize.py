@@ -50,7 +50,7 @@ def install() -> None:
     connected = connecting.connect
     made = client.Durable.__init__
 
-    async def connect(target: connecting.Target, *last: Any) -> connecting.HostConnection:
+    async def connect(target: connecting.ConnectionTarget, *last: Any) -> connecting.HostConnection:
         return await connected(replace(target, dsn=redirected(target.dsn)), *last)
 
     @functools.wraps(made)

@@ -18,10 +18,10 @@ from rich.live import Live
 from gen_durable.cli.console import new_live_console, report_errors
 from gen_durable.cli.database import ConnectedDatabase, open_database
 from gen_durable.cli.demo.processes import WorkerProcesses
+from gen_durable.cli.demo.run_verifier import DemoReport, verify_run
 from gen_durable.cli.demo.schema import recreate_schema
 from gen_durable.cli.demo.script import DemoFailed, Script
-from gen_durable.cli.demo.verify_run import DemoReport, check_run
-from gen_durable.cli.demo.view_protocol import View
+from gen_durable.cli.demo.view_protocol import DemoView
 from gen_durable.cli.demo.views import LineView, LiveView, print_report
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.store.schema import Schema
@@ -56,7 +56,7 @@ def demo(
     console = new_live_console()
     is_live = console.is_terminal and not plain and not os.environ.get("CI")
     report = asyncio.run(_run_demo(dsn, console, seconds, is_live=is_live))
-    if not report.is_good:
+    if not report.has_passed:
         raise typer.Exit(1)
 
 
@@ -78,14 +78,14 @@ async def _run_demo(dsn: str | None, console: Console, seconds: float, *, is_liv
                 seen = await script.run()
             except DemoFailed as error:
                 raise DemoFailed(f"{error}. See the workers' log: {log}") from error
-        report = await check_run(database, seen)
+        report = await verify_run(database, seen)
         print_report(report, console)
         _print_next_steps(console, database, event_log, log)
     return report
 
 
 @contextmanager
-def _open_view(console: Console, *, is_live: bool) -> Generator[View]:
+def _open_view(console: Console, *, is_live: bool) -> Generator[DemoView]:
     if not is_live:
         yield LineView()
         return

@@ -1,4 +1,4 @@
-"""Start, freeze, kill and stop the demo's worker processes."""
+"""Start, suspend, kill and stop the demo's worker processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Final
 
 from gen_durable.cli.demo.event_log import EVENT_LOG, PACE
 
-COMMAND: Final = [sys.executable, "-m", "gen_durable.cli", "worker", "gen_durable.cli.demo.worker_program:worker"]
+COMMAND: Final = [sys.executable, "-m", "gen_durable.cli", "worker", "gen_durable.cli.demo.worker_program:make_worker"]
 STOP_TIMEOUT: Final = 10.0
 
 
-class State(StrEnum):
+class ProcessState(StrEnum):
     """The state of a worker process, as the demo shows it."""
 
     STARTING = "starting"
@@ -34,7 +34,7 @@ class WorkerProcess:
     number: int
     process: asyncio.subprocess.Process
     replaces: WorkerProcess | None = None
-    state: State = State.STARTING
+    state: ProcessState = ProcessState.STARTING
     name: str = ""
     steps: int = 0
     running_steps: dict[int, str] = field(default_factory=dict[int, str])
@@ -48,7 +48,7 @@ class WorkerProcess:
 
 
 class WorkerProcesses:
-    """Starts, freezes, kills and stops worker processes."""
+    """Starts, suspends, kills and stops worker processes."""
 
     def __init__(self, dsn: str, event_log: Path, log: Path, pace: float) -> None:
         self._environment = os.environ | {"DATABASE_URL": dsn, EVENT_LOG: str(event_log), PACE: str(pace)}
@@ -75,18 +75,18 @@ class WorkerProcesses:
         """The worker with a process id."""
         return next(worker for worker in self.workers if worker.pid == pid)
 
-    def freeze(self, worker: WorkerProcess) -> None:
+    def suspend(self, worker: WorkerProcess) -> None:
         """SIGSTOP a process, so that it stays in the middle of its steps."""
         worker.process.send_signal(signal.SIGSTOP)
 
-    def thaw(self, worker: WorkerProcess) -> None:
+    def resume(self, worker: WorkerProcess) -> None:
         worker.process.send_signal(signal.SIGCONT)
 
     async def kill(self, worker: WorkerProcess) -> None:
         """SIGKILL a process: it can release nothing."""
         worker.process.send_signal(signal.SIGKILL)
         await worker.process.wait()
-        worker.state = State.KILLED
+        worker.state = ProcessState.KILLED
         worker.running_steps.clear()
 
     async def stop_all(self) -> bool:
@@ -104,5 +104,5 @@ class WorkerProcesses:
         except TimeoutError:
             worker.process.kill()
             code = await worker.process.wait()
-        worker.state = State.STOPPED
+        worker.state = ProcessState.STOPPED
         return code

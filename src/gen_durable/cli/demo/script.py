@@ -1,7 +1,7 @@
 """Run the demo: open a shop, let its customers pay or not, and kill one of its workers in the middle of a step.
 
 The engine gets no help: the script inserts orders, sends signals, kills a process, and otherwise only reads. It returns
-its `Observations`, from which `verify_run` decides whether the engine kept its guarantees.
+its `Observations`, from which `run_verifier` decides whether the engine kept its guarantees.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gen_durable import Durable, Handle, Start
 from gen_durable.cli.database import ConnectedDatabase
 from gen_durable.cli.demo.event_log import EventLogReader, LogEntry
 from gen_durable.cli.demo.machines import Checkout, Order, Paid, Receipt, payment, stocktake
-from gen_durable.cli.demo.processes import State, WorkerProcess, WorkerProcesses
-from gen_durable.cli.demo.view_protocol import DemoState, Event, Importance, View
+from gen_durable.cli.demo.processes import ProcessState, WorkerProcess, WorkerProcesses
+from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, DemoView, EventImportance
 from gen_durable.cli.demo.worker_program import SCHEMA
 from gen_durable.errors import GenDurableError
 from gen_durable.invariant_checker import count_by_step_and_status
@@ -69,7 +69,7 @@ class Script:
     """Runs the demo once."""
 
     def __init__(
-        self, database: ConnectedDatabase, workers: WorkerProcesses, event_log: Path, view: View, pace: float
+        self, database: ConnectedDatabase, workers: WorkerProcesses, event_log: Path, view: DemoView, pace: float
     ) -> None:
         self._database = database
         self._workers = workers
@@ -94,13 +94,13 @@ class Script:
             await self._start_worker()
             async with Durable(self._database.dsn, schema=SCHEMA) as app:
                 await self._insert_orders(app)
-                await self._run_orders(app)
+                await self._run_until_orders_ended(app)
                 self.seen.seconds = time.monotonic() - self._opened
                 self.seen.drained = await self._workers.stop_all()
         finally:
             following.cancel()
             await self._workers.stop_all()
-        self._read_events()
+        self._handle_new_entries()
         self._show_state()
         return self.seen
 
@@ -114,7 +114,7 @@ class Script:
         await app.insert(stocktake, "cellar")
         self._report_event(f"{len(orders)} orders placed, and a stocktake inserted")
 
-    async def _run_orders(self, app: Durable) -> None:
+    async def _run_until_orders_ended(self, app: Durable) -> None:
         customers = asyncio.create_task(self._send_payments(app))
         killing = asyncio.create_task(self._kill_worker())
         try:
@@ -125,7 +125,7 @@ class Script:
                     await asyncio.sleep(0.15)
             await asyncio.gather(customers, killing)
         except TimeoutError:
-            self._report_event("giving up: some orders have not ended in time", Importance.BAD)
+            self._report_event("giving up: some orders have not ended in time", EventImportance.BAD)
         finally:
             customers.cancel()
             killing.cancel()
@@ -142,15 +142,15 @@ class Script:
             await asyncio.sleep(7 * self._pace / len(paying))
 
     async def _kill_worker(self) -> None:
-        """Kill a worker in the middle of a charge: freeze it first, and check that its claim is still open."""
+        """Kill a worker in the middle of a charge: suspend it first, and check that its claim is still open."""
         await self._wait_until(lambda: self._charges >= CHARGES_BEFORE_KILL)
         victim = self._victim = self._workers.workers[1]
         while True:
             instance = await self._victim_charges.get()
-            self._workers.freeze(victim)
+            self._workers.suspend(victim)
             if instance in await self._read_claimed_steps(victim):
                 break
-            self._workers.thaw(victim)
+            self._workers.resume(victim)
         await self._workers.kill(victim)
         await asyncio.sleep(IN_FLIGHT_TIME)
         claimed = await self._read_claimed_steps(victim)
@@ -158,19 +158,21 @@ class Script:
         self._shown_instance = instance
         step, subject = claimed[instance], self._subjects[instance]
         others = f" (and {len(claimed) - 1} other steps)" if len(claimed) > 1 else ""
-        self._report_event(f"{victim} killed with SIGKILL while running {step} for {subject}{others}", Importance.BAD)
+        self._report_event(
+            f"{victim} killed with SIGKILL while running {step} for {subject}{others}", EventImportance.BAD
+        )
         await asyncio.sleep(self._pace)
         await self._start_worker(replaces=victim)
 
     async def _read_claimed_steps(self, worker: WorkerProcess) -> dict[int, str]:
         """The steps that a worker has claimed in the database, by instance."""
         query = Schema(SCHEMA).render("select id, step from @schema.instances where locked_by = $1")
-        return await self._database.connection.run(Statement(query, (worker.name,), _decode_pairs))
+        return await self._database.connection.run(Statement(query, (worker.name,), _decode_steps_by_id))
 
     async def _start_worker(self, replaces: WorkerProcess | None = None) -> None:
         worker = await self._workers.start(replaces)
-        await self._wait_until(lambda: worker.state is State.WORKING or worker.process.returncode is not None)
-        if worker.state is not State.WORKING:
+        await self._wait_until(lambda: worker.state is ProcessState.WORKING or worker.process.returncode is not None)
+        if worker.state is not ProcessState.WORKING:
             raise DemoFailed(f"{worker} exited with code {worker.process.returncode} while it started")
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
@@ -179,10 +181,10 @@ class Script:
 
     async def _follow_events(self) -> None:
         while True:
-            self._read_events()
+            self._handle_new_entries()
             await asyncio.sleep(0.03)
 
-    def _read_events(self) -> None:
+    def _handle_new_entries(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             for entry in self._reader.read_new():
                 self._handle_entry(entry)
@@ -191,16 +193,16 @@ class Script:
         worker = self._workers.find(entry.pid)
         match entry.kind:
             case "ready":
-                worker.state, worker.name = State.WORKING, entry.worker
+                worker.state, worker.name = ProcessState.WORKING, entry.worker
                 role = f" and replaces {worker.replaces}" if worker.replaces is not None else ""
-                self._report_event(f"{worker} (pid {worker.pid}) is ready{role}", Importance.GOOD)
+                self._report_event(f"{worker} (pid {worker.pid}) is ready{role}", EventImportance.GOOD)
             case "started":
                 self._record_step_start(worker, entry)
             case "committed":
                 self._record_step_commit(worker, entry)
             case "reaped":
                 several = "1 instance" if len(entry.ids) == 1 else f"{len(entry.ids)} instances"
-                self._report_event(f"lease expired: {several} reclaimed by {worker}", Importance.GOOD)
+                self._report_event(f"lease expired: {several} reclaimed by {worker}", EventImportance.GOOD)
 
     def _record_step_start(self, worker: WorkerProcess, entry: LogEntry) -> None:
         self.seen.executions[entry.id] += 1
@@ -209,7 +211,7 @@ class Script:
         if entry.id in self.seen.interrupted - self.seen.resumed:
             self.seen.resumed.add(entry.id)
             if entry.id == self._shown_instance:
-                self._report_event(f"{entry.step} for {entry.subject} runs again, on {worker}", Importance.GOOD)
+                self._report_event(f"{entry.step} for {entry.subject} runs again, on {worker}", EventImportance.GOOD)
         if worker is self._victim and entry.step == "charge":
             self._victim_charges.put_nowait(entry.id)
 
@@ -228,9 +230,9 @@ class Script:
     def _have_all_ended(self) -> bool:
         return bool(self._state.counts) and all(count.status.terminal for count in self._state.counts)
 
-    def _report_event(self, text: str, level: Importance = Importance.PLAIN) -> None:
+    def _report_event(self, text: str, level: EventImportance = EventImportance.PLAIN) -> None:
         at = time.monotonic() - self._opened if self.seen.placed else 0.0
-        event = Event(at, text, level)
+        event = DemoEvent(at, text, level)
         self._state.events.append(event)
         self._view.show_event(event)
 
@@ -250,5 +252,5 @@ def _make_orders(pace: float) -> list[tuple[Order, int | None]]:
     return orders
 
 
-def _decode_pairs(rows: Sequence[Sequence[Any]]) -> dict[int, str]:
+def _decode_steps_by_id(rows: Sequence[Sequence[Any]]) -> dict[int, str]:
     return {row[0]: row[1] for row in rows}

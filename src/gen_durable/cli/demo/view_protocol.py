@@ -10,7 +10,7 @@ from gen_durable.cli.demo.processes import WorkerProcess
 from gen_durable.invariant_checker import StepCount
 
 
-class Importance(StrEnum):
+class EventImportance(StrEnum):
     """The importance of an event; views colour it."""
 
     PLAIN = "plain"
@@ -19,12 +19,12 @@ class Importance(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class DemoEvent:
     """One line of the demo's report."""
 
     at: float
     text: str
-    level: Importance
+    level: EventImportance
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class DemoState:
     at: float = 0.0
     workers: list[WorkerProcess] = field(default_factory=list[WorkerProcess])
     counts: list[StepCount] = field(default_factory=list[StepCount])
-    events: list[Event] = field(default_factory=list[Event])
+    events: list[DemoEvent] = field(default_factory=list[DemoEvent])
 
 
-class View(Protocol):
+class DemoView(Protocol):
     """Shows the demo to the user."""
 
-    def show_event(self, event: Event) -> None:
+    def show_event(self, event: DemoEvent) -> None:
         """Show an event."""
         ...
 

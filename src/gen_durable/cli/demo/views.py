@@ -12,9 +12,9 @@ from rich.text import Text
 
 from gen_durable.cli.console import print_line, styled
 from gen_durable.cli.demo.machines import Checkout, Pack, stocktake
-from gen_durable.cli.demo.processes import State
-from gen_durable.cli.demo.verify_run import DemoReport
-from gen_durable.cli.demo.view_protocol import DemoState, Event, Importance
+from gen_durable.cli.demo.processes import ProcessState
+from gen_durable.cli.demo.run_verifier import DemoReport
+from gen_durable.cli.demo.view_protocol import DemoEvent, DemoState, EventImportance
 from gen_durable.instances import Status
 from gen_durable.invariant_checker import StepCount
 from gen_durable.machines import StepSpec
@@ -32,12 +32,12 @@ _COLOURS: Final = {
     Status.FAILED: "yellow",
     Status.CANCELLED: "red",
 }
-_LEVEL_STYLES: Final = {Importance.PLAIN: "", Importance.GOOD: "green", Importance.BAD: "bold red"}
+_LEVEL_STYLES: Final = {EventImportance.PLAIN: "", EventImportance.GOOD: "green", EventImportance.BAD: "bold red"}
 _STATE_STYLES: Final = {
-    State.STARTING: "yellow",
-    State.WORKING: "green",
-    State.KILLED: "bold red",
-    State.STOPPED: "dim",
+    ProcessState.STARTING: "yellow",
+    ProcessState.WORKING: "green",
+    ProcessState.KILLED: "bold red",
+    ProcessState.STOPPED: "dim",
 }
 
 
@@ -47,7 +47,7 @@ class LineView:
     def __init__(self) -> None:
         self._shown = 0.0
 
-    def show_event(self, event: Event) -> None:
+    def show_event(self, event: DemoEvent) -> None:
         print_line(f"{event.at:5.1f} s  {event.text}")
 
     def show_state(self, state: DemoState) -> None:
@@ -65,7 +65,7 @@ class LiveView:
         self._bar = max(10, min(MAX_BAR, console.width - BESIDE_BAR))
         self._events = max(3, min(MAX_EVENTS, console.height - BESIDE_EVENTS))
 
-    def show_event(self, event: Event) -> None:
+    def show_event(self, event: DemoEvent) -> None:
         """Does nothing: the state holds the events."""
 
     def show_state(self, state: DemoState) -> None:
@@ -137,7 +137,7 @@ def _status_counts_text(counts: list[StepCount]) -> Text:
 def _workers_table(state: DemoState) -> Table:
     table = Table.grid(padding=(0, 2))
     for worker in state.workers:
-        label = "killed (SIGKILL)" if worker.state is State.KILLED else worker.state.value
+        label = "killed (SIGKILL)" if worker.state is ProcessState.KILLED else worker.state.value
         steps = ", ".join(list(worker.running_steps.values())[:3])
         more = f" +{len(worker.running_steps) - 3}" if len(worker.running_steps) > 3 else ""
         table.add_row(

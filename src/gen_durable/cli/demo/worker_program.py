@@ -1,4 +1,4 @@
-"""The program of each worker process: `gen-durable worker gen_durable.cli.demo.worker_program:worker`."""
+"""The program of each worker process: `gen-durable worker gen_durable.cli.demo.worker_program:make_worker`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA: Final = "gen_durable_demo"
 LEASE: Final = timedelta(seconds=2)
 
 
-def worker() -> Worker:
+def make_worker() -> Worker:
     """A worker with a short lease, so that the claims of a killed worker are soon taken over."""
     app = Durable(schema=SCHEMA)  # uses DATABASE_URL
     app.events.subscribe(_EventRecorder().record_event)

@@ -45,7 +45,7 @@ begin
     select i.id from @schema.instances i where given.id is null and i.unique_guard = given.key
   ) as holder on true;
   if session_user <> current_user and not @schema.may_change_others() then
-    target_ids := @schema.own_ids(target_ids);
+    target_ids := @schema.ids_of_own_instances(target_ids);
   end if;
   parent_ids := array(  -- a parent never changes
     select child.parent_id from @schema.instances child where child.id = any (target_ids)

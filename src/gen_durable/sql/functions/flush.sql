@@ -168,7 +168,7 @@ begin
       locked_by = case when outcome.keeps_claim then i.locked_by end,
       lease_expires_at = case when outcome.keeps_claim then i.lease_expires_at end,
       finished_at = case when outcome.is_end then now() end,
-      unique_scope = @schema.unique_scope_after(i.unique_scope, outcome.status),
+      unique_scope = @schema.unique_scope_in_status(i.unique_scope, outcome.status),
       updated_at = now()
     from outcomes as outcome
     where i.id = outcome.id and i.claims = outcome.epoch and i.seq = outcome.seq
@@ -245,7 +245,7 @@ begin
         await_deadline = null,
         children_pending = 0,
         joined = true,
-        unique_scope = @schema.unique_scope_after(i.unique_scope, 'runnable')
+        unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'runnable')
       where i.id = any (fanout_ids) and i.children_pending < coalesce(i.children_needed, 1)
       returning i.queue
     )

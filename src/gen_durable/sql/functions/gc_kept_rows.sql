@@ -25,33 +25,33 @@ declare
   visit_until timestamp;
   last_deleted timestamp;
 begin
-  select @schema.keep_passes_at(i.finished_at, i.keep_seconds) into visit_until
+  select @schema.keep_ends_at(i.finished_at, i.keep_seconds) into visit_until
   from @schema.instances i
-  where @schema.keep_passes_at(i.finished_at, i.keep_seconds) >= visit_from
-    and @schema.keep_passes_at(i.finished_at, i.keep_seconds) < past
+  where @schema.keep_ends_at(i.finished_at, i.keep_seconds) >= visit_from
+    and @schema.keep_ends_at(i.finished_at, i.keep_seconds) < past
     and i.keep_seconds < 'Infinity'
-  order by @schema.keep_passes_at(i.finished_at, i.keep_seconds)
+  order by @schema.keep_ends_at(i.finished_at, i.keep_seconds)
   offset batch + 1000 limit 1;
   if visit_until = visit_from then
-    select @schema.keep_passes_at(i.finished_at, i.keep_seconds) into visit_until
+    select @schema.keep_ends_at(i.finished_at, i.keep_seconds) into visit_until
     from @schema.instances i
-    where @schema.keep_passes_at(i.finished_at, i.keep_seconds) > visit_from
-      and @schema.keep_passes_at(i.finished_at, i.keep_seconds) < past
+    where @schema.keep_ends_at(i.finished_at, i.keep_seconds) > visit_from
+      and @schema.keep_ends_at(i.finished_at, i.keep_seconds) < past
       and i.keep_seconds < 'Infinity'
-    order by @schema.keep_passes_at(i.finished_at, i.keep_seconds)
+    order by @schema.keep_ends_at(i.finished_at, i.keep_seconds)
     limit 1;
   end if;
 
   with old as materialized (
-    select i.ctid as place, @schema.keep_passes_at(i.finished_at, i.keep_seconds) as passed_at
+    select i.ctid as place, @schema.keep_ends_at(i.finished_at, i.keep_seconds) as passed_at
     from @schema.instances i
-    where @schema.keep_passes_at(i.finished_at, i.keep_seconds) >= visit_from
-      and @schema.keep_passes_at(i.finished_at, i.keep_seconds) < coalesce(visit_until, past)
+    where @schema.keep_ends_at(i.finished_at, i.keep_seconds) >= visit_from
+      and @schema.keep_ends_at(i.finished_at, i.keep_seconds) < coalesce(visit_until, past)
       and i.keep_seconds < 'Infinity'
       and not exists (
         select from @schema.instances parent where parent.id = i.parent_id and parent.finished_at is null
       )
-    order by @schema.keep_passes_at(i.finished_at, i.keep_seconds)
+    order by @schema.keep_ends_at(i.finished_at, i.keep_seconds)
     offset skip
     limit batch
     for update skip locked

@@ -2,7 +2,7 @@
 --
 -- Without roles (roles.sql) it is always true: functions run with the rights of their callers, which Postgres checks.
 -- With roles the right to call this function stands for it: a producer has none, so the instances of others do not exist
--- for its signals and cancels (own_ids.sql).
+-- for its signals and cancels (ids_of_own_instances.sql).
 create or replace function @schema.may_change_others()
 returns boolean
 language sql

@@ -4,7 +4,7 @@
 --   worker, lease     goes to locked_by; the length of the lease in seconds
 --   queues, demands   the queues to search, and how many rows to claim in each
 --   known             the steps that the worker can run (qualified_step_name.sql)
---   floors            {queue: [[priority, due_at, id], ...]}, as an earlier pick has reported them
+--   scan_positions    {queue: [[priority, due_at, id], ...]}, as an earlier pick has reported them
 --   fair              {queue: [kind of its groups, the group served last or null]} for fair queues
 --   free              how many rows of each queue start at once; the others are claimed ahead, and must leave limits and
 --                     contended partition keys alone (rows_to_claim_ahead.sql). Null if all start at once
@@ -15,17 +15,18 @@
 -- Returns one row per claim, the most urgent first. `limited` is the slot that the row takes, '' for a row with a rate
 -- limit only; is_woken_by_deadline is true for the claim that a deadline caused, and not for later ones.
 -- If there is anything to report, one more row has a null id and only `report`:
---   queues    {queue: {unmet, next_due, contended, needs_slot, floors, last_group}}: `unmet` if fewer rows than demanded
---             were found; then next_due is the number of seconds until the next row is due (null if no row waits),
+--   queues    {queue: {unmet, next_due, contended, needs_slot, scan_positions, last_group}}: `unmet` if fewer rows
+--             than demanded were found; then next_due is the number of seconds until the next row is due (null if no row waits),
 --             contended the number of due rows that were skipped because their gate is busy, and needs_slot is true if
---             due rows were left because they must not be claimed ahead. floors and last_group are for the next pick.
+--             due rows were left because they must not be claimed ahead. scan_positions and last_group are for the next
+--             pick.
 --   woken_queues  queues in which other rows became due
 --   blocked   [{gate, queue, count, granted, id, machine}]: how many rows of a queue were blocked on a gate, how many the
 --             rate limit has admitted instead, and the first of the blocked rows. At most about a hundred entries
--- Floors: rows that were picked earlier leave dead entries at the head of the index. The next scan removes them, unless
--- a long transaction prevents that; then every pick walks over more of them. A pick that has walked for more than
--- 5 ms reports where the live rows begin, for each priority, and the next picks start there. Rows that are inserted
--- below a floor are found when the caller omits the floors again (engine/scan_positions.py).
+-- Scan positions: rows that were picked earlier leave dead entries at the head of the index. The next scan removes
+-- them, unless a long transaction prevents that; then every pick walks over more of them. A pick that has walked for
+-- more than 5 ms reports where the live rows begin, for each priority, and the next picks start there. Rows that are inserted
+-- below a scan position are found when the caller omits the positions again (engine/scan_positions.py).
 -- Sizes: a queue whose states come to more than 1 MB is cut short and searched again by the next pick, so that the queues
 -- of a worker do not wait for the large states of one. A compressed state counts as a hundred times its size, which is the
 -- most that it can be; if that is too much, rows_up_to_size.sql measures.
@@ -37,7 +38,7 @@
 -- Long because: the loop shares its counters with every branch; passing them on would take more lines than it saves.
 -- Guarded by tests/store/test_pick.py, test_guards.py, tests/interleavings/test_claim_claim.py.
 create or replace function @schema.pick(
-  worker text, queues text[], demands int[], known text[], lease float8, floors jsonb default null,
+  worker text, queues text[], demands int[], known text[], lease float8, scan_positions jsonb default null,
   fair jsonb default null, free int[] default null, crashed int default null, last_chance boolean default true,
   with_payloads boolean default true
 )
@@ -68,14 +69,14 @@ declare
   is_fair boolean;
   last_group text;
   is_cut_short boolean;         -- lock_fair_rows stopped before it had seen every group
-  level int;                    -- index into the queue's floors
-  level_floor jsonb;
+  level int;                    -- index into the queue's scan positions
+  level_position jsonb;
   level_priority int;
   head_due_at timestamptz;      -- the first row of the priority: its due_at,
   head_id bigint;               -- and its id
   search_began timestamptz;
   search_time interval;
-  found_floors jsonb;
+  found_positions jsonb;
   next_at timestamptz;
   next_due_at timestamptz;
   skipped_count int;            -- rows blocked or left behind a busy gate
@@ -122,7 +123,7 @@ begin
     level_priority := -32769;  -- below the lowest
     level := -1;
     search_time := interval '0';
-    found_floors := '[]';
+    found_positions := '[]';
     claimed_before := cardinality(claimed_rows);
     if coalesce(crashed_left, demand) + last_chance::int > 0 and coalesce(free[queue_number], demand) > 0 and exists (
       select from @schema.instances i
@@ -138,17 +139,17 @@ begin
     end if;
     while demand > 0 loop
       level := level + 1;
-      level_floor := floors -> queue_name -> level;
+      level_position := scan_positions -> queue_name -> level;
       search_began := clock_timestamp();
       select head.priority, head.due_at, head.id into level_priority, head_due_at, head_id
-      from @schema.first_of_next_priority(queue_name, level_priority, level_floor) as head;
+      from @schema.first_of_next_priority(queue_name, level_priority, level_position) as head;
       search_time := search_time + (clock_timestamp() - search_began);
       exit when level_priority is null;
       if head_due_at is null then
-        found_floors := found_floors || jsonb_build_array(level_floor);
+        found_positions := found_positions || jsonb_build_array(level_position);
         continue;
       end if;
-      found_floors := found_floors || jsonb_build_array(
+      found_positions := found_positions || jsonb_build_array(
         case
           -- Rows that fall due now come in by transactions that began a little earlier.
           when head_due_at < now() - interval '1 second' then jsonb_build_array(level_priority, head_due_at, head_id)
@@ -285,7 +286,7 @@ begin
       queue_report := coalesce(queue_report, '{}') || jsonb_build_object('last_group', last_group);
     end if;
     if search_time > interval '5 milliseconds' then
-      queue_report := coalesce(queue_report, '{}') || jsonb_build_object('floors', found_floors);
+      queue_report := coalesce(queue_report, '{}') || jsonb_build_object('scan_positions', found_positions);
     end if;
     if queue_report is not null then
       queue_reports := coalesce(queue_reports, '{}') || jsonb_build_object(queue_name, queue_report);
@@ -323,7 +324,7 @@ begin
         token_at = null,
         seen = null,
         claimed_ahead = free is not null and i.ctid <> all (starting_rows),
-        unique_scope = @schema.unique_scope_after(i.unique_scope, 'executing'),
+        unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'executing'),
         updated_at = now()
       where i.ctid = any (claimed_rows)
       returning i.*

@@ -121,7 +121,7 @@ begin
         when i.cancel_reason is not null then null when i.id = any (ending) then 'CrashLoop' else i.error_type
       end,
       last_traceback = case when i.id = any (ending) then null else i.last_traceback end,
-      unique_scope = @schema.unique_scope_after(i.unique_scope, case
+      unique_scope = @schema.unique_scope_in_status(i.unique_scope, case
         when i.cancel_reason is not null then 'cancelled' when i.id = any (ending) then 'failed' else 'runnable'
       end::@schema.durable_status),
       updated_at = now()

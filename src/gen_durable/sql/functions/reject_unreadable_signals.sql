@@ -1,7 +1,7 @@
 -- reject_unreadable_signals: take signals out of their inbox that a worker cannot read, and put their rows back.
 --
 -- Parameters: one element per signal: the instance and the epoch of its claim, the signal, the reason (never a value of
--- the payload), and the fingerprint of the definition that could not read it (gen_durable/fingerprints.py).
+-- the payload), and the fingerprint of the definition that could not read it (gen_durable/decoder_fingerprints.py).
 -- Returns one row: the rejected signals, and the queues in which rows became runnable.
 -- A rejected signal is kept with its payload, wakes nothing, and frees its dedup key. An instance keeps its newest 10,000
 -- rejected signals, and 64 MB of them. The claim ends without a crash and without an attempt. A row that awaits signals
@@ -72,7 +72,7 @@ begin
     claimed_ahead = false,
     locked_by = null,
     lease_expires_at = null,
-    unique_scope = @schema.unique_scope_after(i.unique_scope, 'awaiting_signal'),
+    unique_scope = @schema.unique_scope_in_status(i.unique_scope, 'awaiting_signal'),
     updated_at = now()
   where i.id = any (parked);
   -- Releases the other rows, which keep their places and counters, and then unblocks the gates of all: parked rows are

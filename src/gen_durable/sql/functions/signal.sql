@@ -39,7 +39,7 @@ begin
     select i.id from @schema.instances i where given.id is null and i.unique_guard = given.key
   ) as holder on true;
   if session_user <> current_user and not @schema.may_change_others() then
-    resolved := @schema.own_ids(resolved);
+    resolved := @schema.ids_of_own_instances(resolved);
   end if;
 
   select
@@ -132,7 +132,7 @@ begin
         status = case when target_row.wakes then 'runnable' else i.status end,
         eligible_at = case when target_row.wakes then now() else i.eligible_at end,
         unique_scope = case
-          when target_row.wakes then @schema.unique_scope_after(i.unique_scope, 'runnable') else i.unique_scope
+          when target_row.wakes then @schema.unique_scope_in_status(i.unique_scope, 'runnable') else i.unique_scope
         end,
         updated_at = case when target_row.wakes then now() else i.updated_at end
       from (

@@ -1,7 +1,7 @@
-"""Delivery, and the checks of its URL and headers that need no network and no configuration.
+"""`Delivery`, the input of the webhook machine, and the checks of its URL and headers that need no network.
 
-A URL is parsed once, into a `Target`: what is checked is what is connected to, so two parsers cannot disagree about the
-host. Headers that frame the message or concern one connection belong to the HTTP client, never to a payload.
+A URL is parsed once, into a `TargetUrl`: what is checked is what is connected to, so two parsers cannot disagree about
+the host. Headers that frame the message or concern one connection belong to the HTTP client, never to a payload.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OWN_HEADERS: Final = frozenset({"content-encoding", "content-type", "idempotenc
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetUrl:
     """The parts of a URL: `host` is in lower case, without brackets and without a final dot; `path` has the query."""
 
     scheme: str
@@ -77,10 +77,10 @@ class Delivery:
         object.__setattr__(self, "body", body)
         object.__setattr__(self, "headers", {} if headers is None else headers)
         object.__setattr__(self, "secret", secret)
-        check_delivery(self)
+        check_and_parse_delivery(self)
 
 
-def check_delivery(delivery: Delivery) -> Target:
+def check_and_parse_delivery(delivery: Delivery) -> TargetUrl:
     """Check URL and headers, and return the parts of the URL. Raises InputError, which quotes no value."""
     if not isinstance(delivery.url, str):
         raise InputError(f"The url of a Delivery must be a str, got {type(delivery.url).__name__}.")
@@ -92,7 +92,7 @@ def check_delivery(delivery: Delivery) -> Target:
 
 
 def normalize_host(host: str) -> str | None:
-    """A host name or address as `Target.host` has it. Returns None if it is neither."""
+    """A host name or address as `TargetUrl.host` has it. Returns None if it is neither."""
     if ":" in host:
         try:
             return IPv6Address(host).compressed
@@ -102,7 +102,7 @@ def normalize_host(host: str) -> str | None:
     return name if _HOST_NAME.fullmatch(name) else None
 
 
-def _parse_url(url: str) -> Target:
+def _parse_url(url: str) -> TargetUrl:
     if " " in url or "\\" in url or not url.isprintable():
         raise InputError(
             "The url of a Delivery has a space, a backslash or a control character. Percent-encode it, as in %20."
@@ -127,7 +127,7 @@ def _parse_url(url: str) -> Target:
     if not 1 <= port <= 65535:
         raise InputError(f"The port {port} of a Delivery does not exist. Leave it out for the usual one.")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme, host, port, quote(path, safe=_TARGET_CHARACTERS))
+    return TargetUrl(parts.scheme, host, port, quote(path, safe=_TARGET_CHARACTERS))
 
 
 def _check_header(name: str, value: str) -> None:

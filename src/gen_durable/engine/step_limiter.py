@@ -27,7 +27,7 @@ LONGEST_PAUSE: Final = 0.25
 T = TypeVar("T")
 
 
-class LimitsInStep:
+class StepLimiter:
     """Acquires and releases limits for the steps of one worker."""
 
     __slots__ = ("_loop", "_notifier", "_statement_runner", "_statements")
@@ -105,7 +105,7 @@ class LimitLease:
 
     __slots__ = ("_epoch", "_instance", "_limit", "_limits", "_step_limit", "_ticket")
 
-    def __init__(self, limits: LimitsInStep, instance: int, epoch: int, step_limit: str | None, limit: Limit) -> None:
+    def __init__(self, limits: StepLimiter, instance: int, epoch: int, step_limit: str | None, limit: Limit) -> None:
         self._limits = limits
         self._instance = instance
         self._epoch = epoch

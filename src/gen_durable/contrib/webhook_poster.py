@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import httpcore
 
-from gen_durable.contrib.webhook_delivery import Target
+from gen_durable.contrib.webhook_input import TargetUrl
 
 if TYPE_CHECKING:
     import ssl
@@ -66,19 +66,19 @@ class AddressRefused(Exception):
     """The host has an address that is not public."""
 
 
-def is_public(address: Address) -> bool:
+def is_public_address(address: Address) -> bool:
     """Whether an address is one of the public internet: not private, local, multicast, reserved, or a tunnel's."""
     if isinstance(address, IPv4Address):
         return address.is_global and not any(address in network for network in _REFUSED_IPV4)
     if address in _NAT64:  # networks without IPv4 reach all of it by these: the embedded address decides
-        return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
+        return is_public_address(IPv4Address(int(address) & 0xFFFFFFFF))
     if address not in _UNICAST_IPV6 or (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
         return False
     return not any(address in network for network in _REFUSED_IPV6)
 
 
-async def post(
-    target: Target,
+async def post_to_checked_address(
+    target: TargetUrl,
     body: bytes,
     headers: Mapping[str, str],
     *,
@@ -94,7 +94,7 @@ async def post(
     async with (
         httpcore.AsyncConnectionPool(
             ssl_context=tls,
-            network_backend=CheckedNetwork(allow_private_networks=allow_private_networks),
+            network_backend=AddressCheckingBackend(allow_private_networks=allow_private_networks),
         ) as pool,
         pool.stream(
             b"POST",
@@ -107,7 +107,7 @@ async def post(
         return response.status, _find_header(response.headers, b"retry-after")
 
 
-class CheckedNetwork(httpcore.AsyncNetworkBackend):
+class AddressCheckingBackend(httpcore.AsyncNetworkBackend):
     """Connects to the addresses of a host after it has checked all of them."""
 
     def __init__(self, *, allow_private_networks: bool) -> None:
@@ -123,10 +123,10 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        addresses = await _resolve(host, port)
-        if not self._allow_private_networks and not all(is_public(address) for address in addresses):
+        addresses = await _resolve_addresses(host, port)
+        if not self._allow_private_networks and not all(is_public_address(address) for address in addresses):
             raise AddressRefused
-        tried = _alternate_families(addresses)[:MAX_ADDRESSES]
+        tried = _interleave_ip_families(addresses)[:MAX_ADDRESSES]
         # Of several addresses one may swallow packets: leave time for the next one, and for the request.
         share = timeout if timeout is None or len(tried) == 1 else timeout / (len(tried) + 1)
         for address in tried[:-1]:
@@ -137,13 +137,13 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         return await self._network.connect_tcp(str(tried[-1]), port, share, local_address, socket_options)
 
 
-async def _resolve(host: str, port: int) -> list[Address]:
+async def _resolve_addresses(host: str, port: int) -> list[Address]:
     """All addresses of a host, in the order of preference. Raises OSError if it has none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(ip_address(info[4][0]) for info in found))
 
 
-def _alternate_families(addresses: list[Address]) -> list[Address]:
+def _interleave_ip_families(addresses: list[Address]) -> list[Address]:
     """IPv4 and IPv6 in turn, beginning with the preferred one."""
     first = [address for address in addresses if address.version == addresses[0].version]
     second = [address for address in addresses if address.version != addresses[0].version]

@@ -2,7 +2,7 @@
 
 A lock is held until it is closed or its process dies. It belongs to the *open file description*: a child that inherits
 the descriptor holds it too, and it is free when the last copy is closed. Hence `close` never unlocks, which would take
-the lock from the copies as well; `revoke` does.
+the lock from the copies as well; `unlock_for_all` does.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import time
 from pathlib import Path
 
-from gen_durable.embedded.ownership import open_private
+from gen_durable.embedded.path_ownership import open_owned_file
 
 
-class Lock:
+class FileLock:
     """One descriptor with a lock on it. It is closed on exec unless it is passed on explicitly."""
 
     __slots__ = ("_fd",)
@@ -40,41 +40,41 @@ class Lock:
         if fd >= 0:
             os.close(fd)
 
-    def revoke(self) -> None:
+    def unlock_for_all(self) -> None:
         """Unlock for every process that has a copy, and close this one."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         self.close()
 
 
-def try_lock_exclusively(path: Path) -> Lock | None:
+def try_lock_exclusively(path: Path) -> FileLock | None:
     """The exclusive lock on `path`, or None if there is any other lock on it."""
-    return _try_lock(open_private(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
+    return _try_lock(open_owned_file(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
 
 
-def is_free(path: Path) -> bool:
+def is_unlocked(path: Path) -> bool:
     """Whether there is no lock on `path`. Holds it for an instant.
 
     A concurrent `wait_for_shared_lock` may have to try twice. Does not create the file: the check must not bring back a
     directory that is being deleted.
     """
-    lock = _try_lock(open_private(path, os.O_RDWR), fcntl.LOCK_EX)
+    lock = _try_lock(open_owned_file(path, os.O_RDWR), fcntl.LOCK_EX)
     if lock is None:
         return False
     lock.close()
     return True
 
 
-def wait_for_shared_lock(path: Path, timeout: float) -> Lock | None:
+def wait_for_shared_lock(path: Path, timeout: float) -> FileLock | None:
     """A shared lock on `path`, or None if another process holds it exclusively for `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    while (lock := _try_lock(open_private(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)) is None:
+    while (lock := _try_lock(open_owned_file(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)) is None:
         if time.monotonic() > deadline:
             return None
         time.sleep(0.02)
     return lock
 
 
-def _try_lock(fd: int, kind: int) -> Lock | None:
+def _try_lock(fd: int, kind: int) -> FileLock | None:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -82,4 +82,4 @@ def _try_lock(fd: int, kind: int) -> Lock | None:
         if isinstance(error, BlockingIOError):
             return None
         raise
-    return Lock(fd)
+    return FileLock(fd)

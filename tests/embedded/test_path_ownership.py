@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.support.embedded import open_files
 
-from gen_durable.embedded import ownership
+from gen_durable.embedded import path_ownership
 from gen_durable.embedded.account import Account
 from gen_durable.errors import EmbeddedUnavailable
 
@@ -37,8 +37,8 @@ def make_directory(path: Path, mode: int) -> Path:
 def test_a_directory_that_only_its_owner_writes_is_used(tmp_path: Path, mode: int) -> None:
     """Others may read its names."""
     path = make_directory(tmp_path / "own", mode)
-    ownership.check_directory(path, os.geteuid())
-    ownership.check_directory(path, None)
+    path_ownership.check_directory(path, os.geteuid())
+    path_ownership.check_directory(path, None)
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o770, 0o1777])
@@ -47,7 +47,7 @@ def test_a_directory_that_others_write_is_refused(tmp_path: Path, mode: int) -> 
     path = make_directory(tmp_path / "open", mode)
     for owner in (os.geteuid(), None):
         with pytest.raises(EmbeddedUnavailable, match=f"can write to it .mode {mode:04o}.. Run `chmod go-w {path}`"):
-            ownership.check_directory(path, owner)
+            path_ownership.check_directory(path, owner)
 
 
 def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     user, other = os.geteuid(), other_user()
     fault = f"{tmp_path}: it belongs to the user with id {user}, not to the user with id {other}, and may have been"
     with pytest.raises(EmbeddedUnavailable, match=f"{fault} planted. Run as the user that owns it, .*DATABASE_URL"):
-        ownership.check_directory(tmp_path, other)
+        path_ownership.check_directory(tmp_path, other)
 
 
 def test_a_symlink_is_no_directory(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_symlink_is_no_directory(tmp_path: Path) -> None:
     with pytest.raises(
         EmbeddedUnavailable, match=r"it is a symlink, not a directory. Name .*embedded_directory=\.\.\.\)"
     ):
-        ownership.check_directory(tmp_path / "link", os.geteuid())
+        path_ownership.check_directory(tmp_path / "link", os.geteuid())
 
 
 def make_fifo(path: Path) -> str:
@@ -115,9 +115,9 @@ def test_only_regular_files_are_opened(open_air: Path, make: Callable[[Path], st
     kind = make(path)
     before = sorted(open_air.iterdir())
     with pytest.raises(EmbeddedUnavailable, match=f"{path}: it is {kind}, not a regular file. Remove it, "):
-        ownership.open_private(path, flags)
+        path_ownership.open_owned_file(path, flags)
     with pytest.raises(EmbeddedUnavailable, match="not a regular file"):
-        ownership.check_file(path, os.geteuid())
+        path_ownership.check_file(path, os.geteuid())
     assert sorted(open_air.iterdir()) == before
     assert open_files(open_air) == []
 
@@ -125,7 +125,7 @@ def test_only_regular_files_are_opened(open_air: Path, make: Callable[[Path], st
 def test_a_device_is_not_opened() -> None:
     """Also without the right to make one."""
     with pytest.raises(EmbeddedUnavailable, match="/dev/null: it is a device, not a regular file"):
-        ownership.open_private(Path("/dev/null"), os.O_RDONLY)
+        path_ownership.open_owned_file(Path("/dev/null"), os.O_RDONLY)
 
 
 @pytest.mark.parametrize("flags", [READ, WRITE, BOTH])
@@ -134,22 +134,22 @@ def test_a_file_of_another_user_is_not_opened(tmp_path: Path, flags: int) -> Non
     path = tmp_path / "file"
     path.touch()
     with pytest.raises(EmbeddedUnavailable, match=f"{path}: it belongs to the user with id {os.geteuid()}, not to"):
-        ownership.open_private(path, flags, owner=other_user())
+        path_ownership.open_owned_file(path, flags, owner=other_user())
     path.chmod(0o620)
     with pytest.raises(EmbeddedUnavailable, match=f"Run `chmod go-w {path}`"):
-        ownership.open_private(path, flags)
+        path_ownership.open_owned_file(path, flags)
     assert open_files(tmp_path) == []
 
 
 def test_a_file_that_is_created_is_for_its_owner_only(tmp_path: Path) -> None:
     """It blocks as any other one; a missing file is created only on request."""
-    fd = ownership.open_private(tmp_path / "new", BOTH)
+    fd = path_ownership.open_owned_file(tmp_path / "new", BOTH)
     assert os.get_blocking(fd)
     os.close(fd)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileNotFoundError):
-        ownership.open_private(tmp_path / "missing", READ)
-    ownership.check_file(tmp_path / "missing", other_user())
+        path_ownership.open_owned_file(tmp_path / "missing", READ)
+    path_ownership.check_file(tmp_path / "missing", other_user())
 
 
 def test_a_directory_above_that_everyone_writes_is_refused(tmp_path: Path) -> None:
@@ -160,13 +160,13 @@ def test_a_directory_above_that_everyone_writes_is_refused(tmp_path: Path) -> No
         f"{path}: everyone can replace it, because everyone can write to {above} .mode 0777.. Run `chmod o-w {above}`"
     )
     with pytest.raises(EmbeddedUnavailable, match=fault):
-        ownership.resolve(path)
+        path_ownership.resolve_safe_path(path)
     (above / "project").mkdir()
     with pytest.raises(EmbeddedUnavailable, match=fault):
-        ownership.resolve(path)
+        path_ownership.resolve_safe_path(path)
     for mode in (0o1777, 0o775):
         above.chmod(mode)
-        assert ownership.resolve(path) == path
+        assert path_ownership.resolve_safe_path(path) == path
 
 
 def test_a_shared_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,9 +176,9 @@ def test_a_shared_directory_of_another_user_is_refused(tmp_path: Path, monkeypat
     with pytest.raises(
         EmbeddedUnavailable, match=f"the user with id {owner} can replace it, because {tmp_path} belongs"
     ):
-        ownership._check_replaceable(tmp_path / "x", tmp_path, status)
+        path_ownership._check_not_replaceable(tmp_path / "x", tmp_path, status)
     monkeypatch.setattr(os, "geteuid", lambda: owner)
-    ownership._check_replaceable(tmp_path / "x", tmp_path, status)
+    path_ownership._check_not_replaceable(tmp_path / "x", tmp_path, status)
 
 
 def test_an_entry_of_a_shared_directory_is_refused_if_another_user_made_it(
@@ -190,10 +190,10 @@ def test_an_entry_of_a_shared_directory_is_refused_if_another_user_made_it(
     owner = other_user()
     found = os.stat_result((stat.S_IFLNK | 0o777, 1, 1, 1, owner, owner, 0, 0, 0, 0))
     with pytest.raises(EmbeddedUnavailable, match=f"{entry}: it belongs to the user with id {owner}, not to"):
-        ownership._check_entry(entry, found, shared)
-    ownership._check_entry(entry, found, closed)
+        path_ownership._check_entry_owner(entry, found, shared)
+    path_ownership._check_entry_owner(entry, found, closed)
     monkeypatch.setattr(os, "geteuid", lambda: owner)
-    ownership._check_entry(entry, found, shared)
+    path_ownership._check_entry_owner(entry, found, shared)
 
 
 @pytest.mark.parametrize("name", ["link", "directory"])
@@ -203,15 +203,15 @@ def test_a_path_through_an_entry_of_another_user_is_refused(tmp_path: Path, nobo
     make_directory(tmp_path / "target", 0o700)
     (shared / "link").symlink_to(tmp_path / "target")
     (shared / "directory").mkdir()
-    assert ownership.resolve(shared / name / "x").name == "x"
+    assert path_ownership.resolve_safe_path(shared / name / "x").name == "x"
     os.chown(shared / name, nobody.uid, nobody.gid, follow_symlinks=False)
     for path in (shared / name / "x", shared / name):
         with pytest.raises(EmbeddedUnavailable, match=f"{shared / name}: it belongs to the user with id {nobody.uid}"):
-            ownership.resolve(path)
+            path_ownership.resolve_safe_path(path)
     os.chown(shared / name, 0, 0, follow_symlinks=False)
     os.chown(shared, nobody.uid, nobody.gid)
     with pytest.raises(EmbeddedUnavailable, match=f"the user with id {nobody.uid} can replace it, because {shared}"):
-        ownership.resolve(shared / name / "x")
+        path_ownership.resolve_safe_path(shared / name / "x")
 
 
 def test_a_path_is_resolved_up_to_its_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,11 +232,11 @@ def test_a_path_is_resolved_up_to_its_last_part(tmp_path: Path, monkeypatch: pyt
         ".": ".",
         "a/b/..": "a",
     }
-    assert {path: ownership.resolve(Path(path)) for path in expected} == {
+    assert {path: path_ownership.resolve_safe_path(Path(path)) for path in expected} == {
         path: tmp_path / result for path, result in expected.items()
     }
     with pytest.raises(OSError, match="loop") as caught:
-        ownership.resolve(Path("loop/x"))
+        path_ownership.resolve_safe_path(Path("loop/x"))
     assert caught.value.errno == errno.ELOOP
 
 
@@ -246,4 +246,4 @@ def test_a_symlink_into_a_directory_that_everyone_writes_is_refused(tmp_path: Pa
     (above / "b").mkdir()
     (tmp_path / "link").symlink_to(above / "b")
     with pytest.raises(EmbeddedUnavailable, match=f"everyone can write to {above}"):
-        ownership.resolve(tmp_path / "link" / "x")
+        path_ownership.resolve_safe_path(tmp_path / "link" / "x")

@@ -55,7 +55,7 @@ def test_keys_that_are_none_are_refused(key: Any) -> None:
 )
 def test_hosts(hosts: list[str], covered: list[str], not_covered: list[str]) -> None:
     secret = Secret(KEY, hosts=hosts)
-    assert [host for host in covered + not_covered if secret.covers(host)] == covered
+    assert [host for host in covered + not_covered if secret.is_for_host(host)] == covered
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from tests.support.embedded import Clock, EmbeddedDirectory, open_files
 
-from gen_durable.embedded import join_server, locks
+from gen_durable.embedded import file_locks, server_share
 from gen_durable.embedded.binaries import Binaries
-from gen_durable.embedded.join_server import SupervisorGuard, ensure_supervisor, join
 from gen_durable.embedded.layout import Layout
-from gen_durable.embedded.probe import ServerState
+from gen_durable.embedded.server_probe import ServerState
+from gen_durable.embedded.server_share import SupervisorRestarter, ensure_supervisor, join_server
 from gen_durable.errors import EmbeddedUnavailable
 
 BINARIES = Binaries(Path("/nonexistent"))
 LOG_LIMIT = 8 * 1024 * 1024
 
 
-class Guard(SupervisorGuard):
+class Guard(SupervisorRestarter):
     """A guard that runs `actions` in place of its checks, one each time; the last one again and again."""
 
     def __init__(self, layout: Layout, *actions: Callable[[], None]) -> None:
@@ -57,13 +57,13 @@ def guards() -> Callable[[], int]:
 
 @pytest.fixture
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join_server, "_GUARD_INTERVAL", 0.001)
+    monkeypatch.setattr(server_share, "_GUARD_INTERVAL", 0.001)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(join_server, "time", clock)
+    monkeypatch.setattr(server_share, "time", clock)
     return clock
 
 
@@ -76,7 +76,7 @@ def spawned(prepared: Layout, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> 
         if layout == prepared:  # another server of this process has a guard, too
             times.append(clock.now)
 
-    monkeypatch.setattr(join_server, "ensure_supervisor", ensure)
+    monkeypatch.setattr(server_share, "ensure_supervisor", ensure)
     return times
 
 
@@ -137,8 +137,8 @@ def test_a_supervisor_is_started_with_the_lock_and_nothing_else_stays_open(
     monkeypatch.chdir(tmp_path)
     ensure_supervisor(prepared, BINARIES)
     assert open_files(prepared.directory) == []
-    assert locks.is_free(prepared.supervisor_lock)
-    main = Path(join_server.__file__).with_name("__main__.py")
+    assert file_locks.is_unlocked(prepared.supervisor_lock)
+    main = Path(server_share.__file__).with_name("__main__.py")
     assert (tmp_path / "arguments").read_text().startswith(f"-S -P {main} {prepared.directory} /nonexistent ")
     assert (tmp_path / "directory").read_text() == "/\n"
     assert prepared.log.read_text() == "said\n"
@@ -156,7 +156,7 @@ def test_a_supervisor_that_fails_leaves_the_lock_free(
     program.chmod(0o755)
     with pytest.raises(EmbeddedUnavailable, match=r"(?s)did not start \(status 3\)\. Its log says:\nno memory$"):
         ensure_supervisor(prepared, BINARIES)
-    assert locks.is_free(prepared.supervisor_lock)
+    assert file_locks.is_unlocked(prepared.supervisor_lock)
     assert open_files(prepared.directory) == []
 
 
@@ -167,7 +167,7 @@ def test_a_directory_is_checked_before_every_supervisor(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "not reached"))
     before = sorted(prepared.directory.iterdir())
     prepared.directory.chmod(0o777)
-    guard = SupervisorGuard(prepared, BINARIES)
+    guard = SupervisorRestarter(prepared, BINARIES)
     for check in (guard.check_once, lambda: ensure_supervisor(prepared, BINARIES)):
         with pytest.raises(EmbeddedUnavailable, match=f"{prepared.directory}: its group or others can write to it"):
             check()
@@ -211,11 +211,11 @@ def test_a_large_log_is_begun_anew(
 def test_a_server_that_does_not_finish_stopping_is_an_error(prepared: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its supervisor holds the users' lock for too long."""
     prepared.log.write_text("stopping\n")
-    monkeypatch.setattr(join_server, "_START_TIMEOUT", 0.01)
-    lock = locks.try_lock_exclusively(prepared.users_lock)
+    monkeypatch.setattr(server_share, "_START_TIMEOUT", 0.01)
+    lock = file_locks.try_lock_exclusively(prepared.users_lock)
     assert lock is not None
     with pytest.raises(EmbeddedUnavailable, match=r"(?s)does not finish stopping. Its log says:\nstopping"):
-        join(prepared, BINARIES)
+        join_server(prepared, BINARIES)
     lock.close()
 
 
@@ -228,9 +228,9 @@ def join_in_states(
     def read(_socket: Path) -> ServerState:
         return [state for since, state in states.items() if began + since <= clock.now][-1]
 
-    monkeypatch.setattr(join_server.probe, "read_server_state", read)
-    user = join(prepared, BINARIES)
-    assert not locks.is_free(prepared.users_lock)
+    monkeypatch.setattr(server_share.server_probe, "read_server_state", read)
+    user = join_server(prepared, BINARIES)
+    assert not file_locks.is_unlocked(prepared.users_lock)
     user.release()
 
 
@@ -256,5 +256,5 @@ def test_a_server_may_be_down_for_half_a_minute(
         join_in_states(prepared, monkeypatch, clock, {0: down, 31: ready})
     with pytest.raises(EmbeddedUnavailable, match="did not start within 30 seconds"):
         join_in_states(prepared, monkeypatch, clock, {0: starting, 20: down, 51: ready})
-    assert locks.is_free(prepared.users_lock)
+    assert file_locks.is_unlocked(prepared.users_lock)
     assert guards() == 0

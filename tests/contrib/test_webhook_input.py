@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable.contrib.webhook_delivery import Delivery, Target, check_delivery
+from gen_durable.contrib.webhook_input import Delivery, TargetUrl, check_and_parse_delivery
 from gen_durable.errors import InputError
 
 
@@ -63,24 +63,24 @@ def test_a_url_that_is_refused(url: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("url", "target", "authority"),
     [
-        ("https://Example.COM", Target("https", "example.com", 443, "/"), "example.com"),
-        ("HTTPS://example.com.:443/a?b=c", Target("https", "example.com", 443, "/a?b=c"), "example.com"),
-        ("http://example.com?q", Target("http", "example.com", 80, "/?q"), "example.com"),
+        ("https://Example.COM", TargetUrl("https", "example.com", 443, "/"), "example.com"),
+        ("HTTPS://example.com.:443/a?b=c", TargetUrl("https", "example.com", 443, "/a?b=c"), "example.com"),
+        ("http://example.com?q", TargetUrl("http", "example.com", 80, "/?q"), "example.com"),
         (
             "https://example.com:8443/ü?ö=%20",
-            Target("https", "example.com", 8443, "/%C3%BC?%C3%B6=%20"),
+            TargetUrl("https", "example.com", 8443, "/%C3%BC?%C3%B6=%20"),
             "example.com:8443",
         ),
-        ("https://[2001:DB8:0::1]:444/", Target("https", "2001:db8::1", 444, "/"), "[2001:db8::1]:444"),
-        ("http://127.0.0.1:8000/", Target("http", "127.0.0.1", 8000, "/"), "127.0.0.1:8000"),
-        ("https://a_b.example.com/", Target("https", "a_b.example.com", 443, "/"), "a_b.example.com"),
+        ("https://[2001:DB8:0::1]:444/", TargetUrl("https", "2001:db8::1", 444, "/"), "[2001:db8::1]:444"),
+        ("http://127.0.0.1:8000/", TargetUrl("http", "127.0.0.1", 8000, "/"), "127.0.0.1:8000"),
+        ("https://a_b.example.com/", TargetUrl("https", "a_b.example.com", 443, "/"), "a_b.example.com"),
     ],
 )
-def test_a_url_is_parsed_once(url: str, target: Target, authority: str) -> None:
+def test_a_url_is_parsed_once(url: str, target: TargetUrl, authority: str) -> None:
     """What is checked is what is connected to."""
-    assert check_delivery(Delivery(url, 1)) == target
+    assert check_and_parse_delivery(Delivery(url, 1)) == target
     assert target.authority == authority
-    assert check_delivery(Delivery(target.url, 1)) == target
+    assert check_and_parse_delivery(Delivery(target.url, 1)) == target
 
 
 @pytest.mark.parametrize(

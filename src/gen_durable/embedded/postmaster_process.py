@@ -1,4 +1,4 @@
-"""Find the postmaster of a data directory by its lock files.
+"""Find the postmaster of a data directory by its lock files, and send signals to it.
 
 The files alone prove nothing: after a crash or a reboot their pid may belong to any process, or to a zombie that the
 first process of a container never reaps.
@@ -13,24 +13,24 @@ from pathlib import Path
 
 from gen_durable.embedded.environment import make_postgres_environment
 from gen_durable.embedded.layout import Layout
-from gen_durable.embedded.ownership import open_private
+from gen_durable.embedded.path_ownership import open_owned_file
 from gen_durable.errors import EmbeddedUnavailable
 
 _LONGEST_PID_LINE = 32
 
 
-def find_running_pid(layout: Layout) -> int | None:
+def find_postmaster_pid(layout: Layout) -> int | None:
     """The pid in `postmaster.pid`, or None if that process is dead or (where /proc shows it) works elsewhere."""
     pid = _read_live_pid(layout, layout.pid_files[0])
-    return pid if pid is not None and _is_working_directory(pid, layout.data) else None
+    return pid if pid is not None and _has_working_directory(pid, layout.data) else None
 
 
-def send_signal(layout: Layout, number: signal.Signals) -> None:
+def signal_postmaster(layout: Layout, number: signal.Signals) -> None:
     """Send a signal to the running postmaster, if there is one, with the rights of the owner of the data.
 
     The account that runs Postgres can write any pid into the file: root must not signal other processes for it.
     """
-    pid = find_running_pid(layout)
+    pid = find_postmaster_pid(layout)
     if pid is None:
         return
     owner = layout.data.lstat()
@@ -47,7 +47,7 @@ def send_signal(layout: Layout, number: signal.Signals) -> None:
     )
 
 
-def remove_stale_files(layout: Layout) -> None:
+def remove_stale_pid_files(layout: Layout) -> None:
     """Remove the lock files of a dead server. Only for the holder of `server.lock`.
 
     Postgres does this itself, except if the pid now belongs to another process of the same user: it then refuses to
@@ -55,13 +55,13 @@ def remove_stale_files(layout: Layout) -> None:
     """
     for file in layout.pid_files:
         pid = _read_live_pid(layout, file)
-        if pid is not None and not _is_working_directory(pid, layout.data):
+        if pid is not None and not _has_working_directory(pid, layout.data):
             file.unlink(missing_ok=True)
 
 
 def _read_live_pid(layout: Layout, file: Path) -> int | None:
     try:
-        fd = open_private(file, os.O_RDONLY, owner=layout.data.lstat().st_uid)
+        fd = open_owned_file(file, os.O_RDONLY, owner=layout.data.lstat().st_uid)
         with os.fdopen(fd, "rb") as content:
             pid = int(content.read(_LONGEST_PID_LINE).split(b"\n", 1)[0])
         if pid <= 0:
@@ -72,7 +72,7 @@ def _read_live_pid(layout: Layout, file: Path) -> int | None:
     return pid
 
 
-def _is_working_directory(pid: int, data: Path) -> bool:
+def _has_working_directory(pid: int, data: Path) -> bool:
     if not Path("/proc/self/cwd").exists():
         return True
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from gen_durable.errors import ConfigError
 
 
-def load(target: str) -> object:
+def import_object(target: str) -> object:
     """Import MODULE with the working directory on the path, and follow NAME (which may have dots) in it."""
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable.cli.import_object import load
+from gen_durable.cli.object_importer import import_object
 from gen_durable.errors import ConfigError
 
 PROGRAM = """
@@ -49,7 +49,7 @@ def program(tmp_path: Path) -> None:
 )
 def test_each_part_of_the_text_can_be_wrong(target: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(target)
+        import_object(target)
     assert words in str(caught.value)
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tests.support.embedded import Clock, open_files
 
-from gen_durable.embedded import locks
-from gen_durable.embedded.locks import Lock
+from gen_durable.embedded import file_locks
+from gen_durable.embedded.file_locks import FileLock
 from gen_durable.errors import EmbeddedUnavailable
 
 
-def take(path: Path) -> Lock:
-    lock = locks.try_lock_exclusively(path)
+def take(path: Path) -> FileLock:
+    lock = file_locks.try_lock_exclusively(path)
     assert lock is not None
     return lock
 
@@ -37,8 +37,8 @@ def test_a_revoked_lock_is_free_though_a_copy_is_open(tmp_path: Path) -> None:
     """A child that inherited the descriptor keeps nothing; this process keeps no descriptor."""
     lock = take(tmp_path / "lock")
     copy = os.dup(lock.fd)
-    lock.revoke()
-    assert locks.is_free(tmp_path / "lock")
+    lock.unlock_for_all()
+    assert file_locks.is_unlocked(tmp_path / "lock")
     os.close(copy)
     assert open_files(tmp_path) == []
 
@@ -46,12 +46,12 @@ def test_a_revoked_lock_is_free_though_a_copy_is_open(tmp_path: Path) -> None:
 def test_a_closed_lock_stays_with_its_copy(tmp_path: Path) -> None:
     """`close` gives up one copy only, and a second one changes nothing."""
     lock = take(tmp_path / "lock")
-    copy = Lock(os.dup(lock.fd))
+    copy = FileLock(os.dup(lock.fd))
     lock.close()
     lock.close()
-    assert not locks.is_free(tmp_path / "lock")
+    assert not file_locks.is_unlocked(tmp_path / "lock")
     copy.close()
-    assert locks.is_free(tmp_path / "lock")
+    assert file_locks.is_unlocked(tmp_path / "lock")
 
 
 def test_a_lock_on_the_first_descriptor_is_closed(tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_a_lock_on_the_first_descriptor_is_closed(tmp_path: Path) -> None:
         lock = take(tmp_path / "lock")
         os.dup2(lock.fd, 0)
         lock.close()
-        Lock(0).close()
-        assert locks.is_free(tmp_path / "lock")
+        FileLock(0).close()
+        assert file_locks.is_unlocked(tmp_path / "lock")
     finally:
         os.dup2(kept, 0)
         os.close(kept)
@@ -72,12 +72,12 @@ def test_asking_for_a_lock_leaves_nothing_open(tmp_path: Path) -> None:
     """Whether the lock is free or not: a process that waits asks fifty times a second."""
     path = tmp_path / "lock"
     path.touch()
-    assert locks.is_free(path)
-    assert locks.is_free(path)
+    assert file_locks.is_unlocked(path)
+    assert file_locks.is_unlocked(path)
     lock = take(path)
-    assert not locks.is_free(path)
-    assert locks.try_lock_exclusively(path) is None
-    assert locks.wait_for_shared_lock(path, 0) is None
+    assert not file_locks.is_unlocked(path)
+    assert file_locks.try_lock_exclusively(path) is None
+    assert file_locks.wait_for_shared_lock(path, 0) is None
     assert open_files(tmp_path) == ["lock"]
     lock.close()
 
@@ -85,14 +85,14 @@ def test_asking_for_a_lock_leaves_nothing_open(tmp_path: Path) -> None:
 def test_waiting_for_a_lock_ends_after_its_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tries up to the deadline and once at it, with short pauses."""
     clock = Clock()
-    monkeypatch.setattr(locks, "time", clock)
+    monkeypatch.setattr(file_locks, "time", clock)
     lock = take(tmp_path / "lock")
-    assert locks.wait_for_shared_lock(tmp_path / "lock", 1.0) is None
+    assert file_locks.wait_for_shared_lock(tmp_path / "lock", 1.0) is None
     assert clock.now == 101.5
     assert len(clock.slept) == 3
     assert max(clock.slept) < 0.1
     lock.close()
-    shared = locks.wait_for_shared_lock(tmp_path / "lock", 1.0)
+    shared = file_locks.wait_for_shared_lock(tmp_path / "lock", 1.0)
     assert shared is not None
     shared.close()
 
@@ -105,7 +105,7 @@ def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match="No locks available"):
-        locks.try_lock_exclusively(tmp_path / "lock")
+        file_locks.try_lock_exclusively(tmp_path / "lock")
     assert open_files(tmp_path) == []
 
 
@@ -116,9 +116,9 @@ def test_a_lock_that_is_no_regular_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("elsewhere")
     for name in ("fifo", "link"):
         for take_or_ask in (
-            locks.try_lock_exclusively,
-            locks.is_free,
-            lambda path: locks.wait_for_shared_lock(path, 5),
+            file_locks.try_lock_exclusively,
+            file_locks.is_unlocked,
+            lambda path: file_locks.wait_for_shared_lock(path, 5),
         ):
             with pytest.raises(EmbeddedUnavailable, match="not a regular file"):
                 take_or_ask(tmp_path / name)

@@ -16,14 +16,14 @@ import stat
 import tempfile
 from pathlib import Path
 
-from gen_durable.embedded import ownership
+from gen_durable.embedded import path_ownership
 from gen_durable.embedded.layout import SOCKET_NAME, Layout
 from gen_durable.errors import EmbeddedUnavailable
 
 _LIMIT = 103  # bytes of sun_path before its terminator: 107 on Linux, 103 on macOS
 
 
-def socket_in(directory: Path) -> Path:
+def socket_path(directory: Path) -> Path:
     """The socket of the server whose data (or alias of it) is `directory`."""
     return directory / SOCKET_NAME
 
@@ -43,7 +43,7 @@ def ensure_connectable_directory(layout: Layout) -> Path:
 
 def _fits_socket_path(directory: Path) -> bool:
     plain = re.fullmatch(r"[A-Za-z0-9/._-]+", str(directory)) is not None
-    return plain and len(os.fsencode(socket_in(directory))) <= _LIMIT
+    return plain and len(os.fsencode(socket_path(directory))) <= _LIMIT
 
 
 def _points_to(alias: Path, target: Path) -> bool:
@@ -59,7 +59,7 @@ def _alias_directory() -> Path:
     home = (temp if _fits_socket_path(temp / name / ("0" * 16)) else Path("/tmp")) / name  # noqa: S108  # checked below
     # Another user may have created this name before, or could replace it, and would then decide which server clients
     # reach.
-    ownership.resolve(home)
+    path_ownership.resolve_safe_path(home)
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
     found = home.lstat()

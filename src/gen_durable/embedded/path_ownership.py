@@ -28,12 +28,12 @@ _LONGEST_CHAIN = 40  # symlinks in one path, as in the kernel
 _OTHERWISE = "work in another directory, or pass a DSN / set DATABASE_URL."
 
 
-def _refuse(path: Path, fault: str, remedy: str) -> EmbeddedUnavailable:
+def _unsafe_path_error(path: Path, fault: str, remedy: str) -> EmbeddedUnavailable:
     """The error for a path that may have been planted."""
     return EmbeddedUnavailable(f"The embedded server does not use {path}: {fault}. {remedy}")
 
 
-def resolve(path: Path) -> Path:
+def resolve_safe_path(path: Path) -> Path:
     """The absolute path without symlinks above its last part, which may be missing and is not checked.
 
     Raises `EmbeddedUnavailable` if users other than this one and root can replace a part of it. Unlike
@@ -43,7 +43,7 @@ def resolve(path: Path) -> Path:
     pending = list(reversed(path.parts[1:]))
     found = Path(path.anchor)
     links = 0
-    _check_replaceable(path, found, found.lstat())
+    _check_not_replaceable(path, found, found.lstat())
     while pending:
         name = pending.pop()
         if name == os.pardir:
@@ -51,7 +51,7 @@ def resolve(path: Path) -> Path:
             continue
         part = found / name
         if pending and (status := _read_status(part)) is not None:
-            _check_entry(part, status, found.lstat())
+            _check_entry_owner(part, status, found.lstat())
             if stat.S_ISLNK(status.st_mode):
                 if (links := links + 1) > _LONGEST_CHAIN:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -59,29 +59,29 @@ def resolve(path: Path) -> Path:
                 pending += reversed(target.parts[1:] if target.is_absolute() else target.parts)
                 found = Path(target.anchor) if target.is_absolute() else found
                 continue
-            _check_replaceable(path, part, status)
+            _check_not_replaceable(path, part, status)
         found = part
     if (status := _read_status(found)) is not None and found.parent != found:
-        _check_entry(found, status, found.parent.lstat())
+        _check_entry_owner(found, status, found.parent.lstat())
     return found
 
 
-def _check_entry(path: Path, status: os.stat_result, parent: os.stat_result) -> None:
+def _check_entry_owner(path: Path, status: os.stat_result, parent: os.stat_result) -> None:
     """Raise `EmbeddedUnavailable` if another user may have made this entry of a directory that everyone can write."""
     if parent.st_mode & stat.S_IWOTH and status.st_uid not in (0, os.geteuid()):
-        raise _refuse_owner(path, status.st_uid, os.geteuid())
+        raise _wrong_owner_error(path, status.st_uid, os.geteuid())
 
 
-def _check_replaceable(path: Path, above: Path, status: os.stat_result) -> None:
+def _check_not_replaceable(path: Path, above: Path, status: os.stat_result) -> None:
     if not status.st_mode & stat.S_IWOTH:
         return
     mode = stat.S_IMODE(status.st_mode)
     if not mode & stat.S_ISVTX:
         fault = f"everyone can replace it, because everyone can write to {above} (mode {mode:04o})"
-        raise _refuse(path, fault, f"Run `chmod o-w {above}`, {_OTHERWISE}")
+        raise _unsafe_path_error(path, fault, f"Run `chmod o-w {above}`, {_OTHERWISE}")
     if status.st_uid not in (0, os.geteuid()):
         fault = f"the user with id {status.st_uid} can replace it, because {above} belongs to that user"
-        raise _refuse(path, fault, f"Use a directory that is not shared, {_OTHERWISE}")
+        raise _unsafe_path_error(path, fault, f"Use a directory that is not shared, {_OTHERWISE}")
 
 
 def _read_status(path: Path) -> os.stat_result | None:
@@ -97,7 +97,7 @@ def check_directory(path: Path, owner: int | None) -> None:
     if not stat.S_ISDIR(status.st_mode):
         is_link = stat.S_ISLNK(status.st_mode)
         remedy = "Name the directory itself with Durable(embedded_directory=...)" if is_link else "Remove it"
-        raise _refuse(path, f"it is {_name_kind(status)}, not a directory", f"{remedy}, {_OTHERWISE}")
+        raise _unsafe_path_error(path, f"it is {_file_kind_name(status)}, not a directory", f"{remedy}, {_OTHERWISE}")
     _check_owner_and_mode(path, status, owner)
 
 
@@ -107,7 +107,7 @@ def check_file(path: Path, owner: int) -> None:
         _check_file_status(path, status, owner)
 
 
-def open_private(path: Path, flags: int, owner: int | None = None) -> int:
+def open_owned_file(path: Path, flags: int, owner: int | None = None) -> int:
     """Open a regular file of `owner`, by default of this user. Creates it with mode 0600 if `flags` say so.
 
     Never follows a symlink and never waits. Raises `EmbeddedUnavailable` if `path` is anything else.
@@ -129,22 +129,24 @@ def open_private(path: Path, flags: int, owner: int | None = None) -> int:
 
 def _check_file_status(path: Path, status: os.stat_result, owner: int) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise _refuse(path, f"it is {_name_kind(status)}, not a regular file", f"Remove it, {_OTHERWISE}")
+        raise _unsafe_path_error(
+            path, f"it is {_file_kind_name(status)}, not a regular file", f"Remove it, {_OTHERWISE}"
+        )
     _check_owner_and_mode(path, status, owner)
 
 
 def _check_owner_and_mode(path: Path, status: os.stat_result, owner: int | None) -> None:
     if owner is not None and status.st_uid != owner:
-        raise _refuse_owner(path, status.st_uid, owner)
+        raise _wrong_owner_error(path, status.st_uid, owner)
     if status.st_mode & _WRITABLE_BY_OTHERS:
         fault = f"its group or others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
-        raise _refuse(path, fault, f"Run `chmod go-w {path}` if you trust its content, {_OTHERWISE}")
+        raise _unsafe_path_error(path, fault, f"Run `chmod go-w {path}` if you trust its content, {_OTHERWISE}")
 
 
-def _refuse_owner(path: Path, found: int, expected: int) -> EmbeddedUnavailable:
+def _wrong_owner_error(path: Path, found: int, expected: int) -> EmbeddedUnavailable:
     fault = f"it belongs to the user with id {found}, not to the user with id {expected}, and may have been planted"
-    return _refuse(path, fault, f"Run as the user that owns it, {_OTHERWISE}")
+    return _unsafe_path_error(path, fault, f"Run as the user that owns it, {_OTHERWISE}")
 
 
-def _name_kind(status: os.stat_result) -> str:
+def _file_kind_name(status: os.stat_result) -> str:
     return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")

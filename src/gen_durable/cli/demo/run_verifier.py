@@ -1,4 +1,4 @@
-"""Check after the demo that no outcome was lost and none was committed twice.
+"""Verifies after the demo that no outcome was lost and none was committed twice.
 
 The checks compare the script's observations with the database. Every committed outcome adds one to an instance's `seq`,
 and an order's path has a known length: a lower `seq` is a lost outcome and a higher one a doubled outcome, however
@@ -32,7 +32,7 @@ PACKED: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckResult:
     """A condition, in words, and whether it holds."""
 
     ok: bool
@@ -59,16 +59,16 @@ class DemoReport:
     """The result of the demo."""
 
     totals: tuple[MachineTotals, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[CheckResult, ...]
 
     @property
-    def is_good(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether all checks hold."""
         return all(check.ok for check in self.checks)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InstanceRow:
     """The columns of an instance that the checks read."""
 
     id: int
@@ -78,7 +78,7 @@ class Row:
     parent: int | None
 
 
-async def check_run(database: ConnectedDatabase, seen: Observations) -> DemoReport:
+async def verify_run(database: ConnectedDatabase, seen: Observations) -> DemoReport:
     """Compare the observations with the database."""
     async with Durable(database.dsn, schema=SCHEMA) as app:
         endings = await asyncio.gather(
@@ -90,12 +90,14 @@ async def check_run(database: ConnectedDatabase, seen: Observations) -> DemoRepo
     checks = [
         *_check_orders(seen.placed, seen.seconds, endings),
         check_outcomes(seen, rows),
-        check_items(seen.placed, rows),
-        _check_crash(seen),
+        check_packed_items(seen.placed, rows),
+        _check_killed_worker(seen),
         _check_job(seen, rows),
-        Check(seen.duplicate_payments > 0, f"{seen.duplicate_payments} payments were reported twice and counted once"),
-        Check(seen.drained, "on SIGTERM the workers finished their steps and exited with code 0"),
-        Check(
+        CheckResult(
+            seen.duplicate_payments > 0, f"{seen.duplicate_payments} payments were reported twice and counted once"
+        ),
+        CheckResult(seen.drained, "on SIGTERM the workers finished their steps and exited with code 0"),
+        CheckResult(
             not broken,
             f"doctor: {f'{broken} found violations' if broken else f'all {len(findings)} checks are clean'}",
         ),
@@ -103,15 +105,17 @@ async def check_run(database: ConnectedDatabase, seen: Observations) -> DemoRepo
     return DemoReport(_count_by_machine(seen, rows), tuple(checks))
 
 
-def _check_orders(placed: list[PlacedOrder], seconds: float, endings: list[Ending[Receipt]]) -> list[Check]:
+def _check_orders(placed: list[PlacedOrder], seconds: float, endings: list[Ending[Receipt]]) -> list[CheckResult]:
     """Every order ended as its customer's behaviour requires."""
     wrong = [p.order.number for p, ending in zip(placed, endings, strict=True) if not has_ended_as_expected(p, ending)]
     shipped = sum(p.amount is not None for p in placed)
     if wrong:
-        return [Check(ok=False, text=f"orders {wrong} have a wrong result")]
+        return [CheckResult(ok=False, text=f"orders {wrong} have a wrong result")]
     return [
-        Check(bool(placed), f"all {len(placed)} orders ended, each with the right result ({seconds:.1f} s)"),
-        Check(shipped > 0, f"{shipped} were paid, packed and shipped; {len(placed) - shipped} were not paid in time"),
+        CheckResult(bool(placed), f"all {len(placed)} orders ended, each with the right result ({seconds:.1f} s)"),
+        CheckResult(
+            shipped > 0, f"{shipped} were paid, packed and shipped; {len(placed) - shipped} were not paid in time"
+        ),
     ]
 
 
@@ -122,7 +126,7 @@ def has_ended_as_expected(placed: PlacedOrder, ending: Ending[Receipt]) -> bool:
     return ending == Finished(placed.handle.id, Receipt(placed.order.number, placed.amount, parcel))
 
 
-def check_outcomes(seen: Observations, rows: list[Row]) -> Check:
+def check_outcomes(seen: Observations, rows: list[InstanceRow]) -> CheckResult:
     """Each instance has as many committed outcomes as its path has steps, and at least as many executions."""
     due = {p.handle.id: SHIPPED if p.amount is not None else NOT_PAID for p in seen.placed}
     due |= {row.id: PACKED for row in rows if row.machine == "Pack"}
@@ -130,36 +134,38 @@ def check_outcomes(seen: Observations, rows: list[Row]) -> Check:
     lost = [i for i, steps in due.items() if seqs.get(i, 0) < steps or seen.executions[i] < steps]
     doubled = [i for i, steps in due.items() if seqs.get(i, 0) > steps]
     if lost or doubled:
-        return Check(ok=False, text=f"instances that lost an outcome: {lost}; that committed one twice: {doubled}")
+        return CheckResult(
+            ok=False, text=f"instances that lost an outcome: {lost}; that committed one twice: {doubled}"
+        )
     total = sum(due.values())
-    return Check(ok=True, text=f"nothing was lost and nothing committed twice: {total} steps, {total} outcomes")
+    return CheckResult(ok=True, text=f"nothing was lost and nothing committed twice: {total} steps, {total} outcomes")
 
 
-def check_items(placed: list[PlacedOrder], rows: list[Row]) -> Check:
+def check_packed_items(placed: list[PlacedOrder], rows: list[InstanceRow]) -> CheckResult:
     """Each paid order started exactly one child per item, and all of them are done."""
     due = sorted(p.handle.id for p in placed if p.amount is not None for _ in p.order.items)
     packed = sorted(row.parent or 0 for row in rows if row.machine == "Pack" and row.status == "done")
     total = sum(row.machine == "Pack" for row in rows)
     ok = due == packed and total == len(due)
-    return Check(ok, f"{len(packed)} items were packed, each once, for {len(set(packed))} orders")
+    return CheckResult(ok, f"{len(packed)} items were packed, each once, for {len(set(packed))} orders")
 
 
-def _check_crash(seen: Observations) -> Check:
+def _check_killed_worker(seen: Observations) -> CheckResult:
     resumed = seen.interrupted & seen.resumed
-    return Check(
+    return CheckResult(
         bool(seen.interrupted) and resumed == seen.interrupted,
         f"a worker was killed in the middle of {len(seen.interrupted)} steps; {len(resumed)} ran again on another one",
     )
 
 
-def _check_job(seen: Observations, rows: list[Row]) -> Check:
+def _check_job(seen: Observations, rows: list[InstanceRow]) -> CheckResult:
     (row,) = (row for row in rows if row.machine == "stocktake")
-    return Check(
+    return CheckResult(
         row.status == "done", f"the failing job was executed {seen.executions[row.id]} times and is {row.status}"
     )
 
 
-def _count_by_machine(seen: Observations, rows: list[Row]) -> tuple[MachineTotals, ...]:
+def _count_by_machine(seen: Observations, rows: list[InstanceRow]) -> tuple[MachineTotals, ...]:
     machines = dict.fromkeys(row.machine for row in rows)
     return tuple(
         MachineTotals(
@@ -172,8 +178,8 @@ def _count_by_machine(seen: Observations, rows: list[Row]) -> tuple[MachineTotal
     )
 
 
-def _decode_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:
-    return [Row(*row) for row in rows]
+def _decode_rows(rows: Sequence[Sequence[Any]]) -> list[InstanceRow]:
+    return [InstanceRow(*row) for row in rows]
 
 
 _WAIT: Final = timedelta(seconds=1)

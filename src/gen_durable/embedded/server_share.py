@@ -1,4 +1,4 @@
-"""Join the server: take a share of `users.lock`, and start a thread that replaces a killed supervisor.
+"""A share in the running server: a lock on `users.lock`, and a thread that replaces a killed supervisor.
 
 The share is taken before anything else, so that the server cannot stop while the process joins it.
 """
@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import assert_never
 
-from gen_durable.embedded import address, locks, probe
+from gen_durable.embedded import file_locks, server_probe, socket_directory
 from gen_durable.embedded.binaries import Binaries
 from gen_durable.embedded.environment import make_supervisor_environment
-from gen_durable.embedded.layout import Layout, check
-from gen_durable.embedded.locks import Lock
-from gen_durable.embedded.ownership import open_private
-from gen_durable.embedded.probe import ServerState
+from gen_durable.embedded.file_locks import FileLock
+from gen_durable.embedded.layout import Layout, check_layout
+from gen_durable.embedded.path_ownership import open_owned_file
+from gen_durable.embedded.server_probe import ServerState
 from gen_durable.errors import EmbeddedUnavailable
 from gen_durable.loggers import get_logger
 
@@ -30,7 +30,7 @@ _GUARD_INTERVAL = 1.0
 _LOG_LIMIT = 8 * 1024 * 1024
 
 
-class SupervisorGuard:
+class SupervisorRestarter:
     """Checks once a second that there is a supervisor: users cannot notice otherwise that it was killed."""
 
     def __init__(self, layout: Layout, binaries: Binaries) -> None:
@@ -50,7 +50,7 @@ class SupervisorGuard:
 
     def check_once(self) -> None:
         """Start a supervisor if there is none, and restore the symlink to the socket."""
-        address.ensure_connectable_directory(self._layout)
+        socket_directory.ensure_connectable_directory(self._layout)
         ensure_supervisor(self._layout, self._binaries)
 
     def _check_until_stopped(self) -> None:
@@ -68,7 +68,7 @@ class SupervisorGuard:
 class ServerShare:
     """One call of `start`: keeps the server running until `release`."""
 
-    def __init__(self, share: Lock, guard: SupervisorGuard) -> None:
+    def __init__(self, share: FileLock, guard: SupervisorRestarter) -> None:
         self._share = share
         self._guard = guard
         self._pid = os.getpid()
@@ -80,9 +80,9 @@ class ServerShare:
         self._share.close()
 
 
-def join(layout: Layout, binaries: Binaries) -> ServerShare:
+def join_server(layout: Layout, binaries: Binaries) -> ServerShare:
     """Become a user of the server. Returns when it accepts connections."""
-    share = locks.wait_for_shared_lock(layout.users_lock, _START_TIMEOUT)
+    share = file_locks.wait_for_shared_lock(layout.users_lock, _START_TIMEOUT)
     if share is None:
         raise EmbeddedUnavailable(
             f"The embedded server in {layout.directory} does not finish stopping. Its log says:\n{layout.log_tail()}"
@@ -92,29 +92,29 @@ def join(layout: Layout, binaries: Binaries) -> ServerShare:
     except BaseException:
         share.close()
         raise
-    guard = SupervisorGuard(layout, binaries)
+    guard = SupervisorRestarter(layout, binaries)
     guard.start()
     return ServerShare(share, guard)
 
 
 def ensure_supervisor(layout: Layout, binaries: Binaries) -> None:
     """Start a supervisor if there is none. It inherits the lock, so there is never a second one."""
-    check(layout)
-    lock = locks.try_lock_exclusively(layout.supervisor_lock)
+    check_layout(layout)
+    lock = file_locks.try_lock_exclusively(layout.supervisor_lock)
     if lock is None:
         return
     try:
         _spawn_supervisor(layout, binaries, lock)
     except BaseException:
-        lock.revoke()
+        lock.unlock_for_all()
         raise
     lock.close()
 
 
-def _spawn_supervisor(layout: Layout, binaries: Binaries, lock: Lock) -> None:
+def _spawn_supervisor(layout: Layout, binaries: Binaries, lock: FileLock) -> None:
     if layout.log.exists() and layout.log.stat().st_size > _LOG_LIMIT:
         layout.log.replace(layout.old_log)
-    log = open_private(layout.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    log = open_owned_file(layout.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         # -S and -P: no site packages and no directory of the script on the path; it needs the standard
         # library only.
@@ -140,7 +140,7 @@ def _spawn_supervisor(layout: Layout, binaries: Binaries, lock: Lock) -> None:
 
 
 def _wait_until_server_ready(layout: Layout, binaries: Binaries) -> None:
-    socket = address.socket_in(address.ensure_connectable_directory(layout))
+    socket = socket_directory.socket_path(socket_directory.ensure_connectable_directory(layout))
     next_check = float("-inf")
     give_up = time.monotonic() + _START_TIMEOUT
     while True:
@@ -148,7 +148,7 @@ def _wait_until_server_ready(layout: Layout, binaries: Binaries) -> None:
         if now >= next_check:
             ensure_supervisor(layout, binaries)
             next_check = now + _GUARD_INTERVAL
-        state = probe.read_server_state(socket)
+        state = server_probe.read_server_state(socket)
         match state:
             case ServerState.READY:
                 return

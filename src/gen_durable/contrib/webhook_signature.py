@@ -1,4 +1,4 @@
-"""Secret: a key that signs webhooks, and the hosts that it signs for; the signature of Standard Webhooks."""
+"""The signature of Standard Webhooks, and `Secret`: a key that signs, with the hosts that it signs for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Collection
 from dataclasses import InitVar, dataclass, field
 
-from gen_durable.contrib.webhook_delivery import normalize_host
+from gen_durable.contrib.webhook_input import normalize_host
 from gen_durable.errors import ConfigError
 
 
@@ -26,14 +26,14 @@ class Secret:
     _key: bytes = field(init=False, repr=False)
 
     def __post_init__(self, key: str | bytes) -> None:
-        object.__setattr__(self, "_key", _decode_key(key))
+        object.__setattr__(self, "_key", _decode_secret_key(key))
         if isinstance(self.hosts, str) or not self.hosts:
             raise ConfigError('Secret(hosts=) must list the hosts to sign for: Secret(key, hosts=["example.com"]).')
-        object.__setattr__(self, "hosts", frozenset(_check_pattern(host) for host in self.hosts))
+        object.__setattr__(self, "hosts", frozenset(_check_host_pattern(host) for host in self.hosts))
 
-    def covers(self, host: str) -> bool:
-        """Whether deliveries to this host, as `Target.host` has it, are signed."""
-        return host in self.hosts or any(f"*.{above}" in self.hosts for above in _names_above(host))
+    def is_for_host(self, host: str) -> bool:
+        """Whether deliveries to this host, as `TargetUrl.host` has it, are signed."""
+        return host in self.hosts or any(f"*.{above}" in self.hosts for above in _parent_domains(host))
 
     def sign(self, message_id: str, timestamp: int, body: bytes) -> str:
         """The value of `webhook-signature`."""
@@ -46,7 +46,7 @@ def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
     return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
 
 
-def _decode_key(key: str | bytes) -> bytes:
+def _decode_secret_key(key: str | bytes) -> bytes:
     if isinstance(key, str):
         text = key.strip().removeprefix("whsec_").rstrip("=")
         try:
@@ -60,7 +60,7 @@ def _decode_key(key: str | bytes) -> bytes:
     return key
 
 
-def _check_pattern(pattern: str) -> str:
+def _check_host_pattern(pattern: str) -> str:
     is_wildcard = isinstance(pattern, str) and pattern.startswith("*.")
     host = normalize_host(pattern.removeprefix("*.")) if isinstance(pattern, str) else None
     if host is None or (is_wildcard and "." not in host):
@@ -71,6 +71,6 @@ def _check_pattern(pattern: str) -> str:
     return f"*.{host}" if is_wildcard else host
 
 
-def _names_above(host: str) -> list[str]:
+def _parent_domains(host: str) -> list[str]:
     labels = host.split(".")
     return [".".join(labels[i:]) for i in range(1, len(labels))]

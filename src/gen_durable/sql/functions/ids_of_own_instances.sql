@@ -1,7 +1,7 @@
--- own_ids: the ids in their order, with null in place of instances that this login has not inserted.
+-- ids_of_own_instances: the ids in their order, with null in place of instances that this login has not inserted.
 --
 -- A row changes its login never, so it is read without a lock. Index: primary key. Locks: none.
-create or replace function @schema.own_ids(ids bigint[])
+create or replace function @schema.ids_of_own_instances(ids bigint[])
 returns bigint[]
 language sql
 stable

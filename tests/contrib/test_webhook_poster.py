@@ -12,9 +12,14 @@ import httpcore
 import pytest
 from tests.support.webhooks import Names, Receiver, make_certificate, names, receiver
 
-from gen_durable.contrib import webhook_connections
-from gen_durable.contrib.webhook_connections import AddressRefused, CheckedNetwork, is_public, post
-from gen_durable.contrib.webhook_delivery import Delivery, check_delivery
+from gen_durable.contrib import webhook_poster
+from gen_durable.contrib.webhook_input import Delivery, check_and_parse_delivery
+from gen_durable.contrib.webhook_poster import (
+    AddressCheckingBackend,
+    AddressRefused,
+    is_public_address,
+    post_to_checked_address,
+)
 
 __all__ = ["names"]
 
@@ -35,7 +40,7 @@ __all__ = ["names"]
     ],
 )
 def test_addresses_that_are_not_public(text: str) -> None:
-    assert not is_public(ip_address(text))
+    assert not is_public_address(ip_address(text))
 
 
 @pytest.mark.parametrize(
@@ -43,13 +48,13 @@ def test_addresses_that_are_not_public(text: str) -> None:
     ["8.8.8.8", "172.32.0.1", "100.128.0.1", "223.255.255.255", "2606:4700::1111", "2a00::1", "64:ff9b::808:808"],
 )
 def test_addresses_that_are_public(text: str) -> None:
-    assert is_public(ip_address(text))
+    assert is_public_address(ip_address(text))
 
 
 async def send(url: str, *, allow_private_networks: bool = False, tls: ssl.SSLContext | None = None) -> int:
-    target = check_delivery(Delivery(url, 1))
+    target = check_and_parse_delivery(Delivery(url, 1))
     async with asyncio.timeout(10):
-        status, _ = await post(
+        status, _ = await post_to_checked_address(
             target,
             b"1",
             {},
@@ -78,7 +83,7 @@ async def test_no_spelling_of_loopback_is_connected_to(host: str, names: Names) 
 
 def treat_as_public(monkeypatch: pytest.MonkeyPatch, *public: str) -> None:
     """Tests send nothing to public addresses: some of loopback stand for them."""
-    monkeypatch.setattr(webhook_connections, "is_public", lambda address: str(address) in public)
+    monkeypatch.setattr(webhook_poster, "is_public_address", lambda address: str(address) in public)
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"]])
@@ -152,7 +157,7 @@ async def test_an_address_that_swallows_packets_leaves_time_for_the_next(
     monkeypatch.setattr(httpcore, "AnyIOBackend", lambda: below)
     names.set("several.test", addresses)
     with pytest.raises(httpcore.ConnectTimeout):
-        await CheckedNetwork(allow_private_networks=True).connect_tcp("several.test", 443, timeout=10)
+        await AddressCheckingBackend(allow_private_networks=True).connect_tcp("several.test", 443, timeout=10)
     assert below.tried == tried
 
 
