@@ -10,8 +10,9 @@
 -- notify: wake the workers with the commit, one message per queue; the clients pass false and send their own.
 -- on_conflict: 'raise' (the whole call fails with GD001), 'skip' (the id is null) or 'existing' (the id of the holder).
 -- Returns one row per input row, in input order; blocked_on is the gate that a new row waits for (initial_blocks.sql).
+-- Raises 42501 for what the grants of the login do not allow (require_granted.sql), GD007 above its quotas (take_quota.sql).
 -- Index: instances_unique.
--- Locks: rows are inserted in the order of their keys, so two calls with the same keys wait for each other in one
+-- Locks: the quotas of the login, if it has any (take_quota.sql). Then rows are inserted in the order of their keys, so two calls with the same keys wait for each other in one
 -- direction only (tests/interleavings: insert_insert).
 create or replace function @schema.insert(
   fsms text[],
@@ -62,6 +63,10 @@ begin
   perform @schema.require_valid_starts(
     fsms, versions, steps, states, queues, partition_keys, delays, schedule_ats, unique_keys, groups, metadatas, keeps
   );
+  if starter is not null and exists (select from @schema.restricted_logins one where one.login = starter) then
+    perform @schema.require_granted(starter, fsms, queues, priorities);
+    perform @schema.take_quota(starter, total);
+  end if;
 
   -- Ids in input order, so that rows of equal priority run in the order of the input.
   if cardinality(allocated_ids) = 0 then
