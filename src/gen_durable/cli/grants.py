@@ -152,7 +152,11 @@ def grants(
     elif not found:
         print_message("no login is restricted: each has all rights of its role. `gen-durable grant --help` says how.")
     else:
-        new_console().print(_grants_table(found))
+        console = new_console()
+        console.print(_grants_table(found))
+        for login in found:
+            if login.problem is not None:
+                console.print(styled(f"{login.login}: {login.problem}", "yellow"))
 
 
 def _check(name: str | None, option: str) -> str | None:
@@ -190,7 +194,6 @@ def _grants_table(found: list[LoginGrants]) -> Table:
     table = new_table()
     for head in ("login", "role", "machine", "queue", "priority", "live", "per second"):
         table.add_column(head, no_wrap=True)
-    table.add_column("problem")
     for login in found:
         live, rate = login.quota.max_live, login.quota.inserts_per_second
         first = True
@@ -203,7 +206,6 @@ def _grants_table(found: list[LoginGrants]) -> Table:
                 styled("any", "dim") if one.most_urgent is None else f"from {one.most_urgent}",
                 "" if live is None or not first else f"{live:,}",
                 "" if rate is None or not first else f"{rate:g}",
-                styled(login.problem or "", "yellow") if first else "",
             )
             first = False
     return table
