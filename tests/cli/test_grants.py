@@ -19,9 +19,8 @@ INDEX = "select indisvalid from pg_index where indexrelid = to_regclass(%s)"
 
 def runner(dsn: str, schema: str) -> Run:
     def run(words: str, code: int = 0) -> str:
-        done = CliRunner().invoke(
-            cli, [*words.format(s=schema).split(), "--dsn", dsn, "--schema", schema], env={"COLUMNS": "200"}
-        )
+        options = ["--dsn", dsn, "--schema", schema]
+        done = CliRunner().invoke(cli, [*words.format(s=schema).split(), *options], env={"COLUMNS": "200"})
         assert done.exit_code == code, (words, done.output)
         assert "Traceback" not in done.output
         return done.output

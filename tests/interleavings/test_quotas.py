@@ -24,7 +24,8 @@ $$;
 """
 LIVE = """
 insert into @schema.restricted_logins (login, login_name, max_live, live_left) values (7, 'shop', 3, {left})
-on conflict (login) do update set max_live = excluded.max_live, live_left = excluded.live_left, inserts_per_second = null;
+on conflict (login) do update set
+  max_live = excluded.max_live, live_left = excluded.live_left, inserts_per_second = null;
 insert into @schema.instances (fsm, step, inserted_by) values ('m', 's', 7);
 """
 RATE = """

@@ -74,14 +74,14 @@ def test_every_path_and_every_grant(dsn: str, schema: str, dsns: dict[str, str],
         login = f"{schema}_l_{role}"
         with psycopg.connect(dsns[role]) as connection:
             for path in PATHS:  # without grants the role says it all
-                assert inserted(connection, schema, path, "Any", "any", -9) is None
+                assert inserted(connection, schema, path, ("Any", "any", -9)) is None
         for grants, machine, queue, priority, allowed in cases:
             for options in grants:
                 command("grant", role, login, *options)
             with psycopg.connect(dsns[role]) as connection:
                 for before in ("", f"set role {schema}_{role}"):
                     for path in PATHS:
-                        refused = inserted(connection, schema, path, machine, queue, priority, before)
+                        refused = inserted(connection, schema, path, (machine, queue, priority), before)
                         assert (refused is None) is allowed, (role, grants, path, before, refused)
                         if refused is not None:
                             assert refused.sqlstate == "42501"
@@ -89,19 +89,14 @@ def test_every_path_and_every_grant(dsn: str, schema: str, dsns: dict[str, str],
                             assert refused.diag.message_primary == f"{words} {priority}"
         command("revoke", role, login)
     with psycopg.connect(dsns["worker"]) as worker:  # and other logins are not restricted
-        assert inserted(worker, schema, ONE, "Any", "any", -9) is None
+        assert inserted(worker, schema, ONE, ("Any", "any", -9)) is None
 
 
 def inserted(
-    connection: psycopg.Connection[Any],
-    schema: str,
-    path: str,
-    machine: str,
-    queue: str,
-    priority: int,
-    before: str = "",
+    connection: psycopg.Connection[Any], schema: str, path: str, start_of: tuple[str, str, int], before: str = ""
 ) -> psycopg.Error | None:
     """The error of an insert, which is rolled back."""
+    machine, queue, priority = start_of
     given = f"'{start(machine, queue, priority)}'"
     call = path.format(machine=f"'{machine}'", queue=f"'{queue}'", priority=priority, start=given)
     try:
@@ -153,9 +148,12 @@ async def test_the_client_says_what_is_refused(schema: str, dsns: dict[str, str]
             async with own.transaction():
                 await app.insert(M.s, {}, connection=own)
         await own.close()
-    with SyncDurable(dsns["producer"], schema=schema) as sync, psycopg.connect(dsns["producer"]) as mine:
-        with pytest.raises(DatabaseRefused, match=words):
-            sync.insert(M.s, {}, connection=mine)
+    with (
+        SyncDurable(dsns["producer"], schema=schema) as sync,
+        psycopg.connect(dsns["producer"]) as mine,
+        pytest.raises(DatabaseRefused, match=words),
+    ):
+        sync.insert(M.s, {}, connection=mine)
 
 
 async def test_signals_cancels_and_children_are_not_restricted(
@@ -183,8 +181,8 @@ def test_a_renamed_login_keeps_its_grants(dsn: str, schema: str, dsns: dict[str,
         admin.execute(f"create role {old} login password '{PASSWORD}'; grant {schema}_producer to {old}".encode())
         try:
             with psycopg.connect(login_dsn(dsn, new)) as renamed, psycopg.connect(login_dsn(dsn, old)) as other:
-                assert inserted(renamed, schema, ONE, "Refund", "x", 0) is not None
-                assert inserted(other, schema, ONE, "Refund", "x", 0) is None
+                assert inserted(renamed, schema, ONE, ("Refund", "x", 0)) is not None
+                assert inserted(other, schema, ONE, ("Refund", "x", 0)) is None
             assert new in command("grants")
         finally:
             admin.execute(f"drop role {old}; alter role {new} rename to {old}".encode())

@@ -78,9 +78,12 @@ async def test_a_rollback_gives_the_quota_back(dsn: str, schema: str, dsns: dict
                     await app.insert_many([Start(M.s, {})] * 2, connection=own)
             await app.insert(M.s, {}, connection=own)
         await own.close()
-    with SyncDurable(dsns["producer"], schema=schema) as sync, psycopg.connect(dsns["producer"]) as mine:
-        with pytest.raises(QuotaExceeded):
-            sync.insert(M.s, {}, connection=mine)
+    with (
+        SyncDurable(dsns["producer"], schema=schema) as sync,
+        psycopg.connect(dsns["producer"]) as mine,
+        pytest.raises(QuotaExceeded),
+    ):
+        sync.insert(M.s, {}, connection=mine)
 
 
 async def test_inserts_per_second(dsn: str, schema: str, dsns: dict[str, str]) -> None:
