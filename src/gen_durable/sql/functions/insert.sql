@@ -44,6 +44,12 @@ as $$
 #variable_conflict use_column
 declare
   total constant int := cardinality(fsms);
+  call_size constant int := greatest(
+    total, cardinality(versions), cardinality(steps), cardinality(states), cardinality(queues), cardinality(priorities),
+    cardinality(partition_keys), cardinality(delays), cardinality(schedule_ats), cardinality(unique_keys),
+    cardinality(unique_scopes), cardinality(limits), cardinality(groups), cardinality(metadatas), cardinality(keeps),
+    cardinality(signals), cardinality(allocated_ids)
+  );
   ids bigint[];            -- the id of each row, if it is inserted
   holders bigint[];        -- the id of the holder of its key, its own if it was inserted
   blocked text[];          -- the gate that a row waits for
@@ -60,6 +66,9 @@ begin
     raise exception 'on_conflict must be raise, skip or existing, not %', on_conflict using errcode = '22023';
   end if;
 
+  if call_size > 10000 then
+    perform @schema.require_small_call(call_size);
+  end if;
   perform @schema.require_valid_starts(
     fsms, versions, steps, states, queues, partition_keys, delays, schedule_ats, unique_keys, groups, metadatas, keeps
   );
