@@ -96,6 +96,15 @@ def test_grant_list_and_revoke(run: Run, schema: str, dsns: dict[str, str], admi
     assert "no login is restricted" in run("grants")
 
 
+def test_a_grant_replaces_the_same_one(run: Run) -> None:
+    """For the same machine and queue, also if one of them is any."""
+    for options in ("--machine M", "--queue q", "--machine M --queue q"):
+        for priority in ("-1", "5"):
+            said = run(f"grant producer {{s}}_l_producer {options} --max-priority {priority}")
+    assert said.count("priority 5") == 3
+    assert said.count("may insert") == 3
+
+
 def test_the_last_grant_stays_while_the_login_may_insert(run: Run, schema: str, admin: psycopg.Connection[Any]) -> None:
     """Otherwise to revoke a grant would give a login every right of its role."""
     login = f"{schema}_l_producer"

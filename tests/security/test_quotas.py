@@ -123,3 +123,22 @@ async def test_other_logins_write_nothing(dsn: str, schema: str, dsns: dict[str,
     async with Durable(dsns["producer"], schema=schema) as app:
         await app.insert(M.s, {})
     assert row(dsn, schema)[:2] == (9, 7)
+
+
+def test_inserts_at_once(dsn: str, schema: str, dsns: dict[str, str]) -> None:
+    """An insert waits for another of its login, and then counts what that has left; other logins do not wait."""
+    asyncio.run(set_quota(dsn, schema, "--max-live", "1"))
+    call = f"select \"{schema}\".insert('m', 's')".encode()
+    with psycopg.connect(dsns["producer"]) as first, psycopg.connect(dsns["producer"]) as second:
+        first.execute(call)
+        second.execute("set lock_timeout = '50ms'")
+        second.commit()
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            second.execute(call)
+        second.rollback()
+        with psycopg.connect(dsns["producer2"]) as other:
+            other.execute(call)
+        first.commit()
+        with pytest.raises(psycopg.Error, match="has 0 left, got 1") as refused:
+            second.execute(call)
+        assert refused.value.sqlstate == "GD007"
