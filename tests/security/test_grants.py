@@ -70,6 +70,7 @@ def test_every_path_and_every_grant(dsn: str, schema: str, dsns: dict[str, str],
         ([], "Checkout", "checkout", -1, False),
         ([["--machine", "Checkout", "--queue", "checkout"]], "Checkout", "checkout", -1, True),  # replaced
     ]
+    command("grant", "producer", f"{schema}_l_producer2", "--max-priority", "-32768")  # which is of no use to others
     for role in ("producer", "client"):
         login = f"{schema}_l_{role}"
         with psycopg.connect(dsns[role]) as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import asyncpg
@@ -102,7 +103,7 @@ async def test_inserts_per_second(dsn: str, schema: str, dsns: dict[str, str]) -
             await app.insert_many([Start(M.s, {})] * 2)
         assert refused.value.retry_after is None
         with psycopg.connect(dsn, autocommit=True) as admin:
-            shorten = f"update \"{schema}\".restricted_logins set drained_until = drained_until - interval '100 s'"
+            shorten = f"update \"{schema}\".restricted_logins set drained_until = drained_until - interval '1 hour'"
             admin.execute(shorten.encode())
         await app.insert(M.s, {})  # an idle time fills the bucket, and does not overfill it
         with pytest.raises(QuotaExceeded):
@@ -129,16 +130,21 @@ def test_inserts_at_once(dsn: str, schema: str, dsns: dict[str, str]) -> None:
     """An insert waits for another of its login, and then counts what that has left; other logins do not wait."""
     asyncio.run(set_quota(dsn, schema, "--max-live", "1"))
     call = f"select \"{schema}\".insert('m', 's')".encode()
-    with psycopg.connect(dsns["producer"]) as first, psycopg.connect(dsns["producer"]) as second:
+    with (
+        ThreadPoolExecutor(1) as threads,
+        psycopg.connect(dsn, autocommit=True) as admin,
+        psycopg.connect(dsns["producer"]) as first,
+        psycopg.connect(dsns["producer"]) as second,
+        psycopg.connect(dsns["producer2"]) as other,
+    ):
         first.execute(call)
-        second.execute("set lock_timeout = '50ms'")
-        second.commit()
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            second.execute(call)
-        second.rollback()
-        with psycopg.connect(dsns["producer2"]) as other:
-            other.execute(call)
+        waiting = threads.submit(second.execute, call)
+        pid = second.info.backend_pid
+        while admin.execute("select cardinality(pg_blocking_pids(%s))", [pid]).fetchone() == (0,):
+            assert not waiting.done()
+        other.execute("set lock_timeout = '1s'")
+        other.execute(call)
         first.commit()
         with pytest.raises(psycopg.Error, match="has 0 left, got 1") as refused:
-            second.execute(call)
+            waiting.result(timeout=30)
         assert refused.value.sqlstate == "GD007"
