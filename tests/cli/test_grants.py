@@ -208,3 +208,28 @@ def test_by_the_login_that_migrates(dsn: str, bare_schema: str, admin: psycopg.C
         for role in GROUPS:
             admin.execute(f"drop role if exists {name}_{role}".encode())
         admin.execute(f"drop owned by {dba}; drop role {dba}".encode())
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_names_of_logins_are_data(
+    run: Run, dsn: str, schema: str, admin: psycopg.Connection[Any], is_dropped: bool
+) -> None:
+    """Also of logins that no longer exist: their stored names are printed with escapes."""
+    name = f"{schema}\x1b[31m\n\u202e[/red]"
+    admin.execute(f'create role "{name}" login'.encode())
+    try:
+        words = ["--queue", "q", "--dsn", dsn, "--schema", schema, "--", name]
+        granted = CliRunner().invoke(cli, ["grant", "producer", *words])
+        assert granted.exit_code == 0, granted.output
+    finally:
+        if is_dropped:
+            admin.execute(f'drop role "{name}"'.encode())
+    try:
+        for output in (granted.output, run("grants")):
+            assert f"{schema}\\x1b[31m\\n\\u202e[/red]" in output
+            assert "\x1b" not in output
+        assert json.loads(run("grants --json"))[0]["login"] == name
+        assert ("no longer exists" in run("grants")) is is_dropped
+    finally:
+        if not is_dropped:
+            admin.execute(f'drop role "{name}"'.encode())

@@ -59,19 +59,15 @@ def grant(
     queue: QueueOption = None,
     max_priority: int | None = typer.Option(
         None,
-        min=-32768,
-        max=32767,
         metavar="N",
         show_default=False,
         help="Nothing more urgent than N: lower numbers run earlier, and are refused.",
     ),
     max_live: int | None = typer.Option(
-        None, min=1, max=1_000_000, metavar="N", show_default=False, help="The most live instances of this login."
+        None, metavar="N", show_default=False, help="The most live instances of this login."
     ),
     max_inserts_per_second: float | None = typer.Option(
         None,
-        min=0.001,
-        max=1_000_000,
         metavar="N",
         show_default=False,
         help="The most inserts of this login per second, and at once after an idle time.",
@@ -92,6 +88,9 @@ def grant(
 
     Run it as the login that migrates. Needs the roles of migrate --roles.
     """
+    _check_range(max_priority, "--max-priority", -32768, 32767)
+    _check_range(max_live, "--max-live", 1, 1_000_000)
+    _check_range(max_inserts_per_second, "--max-inserts-per-second", 0.001, 1_000_000)
     wanted = Grant(_check(machine, "--machine"), _check(queue, "--queue"), max_priority)
     quota = Quota(max_live, max_inserts_per_second)
     checked = Schema(schema)
@@ -161,6 +160,12 @@ def grants(
 
 def _check(name: str | None, option: str) -> str | None:
     return None if name is None else check_name(name, option)
+
+
+def _check_range(value: float | None, option: str, least: float, most: float) -> None:
+    """Checked here, because typer would print the range beside the option and cut the name of a long one."""
+    if value is not None and not least <= value <= most:
+        fail(f"{option} must be from {least:,} to {most:,}, got {value}.")
 
 
 def _run(dsn: str | None, operation: Callable[[PersistentConnection], Awaitable[T]]) -> T:
